@@ -1,0 +1,1 @@
+"""Backends that sample and train a policy."""

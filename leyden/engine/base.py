@@ -1,0 +1,204 @@
+"""`PolicyBackend`: a policy that can be sampled and trained, whatever runs it.
+
+An algorithm drives a backend through this protocol and knows nothing of torch, processes or GPUs. A backend knows nothing of
+rollouts, rewards or the store. To add one, implement the protocol and pass `tests/contracts/engine.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from typing_extensions import Self
+
+from leyden.errors import ConfigError
+from leyden.types import LLM, TrainingSequence
+
+__all__ = [
+    "EngineStatistics",
+    "ForwardBackwardResult",
+    "OptimParams",
+    "OptimStepResult",
+    "PolicyBackend",
+    "PolicyLoss",
+    "Sample",
+    "SamplingParams",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. Refuses values that no backend can honour (ConfigError)."""
+
+    max_tokens: int = 16
+    """At most this many response tokens, the end-of-turn token included."""
+    temperature: float = 1.0
+    """0 takes the most likely token."""
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    """End the response after one of these, besides the model's own end-of-turn tokens; it is part of the response."""
+    seed: int | None = None
+    """The same prompt, weights and seed give the same response in a deterministic backend."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ConfigError(f"temperature is {self.temperature}; it must be 0 or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sampled response. R tokens."""
+
+    token_ids: list[int]
+    """Shape (R,); ends with the end-of-turn token when that was sampled."""
+    logprobs: list[float]
+    """Shape (R,): log-probability of each token under the distribution it was drawn from at temperature 1 and top_p 1;
+    for any other setting, under the tempered (not truncated) distribution."""
+    policy_versions: list[int]
+    """Shape (R,): the policy's version when the token was drawn."""
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """The clipped policy-gradient loss (PPO, arXiv:1707.06347, eq. 7), summed with each token's weight.
+
+    loss = - sum_t w_t * min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t),  r_t = exp(logp_t - behaviour logp_t)
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    """A wider upper bound keeps exploration (DAPO, arXiv:2503.14476)."""
+    temperature: float = 1.0
+    """The temperature at which the behaviour log-probabilities were taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimParams:
+    """One AdamW step."""
+
+    learning_rate: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBackwardResult:
+    """What a gradient was taken from. All figures are of this call."""
+
+    loss: float
+    n_sequences: int
+    n_tokens: int
+    """Tokens run through the model, padding not counted."""
+    n_trained: int
+    """Tokens with a weight other than 0."""
+    clip_fraction: float
+    """Share of trained tokens whose ratio lies outside the clip range."""
+    kl: float
+    """Mean of (r - 1) - log r over trained tokens: an estimate of KL(behaviour || policy) (k3, Schulman 2020)."""
+    entropy: float
+    """Mean entropy of the policy at trained tokens, in nats."""
+    max_logprob_difference: float
+    """Largest |logp - behaviour logp| over trained tokens; about 0 on the first minibatch after sampling."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimStepResult:
+    """What an optimizer step did."""
+
+    policy_version: int
+    """The version that samples from now on."""
+    grad_norm: float
+    """Before clipping."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Counters since start."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    decode_steps: int = 0
+    decode_seconds: float = 0.0
+    extra: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class PolicyBackend(ABC):
+    """A policy: sampled through an OpenAI-compatible endpoint or by token ids, trained by gradients.
+
+    `start` before use, `stop` after (or `async with`). `forward_backward` adds to the gradient, `optim_step` applies and clears it and
+    raises `policy_version` by one. Methods may be called from any event loop, one training call at a time.
+    """
+
+    model_name: str
+    """The name that the endpoint serves the policy under."""
+
+    @property
+    @abstractmethod
+    def policy_version(self) -> int:
+        """0 for the weights it was given; one more after each optimizer step; restored by `load_state`."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Load the model and serve the endpoint. Raises EngineError with the cause. Calling it again does nothing."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop serving and free everything. Requests under way fail. Calling it again does nothing."""
+
+    @abstractmethod
+    def endpoint(self) -> LLM:
+        """The running OpenAI-compatible endpoint. Raises EngineError before `start`."""
+
+    @abstractmethod
+    async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Sample]:
+        """One response for each prompt of token ids, with the current weights."""
+
+    @abstractmethod
+    async def forward_backward(self, sequences: Sequence[TrainingSequence], loss: PolicyLoss) -> ForwardBackwardResult:
+        """Add the gradient of `loss` over `sequences`. The order of `sequences` fixes the order of summation.
+
+        Raises ConfigError for lists of unequal length, an empty batch and ids outside the vocabulary; EngineError for a loss that is
+        not finite, and the gradient is cleared then.
+        """
+
+    @abstractmethod
+    async def optim_step(self, params: OptimParams) -> OptimStepResult:
+        """Apply and clear the gradient; swap weights between two decode steps, drop the cache, raise the version.
+
+        Raises EngineError if no gradient was added since the last step, or its norm is not finite (it is cleared, weights stay).
+        """
+
+    @abstractmethod
+    async def save_state(self, path: Path) -> None:
+        """Write weights, optimizer state, version and the sampler's random state into the directory `path` (made if missing)."""
+
+    @abstractmethod
+    async def load_state(self, path: Path) -> None:
+        """Restore what `save_state` wrote, to the bit. Raises CheckpointError for a missing or foreign state."""
+
+    @abstractmethod
+    async def save_pretrained(self, path: Path) -> None:
+        """Write a Hugging Face model folder (weights, config, tokenizer) that any library loads."""
+
+    @abstractmethod
+    async def statistics(self) -> EngineStatistics:
+        """Counters since start."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.shield(self.stop())

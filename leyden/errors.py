@@ -1,0 +1,100 @@
+"""Every error that Leyden raises on purpose, one root and a few kinds.
+
+Each kind also inherits the builtin that it is, so `except ValueError` works too. A message says what happened, to which id or
+option, and what to do about it. To add a kind: a class with one docstring sentence that says when it is raised.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AgentError",
+    "AttemptEnded",
+    "CheckpointError",
+    "ConfigError",
+    "EngineError",
+    "GatewayError",
+    "IllegalTransition",
+    "InvalidReturn",
+    "LeydenError",
+    "MissingResource",
+    "NoTrainingData",
+    "RunInterrupted",
+    "StoreClosed",
+    "StoreError",
+    "UnknownAttempt",
+    "UnknownResources",
+    "UnknownRollout",
+    "UnknownWorker",
+]
+
+
+class LeydenError(Exception):
+    """The root of Leyden's errors."""
+
+
+class ConfigError(LeydenError, ValueError):
+    """An option, a component's name or a signature is wrong; nothing has been started."""
+
+
+class MissingResource(LeydenError, LookupError):
+    """The agent needs a resource that the algorithm or the user did not give."""
+
+
+class StoreError(LeydenError, RuntimeError):
+    """The store could not do what was asked (disk full, file in use, a newer file format)."""
+
+
+class StoreClosed(StoreError):
+    """The store was used after `close()`."""
+
+
+class UnknownRollout(LeydenError, ValueError):
+    """A rollout id that this store has never seen."""
+
+
+class UnknownAttempt(LeydenError, ValueError):
+    """An attempt id that its rollout does not have."""
+
+
+class UnknownResources(LeydenError, ValueError):
+    """A resources id that this store has never seen."""
+
+
+class UnknownWorker(LeydenError, ValueError):
+    """A worker id that this store has never seen."""
+
+
+class IllegalTransition(LeydenError, ValueError):
+    """A status change that the lifecycle does not allow; the record is unchanged."""
+
+
+class AttemptEnded(LeydenError, RuntimeError):
+    """Work was done for an attempt that is over."""
+
+
+class AgentError(LeydenError, RuntimeError):
+    """The agent failed; the attempt's record holds the reason."""
+
+
+class InvalidReturn(AgentError, TypeError):
+    """The agent returned something that is neither None, a number nor a list of spans."""
+
+
+class GatewayError(LeydenError, RuntimeError):
+    """The gateway could not start, or the model behind it could not answer."""
+
+
+class EngineError(LeydenError, RuntimeError):
+    """The policy backend could not sample or train."""
+
+
+class CheckpointError(LeydenError, RuntimeError):
+    """A checkpoint is missing, damaged, or from another configuration."""
+
+
+class NoTrainingData(LeydenError, RuntimeError):
+    """A step has no rollout that could be trained on; the message counts the reasons."""
+
+
+class RunInterrupted(LeydenError, KeyboardInterrupt):
+    """The run was stopped by Ctrl-C or SIGTERM; everything finished is kept and the message says how to resume."""

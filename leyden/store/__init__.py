@@ -1,0 +1,1 @@
+"""The durable truth and the queue."""

@@ -1,0 +1,110 @@
+"""The nouns of Leyden as data: rollouts, attempts, spans, resources, training data, workers.
+
+Lives here: what crosses processes (pydantic) and what training reads (dataclasses), with the pure functions that belong to them
+(the lifecycle, reward readers). It knows no store, no network and no model. To add a noun, add a module and name it below.
+"""
+
+from leyden.types.lifecycle import (
+    ATTEMPT_TRANSITIONS,
+    ROLLOUT_TRANSITIONS,
+    attempt_after_span,
+    check_attempt_transition,
+    check_rollout_transition,
+    rollout_after_attempt,
+)
+from leyden.types.query import UNSET, FilterLogic, PaginatedResult, SortOrder, Unset
+from leyden.types.resources import (
+    LLM,
+    NamedResources,
+    PromptTemplate,
+    ProxyLLM,
+    Resource,
+    Resources,
+    ResourcesUpdate,
+    ResourceUnion,
+)
+from leyden.types.rollout import (
+    ATTEMPT_FINISHED,
+    ROLLOUT_FINISHED,
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    EnqueueRolloutRequest,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    TaskInput,
+)
+from leyden.types.span import (
+    Attributes,
+    AttributeValue,
+    Span,
+    SpanEvent,
+    SpanStatus,
+    find_final_reward,
+    find_reward_spans,
+    get_reward_value,
+    get_rewards_from_span,
+    is_reward_span,
+    reward_attributes,
+)
+from leyden.types.tokens import TokenRecord, pack_floats, pack_ints, unpack_floats, unpack_ints
+from leyden.types.triplet import TrainingSequence, Trajectory, Triplet, TripletPrompt, TripletResponse
+from leyden.types.worker import Worker, WorkerStatus
+
+__all__ = [
+    "ATTEMPT_FINISHED",
+    "ATTEMPT_TRANSITIONS",
+    "LLM",
+    "ROLLOUT_FINISHED",
+    "ROLLOUT_TRANSITIONS",
+    "UNSET",
+    "Attempt",
+    "AttemptStatus",
+    "AttemptedRollout",
+    "AttributeValue",
+    "Attributes",
+    "EnqueueRolloutRequest",
+    "FilterLogic",
+    "NamedResources",
+    "PaginatedResult",
+    "PromptTemplate",
+    "ProxyLLM",
+    "Resource",
+    "ResourceUnion",
+    "Resources",
+    "ResourcesUpdate",
+    "Rollout",
+    "RolloutConfig",
+    "RolloutMode",
+    "RolloutStatus",
+    "SortOrder",
+    "Span",
+    "SpanEvent",
+    "SpanStatus",
+    "TaskInput",
+    "TokenRecord",
+    "TrainingSequence",
+    "Trajectory",
+    "Triplet",
+    "TripletPrompt",
+    "TripletResponse",
+    "Unset",
+    "Worker",
+    "WorkerStatus",
+    "attempt_after_span",
+    "check_attempt_transition",
+    "check_rollout_transition",
+    "find_final_reward",
+    "find_reward_spans",
+    "get_reward_value",
+    "get_rewards_from_span",
+    "is_reward_span",
+    "pack_floats",
+    "pack_ints",
+    "reward_attributes",
+    "rollout_after_attempt",
+    "unpack_floats",
+    "unpack_ints",
+]

@@ -1,0 +1,110 @@
+"""What an algorithm gives an agent: named, versioned, immutable once written."""
+
+from __future__ import annotations
+
+import string
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from leyden.errors import ConfigError
+
+__all__ = [
+    "LLM",
+    "NamedResources",
+    "PromptTemplate",
+    "ProxyLLM",
+    "Resource",
+    "ResourceUnion",
+    "Resources",
+    "ResourcesUpdate",
+]
+
+
+class Resource(BaseModel):
+    """The base of every kind of resource; each kind has its own `resource_type`, by which it is read back."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class LLM(Resource):
+    """A model that speaks OpenAI's protocol at a base URL."""
+
+    resource_type: Literal["llm"] = "llm"
+    endpoint: str
+    """The base URL, as an OpenAI client takes it (it ends in `/v1`)."""
+    model: str
+    api_key: str | None = None
+    sampling_parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Suggested arguments of a call (`temperature`, `max_tokens`); the agent's code may use them."""
+
+    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
+        """The base URL for one attempt. A plain LLM has one for all; a ProxyLLM needs both ids."""
+        return self.endpoint
+
+
+class ProxyLLM(LLM):
+    """A model behind the gateway: its base URL carries the attempt's ids, so that calls are recorded in the right place."""
+
+    resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride] -- the tag of the union
+
+    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
+        """The base URL of one attempt: `.../rollout/{id}/attempt/{id}/v1`.
+
+        Raises ConfigError if an id is missing: without it the call could not be recorded.
+        """
+        if not rollout_id or not attempt_id:
+            raise ConfigError(
+                f"ProxyLLM.get_base_url needs rollout_id and attempt_id, got {rollout_id!r} and {attempt_id!r}; "
+                "use the `llm` that @llm_rollout passes, or get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)"
+            )
+        root = self.endpoint.rstrip("/").removesuffix("/v1")
+        return f"{root}/rollout/{rollout_id}/attempt/{attempt_id}/v1"
+
+    def with_attempted_rollout(self, rollout_id: str, attempt_id: str) -> LLM:
+        """The plain LLM that one attempt should call."""
+        return LLM(
+            endpoint=self.get_base_url(rollout_id, attempt_id),
+            model=self.model,
+            api_key=self.api_key,
+            sampling_parameters=dict(self.sampling_parameters),
+        )
+
+
+class PromptTemplate(Resource):
+    """A prompt with named places."""
+
+    resource_type: Literal["prompt_template"] = "prompt_template"
+    template: str
+    engine: Literal["f-string", "jinja", "poml"] = "f-string"
+
+    def format(self, **values: Any) -> str:
+        """The template with its places filled in.
+
+        Raises ConfigError for a place without a value, and for an engine other than `f-string` (render those with their own library).
+        """
+        if self.engine != "f-string":
+            raise ConfigError(f"a {self.engine!r} template is rendered by its own library; only 'f-string' is built in")
+        try:
+            return string.Formatter().vformat(self.template, (), values)
+        except (KeyError, IndexError) as error:
+            raise ConfigError(
+                f"the template needs a value for {error.args[0]!r}; given: {sorted(values) or 'none'}"
+            ) from error
+
+
+ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]
+NamedResources = dict[str, ResourceUnion]
+"""What an agent receives: resources by name."""
+Resources = NamedResources
+
+
+class ResourcesUpdate(BaseModel):
+    """One version of the resources under one id."""
+
+    resources_id: str
+    """`rs-` and 12 hexadecimal digits, or any id of the caller's choice."""
+    create_time: float
+    update_time: float
+    version: int = Field(ge=1)
+    resources: NamedResources

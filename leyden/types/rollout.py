@@ -1,0 +1,124 @@
+"""Rollouts, attempts and what an enqueuer may ask of them. Times are Unix seconds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = [
+    "ATTEMPT_FINISHED",
+    "ROLLOUT_FINISHED",
+    "Attempt",
+    "AttemptStatus",
+    "AttemptedRollout",
+    "EnqueueRolloutRequest",
+    "Rollout",
+    "RolloutConfig",
+    "RolloutMode",
+    "RolloutStatus",
+    "TaskInput",
+]
+
+TaskInput = Any
+"""The input of one piece of work: any JSON value."""
+
+RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
+AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
+RolloutMode = Literal["train", "val", "test", "live"]
+
+ROLLOUT_FINISHED: frozenset[RolloutStatus] = frozenset({"succeeded", "failed", "cancelled"})
+"""The statuses that a rollout never leaves."""
+ATTEMPT_FINISHED: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout"})
+"""The statuses that an attempt never leaves. `unresponsive` is not one of them: a late span revives it."""
+
+
+class RolloutConfig(BaseModel):
+    """What a rollout may cost and what counts as success."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    timeout_seconds: Annotated[float, Field(gt=0)] | None = None
+    """An attempt that is older than this is over, as `timeout`. None: no limit."""
+    unresponsive_seconds: Annotated[float, Field(gt=0)] | None = None
+    """An attempt without a heartbeat (a span is one) for this long is `unresponsive`. None: no limit."""
+    max_attempts: int = Field(default=1, ge=1)
+    """How many attempts may be made in all."""
+    retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus])
+    """The attempt statuses (`failed`, `timeout`, `unresponsive`) after which another attempt is made."""
+    require_reward: bool = False
+    """An attempt that ends without a reward has failed."""
+    require_model_call: bool = False
+    """An attempt that ends without a recorded model call has failed."""
+
+
+class Rollout(BaseModel):
+    """The promise to run a task once, successfully."""
+
+    rollout_id: str
+    """`ro-` and 12 hexadecimal digits, or any id of the caller's choice."""
+    input: TaskInput
+    start_time: float
+    """When it was enqueued."""
+    end_time: float | None = None
+    """When it reached a final status."""
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    status: RolloutStatus = "queuing"
+    config: RolloutConfig = Field(default_factory=RolloutConfig)
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    @property
+    def finished(self) -> bool:
+        """Whether the status is final."""
+        return self.status in ROLLOUT_FINISHED
+
+
+class Attempt(BaseModel):
+    """One try at a rollout by one worker."""
+
+    rollout_id: str
+    attempt_id: str
+    """`at-` and 8 hexadecimal digits, or any id of the caller's choice."""
+    sequence_id: int = Field(ge=1)
+    """1 for the first attempt of a rollout, 2 for the next."""
+    start_time: float
+    end_time: float | None = None
+    status: AttemptStatus = "preparing"
+    worker_id: str | None = None
+    last_heartbeat_time: float | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """`metadata["reason"]` says why a failed attempt failed, `metadata["reason_kind"]` names the kind."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the status is final."""
+        return self.status in ATTEMPT_FINISHED
+
+
+class AttemptedRollout(Rollout):
+    """A rollout together with one of its attempts."""
+
+    attempt: Attempt
+
+    @model_validator(mode="after")
+    def _same_rollout(self) -> AttemptedRollout:
+        if self.attempt.rollout_id != self.rollout_id:
+            raise ValueError(
+                f"attempt {self.attempt.attempt_id!r} is of rollout {self.attempt.rollout_id!r}, not of {self.rollout_id!r}"
+            )
+        return self
+
+
+class EnqueueRolloutRequest(BaseModel):
+    """One line of `enqueue_many_rollouts`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: TaskInput
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    config: RolloutConfig | None = None
+    metadata: dict[str, Any] | None = None
+    rollout_id: str | None = None
+    """Chosen by the caller, so that a repeated request is not a second rollout. None: the store makes one."""

@@ -1,0 +1,78 @@
+"""Training data: triplets of one model call, trajectories of whole rollouts, and sequences with advantages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+__all__ = ["Trajectory", "TrainingSequence", "Triplet", "TripletPrompt", "TripletResponse"]
+
+
+class TripletPrompt(BaseModel):
+    """What the model was given."""
+
+    token_ids: list[int] = Field(default_factory=list[int])
+    raw_content: Any = None
+    """The messages, as the request had them."""
+    image_urls: list[str] = Field(default_factory=list[str])
+
+
+class TripletResponse(BaseModel):
+    """What the model answered."""
+
+    token_ids: list[int] = Field(default_factory=list[int])
+    raw_content: Any = None
+    """The message, as the response had it."""
+    logprobs: list[float] | None = None
+    policy_versions: list[int] | None = None
+
+
+class Triplet(BaseModel):
+    """One model call: what went in, what came out, and the reward that followed it (None: none did)."""
+
+    prompt: TripletPrompt
+    response: TripletResponse
+    reward: float | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """`response_id`, `sequence_id`, `span_id`, `refused` (why the tokens cannot be trained on)."""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """A token sequence ready to train on: one or more calls of one attempt, each extending the one before. T tokens."""
+
+    token_ids: list[int]
+    """Shape (T,): prompts, responses and what came between them."""
+    loss_mask: list[int]
+    """Shape (T,): 1 where the policy sampled the token, 0 elsewhere."""
+    logprobs: list[float]
+    """Shape (T,): log-probability under the sampling policy; 0.0 where the mask is 0."""
+    reward: float | None
+    """The attempt's final reward."""
+    rollout_id: str = ""
+    attempt_id: str = ""
+    call_spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """The half-open range of sampled tokens of each call, in order."""
+    call_rewards: list[float | None] = field(default_factory=list[float | None])
+    """The reward that followed each call."""
+    policy_versions: tuple[int, int] | None = None
+    """The smallest and the largest version of the policy that sampled a token."""
+
+    @property
+    def n_trained(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(self.loss_mask)
+
+
+@dataclass(slots=True)
+class TrainingSequence:
+    """What a policy backend takes a gradient from. T tokens; all lists have shape (T,)."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    """Behaviour log-probabilities; read only where the weight is not 0."""
+    advantages: list[float]
+    weights: list[float]
+    """The token's share of the loss, `loss = sum over all tokens of weight * token loss`; 0 for tokens not trained on."""

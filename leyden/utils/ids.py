@@ -1,0 +1,39 @@
+"""Random and derived identifiers, in the id shapes of the glossary (`ro-`, `at-`, `rs-`)."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+__all__ = ["attempt_id", "derived_id", "resources_id", "rollout_id", "span_id", "trace_id"]
+
+
+def rollout_id() -> str:
+    """A fresh `ro-` id with 12 hexadecimal digits."""
+    return f"ro-{secrets.token_hex(6)}"
+
+
+def attempt_id() -> str:
+    """A fresh `at-` id with 8 hexadecimal digits."""
+    return f"at-{secrets.token_hex(4)}"
+
+
+def resources_id() -> str:
+    """A fresh `rs-` id with 12 hexadecimal digits."""
+    return f"rs-{secrets.token_hex(6)}"
+
+
+def trace_id() -> str:
+    """A fresh OpenTelemetry trace id: 32 hexadecimal digits."""
+    return secrets.token_hex(16)
+
+
+def span_id() -> str:
+    """A fresh OpenTelemetry span id: 16 hexadecimal digits."""
+    return secrets.token_hex(8)
+
+
+def derived_id(prefix: str, *parts: str | int) -> str:
+    """An id with 12 digits made from `parts`: the same parts give the same id, so that a repeated write is one row."""
+    digest = hashlib.sha256("\x1f".join(str(part) for part in parts).encode()).hexdigest()
+    return f"{prefix}-{digest[:12]}"
