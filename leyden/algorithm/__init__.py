@@ -1,0 +1,24 @@
+"""Turn what agents did into better resources.
+
+Lives here: `Algorithm` and the two ways to write one (`@algo` for a function that owns its loop, `IterativeAlgorithm` for steps on the
+shared `TrainLoop`), and the algorithms that ship. An algorithm knows the store, an adapter, and where it has one a policy backend and
+the gateway; it never knows who runs its rollouts. To add one, add a module and pass `tests/contracts/algorithm.py`.
+"""
+
+from leyden.algorithm.base import Algorithm, Dataset, Run
+from leyden.algorithm.decorator import FunctionalAlgorithm, algo
+from leyden.algorithm.fast import Baseline, FastAlgorithm
+from leyden.algorithm.iterative import IterativeAlgorithm
+from leyden.algorithm.policy_gradient import PolicyGradient
+
+__all__ = [
+    "Algorithm",
+    "Baseline",
+    "Dataset",
+    "FastAlgorithm",
+    "FunctionalAlgorithm",
+    "IterativeAlgorithm",
+    "PolicyGradient",
+    "Run",
+    "algo",
+]

@@ -1,0 +1,124 @@
+"""`Algorithm`: what the trainer hands it, and the one method it must have."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leyden.adapter import TraceAdapter
+from leyden.errors import ConfigError
+from leyden.store.base import LightningStore
+from leyden.types import NamedResources
+
+if TYPE_CHECKING:
+    from leyden.gateway import LLMProxy
+
+__all__ = ["Algorithm", "Dataset", "Run"]
+
+Dataset = Sequence[Any]
+"""Tasks: anything with a length and items (a list, a Hugging Face data set)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where a run keeps what outlives it."""
+
+    run_id: str
+    """Names the run; the ids of its rollouts are derived from it, so that a resumed run meets its own rollouts."""
+    directory: Path | None = None
+    """None: nothing outlives the run (a store in memory)."""
+    resume: bool = False
+    """Continue from the newest checkpoint in `directory`."""
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Anything the caller wants beside the checkpoints; written to the run's manifest."""
+
+
+class Algorithm(ABC):
+    """Override `run`, sync or async. The trainer calls the setters first; the getters raise ConfigError for what was not set."""
+
+    uses_gateway: bool = False
+    """Whether the trainer must provide an `LLMProxy` when the user gave none."""
+
+    _trainer: weakref.ref[Any] | None = None
+    _store: LightningStore | None = None
+    _adapter: TraceAdapter[Any] | None = None
+    _llm_proxy: LLMProxy | None = None
+    _initial_resources: NamedResources | None = None
+    _run: Run | None = None
+
+    @abstractmethod
+    def run(self, train_dataset: Dataset | None = None, val_dataset: Dataset | None = None) -> Awaitable[None] | None:
+        """Do all of the work. Both data sets are optional; an algorithm that needs one says so with a ConfigError."""
+
+    def is_async(self) -> bool:
+        """Whether `run` is a coroutine function."""
+        return inspect.iscoroutinefunction(self.run)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def set_trainer(self, trainer: Any) -> None:
+        """Remember the trainer, weakly; for users, no part of Leyden reads it."""
+        self._trainer = weakref.ref(trainer)
+
+    def get_trainer(self) -> Any:
+        """The trainer, while it lives."""
+        trainer = self._trainer() if self._trainer else None
+        if trainer is None:
+            raise self._not_set("trainer")
+        return trainer
+
+    def set_store(self, store: LightningStore) -> None:
+        """Give the store."""
+        self._store = store
+
+    def get_store(self) -> LightningStore:
+        """The store that rollouts are enqueued in."""
+        if self._store is None:
+            raise self._not_set("store")
+        return self._store
+
+    def set_adapter(self, adapter: TraceAdapter[Any]) -> None:
+        """Give the adapter."""
+        self._adapter = adapter
+
+    def get_adapter(self) -> TraceAdapter[Any]:
+        """The adapter from spans to this algorithm's data."""
+        if self._adapter is None:
+            raise self._not_set("adapter")
+        return self._adapter
+
+    def set_llm_proxy(self, llm_proxy: LLMProxy | None) -> None:
+        """Give the gateway, or None."""
+        self._llm_proxy = llm_proxy
+
+    def get_llm_proxy(self) -> LLMProxy | None:
+        """The gateway; None when there is none."""
+        return self._llm_proxy
+
+    def set_initial_resources(self, resources: NamedResources | None) -> None:
+        """Give the resources that the user starts with, or None."""
+        self._initial_resources = resources
+
+    def get_initial_resources(self) -> NamedResources | None:
+        """The resources that the user starts with; None when none were given."""
+        return self._initial_resources
+
+    def set_run(self, run: Run) -> None:
+        """Say where this run keeps what outlives it."""
+        self._run = run
+
+    def get_run(self) -> Run:
+        """Where this run keeps what outlives it."""
+        if self._run is None:
+            raise self._not_set("run")
+        return self._run
+
+    def _not_set(self, what: str) -> ConfigError:
+        name = type(self).__name__
+        return ConfigError(f"{name} has no {what}; Trainer sets it, or call {name}.set_{what}(...) before run()")

@@ -1,0 +1,76 @@
+"""`@algo`: a function as an algorithm. It is given exactly the keyword parameters that it names."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from leyden.algorithm.base import Algorithm, Dataset
+from leyden.errors import ConfigError
+
+__all__ = ["FunctionalAlgorithm", "algo"]
+
+_SOURCES: dict[str, Callable[[FunctionalAlgorithm], Any]] = {
+    "store": lambda algorithm: algorithm.get_store(),
+    "adapter": lambda algorithm: algorithm.get_adapter(),
+    "llm_proxy": lambda algorithm: algorithm.get_llm_proxy(),
+    "initial_resources": lambda algorithm: algorithm.get_initial_resources(),
+    "run": lambda algorithm: algorithm.get_run(),
+}
+_DATASETS = ("train_dataset", "val_dataset")
+
+
+class FunctionalAlgorithm(Algorithm):
+    """A function with the parameters of its choice: store, adapter, llm_proxy, initial_resources, run, train_dataset, val_dataset."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._parameters = _check_parameters(function)
+        self.uses_gateway = "llm_proxy" in self._parameters
+        functools.update_wrapper(self, function)
+
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine function."""
+        return inspect.iscoroutinefunction(self._function)
+
+    def run(self, train_dataset: Dataset | None = None, val_dataset: Dataset | None = None) -> Awaitable[None] | None:
+        """Call the function. Raises TypeError for a data set that was given but that the function does not name."""
+        given = dict(zip(_DATASETS, (train_dataset, val_dataset), strict=True))
+        for name, dataset in given.items():
+            if dataset is not None and name not in self._parameters:
+                raise TypeError(
+                    f"{name} was given, but algorithm {self._function.__qualname__!r} does not accept it; "
+                    f"add a keyword parameter {name!r} to the function, or do not pass the data set"
+                )
+        values: dict[str, Any] = {name: get(self) for name, get in _SOURCES.items() if name in self._parameters}
+        values.update({name: dataset for name, dataset in given.items() if name in self._parameters})
+        return self._function(**values)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def _check_parameters(function: Callable[..., Any]) -> frozenset[str]:
+    possible = (*_SOURCES, *_DATASETS)
+    names: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        wrong_kind = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY)
+        if wrong_kind or (parameter.name not in possible and parameter.default is parameter.empty):
+            raise ConfigError(
+                f"algorithm {function.__qualname__!r} has a parameter {str(parameter)!r} that nothing can be passed to; "
+                f"possible: {', '.join(possible)}, or any with a default value"
+            )
+        if parameter.name in possible:
+            names.append(parameter.name)
+    return frozenset(names)
+
+
+def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
+    """Make an algorithm of a sync or async function.
+
+    Example: `@algo` over `async def search(*, store, initial_resources, train_dataset): ...`
+    Raises ConfigError for a parameter that has no source and no default.
+    """
+    return FunctionalAlgorithm(function)

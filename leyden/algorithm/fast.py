@@ -1,0 +1,122 @@
+"""Algorithms that learn nothing: run the agent on the data and show what happened. For development and for measuring."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from leyden.algorithm.base import Algorithm, Dataset
+from leyden.errors import ConfigError
+from leyden.types import EnqueueRolloutRequest, Rollout, RolloutMode, Span, find_final_reward
+
+__all__ = ["Baseline", "FastAlgorithm"]
+
+logger = logging.getLogger(__name__)
+
+SpanVerbosity = Literal["none", "keys", "key_values"]
+
+
+class FastAlgorithm(Algorithm):
+    """An algorithm that is quick enough for `Trainer.dev`."""
+
+
+class Baseline(FastAlgorithm):
+    """Run every task once an epoch and log each rollout's status, reward and spans.
+
+    n_epochs: how often to go through both data sets.
+    train_split: without a validation set, this share of the training set is run in mode `train` and the rest in mode `val`.
+    polling_interval: nothing polls; the longest time in seconds between two lines of progress.
+    max_queue_length: rollouts in the queue at a time; a new one enters when one leaves. None: all at once.
+    span_verbosity: `none`, `keys` (names), or `key_values` (names and attributes) of each rollout's spans.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_epochs: int = 1,
+        train_split: float = 0.5,
+        polling_interval: float = 5.0,
+        max_queue_length: int | None = 128,
+        span_verbosity: SpanVerbosity = "keys",
+    ) -> None:
+        if n_epochs < 1:
+            raise ConfigError(f"n_epochs is {n_epochs}; it must be at least 1")
+        if not 0.0 <= train_split <= 1.0:
+            raise ConfigError(f"train_split is {train_split}; it must be between 0 and 1")
+        if polling_interval <= 0:
+            raise ConfigError(f"polling_interval is {polling_interval}; it must be above 0 seconds")
+        if max_queue_length is not None and max_queue_length < 1:
+            raise ConfigError(f"max_queue_length is {max_queue_length}; it must be at least 1, or None for no limit")
+        if span_verbosity not in ("none", "keys", "key_values"):
+            raise ConfigError(f"span_verbosity is {span_verbosity!r}; possible: 'none', 'keys', 'key_values'")
+        self.n_epochs, self.train_split = n_epochs, train_split
+        self.polling_interval, self.max_queue_length = polling_interval, max_queue_length
+        self.span_verbosity: SpanVerbosity = span_verbosity
+
+    async def run(self, train_dataset: Dataset | None = None, val_dataset: Dataset | None = None) -> None:
+        """Enqueue everything, wait for it, log it. Raises ConfigError when there is no data at all."""
+        tasks = list(self._tasks(train_dataset, val_dataset))
+        if not tasks:
+            raise ConfigError("Baseline needs tasks to run; pass a train_dataset or a val_dataset to fit() or dev()")
+        resources_id: str | None = None
+        if (resources := self.get_initial_resources()) is not None:
+            resources_id = (await self.get_store().update_resources("default", resources)).resources_id
+        for epoch in range(self.n_epochs):
+            await self._run_epoch(epoch, tasks, resources_id)
+
+    def _tasks(self, train: Dataset | None, val: Dataset | None) -> Iterator[tuple[Any, RolloutMode]]:
+        train, val = ([] if train is None else train), ([] if val is None else val)
+        n_train = len(train) if len(val) else round(len(train) * self.train_split)
+        for index in range(len(train)):
+            yield train[index], "train" if index < n_train else "val"
+        for index in range(len(val)):
+            yield val[index], "val"
+
+    async def _run_epoch(self, epoch: int, tasks: list[tuple[Any, RolloutMode]], resources_id: str | None) -> None:
+        store, total, finished = self.get_store(), len(tasks), 0
+        rewards: list[float] = []
+        waiting: set[str] = set()
+        upcoming = iter(tasks)
+        last_line = asyncio.get_running_loop().time()
+        while True:
+            room = None if self.max_queue_length is None else self.max_queue_length - len(waiting)
+            requests = [
+                EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id)
+                for task, mode in itertools.islice(upcoming, room)
+            ]
+            waiting.update(rollout.rollout_id for rollout in await store.enqueue_many_rollouts(requests))
+            if not waiting:
+                break
+            done = await store.wait_for_any_rollout(rollout_ids=list(waiting), timeout=self.polling_interval)
+            waiting.difference_update(rollout.rollout_id for rollout in done)
+            rewards += await self._report(done)
+            finished += len(done)
+            now = asyncio.get_running_loop().time()
+            if now - last_line >= self.polling_interval or finished == total:
+                last_line = now
+                mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none yet"
+                logger.info("epoch %d: %d of %d rollouts finished, mean reward %s", epoch + 1, finished, total, mean)
+
+    async def _report(self, rollouts: Any) -> list[float]:
+        spans_of = await self.get_store().query_spans_of([rollout.rollout_id for rollout in rollouts])
+        rewards: list[float] = []
+        for rollout in rollouts:
+            spans = spans_of[rollout.rollout_id]
+            reward = find_final_reward(spans)
+            if reward is not None:
+                rewards.append(reward)
+            self._log_rollout(rollout, reward, spans)
+        return rewards
+
+    def _log_rollout(self, rollout: Rollout, reward: float | None, spans: list[Span]) -> None:
+        logger.info("rollout %s (%s) %s, reward %s", rollout.rollout_id, rollout.mode, rollout.status, reward)
+        if self.span_verbosity == "none":
+            return
+        for span in spans:
+            shown: Any = sorted(span.attributes) if self.span_verbosity == "keys" else span.attributes
+            logger.info("  span %d %s: %s", span.sequence_id, span.name, shown)
+        if self._adapter is not None:
+            logger.info("  adapted: %s", self._adapter.adapt(spans))

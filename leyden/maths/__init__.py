@@ -1,0 +1,9 @@
+"""Pure advantages: numbers in, numbers out.
+
+It knows no spans, no store and no framework. To add an estimator, add a function with its source and a test against an independent
+formula.
+"""
+
+from leyden.maths.advantages import group_advantages
+
+__all__ = ["group_advantages"]

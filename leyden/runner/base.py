@@ -1,0 +1,116 @@
+"""What a runner is, and who may look on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from leyden.litagent import LitAgent
+from leyden.store.base import LightningStore
+from leyden.tracer import Tracer
+from leyden.types import AttemptedRollout, NamedResources, Rollout, RolloutMode, Span, TaskInput
+from leyden.utils.stop import StopEvent
+
+__all__ = ["AttemptRecorder", "Hook", "ParallelWorkerBase", "Runner"]
+
+
+class AttemptRecorder(Protocol):
+    """Something that records an attempt's model calls behind the agent's back (the gateway is one)."""
+
+    def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """The attempt is over: later calls are refused."""
+        ...
+
+    async def flush(self, rollout_id: str, attempt_id: str) -> None:
+        """Return when everything recorded for the attempt is in the store; raise what kept it from getting there."""
+        ...
+
+
+class Hook:
+    """Called at four points of every attempt; override what is of interest. What a hook raises is logged and goes no further."""
+
+    async def on_rollout_start(self, *, agent: LitAgent[Any], runner: Runner, rollout: AttemptedRollout) -> None:
+        """Before anything of the attempt happens."""
+
+    async def on_trace_start(self, *, agent: LitAgent[Any], runner: Runner, tracer: Tracer, rollout: AttemptedRollout) -> None:
+        """Inside the trace, before the agent is called."""
+
+    async def on_trace_end(self, *, agent: LitAgent[Any], runner: Runner, tracer: Tracer, rollout: AttemptedRollout) -> None:
+        """Inside the trace, after the agent returned or failed."""
+
+    async def on_rollout_end(
+        self, *, agent: LitAgent[Any], runner: Runner, rollout: AttemptedRollout, spans: Sequence[Span]
+    ) -> None:
+        """After the trace and before the attempt is reported. `spans`: what the agent's process recorded."""
+
+
+class ParallelWorkerBase:
+    """The life cycle of anything that runs in workers: `init` once, `init_worker` in each, and the reverse at the end."""
+
+    worker_id: int | None = None
+
+    def init(self, *args: Any, **kwargs: Any) -> None:
+        """Once, before any worker."""
+
+    def init_worker(self, worker_id: int, *args: Any, **kwargs: Any) -> None:
+        """In each worker, before it works."""
+        self.worker_id = worker_id
+
+    def teardown_worker(self, worker_id: int) -> None:
+        """In each worker, always, after it has worked."""
+
+    def teardown(self) -> None:
+        """Once, always, at the end."""
+
+
+class Runner(ParallelWorkerBase, ABC):
+    """Claims rollouts from a store and runs one agent on them."""
+
+    @abstractmethod
+    def init(self, agent: LitAgent[Any], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()) -> None:
+        """Bind the agent. `recorders`: see AttemptRecorder."""
+
+    @abstractmethod
+    def init_worker(self, worker_id: int, store: LightningStore) -> None:
+        """Bind the store; the store knows this worker as `Worker-{worker_id}`."""
+
+    @abstractmethod
+    async def iter(self, *, event: StopEvent | None = None) -> None:
+        """Claim and run until `event` is set (or `max_rollouts` are done), then finish what is under way.
+
+        What an agent does never ends the loop; a store that cannot be reached does.
+        """
+
+    @abstractmethod
+    async def step(
+        self,
+        input: TaskInput,
+        *,
+        resources: NamedResources | None = None,
+        mode: RolloutMode | None = None,
+        event: StopEvent | None = None,
+    ) -> Rollout:
+        """Run the agent on one task, now, and return the stored rollout. Raises what the agent raised."""
+
+    @asynccontextmanager
+    async def run_context(
+        self,
+        *,
+        agent: LitAgent[Any],
+        store: LightningStore,
+        hooks: Sequence[Hook] = (),
+        recorders: Sequence[AttemptRecorder] = (),
+        worker_id: int = 0,
+    ) -> AsyncIterator[Runner]:
+        """A runner that is ready for `step` or `iter`, and torn down afterwards; for scripts and tests."""
+        self.init(agent, hooks=hooks, recorders=recorders)
+        try:
+            self.init_worker(worker_id, store)
+            try:
+                yield self
+            finally:
+                self.teardown_worker(worker_id)
+        finally:
+            self.teardown()

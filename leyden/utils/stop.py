@@ -1,0 +1,54 @@
+"""One stop signal that threads and event loops can both wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+__all__ = ["StopEvent"]
+
+
+class StopEvent:
+    """Set once from anywhere (a thread, a loop, a signal handler); waits are woken, never polled."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.RLock()
+        self._wake: set[Callable[[], None]] = set()
+
+    def set(self) -> None:
+        """Ask everyone who holds this event to stop. Safe to repeat."""
+        with self._lock:
+            self._event.set()
+            waiting, self._wake = self._wake, set()
+        for wake in waiting:
+            wake()
+
+    def is_set(self) -> bool:
+        """Whether stopping was asked for."""
+        return self._event.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block this thread until set or `timeout` seconds have passed; answers `is_set()`."""
+        return self._event.wait(timeout)
+
+    async def wait_async(self) -> None:
+        """Wait on the running loop until set."""
+        loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(None))
+            except RuntimeError:
+                pass  # that loop has ended, and its waiter with it
+
+        with self._lock:
+            if self._event.is_set():
+                return
+            self._wake.add(wake)
+        try:
+            await future
+        finally:
+            with self._lock:
+                self._wake.discard(wake)
