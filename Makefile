@@ -1,0 +1,78 @@
+# Every target does its own set-up the first time and starts at once from then on. `make` alone shows them.
+# What an environment contains: constraints/. How one is made: constraints/install.py.
+
+# The Python that environments are made with: the first of these that runs and is 3.11 to 3.13; or PYTHON=/path/to/python.
+ifdef PYTHON
+PYTHONS := $(PYTHON)
+else
+PYTHONS := python3.11 python3.12 python3.13 python3
+endif
+VENV := .venv
+PY := $(VENV)/bin/python
+SUITABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+ENV_FILES := pyproject.toml constraints/install.py constraints/dev.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench test-all lock clean rebuild
+
+help:
+	@echo 'make demo                          train an agent on this machine; ARGS="--seed 1" for options'
+	@echo 'make test                          the tests (under 5 minutes); ARGS="-k lifecycle -x" for pytest'
+	@echo 'make check                         formatting, lint, types, the layer rule, the snippets in the docs'
+	@echo 'make format                        put formatting and imports right'
+	@echo 'make bench NAME=store              measure, against a peer where it can be installed; no NAME: list them'
+	@echo 'make test-all GROUP=faults         a larger group of tests; no GROUP: every group this machine can run'
+	@echo 'make lock ENV=dev                  resolve an environment anew, writes constraints/dev.txt'
+	@echo 'make clean                         delete the environments and the caches'
+	@echo
+	@echo 'Needs Python 3.11 to 3.13 and a package index. PYTHON=... chooses the Python.'
+
+# $(call with_python,ARGUMENTS): run a script of constraints/ with the first suitable Python.
+define with_python
+@for python in $(PYTHONS); do \
+	if "$$python" -c '$(SUITABLE)' >/dev/null 2>&1; then exec "$$python" $(1); fi; \
+done; \
+echo 'No Python 3.11, 3.12 or 3.13 with venv and ensurepip among: $(PYTHONS). Try make PYTHON=/path/to/python3.11' >&2; \
+exit 1
+endef
+
+# A stamp is written when its environment is complete, so it can be trusted as long as the environment is there.
+ifeq ($(wildcard $(PY)),)
+MISSING := rebuild
+endif
+
+$(VENV)/.installed-demo: constraints/demo.in $(ENV_FILES) $(MISSING)
+	$(call with_python,constraints/install.py demo)
+
+$(VENV)/.installed-dev: constraints/dev.in constraints/dev-optional.in $(ENV_FILES) $(MISSING)
+	$(call with_python,constraints/install.py dev)
+
+demo: $(VENV)/.installed-demo
+	@$(VENV)/bin/leyden demo $(ARGS)
+
+test: $(VENV)/.installed-dev
+	@$(PY) -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/basedpyright --pythonpath $(PY)
+	$(VENV)/bin/lint-imports
+	$(PY) -m pytest -q tests/docs
+
+format: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+bench: $(VENV)/.installed-dev
+	@$(PY) -m benchmarks --prepare $(NAME) $(ARGS)
+
+test-all: $(VENV)/.installed-dev
+	@$(PY) tests/groups.py $(GROUP)
+
+lock:
+	$(call with_python,constraints/lock.py $(or $(ENV),dev))
+
+clean:
+	rm -rf $(VENV) .venvs build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

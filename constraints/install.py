@@ -1,0 +1,201 @@
+"""Make one of the project's environments and fill it from its pins: `python constraints/install.py dev`.
+
+`NAME.in` lists what an environment is for, `NAME.txt` the exact version of everything in it. `dev` (tests and checks)
+and `demo` (less, so that a first demo starts sooner) share `.venv`; every other environment is `.venvs/NAME`.
+
+A stamp, `.installed-NAME`, is written last and holds a digest of all that went in. While packages are being installed
+the environment holds `.installing` and no stamp; whoever finds that file starts the environment afresh, so an
+interrupted set-up is never mistaken for a finished one. A lock keeps two of these from working at once.
+
+Only the standard library is used: this runs before anything is installed. It does not know what the environments are
+used for. To add one, write `NAME.in` and run `make lock ENV=NAME`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+BUILD_TOOLS = ["hatchling", "editables"]
+PIP_OPTIONS = ["--no-input", "--disable-pip-version-check", "--no-compile", "--progress-bar", "off"]
+LOG_LINES_SHOWN = 25
+
+
+class SetUpFailed(Exception):
+    """An environment could not be made; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment's folder, and the files that say what belongs in it."""
+
+    name: str
+    folder: Path
+    pins: Path
+    includes: tuple[str, ...] = ()
+    """Environments in the same folder that this one is a superset of."""
+
+    @property
+    def wanted(self) -> Path:
+        return HERE / f"{self.name}.in"
+
+    @property
+    def optional(self) -> Path:
+        """What may fail to install, for want of a compiler; often absent."""
+        return HERE / f"{self.name}-optional.in"
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def stamp(self) -> Path:
+        return self.folder / f".installed-{self.name}"
+
+    @property
+    def installing(self) -> Path:
+        return self.folder / ".installing"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "install.log"
+
+    def digest(self) -> str:
+        """What decides the environment's content; equal digests need no work."""
+        inputs = [self.wanted, self.pins, self.optional, ROOT / "pyproject.toml", Path(__file__)]
+        digest = hashlib.sha256(f"{ROOT}\n".encode())
+        for path in inputs:
+            digest.update(path.read_bytes() if path.exists() else b"-")
+        return digest.hexdigest()
+
+
+def environment(name: str) -> Environment:
+    """The environment called `name`. Raises SetUpFailed, naming the others, if its files are missing."""
+    if name == "demo":
+        found = Environment(name, ROOT / ".venv", HERE / "dev.txt")
+    elif name == "dev":
+        found = Environment(name, ROOT / ".venv", HERE / "dev.txt", includes=("demo",))
+    else:
+        found = Environment(name, ROOT / ".venvs" / name, HERE / f"{name}.txt")
+    for path in (found.wanted, found.pins):
+        if not path.exists():
+            known = sorted(p.stem for p in HERE.glob("*.in") if not p.stem.endswith("-optional"))
+            raise SetUpFailed(
+                f"no environment {name!r}: {path.relative_to(ROOT)} is missing (known: {', '.join(known)})"
+            )
+    return found
+
+
+def is_installed(name: str) -> bool:
+    """Whether `name` is complete and made from the files as they are now."""
+    env = environment(name)
+    return env.python.exists() and env.stamp.exists() and env.stamp.read_text() == env.digest()
+
+
+def install(name: str) -> Path:
+    """Bring the environment up to date, if it is not, and return its Python. Safe to repeat and to interrupt."""
+    env = environment(name)
+    with locked(env.folder):
+        if is_installed(name):
+            env.stamp.touch()  # newer than the files that make compares it with
+            return env.python
+        began = time.monotonic()
+        print(f"Setting up {env.folder.relative_to(ROOT)} for {name}, this takes a minute or a few ...", flush=True)
+        prepare_folder(env)
+        install_packages(env)
+        finish(env)
+        print(f"Set up {env.folder.relative_to(ROOT)} in {time.monotonic() - began:.0f} s.", flush=True)
+    return env.python
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which lies beside it: the folder itself may be deleted and made again."""
+    lock_file = ROOT / ".venvs" / f"{folder.name.lstrip('.')}.lock"
+    lock_file.parent.mkdir(exist_ok=True)
+    with lock_file.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def prepare_folder(env: Environment) -> None:
+    """Leave a virtual environment marked as unfinished; a half-made one is replaced, a foreign one kept."""
+    if env.installing.exists() or not runs(env.python):
+        shutil.rmtree(env.folder, ignore_errors=True)
+        env.folder.mkdir(parents=True)
+        env.installing.touch()
+        venv.create(env.folder, with_pip=True, symlinks=True)
+    env.installing.touch()
+    for stamp in env.folder.glob(".installed-*"):
+        stamp.unlink()
+
+
+def runs(python: Path) -> bool:
+    try:
+        return subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def install_packages(env: Environment) -> None:
+    editable = any(line.startswith("-e ") for line in env.wanted.read_text().splitlines())
+    if editable:
+        # pinned like everything else, which a build in isolation would not be
+        pip_install(env, BUILD_TOOLS)
+    pip_install(env, ["--requirement", str(env.wanted), *(["--no-build-isolation"] if editable else [])])
+    if env.optional.exists():
+        try:
+            pip_install(env, ["--requirement", str(env.optional)])
+        except SetUpFailed:
+            print(f"Left out what {env.optional.relative_to(ROOT)} lists: see {env.log.relative_to(ROOT)}.", flush=True)
+
+
+def pip_install(env: Environment, arguments: list[str]) -> None:
+    """Install under the environment's pins; pip's output goes to the log, its end also to an error's message."""
+    command = [env.python, "-m", "pip", "install", *PIP_OPTIONS, "--constraint", env.pins, *arguments]
+    with env.log.open("a") as log:
+        done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+    if done.returncode:
+        tail = "\n".join(env.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
+        raise SetUpFailed(
+            f"{tail}\npip could not install {env.name} (exit {done.returncode}); the whole log: {env.log}"
+        )
+
+
+def finish(env: Environment) -> None:
+    """Write the stamps, each whole or not at all; the one that was asked for comes last."""
+    env.installing.unlink()
+    for each in (*map(environment, env.includes), env):
+        aside = each.stamp.with_suffix(".new")
+        aside.write_text(each.digest())
+        aside.replace(each.stamp)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make one of the project's environments from its pins.")
+    parser.add_argument("name", help="dev, demo, or the name of another constraints/NAME.in")
+    try:
+        install(parser.parse_args().name)
+    except SetUpFailed as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Interrupted; the next run starts this set-up afresh.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
