@@ -59,6 +59,13 @@ class Algorithm(ABC):
         """Whether `run` is a coroutine function."""
         return inspect.iscoroutinefunction(self.run)
 
+    def planned_resources(self) -> NamedResources | None:
+        """What rollouts will be given, as far as it is known before the run; None: unknown.
+
+        The trainer refuses at once an agent that needs something else.
+        """
+        return None
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from leyden.algorithm.base import Algorithm, Dataset
 from leyden.errors import ConfigError
-from leyden.types import EnqueueRolloutRequest, Rollout, RolloutMode, Span, find_final_reward
+from leyden.types import EnqueueRolloutRequest, NamedResources, Rollout, RolloutMode, Span, find_final_reward
 
 __all__ = ["Baseline", "FastAlgorithm"]
 
@@ -55,6 +55,10 @@ class Baseline(FastAlgorithm):
         self.n_epochs, self.train_split = n_epochs, train_split
         self.polling_interval, self.max_queue_length = polling_interval, max_queue_length
         self.span_verbosity: SpanVerbosity = span_verbosity
+
+    def planned_resources(self) -> NamedResources:
+        """The initial resources, and nothing else."""
+        return self.get_initial_resources() or {}
 
     async def run(self, train_dataset: Dataset | None = None, val_dataset: Dataset | None = None) -> None:
         """Enqueue everything, wait for it, log it. Raises ConfigError when there is no data at all."""

@@ -12,9 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
-
-from typing_extensions import Self
+from typing import Literal, Self
 
 from leyden.errors import ConfigError
 from leyden.types import LLM, TrainingSequence

@@ -34,10 +34,14 @@ class Hook:
     async def on_rollout_start(self, *, agent: LitAgent[Any], runner: Runner, rollout: AttemptedRollout) -> None:
         """Before anything of the attempt happens."""
 
-    async def on_trace_start(self, *, agent: LitAgent[Any], runner: Runner, tracer: Tracer, rollout: AttemptedRollout) -> None:
+    async def on_trace_start(
+        self, *, agent: LitAgent[Any], runner: Runner, tracer: Tracer, rollout: AttemptedRollout
+    ) -> None:
         """Inside the trace, before the agent is called."""
 
-    async def on_trace_end(self, *, agent: LitAgent[Any], runner: Runner, tracer: Tracer, rollout: AttemptedRollout) -> None:
+    async def on_trace_end(
+        self, *, agent: LitAgent[Any], runner: Runner, tracer: Tracer, rollout: AttemptedRollout
+    ) -> None:
         """Inside the trace, after the agent returned or failed."""
 
     async def on_rollout_end(
@@ -69,7 +73,9 @@ class Runner(ParallelWorkerBase, ABC):
     """Claims rollouts from a store and runs one agent on them."""
 
     @abstractmethod
-    def init(self, agent: LitAgent[Any], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()) -> None:
+    def init(
+        self, agent: LitAgent[Any], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()
+    ) -> None:
         """Bind the agent. `recorders`: see AttemptRecorder."""
 
     @abstractmethod

@@ -59,7 +59,9 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
     task.cancel()
     await asyncio.wait({task}, timeout=_CANCEL_GRACE_SECONDS)
     if not task.done():
-        logger.warning("an agent did not end within %.1f s of its cancellation and is left to itself", _CANCEL_GRACE_SECONDS)
+        logger.warning(
+            "an agent did not end within %.1f s of its cancellation and is left to itself", _CANCEL_GRACE_SECONDS
+        )
         task.add_done_callback(_retrieve)
     else:
         _retrieve(task)

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from typing_extensions import Self, TypedDict
+from typing_extensions import TypedDict
 
 from leyden.types import (
+    UNSET,
     Attempt,
     AttemptedRollout,
     AttemptStatus,
@@ -37,7 +38,6 @@ from leyden.types import (
     Span,
     TaskInput,
     Unset,
-    UNSET,
     Worker,
     WorkerStatus,
 )
@@ -278,8 +278,8 @@ class LightningStore(ABC):
         self,
         rollout_id: str,
         input: TaskInput | Unset = UNSET,
-        mode: RolloutMode | None | Unset = UNSET,
-        resources_id: str | None | Unset = UNSET,
+        mode: RolloutMode | Unset | None = UNSET,
+        resources_id: str | Unset | None = UNSET,
         status: RolloutStatus | Unset = UNSET,
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | Unset = UNSET,

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-__all__ = ["Trajectory", "TrainingSequence", "Triplet", "TripletPrompt", "TripletResponse"]
+__all__ = ["TrainingSequence", "Trajectory", "Triplet", "TripletPrompt", "TripletResponse"]
 
 
 class TripletPrompt(BaseModel):

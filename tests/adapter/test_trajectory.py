@@ -13,7 +13,9 @@ from leyden.types import Span, SpanStatus, TokenRecord, Triplet, TripletPrompt, 
 def call(prompt: list[int], response: list[int], **metadata: object) -> Triplet:
     return Triplet(
         prompt=TripletPrompt(token_ids=prompt),
-        response=TripletResponse(token_ids=response, logprobs=[-float(token) for token in response], policy_versions=[3] * len(response)),
+        response=TripletResponse(
+            token_ids=response, logprobs=[-float(token) for token in response], policy_versions=[3] * len(response)
+        ),
         metadata=dict(metadata),
     )
 
@@ -27,17 +29,27 @@ def span(name: str, start: float, end: float, sequence: int, *, error: bool = Fa
     )  # fmt: skip
 
 
-def model_call(start: float, end: float, sequence: int, prompt: list[int], response: list[int], response_id: str, **fields: object) -> Span:
+def model_call(
+    start: float, end: float, sequence: int, prompt: list[int], response: list[int], response_id: str, **fields: object
+) -> Span:
     tokens = TokenRecord(prompt_ids=prompt, response_ids=response, logprobs=[-1.0] * len(response))
     attributes = {semconv.GEN_AI_RESPONSE_ID: response_id, semconv.GEN_AI_INPUT_MESSAGES: '[{"role": "user"}]'}
     return span(semconv.MODEL_CALL, start, end, sequence, attributes=attributes, tokens=tokens, **fields)
 
 
-conversation = st.lists(st.tuples(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.lists(st.integers(0, 50), min_size=1, max_size=4)), min_size=1, max_size=6)
+conversation = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 50), min_size=1, max_size=6), st.lists(st.integers(0, 50), min_size=1, max_size=4)
+    ),
+    min_size=1,
+    max_size=6,
+)
 
 
 @given(conversation)
-def test_a_conversation_whose_prompts_extend_each_other_is_one_trajectory(turns: list[tuple[list[int], list[int]]]) -> None:
+def test_a_conversation_whose_prompts_extend_each_other_is_one_trajectory(
+    turns: list[tuple[list[int], list[int]]],
+) -> None:
     context: list[int] = []
     triplets: list[Triplet] = []
     for observed, response in turns:
@@ -45,16 +57,29 @@ def test_a_conversation_whose_prompts_extend_each_other_is_one_trajectory(turns:
         context = context + observed + response
     (trajectory,) = merge_triplets(triplets, reward=0.5)
     assert trajectory.token_ids == context
-    assert [trajectory.token_ids[start:end] for start, end in trajectory.call_spans] == [response for _, response in turns]
+    assert [trajectory.token_ids[start:end] for start, end in trajectory.call_spans] == [
+        response for _, response in turns
+    ]
     sampled = [token for token, mask in zip(trajectory.token_ids, trajectory.loss_mask, strict=True) if mask]
     assert sampled == [token for _, response in turns for token in response]
-    assert [lp for lp, mask in zip(trajectory.logprobs, trajectory.loss_mask, strict=True) if mask] == [-float(t) for t in sampled]
+    assert [lp for lp, mask in zip(trajectory.logprobs, trajectory.loss_mask, strict=True) if mask] == [
+        -float(t) for t in sampled
+    ]
     assert all(lp == 0.0 for lp, mask in zip(trajectory.logprobs, trajectory.loss_mask, strict=True) if not mask)
     assert trajectory.policy_versions == (3, 3)
 
 
-@given(st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.lists(st.integers(0, 3), min_size=1, max_size=3)), max_size=8))
-def test_any_calls_keep_each_sampled_token_once_with_its_exact_context(calls: list[tuple[list[int], list[int]]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 3), min_size=1, max_size=5), st.lists(st.integers(0, 3), min_size=1, max_size=3)
+        ),
+        max_size=8,
+    )
+)
+def test_any_calls_keep_each_sampled_token_once_with_its_exact_context(
+    calls: list[tuple[list[int], list[int]]],
+) -> None:
     merged = merge_triplets([call(prompt, response) for prompt, response in calls])
     seen = sorted(
         (tuple(trajectory.token_ids[:start]), tuple(trajectory.token_ids[start:end]))
@@ -95,7 +120,10 @@ def test_the_same_response_twice_is_one_call_and_failed_calls_are_none() -> None
 
 
 def test_trajectories_carry_the_final_reward_and_their_ids() -> None:
-    spans = [model_call(1.0, 2.0, 1, [1], [2], "a"), span(semconv.REWARD, 3.0, 3.0, 2, attributes=reward_attributes({"primary": 1.0}))]
+    spans = [
+        model_call(1.0, 2.0, 1, [1], [2], "a"),
+        span(semconv.REWARD, 3.0, 3.0, 2, attributes=reward_attributes({"primary": 1.0})),
+    ]
     (trajectory,) = TraceToTrajectory().adapt(spans)
     assert (trajectory.reward, trajectory.rollout_id, trajectory.attempt_id) == (1.0, "ro-1", "at-1")
     assert TraceToTrajectory().adapt([]) == []

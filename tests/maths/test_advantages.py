@@ -16,7 +16,9 @@ rewards = st.lists(st.floats(-100, 100), min_size=2, max_size=32)
 
 @given(rewards)
 def test_advantages_are_rewards_less_their_mean(values: list[float]) -> None:
-    assert group_advantages(values, scale=False) == pytest.approx([value - statistics.fmean(values) for value in values], abs=1e-9)
+    assert group_advantages(values, scale=False) == pytest.approx(
+        [value - statistics.fmean(values) for value in values], abs=1e-9
+    )
 
 
 @given(rewards)

@@ -1,0 +1,298 @@
+"""`PolicyGradient`: sample groups of rollouts, compare within each, step the policy.
+
+One step, from the store's point of view: rollouts whose ids are derived from the run, the step and their place are enqueued (a repeat is
+not a second rollout, so a killed step goes on where it was), waited for by event, read back as spans, and trained on. From the policy's:
+every token keeps the log-probability and the version it was sampled with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from leyden.adapter import merge_triplets
+from leyden.adapter.trajectory import refusal
+from leyden.algorithm.base import Dataset
+from leyden.algorithm.iterative import IterativeAlgorithm, Metrics
+from leyden.algorithm.policy_gradient.batch import Group, RolloutData, StepData, build_step, minibatches, task_indices
+from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend, PolicyLoss
+from leyden.errors import ConfigError, NoTrainingData
+from leyden.types import (
+    EnqueueRolloutRequest,
+    NamedResources,
+    ProxyLLM,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    Span,
+    Triplet,
+    find_final_reward,
+)
+from leyden.utils import ids
+
+__all__ = ["PolicyGradient"]
+
+
+@dataclass(slots=True)
+class _Collected:
+    """The rollouts of one step, by place in the batch; None where one failed or cannot be trained on."""
+
+    rollouts: list[RolloutData | None] = field(default_factory=list[RolloutData | None])
+    rewards: list[float] = field(default_factory=list[float])
+    model_calls: int = 0
+    response_tokens: int = 0
+    refused_calls: Counter[str] = field(default_factory=Counter[str])
+    failures: Counter[str] = field(default_factory=Counter[str])
+
+
+class PolicyGradient(IterativeAlgorithm):
+    """Group-relative policy optimisation (GRPO, arXiv:2402.03300) on rollouts of any number of model calls.
+
+    loss = mean over rollouts of (mean over the rollout's sampled tokens of the clipped loss), so each rollout weighs the same however
+    many turns it took.
+
+    backend: the policy.
+    n_steps: steps in all.
+    tasks_per_step, rollouts_per_task: a step samples their product; the rollouts of one task are a group.
+    minibatch_size: rollouts in each optimizer step, about; None: all of the step's.
+    epochs: passes over the step's rollouts.
+    scale_advantages: divide by the group's standard deviation.
+    warmup_steps: steps over which the learning rate rises from a fraction to its full value.
+    temperature, max_tokens: suggested to the agent in its LLM's sampling_parameters.
+    timeout_seconds, max_attempts: of each rollout.
+    val_every_n_steps: run the validation set after every so many steps, and after the last.
+    resource_name: the name under which agents find the policy.
+    seed: of tasks and minibatches.
+    """
+
+    uses_gateway = True
+
+    def __init__(
+        self,
+        backend: PolicyBackend,
+        *,
+        n_steps: int = 100,
+        tasks_per_step: int = 8,
+        rollouts_per_task: int = 16,
+        minibatch_size: int | None = None,
+        epochs: int = 1,
+        scale_advantages: bool = True,
+        loss: PolicyLoss | None = None,
+        optim: OptimParams | None = None,
+        warmup_steps: int = 5,
+        temperature: float = 1.0,
+        max_tokens: int | None = None,
+        timeout_seconds: float | None = 600.0,
+        max_attempts: int = 1,
+        val_every_n_steps: int | None = None,
+        resource_name: str = "main_llm",
+        seed: int = 0,
+        **loop_options: Any,
+    ) -> None:
+        super().__init__(max_iters=n_steps, val_every_n_iters=val_every_n_steps, **loop_options)
+        _require_positive(
+            tasks_per_step=tasks_per_step, epochs=epochs, minibatch_size=minibatch_size, max_tokens=max_tokens
+        )
+        if rollouts_per_task < 2:
+            raise ConfigError(f"rollouts_per_task is {rollouts_per_task}; a group needs at least 2 to compare")
+        if temperature <= 0:
+            raise ConfigError(f"temperature is {temperature}; a policy that is trained must be sampled, above 0")
+        self.backend = backend
+        self.tasks_per_step, self.rollouts_per_task = tasks_per_step, rollouts_per_task
+        self.minibatch_size = minibatch_size or tasks_per_step * rollouts_per_task
+        self.epochs, self.scale_advantages, self.warmup_steps = epochs, scale_advantages, warmup_steps
+        self.loss = replace(loss or PolicyLoss(), temperature=temperature)
+        self.optim = optim or OptimParams()
+        self.sampling_parameters: dict[str, Any] = {"temperature": temperature}
+        if max_tokens is not None:
+            self.sampling_parameters["max_tokens"] = max_tokens
+        self.rollout_config = RolloutConfig(
+            timeout_seconds=timeout_seconds,
+            max_attempts=max_attempts,
+            retry_condition=["failed", "timeout", "unresponsive"] if max_attempts > 1 else [],
+            require_reward=True,
+            require_model_call=True,
+        )
+        self.resource_name, self.seed = resource_name, seed
+        self._resources_id = ""
+        self._train: Dataset = ()
+        self._val: Dataset | None = None
+
+    # ---- the loop's four points ----------------------------------------------------------------------------------------
+
+    def planned_resources(self) -> NamedResources:
+        """The initial resources, and the policy under `resource_name`."""
+        llm = ProxyLLM(endpoint="http://gateway/v1", model=self.backend.model_name)
+        return {**(self.get_initial_resources() or {}), self.resource_name: llm}
+
+    async def setup(self, train_dataset: Dataset | None, val_dataset: Dataset | None) -> None:
+        """Start the policy, route the gateway to it, publish it as a resource."""
+        if train_dataset is None or not len(train_dataset):
+            raise ConfigError("PolicyGradient needs tasks to train on; pass a train_dataset with at least one")
+        proxy = self.get_llm_proxy()
+        if proxy is None:
+            raise ConfigError("PolicyGradient needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
+        self._train, self._val = train_dataset, val_dataset
+        await self.backend.start()
+        proxy.update_model_list([self.backend.endpoint()])
+        llm = proxy.as_resource(model=self.backend.model_name, sampling_parameters=self.sampling_parameters)
+        resources = {**(self.get_initial_resources() or {}), self.resource_name: llm}
+        self._resources_id = ids.derived_id("rs", self.get_run().run_id, "policy")
+        # One id for the whole run: a rollout that an earlier process enqueued finds the gateway of this one.
+        await self.get_store().update_resources(self._resources_id, resources)
+
+    async def teardown(self) -> None:
+        """Stop the policy."""
+        await self.backend.stop()
+
+    async def step(self, iteration: int) -> Metrics:
+        """Sample, compare, train. `iteration` counts from 0."""
+        started = time.perf_counter()
+        tasks = task_indices(len(self._train), iteration, tasks_per_step=self.tasks_per_step, seed=self.seed)
+        inputs = [self._train[index] for index in tasks for _ in range(self.rollouts_per_task)]
+        collected = await self._collect("train", iteration, inputs)
+        sampled = time.perf_counter()
+        if not collected.rewards:
+            raise NoTrainingData(f"every rollout of step {iteration} failed: {_counts(collected.failures)}")
+        data = build_step(self._groups(collected), scale_advantages=self.scale_advantages)
+        metrics = _rollout_metrics(collected, seconds=sampled - started)
+        metrics |= {"flat_groups": data.flat_groups, "small_groups": data.small_groups}
+        metrics |= await self._update(iteration, data)
+        metrics["update_seconds"] = time.perf_counter() - sampled
+        return metrics
+
+    async def validate(self, iteration: int) -> Metrics:
+        """Run the validation set once with the current policy."""
+        if self._val is None:
+            return {}
+        started = time.perf_counter()
+        inputs = [self._val[index] for index in range(len(self._val))]
+        collected = await self._collect("val", iteration, inputs)
+        metrics = _rollout_metrics(collected, seconds=time.perf_counter() - started)
+        return {f"val_{name}": value for name, value in metrics.items()}
+
+    async def save(self, directory: Path) -> None:
+        """The policy's weights, optimizer and random state."""
+        await self.backend.save_state(directory)
+
+    async def load(self, directory: Path) -> None:
+        """Restore what `save` wrote."""
+        await self.backend.load_state(directory)
+
+    # ---- rollouts ------------------------------------------------------------------------------------------------------
+
+    async def _collect(self, mode: RolloutMode, iteration: int, inputs: Sequence[Any]) -> _Collected:
+        """Enqueue, wait by event, read back. The place in `inputs` is the place in the answer."""
+        store, run_id = self.get_store(), self.get_run().run_id
+        requests = [
+            EnqueueRolloutRequest(
+                rollout_id=ids.derived_id("ro", run_id, mode, iteration, place),
+                input=value,
+                mode=mode,
+                resources_id=self._resources_id,
+                config=self.rollout_config,
+                metadata={"step": iteration, "place": place},
+            )
+            for place, value in enumerate(inputs)
+        ]
+        rollouts = await store.enqueue_many_rollouts(requests)
+        finished = await self._wait([rollout.rollout_id for rollout in rollouts])
+        spans_of = await store.query_spans_of([rollout.rollout_id for rollout in rollouts])
+        collected = _Collected()
+        for rollout in rollouts:
+            self._add(collected, finished[rollout.rollout_id], spans_of[rollout.rollout_id])
+        return collected
+
+    async def _wait(self, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
+        waiting, finished = dict.fromkeys(rollout_ids), dict[str, Rollout]()
+        while waiting:
+            for rollout in await self.get_store().wait_for_any_rollout(rollout_ids=list(waiting)):
+                finished[rollout.rollout_id] = rollout
+                del waiting[rollout.rollout_id]
+            self.progress(len(finished), len(rollout_ids))
+        return finished
+
+    def _add(self, collected: _Collected, rollout: Rollout, spans: Sequence[Span]) -> None:
+        triplets: list[Triplet] = self.get_adapter().adapt(spans)
+        collected.model_calls += len(triplets)
+        collected.response_tokens += sum(len(triplet.response.token_ids) for triplet in triplets)
+        reward = find_final_reward(spans)
+        if rollout.status != "succeeded" or reward is None:
+            attempt = getattr(rollout, "attempt", None)
+            collected.failures[str(attempt.metadata.get("reason", rollout.status)) if attempt else rollout.status] += 1
+            collected.rollouts.append(None)
+            return
+        collected.rewards.append(reward)
+        refused = [reason for triplet in triplets if (reason := refusal(triplet)) is not None]
+        collected.refused_calls.update(refused)
+        # A rollout with a hole in its record is not trained on: what the policy did there would get no gradient.
+        data = None if refused else RolloutData(rollout.rollout_id, reward, merge_triplets(triplets, reward=reward))
+        collected.rollouts.append(data)
+
+    def _groups(self, collected: _Collected) -> list[Group]:
+        size = self.rollouts_per_task
+        return [
+            Group([rollout for rollout in collected.rollouts[start : start + size] if rollout is not None])
+            for start in range(0, len(collected.rollouts), size)
+        ]
+
+    # ---- the gradient --------------------------------------------------------------------------------------------------
+
+    async def _update(self, iteration: int, data: StepData) -> Metrics:
+        if not data.rollouts:
+            return {"optimizer_steps": 0, "policy_version": self.backend.policy_version}
+        warmup = min(1.0, (iteration + 1) / max(1, self.warmup_steps))
+        optim = replace(self.optim, learning_rate=self.optim.learning_rate * warmup)
+        results: list[ForwardBackwardResult] = []
+        grad_norms: list[float] = []
+        for epoch in range(self.epochs):
+            for batch in minibatches(
+                data.rollouts, size=self.minibatch_size, seed=self.seed, step=iteration, epoch=epoch
+            ):
+                results.append(await self.backend.forward_backward(batch, self.loss))
+                grad_norms.append((await self.backend.optim_step(optim)).grad_norm)
+        return {
+            "optimizer_steps": len(results),
+            "policy_version": self.backend.policy_version,
+            "learning_rate": optim.learning_rate,
+            "loss": _mean([result.loss for result in results]),
+            "entropy": _mean([result.entropy for result in results]),
+            "kl": _mean([result.kl for result in results]),
+            "clip_fraction": _mean([result.clip_fraction for result in results]),
+            "grad_norm": _mean(grad_norms),
+            "logprob_difference": results[0].max_logprob_difference,
+            "trained_tokens": sum(result.n_trained for result in results),
+        }
+
+
+def _rollout_metrics(collected: _Collected, *, seconds: float) -> Metrics:
+    n = len(collected.rollouts)
+    return {
+        "reward": _mean(collected.rewards),
+        "rollouts": n,
+        "failed": collected.failures.total(),
+        "refused_calls": collected.refused_calls.total(),
+        "model_calls": collected.model_calls,
+        "response_tokens": collected.response_tokens,
+        "rollout_seconds": seconds,
+        "rollouts_per_second": n / seconds,
+        "tokens_per_second": collected.response_tokens / seconds,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+def _counts(reasons: Counter[str]) -> str:
+    return "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(5))
+
+
+def _require_positive(**options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1")

@@ -1,0 +1,144 @@
+"""One attempt, from its first hook to its report: call the agent, record what it did, decide how it ended.
+
+Whatever the agent does becomes an `Outcome`; only a store that cannot be reached, or the end of the run, gets past this module.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from leyden import semconv
+from leyden.emitter import emit_exception
+from leyden.errors import AttemptEnded, IllegalTransition, InvalidReturn, LeydenError, MissingResource
+from leyden.litagent import LitAgent
+from leyden.litagent.result import record_result
+from leyden.runner.base import AttemptRecorder, Hook, Runner
+from leyden.runner.calls import AgentTimeout, call_async, call_sync
+from leyden.store.base import LightningStore
+from leyden.tracer import Tracer
+from leyden.types import AttemptedRollout, AttemptStatus, NamedResources, Span, find_final_reward
+
+__all__ = ["AttemptRunner", "Outcome", "ReasonKind"]
+
+logger = logging.getLogger(__name__)
+
+ReasonKind = Literal["exception", "timeout", "invalid_return", "no_reward", "no_model_call", "missing_resource", "recording"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended, and why when it did not succeed."""
+
+    status: AttemptStatus
+    reason_kind: ReasonKind | None = None
+    reason: str = ""
+    error: Exception | None = None
+    """What the agent raised."""
+
+
+SUCCEEDED = Outcome("succeeded")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRunner:
+    """Runs attempts of one agent for one worker."""
+
+    agent: LitAgent[Any]
+    runner: Runner
+    store: LightningStore
+    tracer: Tracer
+    hooks: Sequence[Hook]
+    recorders: Sequence[AttemptRecorder]
+
+    async def run(self, rollout: AttemptedRollout, resources: NamedResources | None) -> Outcome:
+        """Run one claimed rollout and report it. Cancelling this cancels the agent and reports nothing."""
+        rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+        await self._call_hooks("on_rollout_start", rollout=rollout)
+        spans: Sequence[Span] = ()
+        try:
+            async with self.tracer.trace_context(
+                name=rollout_id, store=self.store, rollout_id=rollout_id, attempt_id=attempt_id
+            ):
+                await self._call_hooks("on_trace_start", tracer=self.tracer, rollout=rollout)
+                try:
+                    outcome = await self._call_agent(rollout, resources or {})
+                    await self._call_hooks("on_trace_end", tracer=self.tracer, rollout=rollout)
+                finally:
+                    for recorder in self.recorders:
+                        recorder.end_attempt(rollout_id, attempt_id)
+            spans = self.tracer.get_last_trace()
+            for recorder in self.recorders:
+                await recorder.flush(rollout_id, attempt_id)
+            outcome = await self._check_requirements(rollout, spans, outcome)
+        except LeydenError as error:
+            outcome = Outcome("failed", "recording", f"the record of the attempt is incomplete: {error}", error)
+        await self._call_hooks("on_rollout_end", rollout=rollout, spans=spans)
+        await self._report(rollout, outcome)
+        return outcome
+
+    async def _call_agent(self, rollout: AttemptedRollout, resources: NamedResources) -> Outcome:
+        agent, timeout = self.agent, _remaining_seconds(rollout)
+        try:
+            if agent.is_async():
+                result = await call_async(lambda: agent.run_async(rollout.input, resources, rollout), timeout)
+            else:
+                name = f"agent-{rollout.rollout_id}"
+                result = await call_sync(lambda: agent.run(rollout.input, resources, rollout), timeout, name=name)
+            await record_result(result, rollout=rollout, store=self.store)
+        except AgentTimeout:
+            limit = rollout.config.timeout_seconds
+            return Outcome("timeout", "timeout", f"the agent did not return within timeout_seconds={limit:g}")
+        except InvalidReturn as error:
+            return _failed("invalid_return", error)
+        except MissingResource as error:
+            return _failed("missing_resource", error)
+        except Exception as error:  # noqa: BLE001 -- the boundary: an agent may raise anything, and it is data
+            emit_exception(error)
+            return _failed("exception", error)
+        return SUCCEEDED
+
+    async def _check_requirements(self, rollout: AttemptedRollout, spans: Sequence[Span], outcome: Outcome) -> Outcome:
+        if outcome is not SUCCEEDED:
+            return outcome
+        if rollout.config.require_model_call:
+            calls = await self.store.query_spans(
+                rollout.rollout_id, rollout.attempt.attempt_id, name=semconv.MODEL_CALL, limit=1
+            )
+            if not calls.total:
+                return Outcome("failed", "no_model_call", "the agent never called the model through the gateway")
+        if rollout.config.require_reward and find_final_reward(spans) is None:
+            return Outcome(
+                "failed", "no_reward", "the agent ended without a reward: return a number or call emit_reward(...)"
+            )
+        return outcome
+
+    async def _report(self, rollout: AttemptedRollout, outcome: Outcome) -> None:
+        metadata = {} if outcome.reason_kind is None else {"reason_kind": outcome.reason_kind, "reason": outcome.reason}
+        try:
+            await self.store.update_attempt(
+                rollout.rollout_id, rollout.attempt.attempt_id, status=outcome.status, metadata=metadata
+            )
+        except (IllegalTransition, AttemptEnded) as error:
+            logger.info("attempt %s ended as %s too late to count: %s", rollout.attempt.attempt_id, outcome.status, error)
+
+    async def _call_hooks(self, point: str, **arguments: Any) -> None:
+        for hook in self.hooks:
+            call: Callable[..., Awaitable[None]] = getattr(hook, point)
+            try:
+                await call(agent=self.agent, runner=self.runner, **arguments)
+            except Exception:
+                logger.exception("hook %s.%s failed; the attempt goes on", type(hook).__name__, point)
+
+
+def _failed(kind: ReasonKind, error: Exception) -> Outcome:
+    text = str(error)
+    return Outcome("failed", kind, f"{type(error).__name__}: {text}" if text else type(error).__name__, error)
+
+
+def _remaining_seconds(rollout: AttemptedRollout) -> float | None:
+    limit = rollout.config.timeout_seconds
+    return None if limit is None else max(0.0, rollout.attempt.start_time + limit - time.time())

@@ -1,0 +1,73 @@
+"""Run a coroutine from synchronous code, under a running loop or without one, so that Ctrl-C and SIGTERM cancel it once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+__all__ = ["run_blocking"]
+
+T = TypeVar("T")
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result. Ctrl-C cancels it and raises KeyboardInterrupt when it has ended; a second one does not wait.
+
+    Where a loop runs in this thread already (a notebook), the coroutine runs on a loop of its own in another thread, and the caller
+    blocks as it would elsewhere.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_until_terminated(work))
+    return _in_thread(work)
+
+
+async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
+    with _sigterm_as_sigint():
+        return await work
+
+
+@contextlib.contextmanager
+def _sigterm_as_sigint() -> Iterator[None]:
+    """In the main thread, treat SIGTERM as Ctrl-C; elsewhere signals are not ours to handle."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _in_thread(work: Coroutine[Any, Any, T]) -> T:
+    results: list[T] = []
+    errors: list[BaseException] = []
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work)
+
+    def run() -> None:
+        try:
+            results.append(loop.run_until_complete(task))
+        except BaseException as error:  # noqa: BLE001 -- raised again in the caller's thread
+            errors.append(error)
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    thread = threading.Thread(target=run, name="leyden-fit", daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]

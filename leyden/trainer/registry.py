@@ -1,0 +1,31 @@
+"""Short names for components. To add one: a line here, and a class that its contract suite passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["AdapterRegistry", "AlgorithmRegistry", "ExecutionStrategyRegistry", "RunnerRegistry", "StoreRegistry", "TracerRegistry"]
+
+ExecutionStrategyRegistry: Final[Mapping[str, str]] = {
+    "shm": "leyden.execution.shared_memory.SharedMemoryExecutionStrategy",
+}
+TracerRegistry: Final[Mapping[str, str]] = {
+    "otel": "leyden.tracer.OtelTracer",
+    "dummy": "leyden.tracer.DummyTracer",
+}
+AlgorithmRegistry: Final[Mapping[str, str]] = {
+    "baseline": "leyden.algorithm.fast.Baseline",
+    "policy_gradient": "leyden.algorithm.policy_gradient.PolicyGradient",
+}
+AdapterRegistry: Final[Mapping[str, str]] = {
+    "triplet": "leyden.adapter.LlmProxyTraceToTriplet",
+    "trajectory": "leyden.adapter.TraceToTrajectory",
+}
+StoreRegistry: Final[Mapping[str, str]] = {
+    "memory": "leyden.store.InMemoryLightningStore",
+    "sqlite": "leyden.store.SqliteLightningStore",
+}
+RunnerRegistry: Final[Mapping[str, str]] = {
+    "litagent": "leyden.runner.LitAgentRunner",
+}

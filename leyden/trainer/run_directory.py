@@ -1,0 +1,95 @@
+"""Run directories: `.leyden/<run>/` with `run.json`, the store's file, checkpoints and what callbacks write; and how a run ended."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from leyden.algorithm import Run
+from leyden.errors import ConfigError
+from leyden.store.base import LightningStore
+
+__all__ = ["RunSummary", "newest_run", "open_run", "store_path", "summarise"]
+
+RUNS = Path(".leyden")
+_MANIFEST = "run.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a run did. `failures` counts the reasons of failed rollouts, most frequent first."""
+
+    run_dir: Path | None
+    rollouts: dict[str, int] = field(default_factory=dict[str, int])
+    failures: dict[str, int] = field(default_factory=dict[str, int])
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count:,} {status}" for status, count in self.rollouts.items() if count) or "none"
+        lines = [f"rollouts: {counts}"]
+        lines += [f"  {count:,} x {reason}" for reason, count in self.failures.items()]
+        if self.run_dir is not None:
+            lines.append(f"run: {self.run_dir}")
+        return "\n".join(lines)
+
+
+def store_path(directory: Path) -> Path:
+    """The store's file in a run directory."""
+    return directory / "store.sqlite"
+
+
+def newest_run(root: Path = RUNS) -> Path:
+    """The run that was started last. Raises ConfigError when there is none."""
+    runs = sorted(root.glob(f"*/{_MANIFEST}"), key=lambda path: path.stat().st_mtime) if root.is_dir() else []
+    if not runs:
+        raise ConfigError(f"there is no run to resume in {root.resolve()}; give run_dir=, or start one without resume")
+    return runs[-1].parent
+
+
+def open_run(directory: Path | None, *, resume: bool, options: dict[str, Any] | None = None) -> Run:
+    """The run in `directory` (None: a new one under `.leyden/`, or with `resume` the newest there).
+
+    Raises ConfigError for a directory that holds a run when `resume` is false, and for one that holds none when it is true.
+    """
+    if directory is None:
+        directory = newest_run() if resume else RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    manifest = directory / _MANIFEST
+    if resume:
+        return _read(manifest)
+    if manifest.exists():
+        raise ConfigError(f"{directory} holds a run already; pass resume=True to continue it, or choose another run_dir")
+    directory.mkdir(parents=True, exist_ok=True)
+    run = Run(run_id=secrets.token_hex(6), directory=directory, options=options or {})
+    manifest.write_text(json.dumps({"format": _FORMAT, "run_id": run.run_id, "started": time.time(), "options": run.options}))
+    return run
+
+
+def _read(manifest: Path) -> Run:
+    try:
+        content = json.loads(manifest.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{manifest.parent} holds no run to resume ({_MANIFEST} is missing)") from None
+    except ValueError as error:
+        raise ConfigError(f"{manifest} is damaged: {error}") from error
+    if content.get("format") != _FORMAT:
+        raise ConfigError(f"{manifest} has format {content.get('format')!r}; this version of Leyden reads {_FORMAT}")
+    return Run(run_id=content["run_id"], directory=manifest.parent, resume=True, options=content.get("options", {}))
+
+
+async def summarise(store: LightningStore, run_dir: Path | None) -> RunSummary:
+    """Counts of rollouts by status, and of failed ones by reason."""
+    failed = await store.query_rollouts(status_in=["failed"])
+    reasons = Counter(_reason(getattr(rollout, "attempt", None)) for rollout in failed)
+    statistics = await store.statistics()
+    return RunSummary(run_dir, dict(statistics["rollouts_by_status"]), dict(reasons.most_common()))
+
+
+def _reason(attempt: Any) -> str:
+    if attempt is None:
+        return "failed before its first attempt"
+    return str(attempt.metadata.get("reason") or f"attempt ended as {attempt.status}")
