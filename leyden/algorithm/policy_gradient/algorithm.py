@@ -36,6 +36,8 @@ from leyden.utils import ids
 
 __all__ = ["PolicyGradient"]
 
+_PROGRESS_SECONDS = 0.5
+
 
 @dataclass(slots=True)
 class _Collected:
@@ -208,13 +210,12 @@ class PolicyGradient(IterativeAlgorithm):
         return collected
 
     async def _wait(self, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
-        waiting, finished = dict.fromkeys(rollout_ids), dict[str, Rollout]()
-        while waiting:
-            for rollout in await self.get_store().wait_for_any_rollout(rollout_ids=list(waiting)):
-                finished[rollout.rollout_id] = rollout
-                del waiting[rollout.rollout_id]
+        """All of them, finished. The wait ends by event; its timeout is only the time between two looks at the progress."""
+        while True:
+            finished = await self.get_store().wait_for_rollouts(rollout_ids=rollout_ids, timeout=_PROGRESS_SECONDS)
             self.progress(len(finished), len(rollout_ids))
-        return finished
+            if len(finished) == len(rollout_ids):
+                return {rollout.rollout_id: rollout for rollout in finished}
 
     def _add(self, collected: _Collected, rollout: Rollout, spans: Sequence[Span]) -> None:
         triplets: list[Triplet] = self.get_adapter().adapt(spans)
