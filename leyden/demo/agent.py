@@ -1,0 +1,39 @@
+"""The demo's agent: an ordinary program that plays the game through the official `openai` client.
+
+It knows nothing of training. All that Leyden asks of it is the decorator, and to return how the game went.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from leyden.demo.game import Game
+from leyden.litagent import llm_rollout
+from leyden.types import LLM
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+__all__ = ["play"]
+
+
+@functools.cache
+def _client() -> AsyncOpenAI:
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(base_url="http://unused", api_key="unused")  # one connection pool for all games
+
+
+@llm_rollout
+async def play(task: dict[str, int], llm: LLM) -> float:
+    """Play one game for the secret in `task`; 1.0 when it was found, 0.0 when not."""
+    client = _client().with_options(base_url=llm.endpoint)
+    game = Game(task["secret"])
+    messages: list[Any] = [{"role": "user", "content": game.prompt()}]
+    while not game.done:
+        answer = await client.chat.completions.create(model=llm.model, messages=messages, **llm.sampling_parameters)
+        reply = answer.choices[0].message.content or ""
+        feedback = game.guess(reply)
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": feedback.text}]
+    return float(game.won)
