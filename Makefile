@@ -68,7 +68,7 @@ bench: $(VENV)/.installed-dev
 	@$(PY) -m benchmarks --prepare $(NAME) $(ARGS)
 
 test-all: $(VENV)/.installed-dev
-	@$(PY) tests/groups.py $(GROUP)
+	@$(PY) tests/groups.py $(ARGS) $(GROUP)
 
 lock:
 	$(call with_python,constraints/lock.py $(or $(ENV),dev))

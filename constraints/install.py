@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,9 +75,9 @@ class Environment:
 
     def digest(self) -> str:
         """What decides the environment's content; equal digests need no work."""
-        inputs = [self.wanted, self.pins, self.optional, ROOT / "pyproject.toml", Path(__file__)]
-        digest = hashlib.sha256(f"{ROOT}\n".encode())
-        for path in inputs:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        digest = hashlib.sha256(f"{ROOT}\n{project['build-system']}\n{project['project']}\n".encode())
+        for path in (self.wanted, self.pins, self.optional, Path(__file__)):
             digest.update(path.read_bytes() if path.exists() else b"-")
         return digest.hexdigest()
 

@@ -8,7 +8,18 @@ SECONDS_ALLOWED = 0.3
 HEAVY = {
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "matplotlib", "ray", "verl", "vllm", "litellm"),
     *("fastapi", "starlette", "uvicorn", "aiohttp", "httpx", "openai", "anthropic", "opentelemetry", "typer", "rich"),
-    *("agentops", "weave", "gymnasium", "psycopg", "pyarrow", "wandb", "mlflow", "tensorboard", "gepa", "reasoning_gym"),
+    *(
+        "agentops",
+        "weave",
+        "gymnasium",
+        "psycopg",
+        "pyarrow",
+        "wandb",
+        "mlflow",
+        "tensorboard",
+        "gepa",
+        "reasoning_gym",
+    ),
 }
 PROBE = """
 import json, sys, time
