@@ -30,7 +30,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD_TOOLS = ["hatchling", "editables"]
-PIP_OPTIONS = ["--no-input", "--disable-pip-version-check", "--no-compile", "--progress-bar", "off"]
+PIP_OPTIONS = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
 LOG_LINES_SHOWN = 25
 
 
@@ -154,10 +154,13 @@ def install_packages(env: Environment) -> None:
     editable = any(line.startswith("-e ") for line in env.wanted.read_text().splitlines())
     if editable:
         # pinned like everything else, which a build in isolation would not be
-        pip_install(env, BUILD_TOOLS)
-    pip_install(env, ["--requirement", str(env.wanted), *(["--no-build-isolation"] if editable else [])])
+        pip_install(env, ["--no-compile", *BUILD_TOOLS])
+    # bytecode of everything would double the time; Python writes it for what is used
+    isolation = ["--no-build-isolation"] if editable else []
+    pip_install(env, ["--no-compile", *isolation, "--requirement", str(env.wanted)])
     if env.optional.exists():
         try:
+            # compiled now: one of these has SyntaxWarnings, which are errors when tests compile it
             pip_install(env, ["--requirement", str(env.optional)])
         except SetUpFailed:
             print(f"Left out what {env.optional.relative_to(ROOT)} lists: see {env.log.relative_to(ROOT)}.", flush=True)
