@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD_TOOLS = ["hatchling", "editables"]
-PIP_OPTIONS = ["--no-input", "--disable-pip-version-check", "--no-compile", "--progress-bar", "off"]
+PIP_OPTIONS = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
 LOG_LINES_SHOWN = 25
 
 
@@ -74,9 +75,9 @@ class Environment:
 
     def digest(self) -> str:
         """What decides the environment's content; equal digests need no work."""
-        inputs = [self.wanted, self.pins, self.optional, ROOT / "pyproject.toml", Path(__file__)]
-        digest = hashlib.sha256(f"{ROOT}\n".encode())
-        for path in inputs:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        digest = hashlib.sha256(f"{ROOT}\n{project['build-system']}\n{project['project']}\n".encode())
+        for path in (self.wanted, self.pins, self.optional, Path(__file__)):
             digest.update(path.read_bytes() if path.exists() else b"-")
         return digest.hexdigest()
 
@@ -153,10 +154,13 @@ def install_packages(env: Environment) -> None:
     editable = any(line.startswith("-e ") for line in env.wanted.read_text().splitlines())
     if editable:
         # pinned like everything else, which a build in isolation would not be
-        pip_install(env, BUILD_TOOLS)
-    pip_install(env, ["--requirement", str(env.wanted), *(["--no-build-isolation"] if editable else [])])
+        pip_install(env, ["--no-compile", *BUILD_TOOLS])
+    # bytecode of everything would double the time; Python writes it for what is used
+    isolation = ["--no-build-isolation"] if editable else []
+    pip_install(env, ["--no-compile", *isolation, "--requirement", str(env.wanted)])
     if env.optional.exists():
         try:
+            # compiled now: one of these has SyntaxWarnings, which are errors when tests compile it
             pip_install(env, ["--requirement", str(env.optional)])
         except SetUpFailed:
             print(f"Left out what {env.optional.relative_to(ROOT)} lists: see {env.log.relative_to(ROOT)}.", flush=True)

@@ -1,9 +1,12 @@
 """`import leyden` is light: a fresh interpreter says what it loaded and how long that took."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 SECONDS_ALLOWED = 0.3
 HEAVY = {
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "matplotlib", "ray", "verl", "vllm", "litellm"),
@@ -30,7 +33,11 @@ print(json.dumps({"seconds": time.perf_counter() - began, "modules": sorted(sys.
 
 
 def import_in_a_fresh_interpreter() -> tuple[float, list[str]]:
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
+    # bytecode may be written, or each of the three runs would compile everything anew
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+    )
     report = json.loads(done.stdout)
     return report["seconds"], report["modules"]
 

@@ -1,0 +1,38 @@
+"""What every test shares: which tests belong to which group, and an environment that does not differ between machines.
+
+A test belongs to a group (the table in `groups.py`) by its mark, or by lying in `tests/<group>/`. Such a folder is not
+even imported unless its group is asked for, since its modules import what only the group's environment has.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+GROUP_FOLDERS = ("faults", "frameworks", "ray", "verl", "browser", "postgres")
+
+# before anything imports torch: two threads that spin cost a small machine more than they give
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# no test fetches a model; one that tries fails at once and says so
+os.environ["HF_HUB_OFFLINE"] = "1"
+# a key of the developer's own must never be used, nor decide whether a test passes
+for secret in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "WANDB_API_KEY"):
+    os.environ.pop(secret, None)
+
+
+def group_of(path: Path) -> str | None:
+    parts = path.relative_to(HERE).parts if path.is_relative_to(HERE) else ()
+    return parts[0] if parts and parts[0] in GROUP_FOLDERS else None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    group = group_of(collection_path)
+    return True if group and config.option.markexpr != group else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if group := group_of(item.path):
+            item.add_marker(group)

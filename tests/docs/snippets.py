@@ -1,0 +1,104 @@
+"""Run the code blocks of a Markdown file, in order, as one program.
+
+- ```` ```python ```` blocks run in one module for each file, so a later block sees the names of an earlier one;
+  `await` works at the top level.
+- ```` ```bash ```` blocks run only below the line `<!-- run -->`, and only commands that begin with `leyden` or
+  `python -m`.
+- `<!-- skip: next "why" -->` leaves out the next block, `<!-- skip: start "why" -->` to `<!-- skip: end -->` several.
+  The reason is demanded.
+"""
+
+import ast
+import asyncio
+import inspect
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from unittest import SkipTest
+
+from sybil import Document, Example
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
+
+ROOT = Path(__file__).parents[2]
+RUN_MARK = "<!-- run -->"
+COMMANDS = (("leyden",), ("python", "-m"))
+
+
+class BadSnippet(AssertionError):
+    """A block that is marked in a way that the runner does not accept."""
+
+
+def documents() -> list[Path]:
+    """Every file whose snippets are run, relative to the repository's root."""
+    return [path.relative_to(ROOT) for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))]
+
+
+def run_document(path: Path, module: ModuleType) -> int:
+    """Run the blocks of `path` in the working directory, the Python ones in `module`; how many ran.
+
+    Raises what a block raises, with the document's own line in the traceback.
+    """
+    ran = 0
+
+    def count(evaluate: Callable[[Example], None]) -> Callable[[Example], None]:
+        def counted(example: Example) -> None:
+            nonlocal ran
+            evaluate(example)
+            ran += 1
+
+        return counted
+
+    python = CodeBlockParser("python", count(lambda example: run_python(example, module)))
+    bash = CodeBlockParser("bash", count(run_bash))
+    document = Document.parse(str(path), python, bash, parse_skips)
+    for example in document.examples():
+        try:
+            example.evaluate()
+        except SkipTest:
+            continue
+    return ran
+
+
+def parse_skips(document: Document):
+    for region in SkipParser()(document):
+        action, reason = region.parsed
+        if action != "end" and not reason:
+            raise BadSnippet(f"{document.path}, {document.line_column(region.start)}: skip: {action} without a reason")
+        yield region
+
+
+def run_python(example: Example, module: ModuleType) -> None:
+    source = "\n" * (example.line + example.parsed.line_offset) + example.parsed
+    code = compile(source, example.path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    result = eval(code, module.__dict__)
+    if code.co_flags & inspect.CO_COROUTINE:
+        asyncio.run(result)
+
+
+def run_bash(example: Example) -> None:
+    if not example.document.text[: example.start].rstrip().endswith(RUN_MARK):
+        return
+    for line in example.parsed.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        if not any(tuple(words[: len(command)]) == command for command in COMMANDS):
+            raise BadSnippet(
+                f"{example.path}, line {example.line}: only `leyden` and `python -m` are run, not {line!r}"
+            )
+        done = subprocess.run(words, env=shell_environment(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise AssertionError(
+                f"{example.path}, line {example.line}: {line!r} exits {done.returncode}\n{done.stderr}"
+            )
+
+
+def shell_environment() -> dict[str, str]:
+    """The environment of a shell in which this interpreter's commands, and this checkout, come first."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PATH": path, "PYTHONPATH": python_path}

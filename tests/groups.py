@@ -1,0 +1,129 @@
+"""Run the larger groups of tests, each in its own environment and within its own time: `python tests/groups.py faults`.
+
+Without a name: every group that this machine can run. A group's environment is `constraints/<environment>.in` and
+`.txt`; its tests carry its mark or lie in `tests/<group>/`. To add a group: a line in GROUPS, a mark in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+sys.path.insert(0, str(ROOT))
+
+from constraints.install import environment  # noqa: E402 (this file is run as a script)
+
+INSTALL = ROOT / "constraints" / "install.py"
+RAN_OUT_OF_TIME = 124
+
+
+def nothing() -> str | None:
+    return None
+
+
+def an_nvidia_gpu() -> str | None:
+    return None if shutil.which("nvidia-smi") else "this machine has no NVIDIA GPU (no nvidia-smi)"
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    environment: str
+    minutes: float
+    """The most it may take, its environment's set-up included."""
+    missing: Callable[[], str | None] = nothing
+    """What this machine lacks for it, or None."""
+
+
+GROUPS = [
+    Group("slow", "dev", 8),
+    Group("faults", "dev", 8),
+    Group("frameworks", "frameworks", 8),
+    Group("browser", "browser", 6),
+    Group("postgres", "postgres", 5),
+    Group("ray", "ray", 6),
+    Group("verl", "verl", 10),
+    Group("gpu", "dev", 10, missing=an_nvidia_gpu),
+]
+
+
+def has_tests(group: Group) -> bool:
+    """Whether any test belongs to the group, found without importing one."""
+    if any((TESTS / group.name).rglob("test_*.py")):
+        return True
+    mark = re.compile(rf"mark\.{group.name}\b")
+    return any(mark.search(path.read_text()) for path in TESTS.rglob("test_*.py"))
+
+
+def reason_to_skip(group: Group, seconds_left: float, *, asked_for: bool) -> str | None:
+    if not has_tests(group):
+        return "no tests yet"
+    if not asked_for and (lacks := group.missing()):
+        return lacks
+    if group.minutes * 60 > seconds_left:
+        return f"it may take {group.minutes:g} minutes and {max(seconds_left, 0) / 60:.1f} are left"
+    return None
+
+
+def run(group: Group) -> int:
+    """Set the group's environment up, run its tests, and return pytest's exit status (124 when its time is over)."""
+    ends = time.monotonic() + group.minutes * 60
+    try:
+        if status := call([sys.executable, INSTALL, group.environment], ends):
+            return status
+        python = environment(group.environment).python
+        return call([python, "-m", "pytest", "-m", group.name, "tests"], ends)
+    except subprocess.TimeoutExpired:
+        print(f"group {group.name}: stopped, its {group.minutes:g} minutes are over", flush=True)
+        return RAN_OUT_OF_TIME
+
+
+def call(command: list[str | Path], ends: float) -> int:
+    """Run a command to its end, or until `ends`; whatever it started goes with it."""
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return process.wait(timeout=ends - time.monotonic())
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+
+
+def main() -> int:
+    names = [group.name for group in GROUPS]
+    parser = argparse.ArgumentParser(description="Run the larger groups of tests.")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"some of {', '.join(names)}; none: all")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no group that may take longer")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.groups) - set(names)):
+        parser.error(f"no group {', '.join(unknown)}; there are {', '.join(names)}")
+
+    ends = time.monotonic() + options.minutes * 60
+    failed = []
+    for group in GROUPS:
+        asked_for = group.name in options.groups
+        if options.groups and not asked_for:
+            continue
+        if reason := reason_to_skip(group, ends - time.monotonic(), asked_for=asked_for):
+            print(f"group {group.name}: skipped, {reason}", flush=True)
+            continue
+        print(f"group {group.name}: in the environment {group.environment}", flush=True)
+        if status := run(group):
+            print(f"group {group.name}: FAILED (exit {status})", flush=True)
+            failed.append(group.name)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Groups of tests are declared once for the runner, the marks and the folders, and keep to their time."""
+
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import GROUP_FOLDERS
+from tests.groups import GROUPS, Group, call, has_tests, reason_to_skip
+
+ROOT = Path(__file__).parents[2]
+EMPTY = Group("empty", "dev", 5)
+EVERY_TEST = Group("project", "dev", 5)
+"""Not a group, but a folder with tests."""
+
+
+def test_every_group_has_a_mark_and_is_left_out_by_default():
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    marks = {mark.partition(":")[0] for mark in options["markers"]}
+    names = {group.name for group in GROUPS}
+    assert names == marks
+    assert set(GROUP_FOLDERS) <= names
+    left_out = options["addopts"][options["addopts"].index("-m") + 1]
+    assert all(name in left_out for name in names)
+
+
+def test_a_group_without_tests_is_skipped():
+    assert not has_tests(EMPTY)
+    assert reason_to_skip(EMPTY, float("inf"), asked_for=True) == "no tests yet"
+
+
+def test_a_group_is_skipped_when_its_time_does_not_fit_or_the_machine_lacks_something():
+    assert reason_to_skip(EVERY_TEST, 301, asked_for=False) is None
+    assert "may take 5 minutes" in reason_to_skip(EVERY_TEST, 299, asked_for=False)
+    lacking = Group("project", "dev", 5, missing=lambda: "no such device")
+    assert reason_to_skip(lacking, 301, asked_for=False) == "no such device"
+    assert reason_to_skip(lacking, 301, asked_for=True) is None
+
+
+def test_what_runs_too_long_is_stopped_with_everything_it_started(tmp_path: Path):
+    alive = tmp_path / "alive"
+    child = f"import pathlib, time\nwhile True:\n    pathlib.Path({str(alive)!r}).touch(); time.sleep(0.05)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with pytest.raises(subprocess.TimeoutExpired):
+        call([sys.executable, "-c", parent], time.monotonic() + 1)
+    alive.unlink()
+    time.sleep(0.3)
+    assert not alive.exists()
+
+
+def test_a_group_folder_is_collected_only_for_its_group(tmp_path: Path):
+    """In a copy of the configuration: a probe in the real tree would disturb tests that run beside this one."""
+    (tmp_path / "tests/browser").mkdir(parents=True)
+    for name in ("pyproject.toml", "tests/conftest.py"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    (tmp_path / "tests/browser/test_probe.py").write_text("import only_there\n")
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
+    default = subprocess.run(collect, cwd=tmp_path, capture_output=True, text=True, check=False)
+    asked = subprocess.run([*collect, "-m", "browser"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "only_there" not in default.stdout
+    assert "No module named 'only_there'" in asked.stdout
