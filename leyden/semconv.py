@@ -50,6 +50,11 @@ GEN_AI_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 GEN_AI_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 GEN_AI_INPUT_MESSAGES: Final = "gen_ai.input.messages"
 GEN_AI_OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+GEN_AI_TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"
+GEN_AI_REQUEST_PREFIX: Final = "gen_ai.request"
+
+# The number of a model call within its attempt, in the order of arrival, from 0
+CALL_INDEX: Final = "leyden.call_index"
 
 # Why a model call cannot be trained on, when it cannot
 TOKENS_REFUSED: Final = "leyden.tokens.refused"

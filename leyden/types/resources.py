@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -59,7 +60,7 @@ class ProxyLLM(LLM):
                 "use the `llm` that @llm_rollout passes, or get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)"
             )
         root = self.endpoint.rstrip("/").removesuffix("/v1")
-        return f"{root}/rollout/{rollout_id}/attempt/{attempt_id}/v1"
+        return f"{root}/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}/v1"
 
     def with_attempted_rollout(self, rollout_id: str, attempt_id: str) -> LLM:
         """The plain LLM that one attempt should call."""

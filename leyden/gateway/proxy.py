@@ -1,0 +1,334 @@
+"""`LLMProxy`: the gateway's options and the life of its server.
+
+The server runs in a daemon thread with an event loop of its own, so that a busy agent or algorithm never holds a model call up. The routes
+are in `app`. To change what a call may do on its way, see there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self, cast
+
+import aiohttp
+import uvicorn
+
+from leyden.errors import ConfigError, GatewayError
+from leyden.gateway.app import GatewayApp
+from leyden.gateway.attempts import Attempts
+from leyden.gateway.recorder import Failures, Recorder
+from leyden.gateway.upstream import UpstreamModel, upstream_models
+from leyden.store.base import LightningStore
+from leyden.types import LLM, ProxyLLM
+
+__all__ = ["LLMProxy"]
+
+logger = logging.getLogger(__name__)
+
+ModelList = Sequence[UpstreamModel | LLM | Mapping[str, Any]]
+
+_STOP_GRACE_SECONDS = 1.0
+"""How long calls under way may go on after `stop`."""
+_CLIENT_KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep an idle connection (OpenAI's: 5 s), so that never both ends decide at once."""
+_UPSTREAM_KEEP_ALIVE_SECONDS = 3.0
+"""Shorter than servers keep one (uvicorn and vLLM: 5 s), for the same reason."""
+_CONNECT_SECONDS = 10.0
+
+
+class LLMProxy:
+    """An OpenAI-compatible server that passes calls on to models and records each in its attempt.
+
+    `start` before use, `stop` after (or `async with`); both may be repeated, and a restart keeps the address. All methods may be called
+    from any thread and any event loop, `start` and `stop` from one at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        host: str = "127.0.0.1",
+        model_list: ModelList | None = None,
+        store: LightningStore | None = None,
+        timeout_seconds: float = 600.0,
+        launch_mode: Literal["thread"] = "thread",
+        deterministic_seed: int | None = None,
+        token: str | None = None,
+    ) -> None:
+        """Nothing is opened before `start`.
+
+        port: None takes a free one. timeout_seconds: the longest time for one answer of the upstream, a stream's last byte included.
+        deterministic_seed: give each request that has no `seed` one that depends on this number, the rollout's id and the number of the
+        call in its attempt, so that a rerun of the same rollout id samples the same. token: what clients must send as their API key;
+        required when `host` is not a loopback address.
+        Raises ConfigError.
+        """
+        if launch_mode != "thread":
+            raise ConfigError(f"launch_mode is {launch_mode!r}; possible: 'thread'")
+        if not timeout_seconds > 0:
+            raise ConfigError(f"timeout_seconds is {timeout_seconds}; it must be above 0")
+        if token is None and not _is_loopback(host):
+            raise ConfigError(f"host {host!r} can be reached from other machines: give token=..., or bind to 127.0.0.1")
+        self._host = host
+        self._port = port
+        self._models = upstream_models(model_list or ())
+        self._store = store
+        self._timeout_seconds = timeout_seconds
+        self._deterministic_seed = deterministic_seed
+        self._token = token
+        self._failures: Failures = {}
+        self._running: _Running | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.shield(self.stop())
+
+    # ---- options -------------------------------------------------------------------------------------------------------
+
+    def set_store(self, store: LightningStore) -> None:
+        """Where calls are recorded. Raises GatewayError while the gateway is running."""
+        if self._running is not None:
+            raise GatewayError(f"the gateway on {self.endpoint} is running; stop it before giving it another store")
+        self._store = store
+
+    def get_store(self) -> LightningStore | None:
+        """Where calls are recorded."""
+        return self._store
+
+    def update_model_list(self, model_list: ModelList) -> None:
+        """Serve these models from the next call on; no restart. Raises ConfigError, and the old list stays."""
+        self._models = upstream_models(model_list)
+
+    @property
+    def endpoint(self) -> str:
+        """The base URL of the gateway itself, without an attempt. Raises GatewayError before `start` if no `port` was given."""
+        if self._port is None:
+            raise GatewayError("the gateway has no address yet: start it first, or give it a port=")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}/v1"
+
+    def as_resource(
+        self,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        model: str | None = None,
+        sampling_parameters: dict[str, Any] | None = None,
+    ) -> ProxyLLM | LLM:
+        """The gateway as a resource for agents: a ProxyLLM for any attempt, or with both ids the LLM of that attempt.
+
+        `model` may be left out if there is one only. Raises ConfigError for a model that is not served and for one id without the other.
+        """
+        name = self._model_name(model)
+        resource = ProxyLLM(
+            endpoint=self.endpoint,
+            model=name,
+            api_key=self._token or "EMPTY",  # OpenAI's client insists on some key
+            sampling_parameters={**self._models[name].sampling_parameters, **(sampling_parameters or {})},
+        )
+        if rollout_id is None and attempt_id is None:
+            return resource
+        return resource.with_attempted_rollout(cast(str, rollout_id), cast(str, attempt_id))
+
+    def _model_name(self, model: str | None) -> str:
+        models = list(self._models)
+        if model is None and len(models) == 1:
+            return models[0]
+        if model not in self._models:
+            possible = ", ".join(map(repr, models)) or "none: give model_list="
+            raise ConfigError(f"as_resource: model is {model!r}; the gateway serves {possible}")
+        return model
+
+    # ---- attempts ------------------------------------------------------------------------------------------------------
+
+    def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """Refuse all later calls of this attempt with 410. Calls under way go on. Safe to repeat."""
+        if self._running is not None:
+            self._running.attempts.end(rollout_id, attempt_id)
+
+    async def flush(self, rollout_id: str, attempt_id: str) -> None:
+        """Wait until every call of this attempt whose answer has been given is in the store.
+
+        Raises StoreError, once, if one of them could not be written.
+        """
+        key = (rollout_id, attempt_id)
+        running = self._running
+        if running is None:
+            if failure := self._failures.pop(key, None):
+                raise failure
+        elif not running.recorder.settled(key):
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running.recorder.flush(key), running.loop))
+
+    # ---- the server ----------------------------------------------------------------------------------------------------
+
+    def is_running(self) -> bool:
+        """Whether the gateway takes calls."""
+        return self._running is not None and self._running.thread.is_alive()
+
+    async def start(self) -> None:
+        """Open the port and take calls. Calling it again does nothing.
+
+        Raises ConfigError without a store, GatewayError if the port cannot be had.
+        """
+        if self.is_running():
+            return
+        if self._store is None:
+            raise ConfigError(
+                "the gateway has no store to record calls in; give store= or call set_store() before start()"
+            )
+        listener = self._listen()
+        ready: concurrent.futures.Future[_Running] = concurrent.futures.Future()
+        stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
+        store = self._store
+
+        def run() -> None:
+            try:
+                with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                    runner.run(self._serve(store, listener, ready, stopped))
+            except BaseException as error:
+                logger.exception("the gateway on %s ended", self.endpoint)
+                if not ready.done():
+                    ready.set_exception(GatewayError(f"the gateway could not start on {self.endpoint}: {error}"))
+            finally:
+                listener.close()
+                stopped.set_result(None)
+
+        threading.Thread(target=run, name="leyden-gateway", daemon=True).start()
+        self._running = await asyncio.wrap_future(ready)
+
+    async def stop(self) -> None:
+        """Take no more calls, end those under way, write every record, close the port. Calling it again does nothing."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        running.stop()
+        await asyncio.wrap_future(running.stopped)
+        running.thread.join()
+
+    async def restart(self) -> None:
+        """`stop`, then `start` on the same address."""
+        await self.stop()
+        await self.start()
+
+    def _listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._host, self._port or 0))
+            listener.listen(2048)
+        except OSError as error:
+            listener.close()
+            raise GatewayError(
+                f"the gateway cannot listen on {self._host}, port {self._port}: {error.strerror or error}; "
+                "give LLMProxy another port=, or port=None for a free one"
+            ) from error
+        self._port = listener.getsockname()[1]
+        return listener
+
+    async def _serve(
+        self,
+        store: LightningStore,
+        listener: socket.socket,
+        ready: concurrent.futures.Future[_Running],
+        stopped: concurrent.futures.Future[None],
+    ) -> None:
+        recorder = Recorder(store, self._failures)
+        attempts = Attempts(store)
+        async with _upstream_session(self._timeout_seconds) as session:
+            app = GatewayApp(
+                session=session,
+                attempts=attempts,
+                recorder=recorder,
+                models=lambda: self._models,
+                token=self._token,
+                deterministic_seed=self._deterministic_seed,
+                timeout_seconds=self._timeout_seconds,
+            )
+            server = uvicorn.Server(_server_config(app))
+            writing = asyncio.create_task(recorder.run())
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            thread = threading.current_thread()
+            ready.set_result(
+                _Running(recorder, attempts, loop, thread, stopped, lambda: loop.call_soon_threadsafe(stop.set))
+            )
+            await asyncio.wait([asyncio.ensure_future(stop.wait()), serving], return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            grace = loop.call_later(_STOP_GRACE_SECONDS, app.cancel_calls)
+            try:
+                await serving
+            finally:
+                grace.cancel()
+                recorder.close()
+                await writing
+
+
+class _Running:
+    """What a started gateway is made of."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        attempts: Attempts,
+        loop: asyncio.AbstractEventLoop,
+        thread: threading.Thread,
+        stopped: concurrent.futures.Future[None],
+        stop: Callable[[], object],
+    ) -> None:
+        self.recorder = recorder
+        self.attempts = attempts
+        self.loop = loop
+        self.thread = thread
+        self.stopped = stopped
+        self.stop = stop
+
+
+def _upstream_session(timeout_seconds: float) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_UPSTREAM_KEEP_ALIVE_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+def _server_config(app: GatewayApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        cast(Any, app),
+        http="auto",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_CLIENT_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(_STOP_GRACE_SECONDS) + 2,
+    )
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

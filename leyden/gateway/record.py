@@ -1,0 +1,195 @@
+"""From one call to one span, and the proof of its tokens.
+
+Pure functions. Tokens are recorded only when ids, log-probabilities and the upstream's own count agree; a call that cannot be proven keeps
+its text and says why its tokens were refused. P prompt tokens, R response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from leyden import semconv
+from leyden.gateway.wire import dump
+from leyden.types import Attributes, Span, SpanStatus, TokenRecord
+from leyden.utils import ids
+
+__all__ = ["ModelCall", "Refused", "span_of", "token_record"]
+
+Json = dict[str, Any]
+
+_REQUEST_SETTINGS = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed")
+_LARGEST_ID = 2**31 - 1
+_RESOURCE: Attributes = {"service.name": "leyden.gateway"}
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """One call, filled in as it goes. Times are Unix seconds."""
+
+    rollout_id: str
+    attempt_id: str
+    trace_id: str
+    parent_id: str | None
+    call_index: int
+    operation: str
+    start_time: float
+    end_time: float = 0.0
+    request: Json = field(default_factory=dict[str, Any])
+    """The agent's request; the seed that the gateway added is part of it."""
+    response: Json | None = None
+    """The upstream's answer, put together if it was a stream; None when none came."""
+    error: str | None = None
+    """Why the call failed, if it did."""
+    span_id: str = field(default_factory=ids.span_id)
+
+
+class Refused(ValueError):
+    """The tokens of a call cannot be proven; the message says why."""
+
+
+def span_of(call: ModelCall) -> Span:
+    """The call as a span."""
+    attributes: Attributes = {semconv.CALL_INDEX: call.call_index, semconv.GEN_AI_OPERATION: call.operation}
+    _describe_request(call.request, attributes)
+    if call.response is not None:
+        _describe_response(call.response, attributes)
+    tokens = None
+    try:
+        tokens = token_record(call)
+    except Refused as refused:
+        attributes[semconv.TOKENS_REFUSED] = str(refused)
+    status = (
+        SpanStatus(status_code="OK") if call.error is None else SpanStatus(status_code="ERROR", description=call.error)
+    )
+    return Span(
+        rollout_id=call.rollout_id,
+        attempt_id=call.attempt_id,
+        sequence_id=0,
+        trace_id=call.trace_id,
+        span_id=call.span_id,
+        parent_id=call.parent_id,
+        name=semconv.MODEL_CALL,
+        status=status,
+        attributes=attributes,
+        start_time=call.start_time,
+        end_time=call.end_time,
+        resource=dict(_RESOURCE),
+        tokens=tokens,
+    )
+
+
+def token_record(call: ModelCall) -> TokenRecord:
+    """The exact tokens of a call.
+
+    `logprobs` is None if the upstream gave none at all; any other gap, and any disagreement, raises Refused.
+    """
+    if call.error is not None:
+        raise Refused(f"the call failed: {call.error}")
+    response = call.response or {}
+    choice = _only_choice(response)
+    prompt_ids = _ids("prompt_token_ids", choice.get("prompt_token_ids") or response.get("prompt_token_ids"))
+    response_ids = _ids("token_ids", choice.get("token_ids"))
+    _check_usage(response.get("usage"), len(prompt_ids), len(response_ids))
+    logprobs = _logprobs(choice.get("logprobs"), len(response_ids))
+    versions = choice.get("policy_versions")
+    if versions is not None:
+        versions = _ids("policy_versions", versions)
+        if len(versions) != len(response_ids):
+            raise Refused(f"{len(versions)} policy_versions for {len(response_ids)} response tokens")
+    return TokenRecord.model_construct(
+        prompt_ids=prompt_ids, response_ids=response_ids, logprobs=logprobs, policy_versions=versions
+    )
+
+
+def _only_choice(response: Json) -> Json:
+    choices = response.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise Refused("the answer has no choices")
+    found = cast(list[Any], choices)
+    if len(found) != 1:
+        raise Refused(f"the answer has {len(found)} choices; a record holds one response (ask with n=1, once for each)")
+    if not isinstance(found[0], dict):
+        raise Refused(f"the choice is a {type(found[0]).__name__}, not an object")
+    return cast(Json, found[0])
+
+
+def _ids(name: str, value: Any) -> list[int]:
+    if not isinstance(value, list):
+        raise Refused(f"the upstream gave no {name}; it must honour return_token_ids (vLLM 0.10.2 and later do)")
+    ids_ = cast(list[Any], value)
+    if not all(type(item) is int and 0 <= item <= _LARGEST_ID for item in ids_):
+        raise Refused(f"{name} holds something that is no token id")
+    return ids_
+
+
+def _check_usage(usage: Any, n_prompt: int, n_response: int) -> None:
+    if not isinstance(usage, dict):
+        raise Refused("the upstream gave no usage to check the ids against")
+    counted = cast(Json, usage)
+    for name, n_ids in (("prompt_tokens", n_prompt), ("completion_tokens", n_response)):
+        if counted.get(name) != n_ids:
+            raise Refused(f"usage counts {counted.get(name)!r} {name}, but the upstream gave {n_ids} ids")
+
+
+def _logprobs(value: Any, n_response: int) -> list[float] | None:
+    """Chat answers have `content[i].logprob`, completions `token_logprobs[i]`."""
+    if value is None:
+        return None
+    try:
+        given = value.get("token_logprobs")
+        if given is None:
+            given = [entry["logprob"] for entry in value.get("content") or ()]
+        logprobs = [float(item) for item in given]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Refused(f"logprobs cannot be read: {type(error).__name__}: {error}") from error
+    if len(logprobs) != n_response:
+        raise Refused(f"{len(logprobs)} logprobs for {n_response} response tokens")
+    if not all(map(math.isfinite, logprobs)):
+        raise Refused("logprobs holds a value that is not finite")
+    return logprobs
+
+
+def _describe_request(request: Json, attributes: Attributes) -> None:
+    if isinstance(model := request.get("model"), str):
+        attributes[semconv.GEN_AI_REQUEST_MODEL] = model
+    for name in _REQUEST_SETTINGS:
+        if isinstance(value := request.get(name), int | float):
+            attributes[f"{semconv.GEN_AI_REQUEST_PREFIX}.{name}"] = value
+    messages = request.get("messages")
+    if messages is None and "prompt" in request:
+        messages = [{"role": "user", "content": request["prompt"]}]
+    if messages is not None:
+        attributes[semconv.GEN_AI_INPUT_MESSAGES] = _text(messages)
+    if request.get("tools") is not None:
+        attributes[semconv.GEN_AI_TOOL_DEFINITIONS] = _text(request["tools"])
+
+
+def _describe_response(response: Json, attributes: Attributes) -> None:
+    for name, key in (("id", semconv.GEN_AI_RESPONSE_ID), ("model", semconv.GEN_AI_RESPONSE_MODEL)):
+        if isinstance(value := response.get(name), str):
+            attributes[key] = value
+    if isinstance(usage := response.get("usage"), dict):
+        counted = cast(Json, usage)
+        for name, key in (
+            ("prompt_tokens", semconv.GEN_AI_INPUT_TOKENS),
+            ("completion_tokens", semconv.GEN_AI_OUTPUT_TOKENS),
+        ):
+            if isinstance(count := counted.get(name), int):
+                attributes[key] = count
+    choices = response.get("choices")
+    if isinstance(choices, list):
+        found = [cast(Json, choice) for choice in cast(list[Any], choices) if isinstance(choice, dict)]
+        attributes[semconv.GEN_AI_FINISH_REASONS] = [str(choice.get("finish_reason")) for choice in found]
+        attributes[semconv.GEN_AI_OUTPUT_MESSAGES] = _text([_message(choice) for choice in found])
+
+
+def _message(choice: Json) -> Any:
+    if "message" in choice:
+        return choice["message"]
+    return {"role": "assistant", "content": choice.get("text")}
+
+
+def _text(value: object) -> str:
+    return dump(value).decode()

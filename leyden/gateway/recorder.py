@@ -1,0 +1,132 @@
+"""The queue between the answer and the store.
+
+Calls are queued before the last byte of their answer is sent and written behind it, in batches. The queue is bounded: when the store cannot
+keep up, answers wait, and nothing is dropped. It knows the store's `add_many_spans`, and nothing of HTTP.
+
+All of it runs in the gateway's event loop, but for `settled`. A crash of the process loses the calls that were not written yet, at most
+the last few hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from leyden.errors import StoreError
+from leyden.gateway.attempts import AttemptKey
+from leyden.gateway.record import ModelCall, span_of
+from leyden.store.base import LightningStore
+from leyden.types import Span
+
+__all__ = ["Failures", "Recorder"]
+
+logger = logging.getLogger(__name__)
+
+Failures = dict[AttemptKey, StoreError]
+"""The first thing that went wrong when an attempt's calls were written, until `flush` raises it."""
+
+_BATCH = 256
+_QUEUE_LIMIT = 4096
+_LINGER_SECONDS = 0.01
+"""How long the first call of a batch waits for company when nobody asks for a flush."""
+
+
+class Recorder:
+    """Writes calls to the store, behind their answers."""
+
+    def __init__(self, store: LightningStore, failures: Failures) -> None:
+        self._store = store
+        self._failures = failures
+        self._queue: deque[ModelCall] = deque()
+        self._pending: dict[AttemptKey, int] = {}
+        self._waiters: dict[AttemptKey, list[asyncio.Future[None]]] = {}
+        self._ready = asyncio.Event()
+        self._space = asyncio.Event()
+        self._closing = False
+
+    def begin(self, key: AttemptKey) -> None:
+        """From now on `flush` waits for one more call of this attempt: to be called before the agent can see that its answer is whole."""
+        self._pending[key] = self._pending.get(key, 0) + 1
+
+    async def put(self, call: ModelCall) -> None:
+        """Queue a call that was begun; waits while the queue is full."""
+        while len(self._queue) >= _QUEUE_LIMIT:
+            self._space.clear()
+            await self._space.wait()
+        self._queue.append(call)
+        if len(self._queue) >= _BATCH or self._closing or (call.rollout_id, call.attempt_id) in self._waiters:
+            self._ready.set()
+        elif len(self._queue) == 1:
+            asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._ready.set)
+
+    def settled(self, key: AttemptKey) -> bool:
+        """Whether everything of this attempt is in the store. May be asked from any thread."""
+        return key not in self._pending and key not in self._failures
+
+    async def flush(self, key: AttemptKey) -> None:
+        """Wait until everything begun for this attempt is in the store. Raises StoreError, once, if something could not be written."""
+        while key in self._pending:
+            written = asyncio.get_running_loop().create_future()
+            self._waiters.setdefault(key, []).append(written)
+            self._ready.set()
+            await written
+        if failure := self._failures.pop(key, None):
+            raise failure
+
+    async def run(self) -> None:
+        """Write until `close`, then write what is left."""
+        while not (self._closing and not self._queue):
+            await self._ready.wait()
+            self._ready.clear()
+            while self._queue:
+                batch = [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
+                self._space.set()
+                await self._write(batch)
+
+    def close(self) -> None:
+        """Let `run` end once everything is written."""
+        self._closing = True
+        self._ready.set()
+
+    async def _write(self, batch: list[ModelCall]) -> None:
+        spans: list[Span] = []
+        for call in batch:
+            try:
+                spans.append(span_of(call))
+            except Exception as error:  # noqa: BLE001 -- an answer nobody foresaw must not stop the record of all others
+                self._fail(call.rollout_id, call.attempt_id, error)
+        try:
+            await self._store.add_many_spans(spans)
+        except Exception:  # noqa: BLE001 -- tried again one by one, where each is told
+            await self._write_one_by_one(spans)
+        for call in batch:
+            self._settle((call.rollout_id, call.attempt_id))
+
+    async def _write_one_by_one(self, spans: list[Span]) -> None:
+        """One bad span must not take its siblings along: a batch is written whole or not at all."""
+        for span in spans:
+            try:
+                await self._store.add_many_spans([span])
+            except Exception as error:  # noqa: BLE001 -- whatever the store could not do, its siblings are written and flush tells
+                self._fail(span.rollout_id, span.attempt_id, error)
+
+    def _fail(self, rollout_id: str, attempt_id: str, error: Exception) -> None:
+        message = (
+            f"a model call of rollout {rollout_id!r}, attempt {attempt_id!r} could not be recorded in {self._store.url}: "
+            f"{type(error).__name__}: {error}"
+        )
+        logger.error(message, exc_info=error)
+        failure = StoreError(message)
+        failure.__cause__ = error
+        self._failures.setdefault((rollout_id, attempt_id), failure)
+
+    def _settle(self, key: AttemptKey) -> None:
+        left = self._pending[key] - 1
+        if left:
+            self._pending[key] = left
+            return
+        del self._pending[key]
+        for waiter in self._waiters.pop(key, ()):
+            if not waiter.done():
+                waiter.set_result(None)
