@@ -1,0 +1,298 @@
+"""Continuous batching: one thread that decodes every request it has, one token at a time.
+
+Requests join between two steps and leave when they are done. The thread owns the cache and is the only one that reads the weights for
+sampling, so whatever must not happen during a step (new weights) is handed to it with `between_steps`. It knows token ids only: no text,
+no HTTP, no gradients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from leyden.engine.base import EngineStatistics
+from leyden.engine.forward.base import ModelForward
+from leyden.engine.sampling import draw
+from leyden.engine.slots import SlotTable
+from leyden.errors import EngineError
+
+__all__ = ["Decoder", "Generation"]
+
+logger = logging.getLogger("leyden.engine")
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One request: what to continue and how, and what has been sampled. The decoder writes the second half, anyone may read it.
+
+    `logprobs` grows last: its length says how many tokens are complete.
+    """
+
+    prompt_ids: list[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    stop_ids: frozenset[int]
+    seed: int | None
+    loop: asyncio.AbstractEventLoop
+    """Where `notify` is called."""
+    notify: Callable[[], object]
+    """Called when it has finished or failed, and after each token if `streams`."""
+    streams: bool = False
+    ends_text: Callable[[Sequence[int]], bool] | None = None
+    """Whether the sampled ids end the response (stop strings)."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    policy_versions: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    finish_reason: Literal["stop", "length"] | None = None
+    error: Exception | None = None
+    cancelled: bool = False
+    """Set by anyone: the row leaves before the next step, nobody is told."""
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    generation: Generation
+    slot: int
+    tokens: list[int]
+    """Prompt and response."""
+    cached: int
+    uniform: Callable[[], float]
+
+
+class Decoder:
+    """Runs `forward` on a thread of its own from `start` to `stop`."""
+
+    def __init__(
+        self,
+        forward: ModelForward,
+        *,
+        max_batch_rows: int,
+        max_prefill_tokens: int,
+        deterministic: bool,
+        seed: int,
+        threads: int | None,
+    ) -> None:
+        self._forward = forward
+        self._max_batch_rows = 1 if deterministic else max_batch_rows
+        self._max_prefill_tokens = max_prefill_tokens
+        self._slots = SlotTable(self.n_slots(max_batch_rows, deterministic), reuse=not deterministic)
+        self._threads = threads
+        self.random = random.Random(seed)
+        """Where requests without a seed of their own draw from. Read or write it between steps only."""
+        self.policy_version = 0
+        """Write it between steps only."""
+        self._wake = threading.Condition()
+        self._arrived: deque[Generation] = deque()
+        self._chores: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._stopping = False
+        self._waiting: deque[Generation] = deque()
+        self._rows: list[_Row] = []
+        self._counts = {"requests": 0, "prompt_tokens": 0, "response_tokens": 0, "decode_steps": 0}
+        self._decode_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="leyden-decoder", daemon=True)
+
+    @staticmethod
+    def n_slots(max_batch_rows: int, deterministic: bool) -> int:
+        """Cache rows: twice the batch, so that the rows of conversations between two turns can stay."""
+        return 1 if deterministic else 2 * max_batch_rows
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; requests under way fail with EngineError."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    def submit(self, generations: Sequence[Generation]) -> None:
+        """Queue requests; they join the batch before the next step. Raises EngineError after `stop`."""
+        with self._wake:
+            if self._stopping:
+                raise EngineError("the engine has been stopped")
+            self._arrived.extend(generations)
+            self._wake.notify()
+
+    def between_steps(self, chore: Callable[[], T]) -> Future[T]:
+        """Run `chore` on the decoder's thread, when no step is under way."""
+        future: Future[T] = Future()
+        with self._wake:
+            if self._stopping:
+                future.set_exception(EngineError("the engine has been stopped"))
+            else:
+                self._chores.append((chore, future))
+                self._wake.notify()
+        return future
+
+    def forget_cache(self) -> None:
+        """Nothing computed so far is reused; rows under way are computed again. Call it between steps."""
+        self._slots.forget()
+        for row in self._rows:
+            row.cached = 0
+
+    def statistics(self) -> EngineStatistics:
+        """Counters since start."""
+        return EngineStatistics(
+            **self._counts,
+            decode_seconds=self._decode_seconds,
+            extra={
+                "reused_prompt_tokens": float(self._slots.reused_tokens),
+                "rows": float(len(self._rows)),
+                "waiting": float(len(self._waiting) + len(self._arrived)),
+            },
+        )
+
+    def _run(self) -> None:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)  # OpenMP's count belongs to the calling thread
+        with torch.inference_mode():
+            while self._collect():
+                started = time.perf_counter()
+                self._admit()
+                if self._rows:
+                    self._step()
+                self._decode_seconds += time.perf_counter() - started
+        self._fail([*(row.generation for row in self._rows), *self._waiting], "the engine has been stopped")
+        self._rows.clear()
+        self._forward.release()
+
+    def _collect(self) -> bool:
+        """Wait for work, take what has arrived, do the chores. False: stop."""
+        with self._wake:
+            while not (self._arrived or self._chores or self._rows or self._waiting or self._stopping):
+                self._wake.wait()
+            self._waiting.extend(self._arrived)
+            self._arrived.clear()
+            chores = list(self._chores)
+            self._chores.clear()
+            stopping = self._stopping
+        for chore, future in chores:
+            _do(chore, future)
+        return not stopping
+
+    def _admit(self) -> None:
+        """Drop cancelled rows; move waiting requests to rows while there is room and the step stays within its token budget."""
+        if any(row.generation.cancelled for row in self._rows):
+            for row in [row for row in self._rows if row.generation.cancelled]:
+                self._leave(row)
+        budget = self._max_prefill_tokens
+        while self._waiting and len(self._rows) < self._max_batch_rows and budget > 0:
+            generation = self._waiting[0]
+            if generation.cancelled:
+                self._waiting.popleft()
+                continue
+            place = self._slots.acquire(generation.prompt_ids)
+            if place is None:
+                return
+            self._waiting.popleft()
+            slot, cached = place
+            uniform = self.random.random if generation.seed is None else random.Random(generation.seed).random
+            self._rows.append(_Row(generation, slot, list(generation.prompt_ids), cached, uniform))
+            self._counts["requests"] += 1
+            self._counts["prompt_tokens"] += len(generation.prompt_ids)
+            budget -= len(generation.prompt_ids) - cached
+
+    def _step(self) -> None:
+        """One token for every row."""
+        rows = self._rows
+        try:
+            logits_BV = self._forward.decode(
+                [row.slot for row in rows], [row.tokens for row in rows], [row.cached for row in rows]
+            )
+            requests = [row.generation for row in rows]
+            tokens, logprobs = draw(
+                logits_BV,
+                [request.temperature for request in requests],
+                [request.top_p for request in requests],
+                [row.uniform() for row in rows],
+            )
+            # A sum is not finite if one of its terms is not.
+            if not math.isfinite(sum(logprobs)):
+                raise EngineError(f"the policy's logits are not finite (version {self.policy_version})")
+        except Exception as error:
+            logger.exception("a decode step of %d rows failed", len(rows))
+            self._fail([row.generation for row in rows], str(error))
+            for row in list(rows):
+                self._leave(row)
+            self._slots.forget()
+            return
+        self._counts["decode_steps"] += 1
+        self._counts["response_tokens"] += len(rows)
+        self._hand_out(tokens, logprobs)
+
+    def _hand_out(self, tokens: list[int], logprobs: list[float]) -> None:
+        told: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
+        staying: list[_Row] = []
+        for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
+            generation = row.generation
+            row.cached = len(row.tokens)
+            row.tokens.append(token)
+            generation.token_ids.append(token)
+            generation.policy_versions.append(self.policy_version)
+            generation.logprobs.append(logprob)
+            if token in generation.stop_ids or (generation.ends_text and generation.ends_text(generation.token_ids)):
+                generation.finish_reason = "stop"
+            elif len(generation.token_ids) >= generation.max_tokens or len(row.tokens) >= self._forward.max_length:
+                generation.finish_reason = "length"
+            if generation.finish_reason is None:
+                staying.append(row)
+            else:
+                self._slots.release(row.slot, row.tokens[: row.cached])
+            if generation.streams or generation.finish_reason is not None:
+                told.setdefault(generation.loop, []).append(generation)
+        self._rows = staying
+        _tell(told)
+
+    def _leave(self, row: _Row) -> None:
+        self._rows.remove(row)
+        self._slots.release(row.slot)
+
+    def _fail(self, generations: Sequence[Generation], why: str) -> None:
+        told: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
+        for generation in generations:
+            generation.error = EngineError(why)
+            told.setdefault(generation.loop, []).append(generation)
+        _tell(told)
+
+
+def _do(chore: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        result = chore()
+    except BaseException as error:  # noqa: BLE001 -- it belongs to whoever asked for the chore
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _tell(told: dict[asyncio.AbstractEventLoop, list[Generation]]) -> None:
+    """One wake-up for each event loop, however many requests it waits for."""
+    for loop, generations in told.items():
+        try:
+            loop.call_soon_threadsafe(_notify_all, generations)
+        except RuntimeError:  # the loop is closed: nobody is waiting any more
+            continue
+
+
+def _notify_all(generations: list[Generation]) -> None:
+    for generation in generations:
+        generation.notify()

@@ -1,0 +1,281 @@
+"""A policy in this process: a Hugging Face model trained by torch, decoded by a batched loop over the same parameters.
+
+Three threads share one model: the decoder's (samples, and swaps weights between two steps), a training thread (gradients), and the HTTP
+server's. torch and transformers are imported when the backend starts, not before. The same code runs on a CPU and on one GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from leyden.engine.base import (
+    EngineStatistics,
+    ForwardBackwardResult,
+    OptimParams,
+    OptimStepResult,
+    PolicyBackend,
+    PolicyLoss,
+    Sample,
+    SamplingParams,
+)
+from leyden.errors import ConfigError, EngineError
+from leyden.types import LLM, TrainingSequence
+
+if TYPE_CHECKING:
+    from leyden.engine.decoder import Decoder
+    from leyden.engine.endpoint import Handler
+    from leyden.engine.http_thread import HttpThread
+    from leyden.engine.learner import Learner
+    from leyden.engine.loading import LoadedPolicy
+
+__all__ = ["EmbeddedBackend"]
+
+T = TypeVar("T")
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class EmbeddedBackend(PolicyBackend):
+    """Any `AutoModelForCausalLM`, sampled and trained in this process."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        tokenizer: Any = None,
+        model_name: str = "policy",
+        device: str | None = None,
+        dtype: str | None = None,
+        max_batch_rows: int = 128,
+        max_length: int | None = None,
+        max_tokens_per_microbatch: int = 4096,
+        deterministic: bool = False,
+        seed: int = 0,
+        threads: int | None = 1,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        routes: Mapping[str, Handler] | None = None,
+    ) -> None:
+        """
+        model: a folder, a hub name, or a model object (a PEFT model too), which the backend then owns.
+        tokenizer: the same for the tokenizer; None takes the one beside the model. A model object without one is sampled by token ids.
+        device: "cpu" or "cuda"; None takes CUDA where there is one.
+        dtype: of the weights, "float32" or "bfloat16"; None is float32, or the model object's own. The optimizer's weights are float32.
+        max_batch_rows: how many requests are decoded at once; others wait.
+        max_length: the longest sequence; None is the model's context, at most 4,096 (the cache grows to what is used).
+        max_tokens_per_microbatch: padded tokens that a gradient, or the prompts that join a decode step, may hold in memory at once.
+        deterministic: a response depends on weights, prompt and seed alone. Requests are decoded one by one, each must have a seed.
+            Without it a seed is honoured up to rounding: other rows in the batch change the last bits of a probability.
+        seed: of the sampler, for requests that have none.
+        threads: of torch, for decoding and for training each; None leaves torch's default.
+        host, port: of the endpoint; port 0 takes a free one. Any address but loopback needs `api_key`.
+        routes: further POST routes of the endpoint.
+        """
+        if host not in _LOOPBACK and not api_key:
+            raise ConfigError(f"host={host!r} can be reached from other machines; set api_key, or use 127.0.0.1")
+        for name, value in (("max_batch_rows", max_batch_rows), ("max_tokens_per_microbatch", max_tokens_per_microbatch)):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        if max_length is not None and max_length < 2:
+            raise ConfigError(f"max_length is {max_length}; it must be at least 2: a prompt token and a response token")
+        self.model_name = model_name
+        self._source = (model, tokenizer, device, dtype)
+        self._max_batch_rows = max_batch_rows
+        self._max_length = max_length
+        self._max_tokens_per_microbatch = max_tokens_per_microbatch
+        self._deterministic = deterministic
+        self._seed = seed
+        self._threads = threads
+        self._address = (host, port)
+        self._api_key = api_key
+        self._routes = routes
+        self._lock = threading.Lock()
+        """Held while starting or stopping."""
+        self._running: _Running | None = None
+
+    @property
+    def policy_version(self) -> int:
+        return 0 if self._running is None else self._running.decoder.policy_version
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._start)
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._stop)
+
+    def endpoint(self) -> LLM:
+        running = self._started()
+        host = f"[{self._address[0]}]" if ":" in self._address[0] else self._address[0]
+        return LLM(endpoint=f"http://{host}:{running.port}/v1", model=self.model_name, api_key=self._api_key)
+
+    async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Sample]:
+        from leyden.engine.sampler import sample
+
+        running = self._started()
+        return await sample(running.decoder, running.policy, running.max_length, prompts, params, self._deterministic)
+
+    async def forward_backward(self, sequences: Sequence[TrainingSequence], loss: PolicyLoss) -> ForwardBackwardResult:
+        running = self._started()
+        return await running.train(lambda: running.learner.forward_backward(sequences, loss))
+
+    async def optim_step(self, params: OptimParams) -> OptimStepResult:
+        running = self._started()
+        return await running.train(lambda: running.optim_step(params))
+
+    async def save_state(self, path: Path) -> None:
+        from leyden.engine.state import write_state
+
+        running = self._started()
+        decoder = running.decoder
+        await running.train(
+            lambda: decoder.between_steps(
+                lambda: write_state(path, running.learner, policy_version=decoder.policy_version, rng=decoder.random)
+            ).result()
+        )
+
+    async def load_state(self, path: Path) -> None:
+        running = self._started()
+        await running.train(lambda: running.load_state(path))
+
+    async def save_pretrained(self, path: Path) -> None:
+        from leyden.engine.loading import write_pretrained
+
+        running = self._started()
+        await running.train(lambda: write_pretrained(running.policy, path))
+
+    async def statistics(self) -> EngineStatistics:
+        return self._started().decoder.statistics()
+
+    def _started(self) -> _Running:
+        if self._running is None:
+            raise EngineError("the engine is not running; call start() first, or use 'async with'")
+        return self._running
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._running is not None:
+                return
+            try:
+                import safetensors  # noqa: F401  # pyright: ignore[reportUnusedImport] -- only to see that the extra is there
+                import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+                import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
+            except ImportError as error:
+                raise EngineError(f"the embedded engine needs {error.name!r}: pip install 'leyden[torch]'") from error
+            executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leyden-trainer")
+            try:
+                # On the training thread, so that torch's settings for it are made where they are used.
+                self._running = executor.submit(self._build, executor).result()
+            except BaseException:
+                executor.shutdown()
+                raise
+
+    def _build(self, executor: ThreadPoolExecutor) -> _Running:
+        import torch
+
+        from leyden.engine.decoder import Decoder
+        from leyden.engine.endpoint import Endpoint, EndpointOptions
+        from leyden.engine.forward.choose import choose_forward
+        from leyden.engine.http_thread import HttpThread
+        from leyden.engine.learner import Learner
+        from leyden.engine.loading import load_policy
+
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        if self._deterministic:
+            torch.use_deterministic_algorithms(True)
+        model, tokenizer, device, dtype = self._source
+        policy = load_policy(model, tokenizer, device=device, dtype=dtype)
+        max_length = self._max_length or min(policy.context, 4096)
+        if max_length > policy.context:
+            raise ConfigError(f"max_length is {max_length}, but the model has a context of {policy.context} tokens")
+        slots = Decoder.n_slots(self._max_batch_rows, self._deterministic)
+        forward = choose_forward(policy.model, max_rows=slots, max_length=max_length)
+        learner = Learner(policy.model, forward, max_tokens_per_microbatch=self._max_tokens_per_microbatch)
+        decoder = Decoder(
+            forward,
+            max_batch_rows=self._max_batch_rows,
+            max_prefill_tokens=self._max_tokens_per_microbatch,
+            deterministic=self._deterministic,
+            seed=self._seed,
+            threads=self._threads,
+        )
+        options = EndpointOptions(
+            model_name=self.model_name,
+            max_length=max_length,
+            n_vocabulary=policy.n_vocabulary,
+            eos_ids=policy.eos_ids,
+            deterministic=self._deterministic,
+            api_key=self._api_key,
+        )
+        server = HttpThread(Endpoint(decoder, policy.text, options, self._routes), host=self._address[0], port=self._address[1])
+        port = server.start()
+        decoder.start()
+        return _Running(policy, learner, decoder, server, executor, port, max_length)
+
+    def _stop(self) -> None:
+        with self._lock:
+            running, self._running = self._running, None
+            if running is None:
+                return
+            running.decoder.stop()
+            running.server.stop()
+            running.executor.shutdown(cancel_futures=True)
+
+
+class _Running:
+    """What a started backend consists of."""
+
+    def __init__(
+        self,
+        policy: LoadedPolicy,
+        learner: Learner,
+        decoder: Decoder,
+        server: HttpThread,
+        executor: ThreadPoolExecutor,
+        port: int,
+        max_length: int,
+    ) -> None:
+        self.policy = policy
+        self.learner = learner
+        self.decoder = decoder
+        self.server = server
+        self.executor = executor
+        self.port = port
+        self.max_length = max_length
+
+    async def train(self, work: Callable[[], T]) -> T:
+        """Run `work` on the training thread, after whatever runs there."""
+        try:
+            future: Future[T] = self.executor.submit(work)
+        except RuntimeError as error:
+            raise EngineError("the engine has been stopped") from error
+        return await asyncio.wrap_future(future)
+
+    def optim_step(self, params: OptimParams) -> OptimStepResult:
+        norm = self.learner.clip(params)
+
+        def swap() -> int:
+            self.learner.apply(params)
+            self.decoder.forget_cache()
+            self.decoder.policy_version += 1
+            return self.decoder.policy_version
+
+        return OptimStepResult(policy_version=self.decoder.between_steps(swap).result(), grad_norm=norm)
+
+    def load_state(self, path: Path) -> None:
+        from leyden.engine.state import read_state, restore_learner
+
+        state = read_state(path, self.learner)
+
+        def swap() -> None:
+            restore_learner(self.learner, state)
+            self.decoder.forget_cache()
+            self.decoder.policy_version = state.policy_version
+            self.decoder.random.setstate(state.random_state)
+
+        self.decoder.between_steps(swap).result()

@@ -1,0 +1,99 @@
+"""`ModelForward`: logits for decoding (with a cache) and for training (with a gradient), and the cache's storage.
+
+Shapes: B rows of a batch, S new tokens of a row (padded), T tokens a row attends to, N tokens of a batch without padding, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["KeyValueStore", "ModelForward"]
+
+
+class ModelForward(Protocol):
+    """Logits of one model, read from its own parameters (never a copy)."""
+
+    name: str
+    max_length: int
+    """No sequence is longer."""
+
+    def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
+        """Logits (B, V) after the last token of each sequence.
+
+        The cache row `rows[b]` holds the first `cached[b]` tokens of `sequences[b]`, and holds all of them afterwards.
+        """
+        ...
+
+    def logits_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
+        """Logits (sum of len(positions[b]), V) after the tokens at `positions[b]` of each sequence, in order; differentiable."""
+        ...
+
+    def release(self) -> None:
+        """Free the cache's memory; the next `decode` starts with every row empty."""
+        ...
+
+
+class KeyValueStore:
+    """Keys and values of every layer in preallocated rows: tensors (rows, length, heads, dim), grown by doubling as needed.
+
+    Doubling keeps a short conversation on a long-context model small. Rows keep their content until they are written over.
+    """
+
+    def __init__(self, max_rows: int, max_length: int) -> None:
+        self._max_rows = max_rows
+        self._max_length = max_length
+        self._keys: list[Tensor | None] = []
+        self._values: list[Tensor | None] = []
+        self._rows = min(16, max_rows)
+        self._length = min(64, max_length)
+
+    def reserve(self, row: int, length: int) -> None:
+        """Make room for `length` tokens in rows up to `row`; contents stay."""
+        while row >= self._rows:
+            self._rows = min(2 * self._rows, self._max_rows)
+        while length > self._length:
+            self._length = min(2 * self._length, self._max_length)
+
+    def write(self, layer: int, rows_N: Tensor, positions_N: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put keys (N, heads, dim) and values (N, heads, dim) of one token each at their places."""
+        at = (rows_N, positions_N)
+        self._at_least(self._keys, layer, keys).index_put_(at, keys)
+        self._at_least(self._values, layer, values).index_put_(at, values)
+
+    def read(self, layer: int, rows_B: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, length, heads, dim) of the first `length` places of each row."""
+        keys, values = self._layer(layer)
+        return keys[:, :length].index_select(0, rows_B), values[:, :length].index_select(0, rows_B)
+
+    def read_at(self, layer: int, rows_B1: Tensor, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, T, heads, dim) at the given places of each row."""
+        keys, values = self._layer(layer)
+        return keys[rows_B1, positions_BT], values[rows_B1, positions_BT]
+
+    def clear(self) -> None:
+        """Free the memory."""
+        self._keys.clear()
+        self._values.clear()
+
+    def _layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        keys, values = self._keys[layer], self._values[layer]
+        assert keys is not None
+        assert values is not None
+        return keys, values
+
+    def _at_least(self, tensors: list[Tensor | None], layer: int, like: Tensor) -> Tensor:
+        while len(tensors) <= layer:
+            tensors.append(None)
+        held = tensors[layer]
+        if held is not None and held.shape[0] >= self._rows and held.shape[1] >= self._length:
+            return held
+        # Zeros and not empty memory: a masked place may be read, and NaN times zero is NaN.
+        grown = torch.zeros(self._rows, self._length, *like.shape[1:], dtype=like.dtype, device=like.device)
+        if held is not None:
+            grown[: held.shape[0], : held.shape[1]] = held
+        tensors[layer] = grown
+        return grown

@@ -1,0 +1,188 @@
+"""Any causal model of transformers through its own `forward`: with transformers' cache, or without one.
+
+`CachedForward` hands the model a transformers `Cache` whose layers keep keys and values in the rows of a `KeyValueStore`, so rows of
+different lengths share a batch, stay after they finish and can be continued. To the model a batch looks left-padded: the last token of
+every row is in the last column, positions and the attention mask say where each row begins. `UncachedForward` runs whole sequences every
+step: slow, and right for any model, those with a recurrent state included.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+from leyden.engine.forward.base import KeyValueStore
+
+__all__ = ["CachedForward", "UncachedForward"]
+
+
+class UncachedForward:
+    """The model's own `forward` on whole, right-padded sequences."""
+
+    name = "the model's own forward, without a cache"
+
+    def __init__(self, model: Any, *, max_rows: int, max_length: int) -> None:
+        self.model = model
+        self.max_length = max_length
+        self.device = next(model.parameters()).device
+        parameters = inspect.signature(_innermost(model).forward).parameters
+        self._selects = "logits_to_keep" in parameters and self._selection_works()
+
+    def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
+        return self.logits_at(sequences, [[len(sequence) - 1] for sequence in sequences])
+
+    def logits_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
+        ids_BS, attention_mask = _right_padded(sequences, self.device)
+        chosen_BS = torch.zeros(ids_BS.shape, dtype=torch.bool)
+        for row, at in enumerate(positions):
+            chosen_BS[row, list(at)] = True
+        chosen_BS = chosen_BS.to(self.device)
+        inputs: dict[str, Any] = {"input_ids": ids_BS, "attention_mask": attention_mask, "use_cache": False}
+        if self._selects:
+            return self.model(**inputs, logits_to_keep=chosen_BS).logits
+        return self.model(**inputs).logits[chosen_BS]
+
+    def release(self) -> None:
+        pass
+
+    def _selection_works(self) -> bool:
+        """Whether this model takes a boolean mask of positions, so that its head runs on the chosen tokens only."""
+        ids = torch.zeros(2, 3, dtype=torch.long, device=self.device)
+        mask = torch.tensor([[True, False, True], [False, True, False]], device=self.device)
+        try:
+            with torch.no_grad():
+                chosen: Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=mask).logits
+                whole: Tensor = self.model(input_ids=ids, use_cache=False).logits[mask]
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return False
+        return chosen.shape == whole.shape and torch.allclose(chosen, whole, atol=1e-5)
+
+
+class CachedForward(UncachedForward):
+    """The model's own `forward` with transformers' cache protocol over preallocated rows."""
+
+    name = "the model's own forward"
+
+    def __init__(self, model: Any, *, max_rows: int, max_length: int) -> None:
+        super().__init__(model, max_rows=max_rows, max_length=max_length)
+        inner = _innermost(model)
+        self._takes_positions = "position_ids" in inspect.signature(inner.forward).parameters
+        self._store = KeyValueStore(max_rows, max_length)
+        self._plan = _Plan(self._store)
+        n_layers: int = inner.config.get_text_config().num_hidden_layers
+        self._cache = Cache(layers=[_RowLayer(self._plan, index) for index in range(n_layers)])
+
+    def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
+        # One padded batch of long prompts and single tokens would be nearly all padding: run the two kinds apart.
+        lengths = [len(sequence) - held for sequence, held in zip(sequences, cached, strict=True)]
+        single = [index for index, length in enumerate(lengths) if length == 1]
+        longer = [index for index, length in enumerate(lengths) if length > 1]
+        logits: Tensor | None = None
+        for group in (longer, single):
+            if not group:
+                continue
+            part = self._decode([rows[i] for i in group], [sequences[i] for i in group], [cached[i] for i in group])
+            if len(group) == len(rows):
+                return part
+            if logits is None:
+                logits = part.new_empty(len(rows), part.shape[-1])
+            logits[group] = part
+        assert logits is not None
+        return logits
+
+    def _decode(self, rows: list[int], sequences: list[Sequence[int]], cached: list[int]) -> Tensor:
+        self._plan.prepare(rows, [len(sequence) for sequence in sequences], cached, self.device)
+        width = self._plan.width
+        ids_BS = torch.tensor([_left_padded(s[c:], width) for s, c in zip(sequences, cached, strict=True)])
+        inputs: dict[str, Any] = {
+            "input_ids": ids_BS.to(self.device),
+            "attention_mask": self._plan.attention_mask_BT,
+            "past_key_values": self._cache,
+            "use_cache": True,
+        }
+        if self._takes_positions:
+            inputs["position_ids"] = self._plan.positions_BS
+        if self._selects:
+            inputs["logits_to_keep"] = 1
+        return self.model(**inputs).logits[:, -1]
+
+    def release(self) -> None:
+        self._store.clear()
+
+
+class _Plan:
+    """Where the tokens of one batch go and come from; every layer of the cache reads it."""
+
+    def __init__(self, store: KeyValueStore) -> None:
+        self.store = store
+        self.width = 0
+        """S"""
+        self.length = 0
+        """T"""
+
+    def prepare(self, rows: list[int], lengths: list[int], cached: list[int], device: torch.device) -> None:
+        """Rows of `lengths` tokens in all, `cached` of which are there already."""
+        new = [length - held for length, held in zip(lengths, cached, strict=True)]
+        self.width, self.length = max(new), max(lengths)
+        self.store.reserve(max(rows), self.length)
+        rows_B = torch.tensor(rows)
+        length_B1 = torch.tensor(lengths)[:, None]
+        # Column t of T holds token t - (T - length) of its row.
+        source_BT = torch.arange(self.length) - self.length + length_B1
+        target_BS = source_BT[:, self.length - self.width :]
+        batch_N, column_N = (target_BS >= torch.tensor(cached)[:, None]).nonzero(as_tuple=True)
+        self.batch_N, self.column_N = batch_N.to(device), column_N.to(device)
+        self.rows_N = rows_B[batch_N].to(device)
+        self.positions_N = target_BS[batch_N, column_N].to(device)
+        self.rows_B1 = rows_B[:, None].to(device)
+        self.source_BT = source_BT.clamp_min(0).to(device)
+        self.positions_BS = target_BS.clamp_min(0).to(device)
+        self.attention_mask_BT = (source_BT >= 0).long().to(device)
+
+
+class _RowLayer(DynamicLayer):
+    """One layer's keys and values, in the rows of the shared store."""
+
+    def __init__(self, plan: _Plan, index: int) -> None:
+        super().__init__()
+        self._plan = plan
+        self._index = index
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store the new tokens' keys and values (B, heads, S, dim); return those of the whole rows (B, heads, T, dim)."""
+        plan = self._plan
+        keys = key_states.transpose(1, 2)[plan.batch_N, plan.column_N]
+        values = value_states.transpose(1, 2)[plan.batch_N, plan.column_N]
+        plan.store.write(self._index, plan.rows_N, plan.positions_N, keys, values)
+        all_keys, all_values = plan.store.read_at(self._index, plan.rows_B1, plan.source_BT)
+        return all_keys.transpose(1, 2), all_values.transpose(1, 2)
+
+    def get_seq_length(self, *_: Any) -> int:
+        return self._plan.length - self._plan.width
+
+    def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
+        return self._plan.length, 0
+
+
+def _innermost(model: Any) -> Any:
+    """The transformers model inside a PEFT wrapper, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _left_padded(tokens: Sequence[int], width: int) -> list[int]:
+    return [0] * (width - len(tokens)) + list(tokens)
+
+
+def _right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids (B, S), and the mask (B, S) that is 1 on tokens."""
+    width = max(map(len, sequences))
+    ids = torch.tensor([[*sequence, *([0] * (width - len(sequence)))] for sequence in sequences])
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    mask = (torch.arange(width) < lengths[:, None]).long()
+    return ids.to(device), mask.to(device)

@@ -1,0 +1,104 @@
+"""Pick the fastest way to compute logits that is proven equal to the model's own forward.
+
+Every candidate runs the same probe: ragged prompts in one batch, single tokens after them, rows of both kinds together, a row continued
+after a pause. Its logits must match those of the model on each sequence alone. A candidate that raises or differs is passed over, and the
+log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from leyden.engine.forward.base import ModelForward
+from leyden.engine.forward.cached import CachedForward, UncachedForward
+from leyden.errors import EngineError
+
+__all__ = ["CANDIDATES", "Mismatch", "choose_forward", "probe"]
+
+logger = logging.getLogger("leyden.engine")
+
+CANDIDATES: list[Callable[..., ModelForward]] = [CachedForward, UncachedForward]
+"""In order of preference."""
+
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+_COARSE_TOLERANCE = 0.1
+"""For half precision, relative to the largest logit: two orders of summation differ that much in bfloat16."""
+
+
+class Mismatch(Exception):
+    """A candidate's logits differ from the model's."""
+
+
+def choose_forward(
+    model: Any,
+    *,
+    max_rows: int,
+    max_length: int,
+    candidates: Sequence[Callable[..., ModelForward]] | None = None,
+) -> ModelForward:
+    """The first candidate that passes the probe. Raises EngineError when none does."""
+    reasons: list[str] = []
+    for candidate in CANDIDATES if candidates is None else candidates:
+        try:
+            forward = candidate(model, max_rows=max_rows, max_length=max_length)
+            probe(model, forward)
+        except Exception as error:  # noqa: BLE001 -- whatever a foreign layout does wrong, the next candidate may be right
+            name = getattr(candidate, "name", getattr(candidate, "__name__", str(candidate)))
+            reasons.append(f"{name}: {type(error).__name__}: {error}")
+            logger.info("not used: %s", reasons[-1])
+            continue
+        logger.info("logits come from %s", forward.name)
+        return forward
+    raise EngineError(
+        f"no way to run {type(model).__name__} gives the logits of its own forward; tried " + "; ".join(reasons)
+    )
+
+
+@torch.inference_mode()
+def probe(model: Any, forward: ModelForward) -> None:
+    """Raises Mismatch where `forward` and `model` disagree. Leaves the cache empty."""
+    rng = random.Random(0)
+    embeddings = model.get_input_embeddings()
+    n_vocabulary = min(int(embeddings.weight.shape[0]), 32_000)
+    longest = min(forward.max_length, 24)
+    sequences = [[rng.randrange(n_vocabulary) for _ in range(longest)] for _ in range(4)]
+    rows = [2, 0, 3, 1]
+    # How much of each sequence is in the cache after each step; None: the row sits this one out.
+    script: list[list[int | None]] = [[3, 9, 1, None], [4, 10, None, 7], [5, None, 6, 8], [9, 11, 7, 9], [10, 12, 8, 10]]
+    script = [[length if length is None or length <= longest else None for length in step] for step in script]
+    cached = [0, 0, 0, 0]
+    for step in script:
+        batch = [(b, length) for b, length in enumerate(step) if length is not None and length > cached[b]]
+        if not batch:
+            continue
+        got = forward.decode(
+            [rows[b] for b, _ in batch], [sequences[b][:length] for b, length in batch], [cached[b] for b, _ in batch]
+        )
+        for (b, length), logits_V in zip(batch, got, strict=True):
+            _compare(logits_V, _own_logits(model, sequences[b][:length])[-1], f"decoding {length} tokens, {cached[b]} cached")
+            cached[b] = length
+    positions = [sorted({0, longest - 1}), [longest // 2]]
+    got = forward.logits_at(sequences[:2], positions)
+    wanted = torch.cat([_own_logits(model, s)[p] for s, p in zip(sequences[:2], positions, strict=True)])
+    _compare(got, wanted, "training")
+    forward.release()
+
+
+def _own_logits(model: Any, sequence: list[int]) -> Tensor:
+    ids = torch.tensor([sequence], device=next(model.parameters()).device)
+    return cast(Tensor, model(input_ids=ids, use_cache=False).logits[0])
+
+
+def _compare(got: Tensor, wanted: Tensor, what: str) -> None:
+    if got.shape != wanted.shape:
+        raise Mismatch(f"{what}: logits have shape {tuple(got.shape)}, the model's have {tuple(wanted.shape)}")
+    difference = float((got.float() - wanted.float()).abs().max())
+    tolerance = _TOLERANCE.get(wanted.dtype, _COARSE_TOLERANCE) * max(1.0, float(wanted.abs().max()))
+    if not difference <= tolerance:
+        raise Mismatch(f"{what}: logits differ by {difference:.2g} (at most {tolerance:.2g} is rounding)")

@@ -1,0 +1,91 @@
+"""A model and its tokenizer from a folder, a hub name or objects, ready to sample and train.
+
+It knows transformers' loading conventions; nothing of decoding or gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from leyden.engine.text import Text
+from leyden.errors import ConfigError, EngineError
+
+__all__ = ["LoadedPolicy", "load_policy", "write_pretrained"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPolicy:
+    """A model on its device, in evaluation mode."""
+
+    model: Any
+    text: Text | None
+    """None: a model object was given without a tokenizer."""
+    eos_ids: frozenset[int]
+    context: int
+    """How many positions the model has."""
+    n_vocabulary: int
+
+
+def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | None) -> LoadedPolicy:
+    """Raises EngineError with the cause when the model or the tokenizer cannot be loaded."""
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    wanted = _dtype(dtype)
+    if isinstance(model, str | Path):
+        loaded = _from_pretrained(AutoModelForCausalLM, model, dtype=wanted or torch.float32)
+        tokenizer = str(model) if tokenizer is None else tokenizer
+    else:
+        loaded = model if wanted is None else model.to(wanted)
+    if isinstance(tokenizer, str | Path):
+        tokenizer = _from_pretrained(AutoTokenizer, tokenizer)
+    loaded = loaded.to(target).eval()
+    config = loaded.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048
+    return LoadedPolicy(
+        model=loaded,
+        text=None if tokenizer is None else Text(tokenizer),
+        eos_ids=_eos_ids(loaded, tokenizer),
+        context=int(context),
+        n_vocabulary=int(loaded.get_input_embeddings().weight.shape[0]),
+    )
+
+
+def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
+    """Write a Hugging Face folder; adapters are merged into a copy of the weights, so that any library loads it."""
+    model = policy.model
+    if hasattr(model, "merge_and_unload"):
+        model = copy.deepcopy(model).merge_and_unload()
+    model.save_pretrained(path)
+    if policy.text is not None:
+        policy.text.tokenizer.save_pretrained(path)
+
+
+def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
+    try:
+        return factory.from_pretrained(str(name), **options)
+    except Exception as error:  # loading fails in as many ways as there are formats
+        raise EngineError(f"{factory.__name__} cannot load {str(name)!r}: {type(error).__name__}: {error}") from error
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    if name is None:
+        return None
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"dtype={name!r} is not a floating-point type of torch; use 'float32' or 'bfloat16'")
+    return dtype
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every token that ends a turn, by the model's generation config and by its tokenizer."""
+    found: set[int] = set()
+    declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    for value in (declared, getattr(tokenizer, "eos_token_id", None)):
+        if value is not None:
+            found.update(cast(list[int], value) if isinstance(value, list) else [int(value)])
+    return frozenset(found)

@@ -1,0 +1,72 @@
+"""Sampling by token ids: `PolicyBackend.sample` over a decoder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from leyden.engine.base import Sample, SamplingParams
+from leyden.engine.decoder import Decoder, Generation
+from leyden.engine.loading import LoadedPolicy
+from leyden.errors import ConfigError, EngineError
+
+__all__ = ["sample"]
+
+
+async def sample(
+    decoder: Decoder,
+    policy: LoadedPolicy,
+    max_length: int,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    deterministic: bool,
+) -> list[Sample]:
+    """One response for each prompt. Raises ConfigError for a prompt that cannot be continued.
+
+    With a seed, prompt i is sampled with `seed + i`.
+    """
+    if deterministic and params.seed is None:
+        raise ConfigError("this engine runs in deterministic mode; give SamplingParams a seed")
+    for index, prompt in enumerate(prompts):
+        _check_prompt(index, prompt, policy.n_vocabulary, max_length)
+    done = asyncio.Event()
+    generations = [
+        Generation(
+            prompt_ids=list(prompt),
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            stop_ids=policy.eos_ids.union(params.stop_token_ids),
+            seed=None if params.seed is None else params.seed + index,
+            loop=asyncio.get_running_loop(),
+            notify=done.set,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    decoder.submit(generations)
+    try:
+        while not all(generation.done for generation in generations):
+            await done.wait()
+            done.clear()
+    finally:
+        for generation in generations:
+            generation.cancelled = True
+    return [_result(generation) for generation in generations]
+
+
+def _check_prompt(index: int, prompt: Sequence[int], n_vocabulary: int, max_length: int) -> None:
+    if not prompt:
+        raise ConfigError(f"prompt {index} has no tokens")
+    if not 0 <= min(prompt) <= max(prompt) < n_vocabulary:
+        bad = next(token for token in prompt if not 0 <= token < n_vocabulary)
+        raise ConfigError(f"prompt {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens")
+    if len(prompt) >= max_length:
+        raise ConfigError(f"prompt {index} has {len(prompt)} tokens; there is no room for an answer in max_length={max_length}")
+
+
+def _result(generation: Generation) -> Sample:
+    if generation.error is not None:
+        raise generation.error
+    if generation.finish_reason is None:
+        raise EngineError("a generation ended without a reason")
+    return Sample(generation.token_ids, generation.logprobs, generation.policy_versions, generation.finish_reason)

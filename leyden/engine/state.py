@@ -1,0 +1,106 @@
+"""A learner's weights, optimizer and random state as files: safetensors and JSON, never pickle.
+
+`engine.json` is written last and names the others, so a directory without it is not a state. It knows the learner and the decoder's
+random generator; when to save and where to keep it is the checkpoint store's business.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from leyden.engine.learner import Learner
+from leyden.errors import CheckpointError
+
+__all__ = ["LoadedState", "read_state", "restore_learner", "write_state"]
+
+_FORMAT = 1
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedState:
+    """A state that has been read and fits the learner, not applied yet."""
+
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    steps: dict[str, float]
+    policy_version: int
+    random_state: tuple[Any, ...]
+
+
+def write_state(path: Path, learner: Learner, *, policy_version: int, rng: random.Random) -> None:
+    """Write `model.safetensors`, `optimizer.safetensors`, `optimizer.json` and `engine.json` into `path` (made if missing)."""
+    path.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().contiguous() for name, tensor in learner.masters.items()}
+    moments: dict[str, Tensor] = {}
+    steps: dict[str, float] = {}
+    for name, parameter in learner.masters.items():
+        state = cast(dict[str, Tensor], learner.optimizer.state.get(parameter, {}))
+        if state:
+            steps[name] = float(state["step"])
+            moments.update({f"{name}.{moment}": state[moment].contiguous() for moment in _MOMENTS})
+    save_file(weights, path / "model.safetensors")
+    save_file(moments, path / "optimizer.safetensors")
+    (path / "optimizer.json").write_text(json.dumps({"optimizer": "AdamW", "steps": steps}))
+    about = {"format": _FORMAT, "policy_version": policy_version, "random_state": rng.getstate()}
+    (path / "engine.json").write_text(json.dumps(about))
+
+
+def read_state(path: Path, learner: Learner) -> LoadedState:
+    """Read a state and check that it fits. Raises CheckpointError and changes nothing when it does not."""
+    if not (path / "engine.json").is_file():
+        raise CheckpointError(f"{path} holds no engine state: engine.json is missing")
+    try:
+        about = json.loads((path / "engine.json").read_text())
+        if about.get("format") != _FORMAT:
+            raise CheckpointError(f"{path} has engine state format {about.get('format')!r}; this version reads {_FORMAT}")
+        weights = load_file(path / "model.safetensors")
+        moments = load_file(path / "optimizer.safetensors")
+        steps = json.loads((path / "optimizer.json").read_text())["steps"]
+        internal = about["random_state"]
+        random_state = (internal[0], tuple(internal[1]), internal[2])
+        random.Random().setstate(random_state)
+        version = int(about["policy_version"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CheckpointError(f"the engine state in {path} is damaged: {type(error).__name__}: {error}") from error
+    _check_fits(path, weights, {name: tuple(tensor.shape) for name, tensor in learner.masters.items()})
+    _check_fits(
+        path, moments, {f"{n}.{moment}": tuple(learner.masters[n].shape) for n in steps if n in weights for moment in _MOMENTS}
+    )
+    return LoadedState(weights, moments, steps, version, random_state)
+
+
+def restore_learner(learner: Learner, state: LoadedState) -> None:
+    """Put the weights and the optimizer's state in place, to the bit; the gradient is cleared. Run it between decode steps."""
+    with torch.inference_mode(False), torch.no_grad():
+        learner.clear_gradient()
+        learner.optimizer.state.clear()
+        for name, parameter in learner.masters.items():
+            parameter.copy_(state.weights[name])
+            if name in state.steps:
+                learner.optimizer.state[parameter] = {
+                    "step": torch.tensor(state.steps[name], dtype=torch.float32, device=parameter.device),
+                    **{moment: state.moments[f"{name}.{moment}"].to(parameter.device) for moment in _MOMENTS},
+                }
+        learner.publish()
+
+
+def _check_fits(path: Path, found: dict[str, Tensor], wanted: dict[str, tuple[int, ...]]) -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    if shapes == wanted:
+        return
+    different = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
+    name = different[0]
+    raise CheckpointError(
+        f"the engine state in {path} belongs to another model: {len(different)} tensors differ, the first is {name!r}: "
+        f"{shapes.get(name, 'missing')} in the state, {wanted.get(name, 'missing')} in the model"
+    )
