@@ -212,7 +212,7 @@ class Trainer:
             if run.resume:
                 await store.release_claims()
             await stack.enter_async_context(Sweeper(store))
-            proxy = self._gateway(algorithm, store, stack)
+            proxy = await self._gateway(algorithm, store, stack)
             self.runner.init(agent, hooks=self.hooks, recorders=() if proxy is None else (proxy,))
             stack.callback(self.runner.teardown)
 
@@ -230,7 +230,7 @@ class Trainer:
             logger.warning("some rollouts failed\n%s", summary)
         return summary
 
-    def _gateway(
+    async def _gateway(
         self, algorithm: Algorithm | None, store: LightningStore, stack: contextlib.AsyncExitStack
     ) -> LLMProxy | None:
         """The user's gateway, or one of our own when the algorithm needs one; ours and those that we start are stopped at the end."""
@@ -239,10 +239,11 @@ class Trainer:
             proxy = LLMProxy()
         if proxy is None:
             return None
-        proxy.set_store(store)
+        if proxy.get_store() is not store:
+            proxy.set_store(store)
         if not proxy.is_running():
-            proxy.start()
-            stack.callback(proxy.stop)
+            await proxy.start()
+            stack.push_async_callback(proxy.stop)
         return proxy
 
     async def _algorithm_bundle(
