@@ -17,6 +17,7 @@ __all__ = [
     "InvalidReturn",
     "LeydenError",
     "MissingResource",
+    "NoActiveTrace",
     "NoTrainingData",
     "RunInterrupted",
     "StoreClosed",
@@ -70,6 +71,10 @@ class IllegalTransition(LeydenError, ValueError):
 
 class AttemptEnded(LeydenError, RuntimeError):
     """Work was done for an attempt that is over."""
+
+
+class NoActiveTrace(LeydenError, RuntimeError):
+    """Something was emitted outside any trace, so it belongs to no attempt."""
 
 
 class AgentError(LeydenError, RuntimeError):

@@ -26,7 +26,9 @@ __all__ = ["AttemptRunner", "Outcome", "ReasonKind"]
 
 logger = logging.getLogger(__name__)
 
-ReasonKind = Literal["exception", "timeout", "invalid_return", "no_reward", "no_model_call", "missing_resource", "recording"]
+ReasonKind = Literal[
+    "exception", "timeout", "invalid_return", "no_reward", "no_model_call", "missing_resource", "recording"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class AttemptRunner:
             else:
                 name = f"agent-{rollout.rollout_id}"
                 result = await call_sync(lambda: agent.run(rollout.input, resources, rollout), timeout, name=name)
-            await record_result(result, rollout=rollout, store=self.store)
+            record_result(result)
         except AgentTimeout:
             limit = rollout.config.timeout_seconds
             return Outcome("timeout", "timeout", f"the agent did not return within timeout_seconds={limit:g}")
@@ -123,7 +125,9 @@ class AttemptRunner:
                 rollout.rollout_id, rollout.attempt.attempt_id, status=outcome.status, metadata=metadata
             )
         except (IllegalTransition, AttemptEnded) as error:
-            logger.info("attempt %s ended as %s too late to count: %s", rollout.attempt.attempt_id, outcome.status, error)
+            logger.info(
+                "attempt %s ended as %s too late to count: %s", rollout.attempt.attempt_id, outcome.status, error
+            )
 
     async def _call_hooks(self, point: str, **arguments: Any) -> None:
         for hook in self.hooks:

@@ -60,7 +60,9 @@ class LitAgentRunner(Runner):
         self._recorders: Sequence[AttemptRecorder] = ()
         self._store: LightningStore | None = None
 
-    def init(self, agent: LitAgent[Any], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()) -> None:
+    def init(
+        self, agent: LitAgent[Any], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()
+    ) -> None:
         """Bind the agent, the hooks and the recorders."""
         self._agent, self._hooks, self._recorders = agent, tuple(hooks), tuple(recorders)
         agent.set_runner(self)
@@ -139,12 +141,16 @@ class LitAgentRunner(Runner):
 
     def _attempt_runner(self) -> AttemptRunner:
         if self._agent is None:
-            raise ConfigError("the runner has no agent; call init(agent) first, or use run_context(agent=..., store=...)")
+            raise ConfigError(
+                "the runner has no agent; call init(agent) first, or use run_context(agent=..., store=...)"
+            )
         return AttemptRunner(self._agent, self, self._bound_store(), self.tracer, self._hooks, self._recorders)
 
     def _bound_store(self) -> LightningStore:
         if self._store is None:
-            raise ConfigError("the runner has no store; call init_worker(worker_id, store) first, or use run_context(...)")
+            raise ConfigError(
+                "the runner has no store; call init_worker(worker_id, store) first, or use run_context(...)"
+            )
         return self._store
 
     async def _heartbeat(self, store: LightningStore) -> None:
@@ -159,7 +165,9 @@ class LitAgentRunner(Runner):
 
 
 async def _read_resources(store: LightningStore, resources_id: str | None) -> NamedResources | None:
-    update = await store.get_latest_resources() if resources_id is None else await store.get_resources_by_id(resources_id)
+    update = (
+        await store.get_latest_resources() if resources_id is None else await store.get_resources_by_id(resources_id)
+    )
     return None if update is None else update.resources
 
 

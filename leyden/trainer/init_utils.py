@@ -116,7 +116,9 @@ def _split_mapping(
     arguments = dict(spec)
     target = arguments.pop("type", None) or (arguments.pop("name", None) if registry else None)
     if target is None:
-        raise ConfigError(f"{spec_name}={dict(spec)!r} does not say which component: add 'type' (an import path or a name)")
+        raise ConfigError(
+            f"{spec_name}={dict(spec)!r} does not say which component: add 'type' (an import path or a name)"
+        )
     return target, arguments
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["AdapterRegistry", "AlgorithmRegistry", "ExecutionStrategyRegistry", "RunnerRegistry", "StoreRegistry", "TracerRegistry"]
+__all__ = [
+    "AdapterRegistry",
+    "AlgorithmRegistry",
+    "ExecutionStrategyRegistry",
+    "RunnerRegistry",
+    "StoreRegistry",
+    "TracerRegistry",
+]
 
 ExecutionStrategyRegistry: Final[Mapping[str, str]] = {
     "shm": "leyden.execution.shared_memory.SharedMemoryExecutionStrategy",

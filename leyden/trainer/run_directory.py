@@ -62,10 +62,14 @@ def open_run(directory: Path | None, *, resume: bool, options: dict[str, Any] | 
     if resume:
         return _read(manifest)
     if manifest.exists():
-        raise ConfigError(f"{directory} holds a run already; pass resume=True to continue it, or choose another run_dir")
+        raise ConfigError(
+            f"{directory} holds a run already; pass resume=True to continue it, or choose another run_dir"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     run = Run(run_id=secrets.token_hex(6), directory=directory, options=options or {})
-    manifest.write_text(json.dumps({"format": _FORMAT, "run_id": run.run_id, "started": time.time(), "options": run.options}))
+    manifest.write_text(
+        json.dumps({"format": _FORMAT, "run_id": run.run_id, "started": time.time(), "options": run.options})
+    )
     return run
 
 

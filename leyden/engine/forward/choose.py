@@ -70,7 +70,13 @@ def probe(model: Any, forward: ModelForward) -> None:
     sequences = [[rng.randrange(n_vocabulary) for _ in range(longest)] for _ in range(4)]
     rows = [2, 0, 3, 1]
     # How much of each sequence is in the cache after each step; None: the row sits this one out.
-    script: list[list[int | None]] = [[3, 9, 1, None], [4, 10, None, 7], [5, None, 6, 8], [9, 11, 7, 9], [10, 12, 8, 10]]
+    script: list[list[int | None]] = [
+        [3, 9, 1, None],
+        [4, 10, None, 7],
+        [5, None, 6, 8],
+        [9, 11, 7, 9],
+        [10, 12, 8, 10],
+    ]
     script = [[length if length is None or length <= longest else None for length in step] for step in script]
     cached = [0, 0, 0, 0]
     for step in script:
@@ -81,7 +87,9 @@ def probe(model: Any, forward: ModelForward) -> None:
             [rows[b] for b, _ in batch], [sequences[b][:length] for b, length in batch], [cached[b] for b, _ in batch]
         )
         for (b, length), logits_V in zip(batch, got, strict=True):
-            _compare(logits_V, _own_logits(model, sequences[b][:length])[-1], f"decoding {length} tokens, {cached[b]} cached")
+            _compare(
+                logits_V, _own_logits(model, sequences[b][:length])[-1], f"decoding {length} tokens, {cached[b]} cached"
+            )
             cached[b] = length
     positions = [sorted({0, longest - 1}), [longest // 2]]
     got = forward.logits_at(sequences[:2], positions)
