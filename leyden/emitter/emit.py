@@ -38,7 +38,7 @@ def emit_reward(
     Raises ConfigError for anything that is not a finite number, and for a missing or unknown primary_key.
     """
     if isinstance(reward, Mapping):
-        if primary_key not in reward:
+        if primary_key is None or primary_key not in reward:
             raise ConfigError(
                 f"primary_key is {primary_key!r}; with several rewards it must be one of {sorted(reward)}"
             )

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar, overload
 
 from leyden import semconv
@@ -56,7 +56,7 @@ def operation(target: Callable[..., Any] | str, **attributes: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _recorded(name: str, attributes: Attributes) -> Iterator[Attributes]:
+def _recorded(name: str, attributes: Attributes) -> Generator[Attributes]:
     trace = current_trace.get()
     if trace is None:
         yield {}

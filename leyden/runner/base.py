@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -109,7 +109,7 @@ class Runner(ParallelWorkerBase, ABC):
         hooks: Sequence[Hook] = (),
         recorders: Sequence[AttemptRecorder] = (),
         worker_id: int = 0,
-    ) -> AsyncIterator[Runner]:
+    ) -> AsyncGenerator[Runner]:
         """A runner that is ready for `step` or `iter`, and torn down afterwards; for scripts and tests."""
         self.init(agent, hooks=hooks, recorders=recorders)
         try:

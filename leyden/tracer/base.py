@@ -8,7 +8,7 @@ import contextvars
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import Any
 
@@ -65,7 +65,7 @@ class Tracer(ABC):
         return list(trace.spans) if trace else []
 
     @contextlib.contextmanager
-    def open(self, trace: AttemptTrace) -> Iterator[None]:
+    def open(self, trace: AttemptTrace) -> Generator[None]:
         """Whatever the tracer needs around a trace."""
         yield
 
@@ -81,7 +81,7 @@ class Tracer(ABC):
 
     @contextlib.contextmanager
     @abstractmethod
-    def operation_context(self, name: str, attributes: Attributes | None = None) -> Iterator[Attributes]:
+    def operation_context(self, name: str, attributes: Attributes | None = None) -> Generator[Attributes]:
         """A span around a piece of work. Yields a dict: what is put there becomes attributes. An exception becomes its status."""
 
 
@@ -161,7 +161,7 @@ class DummyTracer(Tracer):
         self._record(name, dict(attributes or {}), moment, moment, status or SpanStatus())
 
     @contextlib.contextmanager
-    def operation_context(self, name: str, attributes: Attributes | None = None) -> Iterator[Attributes]:
+    def operation_context(self, name: str, attributes: Attributes | None = None) -> Generator[Attributes]:
         """See Tracer.operation_context."""
         recorded: Attributes = dict(attributes or {})
         start, status = time.time(), SpanStatus()

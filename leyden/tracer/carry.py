@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -41,13 +41,13 @@ def _carrying_submit(
 
 
 @contextlib.contextmanager
-def carrying_threads() -> Iterator[None]:
+def carrying_threads() -> Generator[None]:
     """While inside, threads started under a trace belong to it."""
     global _open_traces
     with _lock:
         _open_traces += 1
         if _open_traces == 1:
-            threading.Thread.start = _carrying_start
+            threading.Thread.start = _carrying_start  # pyright: ignore[reportAttributeAccessIssue] -- the patch
             ThreadPoolExecutor.submit = _carrying_submit
     try:
         yield

@@ -7,7 +7,7 @@ one. A span belongs to the trace in which it started, wherever it ends; spans st
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -41,7 +41,7 @@ class OtelTracer(Tracer):
         return self._otel
 
     @contextlib.contextmanager
-    def open(self, trace: AttemptTrace) -> Iterator[None]:
+    def open(self, trace: AttemptTrace) -> Generator[None]:
         """A fresh OpenTelemetry context, so that no span of an attempt has a parent outside of it."""
         self._tracer()
         token = otel_context.attach(otel.set_span_in_context(otel.INVALID_SPAN))
@@ -65,7 +65,7 @@ class OtelTracer(Tracer):
         span.end(end_time=moment)
 
     @contextlib.contextmanager
-    def operation_context(self, name: str, attributes: Attributes | None = None) -> Iterator[Attributes]:
+    def operation_context(self, name: str, attributes: Attributes | None = None) -> Generator[Attributes]:
         """See Tracer.operation_context. Spans that start inside are children of it."""
         recorded: Attributes = dict(attributes or {})
         with self._tracer().start_as_current_span(name) as span:

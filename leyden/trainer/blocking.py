@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 __all__ = ["run_blocking"]
@@ -33,7 +33,7 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 
 
 @contextlib.contextmanager
-def _sigterm_as_sigint() -> Iterator[None]:
+def _sigterm_as_sigint() -> Generator[None]:
     """In the main thread, treat SIGTERM as Ctrl-C; elsewhere signals are not ours to handle."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -6,6 +6,7 @@ would have done.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -104,7 +105,7 @@ def minibatches(
     random.Random(f"{seed}/minibatches/{step}/{epoch}").shuffle(order)
     n_batches = max(1, round(len(order) / size))
     bounds = [round(index * len(order) / n_batches) for index in range(n_batches + 1)]
-    return [_weighted(order[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [_weighted(order[start:end]) for start, end in itertools.pairwise(bounds)]
 
 
 def _weighted(rollouts: Sequence[TrainedRollout]) -> list[TrainingSequence]:
