@@ -6,6 +6,8 @@ not rollouts, rewards or the store. Importing it loads neither torch nor transfo
 module and pass `tests/contracts/engine.py`.
 """
 
+from typing import Any
+
 from leyden.engine.base import (
     EngineStatistics,
     ForwardBackwardResult,
@@ -17,15 +19,23 @@ from leyden.engine.base import (
     SamplingParams,
 )
 from leyden.engine.embedded import EmbeddedBackend
+from leyden.engine.isolated import IsolatedBackend
 
 __all__ = [
     "EmbeddedBackend",
     "EngineStatistics",
     "ForwardBackwardResult",
+    "IsolatedBackend",
     "OptimParams",
     "OptimStepResult",
     "PolicyBackend",
     "PolicyLoss",
     "Sample",
     "SamplingParams",
+    "policy_backend",
 ]
+
+
+def policy_backend(model: Any, *, isolate: bool = False, **options: Any) -> PolicyBackend:
+    """A backend for `model` in this process, or, with `isolate`, in one of its own. options: see `EmbeddedBackend`."""
+    return IsolatedBackend(model, **options) if isolate else EmbeddedBackend(model, **options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +28,6 @@ from leyden.types import LLM, TrainingSequence
 
 if TYPE_CHECKING:
     from leyden.engine.decoder import Decoder
-    from leyden.engine.endpoint import Handler
     from leyden.engine.http_thread import HttpThread
     from leyden.engine.learner import Learner
     from leyden.engine.loading import LoadedPolicy
@@ -59,7 +58,7 @@ class EmbeddedBackend(PolicyBackend):
         host: str = "127.0.0.1",
         port: int = 0,
         api_key: str | None = None,
-        routes: Mapping[str, Handler] | None = None,
+        control_key: str | None = None,
     ) -> None:
         """
         model: a folder, a hub name, or a model object (a PEFT model too), which the backend then owns.
@@ -74,14 +73,11 @@ class EmbeddedBackend(PolicyBackend):
         seed: of the sampler, for requests that have none.
         threads: of torch, for decoding and for training each; None leaves torch's default.
         host, port: of the endpoint; port 0 takes a free one. Any address but loopback needs `api_key`.
-        routes: further POST routes of the endpoint.
+        control_key: also serve training, to whoever has this key (how `IsolatedBackend` drives its child).
         """
         if host not in _LOOPBACK and not api_key:
             raise ConfigError(f"host={host!r} can be reached from other machines; set api_key, or use 127.0.0.1")
-        for name, value in (
-            ("max_batch_rows", max_batch_rows),
-            ("max_tokens_per_microbatch", max_tokens_per_microbatch),
-        ):
+        for name, value in (("max_batch_rows", max_batch_rows), ("max_tokens_per_microbatch", max_tokens_per_microbatch)):
             if value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
         if max_length is not None and max_length < 2:
@@ -96,7 +92,7 @@ class EmbeddedBackend(PolicyBackend):
         self._threads = threads
         self._address = (host, port)
         self._api_key = api_key
-        self._routes = routes
+        self._control_key = control_key
         self._lock = threading.Lock()
         """Held while starting or stopping."""
         self._running: _Running | None = None
@@ -180,6 +176,7 @@ class EmbeddedBackend(PolicyBackend):
     def _build(self, executor: ThreadPoolExecutor) -> _Running:
         import torch
 
+        from leyden.engine.control import control_routes
         from leyden.engine.decoder import Decoder
         from leyden.engine.endpoint import Endpoint, EndpointOptions
         from leyden.engine.forward.choose import choose_forward
@@ -214,10 +211,10 @@ class EmbeddedBackend(PolicyBackend):
             eos_ids=policy.eos_ids,
             deterministic=self._deterministic,
             api_key=self._api_key,
+            control_key=self._control_key,
         )
-        server = HttpThread(
-            Endpoint(decoder, policy.text, options, self._routes), host=self._address[0], port=self._address[1]
-        )
+        routes = control_routes(self) if self._control_key else None
+        server = HttpThread(Endpoint(decoder, policy.text, options, routes), host=self._address[0], port=self._address[1])
         port = server.start()
         decoder.start()
         return _Running(policy, learner, decoder, server, executor, port, max_length)

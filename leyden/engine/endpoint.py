@@ -52,6 +52,8 @@ class EndpointOptions:
     eos_ids: frozenset[int]
     deterministic: bool
     api_key: str | None
+    control_key: str | None = None
+    """What the extra routes demand."""
 
 
 class Endpoint:
@@ -60,7 +62,7 @@ class Endpoint:
     def __init__(
         self, decoder: Decoder, text: Text | None, options: EndpointOptions, extra: Mapping[str, Handler] | None = None
     ) -> None:
-        """extra: further POST routes; they check the caller themselves."""
+        """extra: further POST routes, for callers with the control key."""
         self._decoder = decoder
         self._text = text
         self._options = options
@@ -83,7 +85,11 @@ class Endpoint:
         if path == "/health":
             await _answer(send, 200, b'{"status": "ok"}')
             return
-        self._check_key(scope)
+        if path in self._extra and method == "POST":
+            _check_key(scope, self._options.control_key)
+            await _answer(send, 200, await self._extra[path](await _body(receive)))
+            return
+        _check_key(scope, self._options.api_key)
         if path in _COMPLETIONS:
             if method != "POST":
                 raise RequestError(f"{path} takes POST, not {method}", status=405)
@@ -91,18 +97,8 @@ class Endpoint:
         elif path == "/v1/models":
             model = {"id": self._options.model_name, "object": "model", "created": 0, "owned_by": "leyden"}
             await _answer(send, 200, json.dumps({"object": "list", "data": [model]}).encode())
-        elif path in self._extra and method == "POST":
-            await _answer(send, 200, await self._extra[path](await _body(receive)))
         else:
             raise RequestError(f"there is nothing at {method} {path}", status=404)
-
-    def _check_key(self, scope: Message) -> None:
-        wanted = self._options.api_key
-        if wanted is None:
-            return
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if not hmac.compare_digest(given, b"Bearer " + wanted.encode()):
-            raise RequestError("the API key is missing or wrong", status=401, code="invalid_api_key")
 
     async def _complete(self, body: bytes, kind: Kind, receive: Receive, send: Send) -> None:
         request = parse_request(body, kind)
@@ -309,6 +305,7 @@ class _Stream:
             generation.logprobs[start:n],
             generation.policy_versions[start:n],
             finish_reason,
+            begins=start == 0,
         )
 
 
@@ -319,6 +316,14 @@ _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"ca
 
 def _nobody() -> None:
     """Nobody is waiting yet."""
+
+
+def _check_key(scope: Message, wanted: str | None) -> None:
+    if wanted is None:
+        return
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    if not hmac.compare_digest(given, b"Bearer " + wanted.encode()):
+        raise RequestError("the API key is missing or wrong", status=401, code="invalid_api_key")
 
 
 def _response_id(request: CompletionRequest) -> str:

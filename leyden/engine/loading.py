@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from leyden.engine.text import Text
 from leyden.errors import ConfigError, EngineError
@@ -66,10 +67,15 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
 
 
 def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
+    shows_progress = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # a bar for a load of milliseconds garbles the caller's own output
     try:
         return factory.from_pretrained(str(name), **options)
     except Exception as error:  # loading fails in as many ways as there are formats
         raise EngineError(f"{factory.__name__} cannot load {str(name)!r}: {type(error).__name__}: {error}") from error
+    finally:
+        if shows_progress:
+            transformers_logging.enable_progress_bar()
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

@@ -75,8 +75,8 @@ class Text:
         return piece
 
     def ends_with_stop(self, stops: Sequence[str], ids: Sequence[int]) -> bool:
-        """Whether the text of `ids` contains one of `stops`."""
-        text = self.decode(ids)
+        """Whether the last of `ids` completes one of `stops`; only the end is decoded, as far as a stop string can reach."""
+        text = self.decode(ids[-(4 * max(map(len, stops)) + 4) :])
         return any(stop in text for stop in stops)
 
 

@@ -261,6 +261,8 @@ class Choice:
     logprobs: list[float]
     policy_versions: list[int]
     finish_reason: str | None
+    begins: bool = True
+    """It is the first chunk of its choice."""
 
 
 Pieces = Callable[[int], tuple[str, list[int]]]
@@ -287,7 +289,7 @@ def chunk(
     prompt_ids: list[int] | None = None,
     counted: Json | None = None,
 ) -> bytes:
-    """One server-sent event. `prompt_ids`: this is the first. `counted`: the usage, in a chunk without a choice."""
+    """One server-sent event. `prompt_ids`: this is the answer's first. `counted`: the usage, in a chunk without a choice."""
     body = _head(request, response_id, f"{request.kind}.chunk" if request.kind == "chat.completion" else request.kind)
     if prompt_ids is not None and request.return_token_ids:
         body["prompt_token_ids"] = prompt_ids
@@ -311,7 +313,7 @@ def _choice(request: CompletionRequest, choice: Choice, pieces: Pieces, *, chunk
     if request.kind == "text_completion":
         body["text"] = choice.text
     elif chunked:
-        body["delta"] = {"content": choice.text}
+        body["delta"] = {"role": "assistant", "content": choice.text} if choice.begins else {"content": choice.text}
     else:
         body["message"] = {"role": "assistant", "content": choice.text}
     if request.logprobs:

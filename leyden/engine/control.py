@@ -1,0 +1,177 @@
+"""`PolicyBackend` over HTTP: how its calls are written, both ways.
+
+A call is `POST /control/<method>` with a JSON object; the answer is `{"ok": ...}` or `{"error": {"kind", "message"}}`. Long lists travel as
+packed 32-bit arrays in base64. Paths are names on a file system that both sides share. To add a method, write it in `_METHODS` and in
+`IsolatedBackend`.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from leyden import errors
+from leyden.engine.base import OptimParams, PolicyBackend, PolicyLoss, Sample, SamplingParams
+from leyden.errors import ConfigError, EngineError, LeydenError
+from leyden.types import TrainingSequence, pack_floats, pack_ints, unpack_floats, unpack_ints
+
+__all__ = [
+    "PREFIX",
+    "control_routes",
+    "describe_error",
+    "read_answer",
+    "read_samples",
+    "write_prompts",
+    "write_sequences",
+]
+
+logger = logging.getLogger("leyden.engine")
+
+PREFIX = "/control/"
+Json = dict[str, Any]
+N = TypeVar("N", int, float)
+
+
+def control_routes(backend: PolicyBackend) -> dict[str, Callable[[bytes], Awaitable[bytes]]]:
+    """Every method of `backend` that a caller in another process needs, by path."""
+    return {PREFIX + name: functools.partial(_serve, backend, method) for name, method in _METHODS.items()}
+
+
+def read_answer(body: bytes) -> Any:
+    """The result of a call; raises the error that it ended with, as the same kind."""
+    answer = json.loads(body)
+    if "error" not in answer:
+        return answer["ok"]
+    kind = getattr(errors, answer["error"]["kind"], EngineError)
+    raise kind(answer["error"]["message"])
+
+
+def describe_error(error: Exception) -> Json:
+    """An error as the other side reads it; anything but Leyden's own kinds becomes an EngineError that names the kind."""
+    if isinstance(error, LeydenError):
+        return {"error": {"kind": type(error).__name__, "message": str(error)}}
+    return {"error": {"kind": "EngineError", "message": f"{type(error).__name__}: {error}"}}
+
+
+def write_prompts(prompts: Sequence[Sequence[int]]) -> Json:
+    """Prompts of token ids."""
+    return _pack(prompts, pack_ints)
+
+
+def write_sequences(sequences: Sequence[TrainingSequence]) -> Json:
+    """Training sequences, as one array for each of their lists."""
+    return {
+        "token_ids": _pack([s.token_ids for s in sequences], pack_ints),
+        "logprobs": _pack([s.logprobs for s in sequences], pack_floats),
+        "advantages": _pack([s.advantages for s in sequences], pack_floats),
+        "weights": _pack([s.weights for s in sequences], pack_floats),
+    }
+
+
+def read_samples(data: Json) -> list[Sample]:
+    """The inverse of how the other side writes samples."""
+    columns = (
+        _unpack(data["token_ids"], unpack_ints),
+        _unpack(data["logprobs"], unpack_floats),
+        _unpack(data["policy_versions"], unpack_ints),
+        data["finish_reasons"],
+    )
+    return [Sample(*sample) for sample in zip(*columns, strict=True)]
+
+
+def _write_samples(samples: Sequence[Sample]) -> Json:
+    return {
+        "token_ids": _pack([s.token_ids for s in samples], pack_ints),
+        "logprobs": _pack([s.logprobs for s in samples], pack_floats),
+        "policy_versions": _pack([s.policy_versions for s in samples], pack_ints),
+        "finish_reasons": [s.finish_reason for s in samples],
+    }
+
+
+def _read_sequences(data: Json) -> list[TrainingSequence]:
+    columns = (
+        _unpack(data["token_ids"], unpack_ints),
+        _unpack(data["logprobs"], unpack_floats),
+        _unpack(data["advantages"], unpack_floats),
+        _unpack(data["weights"], unpack_floats),
+    )
+    return [TrainingSequence(*sequence) for sequence in zip(*columns, strict=True)]
+
+
+def _pack(lists: Sequence[Sequence[N]], pack: Callable[[list[N]], bytes]) -> Json:
+    try:
+        values = pack([value for values in lists for value in values])
+    except (OverflowError, TypeError) as error:
+        raise ConfigError(f"a list holds a value that is no 32-bit number: {error}") from error
+    lengths = pack_ints([len(values) for values in lists])
+    return {"lengths": base64.b64encode(lengths).decode(), "values": base64.b64encode(values).decode()}
+
+
+def _unpack(data: Json, unpack: Callable[[bytes], list[N]]) -> list[list[N]]:
+    values = unpack(base64.b64decode(data["values"]))
+    lists: list[list[N]] = []
+    start = 0
+    for length in unpack_ints(base64.b64decode(data["lengths"])):
+        lists.append(values[start : start + length])
+        start += length
+    return lists
+
+
+Method = Callable[[PolicyBackend, Json], Awaitable[Any]]
+
+
+async def _serve(backend: PolicyBackend, method: Method, body: bytes) -> bytes:
+    try:
+        answer = {"ok": await method(backend, json.loads(body))}
+    except Exception as error:  # noqa: BLE001 -- the caller is in another process: it gets the error as an answer
+        if not isinstance(error, LeydenError):
+            logger.exception("a control call failed")
+        answer = describe_error(error)
+    return json.dumps(answer).encode()
+
+
+async def _sample(backend: PolicyBackend, data: Json) -> Json:
+    params = SamplingParams(**{**data["params"], "stop_token_ids": tuple(data["params"]["stop_token_ids"])})
+    return _write_samples(await backend.sample(_unpack(data["prompts"], unpack_ints), params))
+
+
+async def _forward_backward(backend: PolicyBackend, data: Json) -> Json:
+    return asdict(await backend.forward_backward(_read_sequences(data["sequences"]), PolicyLoss(**data["loss"])))
+
+
+async def _optim_step(backend: PolicyBackend, data: Json) -> Json:
+    return asdict(await backend.optim_step(OptimParams(**{**data["params"], "betas": tuple(data["params"]["betas"])})))
+
+
+async def _save_state(backend: PolicyBackend, data: Json) -> None:
+    await backend.save_state(Path(data["path"]))
+
+
+async def _load_state(backend: PolicyBackend, data: Json) -> int:
+    await backend.load_state(Path(data["path"]))
+    return backend.policy_version
+
+
+async def _save_pretrained(backend: PolicyBackend, data: Json) -> None:
+    await backend.save_pretrained(Path(data["path"]))
+
+
+async def _statistics(backend: PolicyBackend, data: Json) -> Json:
+    return asdict(await backend.statistics())
+
+
+_METHODS: Mapping[str, Method] = {
+    "sample": _sample,
+    "forward_backward": _forward_backward,
+    "optim_step": _optim_step,
+    "save_state": _save_state,
+    "load_state": _load_state,
+    "save_pretrained": _save_pretrained,
+    "statistics": _statistics,
+}
