@@ -1,8 +1,8 @@
 """The gateway: the recorded road from an agent to a model.
 
-An agent calls the gateway as it would call any OpenAI-compatible server; the base URL carries the ids of its rollout and attempt. The
-gateway passes the bytes on to the model, passes the answer back as it comes, and writes down behind the answer what was said, to the
-exact token, as one span for each call.
+An agent calls the gateway as it would call any OpenAI-compatible server; the base URL carries the ids of its rollout
+and attempt. The gateway passes the bytes on to the model, passes the answer back as it comes, and writes down behind
+the answer what was said, to the exact token, as one span for each call.
 
 What lives here:
 

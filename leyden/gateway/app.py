@@ -1,18 +1,17 @@
 """The routes of the gateway, and the way of one call from the agent to the model and back.
 
-A raw ASGI application: it knows HTTP, and leaves formats to `wire`, admission to `attempts` and what is written down to `record`.
+A raw ASGI application: it knows HTTP, and leaves formats to `wire`, admission to `attempts` and what is written down to
+`record`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import json
 import logging
-import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, cast
@@ -20,6 +19,18 @@ from urllib.parse import unquote
 
 import aiohttp
 
+from leyden.gateway.asgi import (
+    Receive,
+    Scope,
+    Send,
+    downstream_headers,
+    header,
+    read_body,
+    send_json,
+    send_refusal,
+    trace_parent,
+    upstream_headers,
+)
 from leyden.gateway.attempts import Attempts
 from leyden.gateway.record import ModelCall
 from leyden.gateway.recorder import Recorder
@@ -42,22 +53,6 @@ __all__ = ["GatewayApp", "seed_for"]
 
 logger = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
-
-_HOP_BY_HOP = {
-    *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"),
-    *("upgrade", "host", "content-length", "content-encoding", "expect"),
-}
-_OF_THE_GATEWAY = {"authorization", "api-key", "x-api-key", "cookie", "accept-encoding"}
-"""What the agent tells the gateway, not the model's server; the connection to the latter chooses its own compression."""
-_NOT_UPSTREAM = frozenset(name.encode() for name in _HOP_BY_HOP | _OF_THE_GATEWAY)
-_NOT_DOWNSTREAM = frozenset(_HOP_BY_HOP)
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
-_JSON: Headers = [(b"content-type", b"application/json")]
 _ERROR_TEXT_LIMIT = 2000
 
 
@@ -108,20 +103,20 @@ class GatewayApp:
         try:
             await self._route(scope, receive, send)
         except Refusal as refusal:
-            await _send_refusal(send, refusal)
+            await send_refusal(send, refusal)
 
     def cancel_calls(self) -> None:
         """Give up the calls under way: each is recorded and answered with an error."""
         for task in self._calls:
             task.cancel()
 
-    # ---- routes --------------------------------------------------------------------------------------------------------
+    # ---- routes ------------------------------------------------------------------------------------------------------
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").strip("/")
         method = scope["method"]
         if path == "health":
-            return await _send_json(send, b'{"status":"ok"}')
+            return await send_json(send, b'{"status":"ok"}')
         self._authenticate(scope)
         match path.split("/", 4):
             case ["rollout", rollout_id, "attempt", attempt_id, rest] if rest.startswith("v1/"):
@@ -140,7 +135,7 @@ class GatewayApp:
                     )
         if route == "models":
             _require(method, "GET", path)
-            return await _send_json(send, self._model_list())
+            return await send_json(send, self._model_list())
         raise Refusal(
             404,
             "route_not_found",
@@ -151,7 +146,7 @@ class GatewayApp:
     def _authenticate(self, scope: Scope) -> None:
         if self._token is None:
             return
-        given = _header(scope, b"authorization") or b""
+        given = header(scope, b"authorization") or b""
         if not hmac.compare_digest(given, self._token):
             raise Refusal(
                 401, "invalid_api_key", "this gateway needs its token as the API key; the `llm` resource carries it"
@@ -161,15 +156,15 @@ class GatewayApp:
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "leyden"} for name in self._models()]
         return dump({"object": "list", "data": models})
 
-    # ---- one call ------------------------------------------------------------------------------------------------------
+    # ---- one call ----------------------------------------------------------------------------------------------------
 
     async def _call(
         self, scope: Scope, receive: Receive, send: Send, rollout_id: str, attempt_id: str, dialect: Dialect
     ) -> None:
         start_time = time.time()
-        raw = await _read_body(receive)
+        raw = await read_body(receive)
         admission = await self._attempts.admit(rollout_id, attempt_id)
-        trace_id, parent_id = _trace_parent(scope) or (admission.trace_id, None)
+        trace_id, parent_id = trace_parent(scope) or (admission.trace_id, None)
         call = ModelCall(
             rollout_id=rollout_id,
             attempt_id=attempt_id,
@@ -193,7 +188,7 @@ class GatewayApp:
         except Exception as error:
             logger.exception("call %d of rollout %r, attempt %r", call.call_index, rollout_id, attempt_id)
             await self._fail(
-                exchange, Refusal(500, "gateway_error", f"the gateway failed: {type(error).__name__}: {error}")
+                exchange, Refusal(500, "gateway_error", f"the gateway failed with {type(error).__name__}")
             )
         finally:
             watcher.cancel()
@@ -218,7 +213,10 @@ class GatewayApp:
             call.request["seed"] = seed
         try:
             async with self._session.post(
-                model.url(dialect.path), data=body, headers=_upstream_headers(scope, model), allow_redirects=False
+                model.url(dialect.path),
+                data=body,
+                headers=upstream_headers(scope, model.api_key),
+                allow_redirects=False,
             ) as response:
                 if response.status == 200 and response.content_type == "text/event-stream":
                     await self._relay_stream(exchange, response, hidden)
@@ -258,7 +256,7 @@ class GatewayApp:
             call.response = _parse_answer(raw)
             body = dump(visible(call.response, hidden)) if hidden else raw
         await self._record(exchange)
-        headers = _downstream_headers(response)
+        headers = downstream_headers(response)
         headers.append((b"content-length", str(len(body)).encode()))
         await exchange.send({"type": "http.response.start", "status": response.status, "headers": headers})
         await exchange.send({"type": "http.response.body", "body": body})
@@ -267,7 +265,7 @@ class GatewayApp:
         call, send = exchange.call, exchange.send
         assembler = StreamAssembler()
         buffer = bytearray()
-        await send({"type": "http.response.start", "status": 200, "headers": _downstream_headers(response)})
+        await send({"type": "http.response.start", "status": 200, "headers": downstream_headers(response)})
         exchange.streaming = True
         try:
             async for piece in response.content.iter_any():
@@ -296,7 +294,7 @@ class GatewayApp:
         await self._record(exchange)
         await send({"type": "http.response.body", "body": bytes(buffer)})
 
-    # ---- how a call ends -----------------------------------------------------------------------------------------------
+    # ---- how a call ends ---------------------------------------------------------------------------------------------
 
     def _begin(self, exchange: _Exchange) -> None:
         if not exchange.answered:
@@ -320,7 +318,7 @@ class GatewayApp:
         if exchange.streaming:
             await exchange.send({"type": "http.response.body", "body": sse_event(refusal.body())})
         else:
-            await _send_refusal(exchange.send, refusal)
+            await send_refusal(exchange.send, refusal)
 
 
 async def _watch(exchange: _Exchange, receive: Receive, task: asyncio.Task[Any]) -> None:
@@ -395,54 +393,3 @@ def _excerpt(raw: bytes) -> str:
 def _require(method: str, wanted: str, path: str) -> None:
     if method != wanted:
         raise Refusal(405, "method_not_allowed", f"/{path} takes {wanted}, not {method}")
-
-
-def _header(scope: Scope, wanted: bytes) -> bytes | None:
-    headers = cast(Iterable[tuple[bytes, bytes]], scope["headers"])
-    return next((value for name, value in headers if name == wanted), None)
-
-
-def _trace_parent(scope: Scope) -> tuple[str, str] | None:
-    """W3C trace context: (trace id, the caller's span id)."""
-    found = _TRACEPARENT.fullmatch(_header(scope, b"traceparent") or b"")
-    return (found[1].decode(), found[2].decode()) if found else None
-
-
-def _upstream_headers(scope: Scope, model: UpstreamModel) -> list[tuple[str, str]]:
-    given = cast(Iterable[tuple[bytes, bytes]], scope["headers"])
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in given if name not in _NOT_UPSTREAM]
-    if model.api_key is not None:
-        headers.append(("authorization", f"Bearer {model.api_key}"))
-    return headers
-
-
-def _downstream_headers(response: aiohttp.ClientResponse) -> Headers:
-    return [
-        (name.lower(), value)
-        for name, value in response.raw_headers
-        if name.decode("latin-1").lower() not in _NOT_DOWNSTREAM
-    ]
-
-
-async def _read_body(receive: Receive) -> bytes:
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body"):
-        return message["body"]
-    parts: list[bytes] = []
-    while message["type"] == "http.request":
-        parts.append(message["body"])
-        if not message.get("more_body"):
-            return b"".join(parts)
-        message = await receive()
-    raise Refusal(499, "client_disconnected", "the client disconnected before its request was whole")
-
-
-async def _send_json(send: Send, body: bytes, *, status: int = 200, headers: Headers = _JSON) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _send_refusal(send: Send, refusal: Refusal) -> None:
-    with contextlib.suppress(OSError):
-        await _send_json(send, refusal.body(), status=refusal.status, headers=[*_JSON, *refusal.headers])

@@ -1,7 +1,7 @@
 """Which attempts may call a model, and the number of each call.
 
-It asks the store once for each attempt and remembers the answer: a call costs no store read. It knows no HTTP beyond the status of a
-refusal.
+It asks the store once for each attempt and remembers the answer: a call costs no store read. It knows no HTTP beyond
+the status of a refusal.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Attempts:
     async def admit(self, rollout_id: str, attempt_id: str) -> Admission:
         """Number one call.
 
-        Raises Refusal: 404 for ids that the store does not know, 410 for an attempt that is over, 503 when the store cannot say.
+        Raises Refusal: 404 for ids that the store does not know, 410 for an attempt that is over, 503 when the store
+        cannot say.
         """
         key = (rollout_id, attempt_id)
         if key in self._ended:
@@ -94,7 +95,7 @@ class Attempts:
                 404,
                 f"{noun}_not_found",
                 f"the gateway cannot record a call of rollout {rollout_id!r}, attempt {attempt_id!r}: {error}. "
-                "Use the base URL of the `llm` that the agent was given, with the store that the rollout was enqueued in.",
+                "Use the base URL of the `llm` that the agent was given, and the store that holds its rollout.",
             ) from error
         except LeydenError as error:
             logger.error("cannot look up rollout %r, attempt %r: %s", rollout_id, attempt_id, error)
@@ -118,8 +119,8 @@ def _gone(rollout_id: str, attempt_id: str, why: str) -> Refusal:
     return Refusal(
         410,
         "attempt_ended",
-        f"rollout {rollout_id!r}, attempt {attempt_id!r}: {why}. Its record is closed; "
-        "make model calls before the agent returns and before its timeout, and use the base URL of the current attempt.",
+        f"rollout {rollout_id!r}, attempt {attempt_id!r}: {why}. Make model calls before the agent returns and before "
+        "its timeout, and use the base URL of the current attempt.",
     )
 
 

@@ -1,7 +1,7 @@
 """`LLMProxy`: the gateway's options and the life of its server.
 
-The server runs in a daemon thread with an event loop of its own, so that a busy agent or algorithm never holds a model call up. The routes
-are in `app`. To change what a call may do on its way, see there.
+The server runs in a daemon thread with an event loop of its own, so that a busy agent or algorithm never holds a model
+call up. The routes are in `app`. To change what a call may do on its way, see there.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _CONNECT_SECONDS = 10.0
 class LLMProxy:
     """An OpenAI-compatible server that passes calls on to models and records each in its attempt.
 
-    `start` before use, `stop` after (or `async with`); both may be repeated, and a restart keeps the address. All methods may be called
-    from any thread and any event loop, `start` and `stop` from one at a time.
+    `start` before use, `stop` after (or `async with`); both may be repeated, and a restart keeps the address. All
+    methods may be called from any thread and any event loop, `start` and `stop` from one at a time.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class LLMProxy:
     ) -> None:
         """Nothing is opened before `start`.
 
-        port: None takes a free one. timeout_seconds: the longest time for one answer of the upstream, a stream's last byte included.
-        deterministic_seed: give each request that has no `seed` one that depends on this number, the rollout's id and the number of the
-        call in its attempt, so that a rerun of the same rollout id samples the same. token: what clients must send as their API key;
-        required when `host` is not a loopback address.
+        port: None takes a free one. timeout_seconds: the longest time for one answer of the upstream, a stream's last
+        byte included. deterministic_seed: give each request that has no `seed` one that depends on this number, the
+        rollout's id and the number of the call in its attempt, so that a rerun of the same rollout id samples the same.
+        token: what clients must send as their API key; required when `host` is not a loopback address.
         Raises ConfigError.
         """
         if launch_mode != "thread":
@@ -91,7 +91,7 @@ class LLMProxy:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.shield(self.stop())
 
-    # ---- options -------------------------------------------------------------------------------------------------------
+    # ---- options -----------------------------------------------------------------------------------------------------
 
     def set_store(self, store: LightningStore) -> None:
         """Where calls are recorded. Raises GatewayError while the gateway is running."""
@@ -109,7 +109,8 @@ class LLMProxy:
 
     @property
     def endpoint(self) -> str:
-        """The base URL of the gateway itself, without an attempt. Raises GatewayError before `start` if no `port` was given."""
+        """The base URL of the gateway itself, without an attempt. Raises GatewayError before `start` if no `port` was
+        given."""
         if self._port is None:
             raise GatewayError("the gateway has no address yet: start it first, or give it a port=")
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -124,7 +125,8 @@ class LLMProxy:
     ) -> ProxyLLM | LLM:
         """The gateway as a resource for agents: a ProxyLLM for any attempt, or with both ids the LLM of that attempt.
 
-        `model` may be left out if there is one only. Raises ConfigError for a model that is not served and for one id without the other.
+        `model` may be left out if there is one only. Raises ConfigError for a model that is not served and for one id
+        without the other.
         """
         name = self._model_name(model)
         resource = ProxyLLM(
@@ -146,7 +148,7 @@ class LLMProxy:
             raise ConfigError(f"as_resource: model is {model!r}; the gateway serves {possible}")
         return model
 
-    # ---- attempts ------------------------------------------------------------------------------------------------------
+    # ---- attempts ----------------------------------------------------------------------------------------------------
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
         """Refuse all later calls of this attempt with 410. Calls under way go on. Safe to repeat."""
@@ -166,7 +168,7 @@ class LLMProxy:
         elif not running.recorder.settled(key):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running.recorder.flush(key), running.loop))
 
-    # ---- the server ----------------------------------------------------------------------------------------------------
+    # ---- the server --------------------------------------------------------------------------------------------------
 
     def is_running(self) -> bool:
         """Whether the gateway takes calls."""
@@ -204,7 +206,8 @@ class LLMProxy:
         self._running = await asyncio.wrap_future(ready)
 
     async def stop(self) -> None:
-        """Take no more calls, end those under way, write every record, close the port. Calling it again does nothing."""
+        """Take no more calls, end those under way, write every record, close the port. Calling it again does
+        nothing."""
         running, self._running = self._running, None
         if running is None:
             return

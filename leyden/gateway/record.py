@@ -1,7 +1,7 @@
 """From one call to one span, and the proof of its tokens.
 
-Pure functions. Tokens are recorded only when ids, log-probabilities and the upstream's own count agree; a call that cannot be proven keeps
-its text and says why its tokens were refused. P prompt tokens, R response tokens.
+Pure functions. Tokens are recorded only when ids, log-probabilities and the upstream's own count agree; a call that
+cannot be proven keeps its text and says why its tokens were refused. P prompt tokens, R response tokens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The queue between the answer and the store.
 
-Calls are queued before the last byte of their answer is sent and written behind it, in batches. The queue is bounded: when the store cannot
-keep up, answers wait, and nothing is dropped. It knows the store's `add_many_spans`, and nothing of HTTP.
+Calls are queued before the last byte of their answer is sent and written behind it, in batches. The queue is bounded:
+when the store cannot keep up, answers wait, and nothing is dropped. It knows the store's `add_many_spans`, and nothing
+of HTTP.
 
-All of it runs in the gateway's event loop, but for `settled`. A crash of the process loses the calls that were not written yet, at most
-the last few hundredths of a second.
+All of it runs in the gateway's event loop, but for `settled`. A crash of the process loses the calls that were not
+written yet, at most the last few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Recorder:
         self._closing = False
 
     def begin(self, key: AttemptKey) -> None:
-        """From now on `flush` waits for one more call of this attempt: to be called before the agent can see that its answer is whole."""
+        """From now on `flush` waits for one more call of this attempt: to be called before the agent can see that its
+        answer is whole."""
         self._pending[key] = self._pending.get(key, 0) + 1
 
     async def put(self, call: ModelCall) -> None:
@@ -65,7 +67,8 @@ class Recorder:
         return key not in self._pending and key not in self._failures
 
     async def flush(self, key: AttemptKey) -> None:
-        """Wait until everything begun for this attempt is in the store. Raises StoreError, once, if something could not be written."""
+        """Wait until everything begun for this attempt is in the store. Raises StoreError, once, if something could not
+        be written."""
         while key in self._pending:
             written = asyncio.get_running_loop().create_future()
             self._waiters.setdefault(key, []).append(written)
@@ -94,7 +97,7 @@ class Recorder:
         for call in batch:
             try:
                 spans.append(span_of(call))
-            except Exception as error:  # noqa: BLE001 -- an answer nobody foresaw must not stop the record of all others
+            except Exception as error:  # noqa: BLE001 -- an answer nobody foresaw must not stop all other records
                 self._fail(call.rollout_id, call.attempt_id, error)
         try:
             await self._store.add_many_spans(spans)
@@ -108,13 +111,13 @@ class Recorder:
         for span in spans:
             try:
                 await self._store.add_many_spans([span])
-            except Exception as error:  # noqa: BLE001 -- whatever the store could not do, its siblings are written and flush tells
+            except Exception as error:  # noqa: BLE001 -- the siblings must be written; flush tells of this one
                 self._fail(span.rollout_id, span.attempt_id, error)
 
     def _fail(self, rollout_id: str, attempt_id: str, error: Exception) -> None:
         message = (
-            f"a model call of rollout {rollout_id!r}, attempt {attempt_id!r} could not be recorded in {self._store.url}: "
-            f"{type(error).__name__}: {error}"
+            f"a model call of rollout {rollout_id!r}, attempt {attempt_id!r} could not be recorded in "
+            f"{self._store.url}: {type(error).__name__}: {error}"
         )
         logger.error(message, exc_info=error)
         failure = StoreError(message)

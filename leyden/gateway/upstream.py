@@ -29,8 +29,8 @@ class UpstreamModel:
     sampling_parameters: dict[str, Any] = field(default_factory=dict[str, Any])
     """Suggested to agents by `LLMProxy.as_resource`; requests pass as agents send them."""
     record_tokens: bool = True
-    """Ask the server for token ids and log-probabilities (vLLM's `return_token_ids`). Switch it off for a server that refuses
-    fields it does not know, such as api.openai.com: its calls are recorded as text only."""
+    """Ask the server for token ids and log-probabilities (vLLM's `return_token_ids`). Switch it off for a server that
+    refuses fields it does not know, such as api.openai.com: its calls are recorded as text only."""
 
     def __post_init__(self) -> None:
         if not self.model_name:

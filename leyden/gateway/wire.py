@@ -1,11 +1,12 @@
 """What the gateway knows of OpenAI's chat and completions formats.
 
-What to ask the upstream for besides what the agent asked for, what to hide again from the answer, and how to put the chunks of a stream
-together into one answer. Everything else passes through unread. Pure functions of JSON values: no I/O.
+What to ask the upstream for besides what the agent asked for, what to hide again from the answer, and how to put the
+chunks of a stream together into one answer. Everything else passes through unread. Pure functions of JSON values: no
+I/O.
 
-Token ids are as vLLM gives them: with `return_token_ids` a chat answer has `prompt_token_ids` and each choice `token_ids`; in a stream the
-first chunk has the former and every chunk the latter. A completion has both in the choice. `policy_versions`, beside `token_ids`, is
-Leyden's own: the version of the policy that sampled each token.
+Token ids are as vLLM gives them: with `return_token_ids` a chat answer has `prompt_token_ids` and each choice
+`token_ids`; in a stream the first chunk has the former and every chunk the latter. A completion has both in the choice.
+`policy_versions`, beside `token_ids`, is Leyden's own: the version of the policy that sampled each token.
 
 To add a format, add a `Dialect` to `DIALECTS`.
 """
@@ -85,8 +86,8 @@ def prepare(
 ) -> tuple[bytes, Hidden]:
     """The body for the upstream, and what must be hidden from its answer.
 
-    raw, request: the agent's body, as bytes and parsed. model: the upstream's name for the model. seed: used if the agent gave none.
-    The agent's own bytes are kept where something is only added to them.
+    raw, request: the agent's body, as bytes and parsed. model: the upstream's name for the model. seed: used if the
+    agent gave none. The agent's own bytes are kept where something is only added to them.
     """
     added: Json = {}
     if record_tokens:

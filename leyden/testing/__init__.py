@@ -1,8 +1,10 @@
 """Things that stand in for the outside world in tests and examples, truthfully.
 
-- `FakeUpstream`: an OpenAI-compatible server that knows the true tokens of every answer it gave, and can be told to misbehave.
+- `FakeUpstream`: an OpenAI-compatible server that knows the true tokens of every answer it gave, and can be told to
+  misbehave.
 
-They are part of the package so that an agent's own tests can use them. They know OpenAI's formats and nothing of Leyden's parts.
+They are part of the package so that an agent's own tests can use them. They know OpenAI's formats and nothing of
+Leyden's parts.
 """
 
 from leyden.testing.tokens import decode, encode, prompt_text

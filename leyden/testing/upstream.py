@@ -1,7 +1,8 @@
 """`FakeUpstream`: a small truthful OpenAI-compatible server.
 
-Its answers follow from the request alone (and its `seed`), with real token ids and log-probabilities in vLLM's convention, streamed or not,
-and it keeps the truth of every answer to compare with. On demand it misbehaves as real servers do.
+Its answers follow from the request alone (and its `seed`), with real token ids and log-probabilities in vLLM's
+convention, streamed or not, and it keeps the truth of every answer to compare with. On demand it misbehaves as real
+servers do.
 
 It knows nothing of the gateway. To add a way to misbehave, add a field to `Misbehaviour` and honour it in `_Answer`.
 """
@@ -155,7 +156,7 @@ class FakeUpstream:
             await self._runner.cleanup()
             self._runner = None
 
-    # ---- routes --------------------------------------------------------------------------------------------------------
+    # ---- routes ------------------------------------------------------------------------------------------------------
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
@@ -260,7 +261,8 @@ class _Answer:
         return answer
 
     def chunks(self) -> list[Json]:
-        """The answer to a request with `stream`: the role, one chunk for each token, and the usage if it was asked for."""
+        """The answer to a request with `stream`: the role, one chunk for each token, and the usage if it was asked
+        for."""
         call = self._call
         texts, _ = _pieces(call.response_ids)
         chunks: list[Json] = []
@@ -323,7 +325,8 @@ class _Answer:
 
 
 def _pieces(ids: list[int]) -> tuple[list[str], str]:
-    """The text that each token adds once its characters are whole, and the whole text. An unfinished last character is left out."""
+    """The text that each token adds once its characters are whole, and the whole text. An unfinished last character is
+    left out."""
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")
     pieces = [decoder.decode(bytes([id_ - 16])) if id_ >= 16 else "" for id_ in ids]
     return pieces, "".join(pieces)
