@@ -1,0 +1,202 @@
+"""Train the demo's agent: the same parts as in production, small enough for a laptop.
+
+The starting weights, the policy backend in a process of its own, the gateway, a durable store and `PolicyGradient`; then the figures, the
+curve and a game from before and after. The recipe is one setting for every seed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from leyden import semconv
+from leyden.algorithm import PolicyGradient
+from leyden.demo.agent import play
+from leyden.demo.game import NUMBERS
+from leyden.engine import IsolatedBackend, OptimParams, PolicyLoss
+from leyden.errors import ConfigError
+from leyden.gateway import LLMProxy
+from leyden.loop import CsvWriter, ProgressBar
+from leyden.store import SqliteLightningStore
+from leyden.trainer import RunSummary, Trainer
+from leyden.trainer.run_directory import store_path
+from leyden.types import Rollout, Span
+
+__all__ = ["DemoOptions", "DemoResult", "WEIGHTS", "run_demo"]
+
+WEIGHTS = Path(__file__).parent / "weights"
+_OPTIONS_FILE = "demo.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What may be chosen; kept in the run directory, so that a resumed run is the same run."""
+
+    seed: int = 0
+    steps: int = 40
+    games: int = 1000
+    """Games that success is measured on, before and after."""
+    deterministic: bool = False
+    """Responses depend on weights, prompt and seed alone (slower): two runs end with the same weights, to the bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """What came of it."""
+
+    success_before: float
+    success_after: float
+    train_seconds: float
+    """Spent in training steps, measuring excluded."""
+    rollouts: int
+    """Games played to train."""
+    model_calls: int
+    """Model calls in those games."""
+    run: str
+    """The run directory."""
+
+
+def run_demo(directory: Path, options: DemoOptions, *, resume: bool) -> tuple[DemoResult, RunSummary]:
+    """Train in `directory`, or continue the run that is there with the options that it was started with."""
+    options = _remember(directory, options, resume=resume)
+    secrets = random.Random(f"demo/{options.seed}")
+    train = [{"secret": secret} for secret in range(NUMBERS)]
+    games = [{"secret": secrets.randrange(NUMBERS)} for _ in range(options.games)]
+    trainer = Trainer(
+        algorithm=_algorithm(options, directory),
+        llm_proxy=LLMProxy(deterministic_seed=options.seed if options.deterministic else None),
+        concurrency=128,
+        run_dir=directory,
+    )
+    summary = trainer.fit(play, train, val_dataset=games, resume=resume)
+    return _result(directory), summary
+
+
+def _algorithm(options: DemoOptions, directory: Path) -> PolicyGradient:
+    backend = IsolatedBackend(
+        WEIGHTS, seed=options.seed, deterministic=options.deterministic, device="cpu", max_batch_rows=128, max_length=128
+    )
+    return PolicyGradient(
+        backend,
+        n_steps=options.steps,
+        tasks_per_step=8,
+        rollouts_per_task=16,
+        minibatch_size=32,
+        scale_advantages=True,
+        loss=PolicyLoss(),
+        optim=OptimParams(learning_rate=5e-4),
+        max_tokens=6,
+        timeout_seconds=120.0,
+        val_every_n_steps=options.steps,
+        validate_first=True,
+        seed=options.seed,
+        callbacks=[ProgressBar(metrics=["reward", "rollouts_per_second", "tokens_per_second"])],
+        writers=[CsvWriter(directory / "metrics.csv")],
+    )
+
+
+def _remember(directory: Path, options: DemoOptions, *, resume: bool) -> DemoOptions:
+    file = directory / _OPTIONS_FILE
+    if resume:
+        try:
+            return DemoOptions(**json.loads(file.read_text()))
+        except FileNotFoundError:
+            raise ConfigError(f"{directory} is no run of the demo ({_OPTIONS_FILE} is missing)") from None
+    directory.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(asdict(options)))
+    return options
+
+
+# ---- what came of it ---------------------------------------------------------------------------------------------------
+
+
+def read_metrics(directory: Path) -> list[dict[str, float]]:
+    """The rows of `metrics.csv`, without the cells that are empty."""
+    with (directory / "metrics.csv").open(newline="") as file:
+        return [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+
+
+def _result(directory: Path) -> DemoResult:
+    rows = read_metrics(directory)
+    measured = [row["val_reward"] for row in rows if "val_reward" in row]
+    steps = [row for row in rows if "reward" in row]
+    return DemoResult(
+        success_before=measured[0],
+        success_after=measured[-1],
+        train_seconds=round(sum(row["rollout_seconds"] + row["update_seconds"] for row in steps), 1),
+        rollouts=int(sum(row["rollouts"] for row in steps)),
+        model_calls=int(sum(row["model_calls"] for row in steps)),
+        run=str(directory),
+    )
+
+
+def draw_curve(directory: Path) -> Path:
+    """The share of games won in each step, as `curve.png` in the run directory."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = read_metrics(directory)
+    steps = [row for row in rows if "reward" in row]
+    games, played = [], 0.0
+    for row in steps:
+        played += row["rollouts"]
+        games.append(played)
+    measured = [row["val_reward"] for row in rows if "val_reward" in row]
+    figure, axes = pyplot.subplots(figsize=(7, 4), dpi=130)
+    axes.plot(games, [row["reward"] for row in steps], color="#7c3aed", linewidth=1.8, label="won in each step")
+    if measured:
+        ends = [0.0, played][: len(measured)]
+        axes.plot(ends, measured, "o", color="#111827", label="measured before and after")
+    axes.set(xlabel="games played", ylabel="share of games won", ylim=(0, 1.02), title="Guess the number: GRPO on 2 cores")
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower right", frameon=False)
+    figure.tight_layout()
+    path = directory / "curve.png"
+    figure.savefig(path)
+    pyplot.close(figure)
+    return path
+
+
+async def games_before_and_after(directory: Path) -> tuple[list[str], list[str]]:
+    """One measured game as it was played before and after training: the first that was lost before, line by line."""
+    async with SqliteLightningStore(store_path(directory)) as store:
+        measured = [rollout for rollout in await store.query_rollouts(mode_in=["val"]) if rollout.status == "succeeded"]
+        last = max(rollout.metadata["step"] for rollout in measured)
+        before = {rollout.metadata["place"]: rollout for rollout in measured if rollout.metadata["step"] != last}
+        after = {rollout.metadata["place"]: rollout for rollout in measured if rollout.metadata["step"] == last}
+        for place in sorted(before.keys() & after.keys()):
+            spans = await store.query_spans_of([before[place].rollout_id, after[place].rollout_id])
+            first, second = (spans[rollout.rollout_id] for rollout in (before[place], after[place]))
+            lines = _transcript(before[place], first)
+            if not lines[-1].startswith("right"):
+                break
+        return lines, _transcript(after[place], second)
+
+
+def _transcript(rollout: Rollout, spans: Sequence[Span]) -> list[str]:
+    from leyden.demo.game import Game
+
+    game, lines = Game(rollout.input["secret"]), [f"guess 0..{NUMBERS - 1}   (it is {rollout.input['secret']})"]
+    for span in sorted((span for span in spans if span.name == semconv.MODEL_CALL), key=lambda span: span.start_time or 0):
+        reply = _content(span.attributes[semconv.GEN_AI_OUTPUT_MESSAGES])
+        lines.append(f"  > {reply}")
+        lines.append(game.guess(reply).text)
+    return lines
+
+
+def _content(messages: Any) -> str:
+    message = json.loads(messages)[0]
+    return str(message.get("content") or "")
+
+
+def python_line(directory: Path) -> str:
+    """The line of Python that uses the trained agent."""
+    return f"{Path(sys.executable).name} -c \"from leyden.demo import watch; watch({str(directory / 'model')!r}, secret=7)\""
