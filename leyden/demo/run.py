@@ -7,6 +7,7 @@ curve and a game from before and after. The recipe is one setting for every seed
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import random
 import sys
@@ -116,19 +117,18 @@ def _remember(directory: Path, options: DemoOptions, *, resume: bool) -> DemoOpt
 # ---- what came of it ---------------------------------------------------------------------------------------------------
 
 
-def read_metrics(directory: Path) -> list[dict[str, float]]:
-    """The rows of `metrics.csv`, without the cells that are empty."""
+def read_metrics(directory: Path, stage: str) -> list[dict[str, float]]:
+    """The rows of `metrics.csv` of one stage (`train`, `val`), without the cells that are empty."""
     with (directory / "metrics.csv").open(newline="") as file:
-        return [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+        rows = [row for row in csv.DictReader(file) if row.pop("stage") == stage]
+    return [{name: float(cell) for name, cell in row.items() if cell} for row in rows]
 
 
 def _result(directory: Path) -> DemoResult:
-    rows = read_metrics(directory)
-    measured = [row["val_reward"] for row in rows if "val_reward" in row]
-    steps = [row for row in rows if "reward" in row]
+    measured, steps = read_metrics(directory, "val"), read_metrics(directory, "train")
     return DemoResult(
-        success_before=measured[0],
-        success_after=measured[-1],
+        success_before=measured[0]["reward"],
+        success_after=measured[-1]["reward"],
         train_seconds=round(sum(row["rollout_seconds"] + row["update_seconds"] for row in steps), 1),
         rollouts=int(sum(row["rollouts"] for row in steps)),
         model_calls=int(sum(row["model_calls"] for row in steps)),
@@ -143,18 +143,12 @@ def draw_curve(directory: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = read_metrics(directory)
-    steps = [row for row in rows if "reward" in row]
-    games, played = [], 0.0
-    for row in steps:
-        played += row["rollouts"]
-        games.append(played)
-    measured = [row["val_reward"] for row in rows if "val_reward" in row]
+    steps = read_metrics(directory, "train")
+    games = list(itertools.accumulate(row["rollouts"] for row in steps))
+    measured = [row["reward"] for row in read_metrics(directory, "val")]
     figure, axes = pyplot.subplots(figsize=(7, 4), dpi=130)
     axes.plot(games, [row["reward"] for row in steps], color="#7c3aed", linewidth=1.8, label="won in each step")
-    if measured:
-        ends = [0.0, played][: len(measured)]
-        axes.plot(ends, measured, "o", color="#111827", label="measured before and after")
+    axes.plot([0.0, games[-1]], [measured[0], measured[-1]], "o", color="#111827", label="measured before and after")
     axes.set(xlabel="games played", ylabel="share of games won", ylim=(0, 1.02), title="Guess the number: GRPO on 2 cores")
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", frameon=False)

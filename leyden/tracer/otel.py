@@ -90,18 +90,21 @@ class _AttemptProcessor(SpanProcessor):
     """Remembers the trace in which a span starts, and gives it the span when it ends."""
 
     def __init__(self) -> None:
-        self._started_in: dict[SpanContext, AttemptTrace] = {}
+        self._started_in: dict[tuple[int, int], AttemptTrace] = {}
 
     def on_start(self, span: SdkSpan, parent_context: otel_context.Context | None = None) -> None:
         trace = current_trace.get()
         if trace is not None:
-            self._started_in[span.get_span_context()] = trace
+            self._started_in[_key(span.get_span_context())] = trace
 
     def on_end(self, span: ReadableSpan) -> None:
-        context = span.get_span_context()
-        trace = self._started_in.pop(context, None) if context is not None else None
+        trace = self._started_in.pop(_key(span.get_span_context()), None)
         if trace is not None:
             trace.add(span_from_otel(span, trace.rollout_id, trace.attempt_id))
+
+
+def _key(context: SpanContext | None) -> tuple[int, int]:
+    return (context.trace_id, context.span_id) if context else (0, 0)
 
 
 def span_from_otel(span: ReadableSpan, rollout_id: str, attempt_id: str) -> Span:

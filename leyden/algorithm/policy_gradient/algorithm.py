@@ -174,16 +174,20 @@ class PolicyGradient(IterativeAlgorithm):
         started = time.perf_counter()
         inputs = [self._val[index] for index in range(len(self._val))]
         collected = await self._collect("val", iteration, inputs)
-        metrics = _rollout_metrics(collected, seconds=time.perf_counter() - started)
-        return {f"val_{name}": value for name, value in metrics.items()}
+        return _rollout_metrics(collected, seconds=time.perf_counter() - started)
 
-    async def save(self, directory: Path) -> None:
+    async def save(self, path: Path) -> None:
         """The policy's weights, optimizer and random state."""
-        await self.backend.save_state(directory)
+        await self.backend.save_state(path)
 
-    async def load(self, directory: Path) -> None:
+    async def load(self, path: Path) -> None:
         """Restore what `save` wrote."""
-        await self.backend.load_state(directory)
+        await self.backend.load_state(path)
+
+    async def finish(self) -> None:
+        """Leave the trained model in the run's directory, as a Hugging Face folder that any library loads."""
+        if (directory := self.get_run().directory) is not None:
+            await self.backend.save_pretrained(directory / "model")
 
     # ---- rollouts ------------------------------------------------------------------------------------------------------
 

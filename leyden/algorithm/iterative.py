@@ -1,0 +1,97 @@
+"""`IterativeAlgorithm`: an algorithm in steps, on the loop that everything in Leyden shares.
+
+Checkpoints, progress, metrics and resuming are the loop's; an algorithm says what one step is.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from leyden.algorithm.base import Algorithm, Dataset
+from leyden.loop import Callback, Checkpoint, LogWriter, Metrics, TrainLoop
+
+__all__ = ["IterativeAlgorithm", "Metrics"]
+
+
+class IterativeAlgorithm(Algorithm):
+    """Override `step`, and `setup`, `validate`, `save`, `load`, `finish`, `teardown` where there is something to do.
+
+    max_iters: steps in all, those before a resume included.
+    val_every_n_iters: validate after every so many steps; None: never.
+    validate_first: validate before the first step too.
+    checkpoint_every: save after every so many steps, in `checkpoints/` of the run's directory; a run without one saves nothing.
+    keep_checkpoints: how many to keep.
+    callbacks, writers: of the loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_iters: int,
+        val_every_n_iters: int | None = None,
+        validate_first: bool = False,
+        checkpoint_every: int = 1,
+        keep_checkpoints: int = 2,
+        callbacks: Sequence[Callback] = (),
+        writers: Sequence[LogWriter] = (),
+    ) -> None:
+        self.max_iters, self.val_every_n_iters, self.validate_first = max_iters, val_every_n_iters, validate_first
+        self.checkpoint_every, self.keep_checkpoints = checkpoint_every, keep_checkpoints
+        self.callbacks, self.writers = tuple(callbacks), tuple(writers)
+        self._loop = self._new_loop(())  # refuses wrong options before anything has started
+
+    @abstractmethod
+    async def step(self, iteration: int) -> Metrics:
+        """Do step `iteration`, counted from 0, and answer what there is to know of it."""
+
+    async def setup(self, train_dataset: Dataset | None, val_dataset: Dataset | None) -> None:
+        """Before the first step of this process."""
+
+    async def validate(self, iteration: int) -> Metrics:
+        """Measure, after `iteration` steps, and change nothing."""
+        return {}
+
+    async def save(self, path: Path) -> None:
+        """Write what the next step depends on into the directory `path`."""
+
+    async def load(self, path: Path) -> None:
+        """Restore what `save` wrote."""
+
+    async def finish(self) -> None:
+        """After the last step, when all of them were done."""
+
+    async def teardown(self) -> None:
+        """Always, at the end of this process's part."""
+
+    def progress(self, done: int, total: int, **counts: float) -> None:
+        """Say how far the stage under way is, for whoever watches."""
+        self._loop.progress(done, total, **counts)
+
+    async def run(self, train_dataset: Dataset | None = None, val_dataset: Dataset | None = None) -> None:
+        """Set up, resume where the run says so, step, always tear down."""
+        run = self.get_run()
+        checkpoint = None
+        if run.directory is not None:
+            checkpoint = Checkpoint(
+                run.directory / "checkpoints", every_n_iters=self.checkpoint_every, keep=self.keep_checkpoints
+            )
+        self._loop = self._new_loop(() if checkpoint is None else (checkpoint,))
+        saved = checkpoint.latest() if checkpoint is not None and run.resume else None
+        try:
+            await self.setup(train_dataset, val_dataset)
+            await self._loop.arun(self, resume=saved)
+            if self._loop.current_iter >= self.max_iters:
+                await self.finish()
+        finally:
+            await self.teardown()
+
+    def _new_loop(self, more: Sequence[Callback]) -> TrainLoop:
+        return TrainLoop(
+            max_iters=self.max_iters,
+            val_every_n_iters=self.val_every_n_iters,
+            validate_first=self.validate_first,
+            callbacks=[*self.callbacks, *more],
+            writers=self.writers,
+        )
