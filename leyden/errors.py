@@ -14,6 +14,7 @@ __all__ = [
     "EngineError",
     "GatewayError",
     "IllegalTransition",
+    "InvalidMetrics",
     "InvalidReturn",
     "LeydenError",
     "MissingResource",
@@ -83,6 +84,10 @@ class AgentError(LeydenError, RuntimeError):
 
 class InvalidReturn(AgentError, TypeError):
     """The agent returned something that is neither None, a number nor a list of spans."""
+
+
+class InvalidMetrics(LeydenError, TypeError):
+    """A training step returned something that is not a mapping of names to numbers."""
 
 
 class GatewayError(LeydenError, RuntimeError):

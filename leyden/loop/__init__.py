@@ -1,0 +1,48 @@
+"""The training loop, for LLM agents and simulator agents alike.
+
+Lives here: `TrainLoop` (order of stages, hooks, counters), `Callback` and the callbacks that ship, directory checkpoints, metrics, writers,
+and signals that end a run well. It knows no store, no agent, no model and no tensor: what is trained is a `Vessel` with four methods
+(step, validate, save, load), synchronous or not.
+
+    checkpoint = Checkpoint("run/checkpoints")
+    loop = TrainLoop(max_iters=100, val_every_n_iters=10, callbacks=[checkpoint, ProgressBar()], writers=[CsvWriter("run/metrics.csv")])
+    with graceful_interrupts(loop.stop):
+        await loop.arun(vessel, resume=checkpoint.latest())
+
+To add a callback, subclass `Callback` (each hook says when it is called); to add a writer, subclass `LogWriter` and implement `write`.
+Both are passed in by whoever makes the loop; nothing needs to be registered.
+"""
+
+from leyden.loop.callbacks import Callback, EarlyStopping, MetricsWriter, Progress
+from leyden.loop.checkpoint import CheckpointStore, SavedCheckpoint
+from leyden.loop.checkpoint_callback import Checkpoint
+from leyden.loop.interrupt import graceful_interrupts
+from leyden.loop.metrics import LogBuffer, LogCollector, Metrics, MetricsRow, MetricValue, Stage
+from leyden.loop.progress_bar import ProgressBar
+from leyden.loop.train_loop import Resumable, TrainLoop, Vessel
+from leyden.loop.writers import ConsoleWriter, CsvWriter, JsonlWriter, LogWriter
+
+__all__ = [
+    "Callback",
+    "Checkpoint",
+    "CheckpointStore",
+    "ConsoleWriter",
+    "CsvWriter",
+    "EarlyStopping",
+    "JsonlWriter",
+    "LogBuffer",
+    "LogCollector",
+    "LogWriter",
+    "MetricValue",
+    "Metrics",
+    "MetricsRow",
+    "MetricsWriter",
+    "Progress",
+    "ProgressBar",
+    "Resumable",
+    "SavedCheckpoint",
+    "Stage",
+    "TrainLoop",
+    "Vessel",
+    "graceful_interrupts",
+]

@@ -1,0 +1,248 @@
+"""Checkpoints: directories that are whole or do not exist, and say what is in them.
+
+    checkpoints/step-000012/
+      manifest.json      format, versions, iteration, config, size and sha256 of every other file
+      state.json         the loop, its callbacks and writers, random states
+      vessel/...         what the vessel wrote (tensors, JSON)
+
+One is written aside, made durable and renamed; it never changes afterwards. No pickle: reading one runs no code of it.
+The store knows no loop: `Checkpoint` (a callback) decides when to save, the vessel decides what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from leyden.errors import CheckpointError, ConfigError
+from leyden.utils.atomic import ASIDE, commit_directory, remove_directory
+
+__all__ = ["FORMAT", "CheckpointStore", "SavedCheckpoint"]
+
+FORMAT: Final = 1
+_KIND: Final = "leyden checkpoint"
+_MANIFEST, _STATE, _VESSEL = "manifest.json", "state.json", "vessel"
+_NAME = re.compile(r"step-(\d{6,})")
+
+logger = logging.getLogger(__name__)
+
+
+class _DamagedError(CheckpointError):
+    """Not what was written here; an older checkpoint may serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A verified checkpoint."""
+
+    path: Path
+    iteration: int
+    """Finished iterations."""
+    state: dict[str, Any]
+    """What `TrainLoop.state_dict` answered."""
+
+    @property
+    def vessel_path(self) -> Path:
+        """What the vessel saved."""
+        return self.path / _VESSEL
+
+
+class CheckpointStore:
+    """The checkpoints of one run, in one directory. One process writes; any may read.
+
+    keep: how many to keep, the newest; at least 1. Two, so that a damaged newest one costs a step and not the run.
+    config: what must be the same for a run to be continued, as JSON; a difference is refused by name.
+    """
+
+    def __init__(self, dirpath: str | Path, *, keep: int = 2, config: Mapping[str, Any] | None = None) -> None:
+        if keep < 1:
+            raise ConfigError(f"keep is {keep}; at least 1 checkpoint must be kept")
+        self.dirpath, self.keep = Path(dirpath), keep
+        self.config: dict[str, Any] = json.loads(json.dumps(dict(config or {})))
+
+    # ---- writing -------------------------------------------------------------------------------------------------------
+
+    def prepare(self, iteration: int) -> Path:
+        """An empty directory aside for the vessel's files. Removes what an interrupted save left; safe to repeat."""
+        self.dirpath.mkdir(parents=True, exist_ok=True)
+        for stale in self.dirpath.glob(f"{ASIDE}*"):
+            shutil.rmtree(stale)
+        vessel = self._aside(iteration) / _VESSEL
+        vessel.mkdir(parents=True)
+        return vessel
+
+    def commit(self, iteration: int, state: Mapping[str, Any]) -> Path:
+        """Make what was prepared the checkpoint of `iteration`, durably; then remove the oldest ones beyond `keep`.
+
+        A damaged checkpoint of this iteration is replaced. Raises CheckpointError for a state that is not JSON.
+        """
+        aside, path = self._aside(iteration), self._path(iteration)
+        (aside / _STATE).write_text(_as_json(state), encoding="utf-8")
+        files = {file.relative_to(aside).as_posix(): _fingerprint(file) for file in _files_under(aside)}
+        manifest = {
+            "kind": _KIND,
+            "format": FORMAT,
+            "leyden_version": _leyden_version(),
+            "iteration": iteration,
+            "config": self.config,
+            "files": files,
+        }
+        (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        remove_directory(path)
+        commit_directory(aside, path)
+        self._prune(iteration)
+        return path
+
+    def _prune(self, newest: int) -> None:
+        # Later ones are damaged (the run was resumed before them) and must not push out good ones.
+        for iteration in [step for step in self.steps() if step <= newest][: -self.keep]:
+            remove_directory(self._path(iteration))
+
+    # ---- reading -------------------------------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """The iterations that have a checkpoint, damaged or not, oldest first."""
+        if not self.dirpath.is_dir():
+            return []
+        names = (_NAME.fullmatch(path.name) for path in self.dirpath.iterdir())
+        return sorted(int(name[1]) for name in names if name)
+
+    def latest(self) -> SavedCheckpoint | None:
+        """The newest intact checkpoint; None if there is none at all. Each damaged one is passed over with a warning.
+
+        Raises CheckpointError if all are damaged, and for one that another configuration or a newer Leyden wrote: continuing from an
+        older one would throw its work away.
+        """
+        steps = self.steps()
+        for iteration in reversed(steps):
+            try:
+                return self.load(iteration)
+            except _DamagedError as damage:
+                logger.warning("passed over a damaged checkpoint: %s", damage)
+        if steps:
+            raise CheckpointError(
+                f"none of the {len(steps)} checkpoints in {self.dirpath} is intact; the log says what is wrong"
+            )
+        return None
+
+    def load(self, iteration: int) -> SavedCheckpoint:
+        """Verify and read the checkpoint of `iteration`. Raises CheckpointError, which names the file and what is wrong with it."""
+        manifest = self.verify(iteration)
+        path = self._path(iteration)
+        for name in sorted(self.config.keys() | manifest["config"].keys()):
+            then, now = manifest["config"].get(name), self.config.get(name)
+            if then != now:
+                raise CheckpointError(
+                    f"{path} was made with {name}={then!r}, this run has {name}={now!r}; "
+                    "resume with the same configuration, or start a new run"
+                )
+        return SavedCheckpoint(path, iteration, _read_json(path / _STATE))
+
+    def damage(self, iteration: int) -> str | None:
+        """What is wrong with the checkpoint of `iteration`; None if it is intact, or not for this version of Leyden to judge."""
+        try:
+            self.verify(iteration)
+        except _DamagedError as damage:
+            return str(damage)
+        except CheckpointError:
+            return None
+        return None
+
+    def verify(self, iteration: int) -> dict[str, Any]:
+        """The manifest, once every file that it lists has the right size and sha256. Raises CheckpointError otherwise."""
+        path = self._path(iteration)
+        manifest_path = path / _MANIFEST
+        manifest = _read_json(manifest_path)
+        if manifest.get("kind") != _KIND or not isinstance(manifest.get("format"), int):
+            raise _DamagedError(f"{manifest_path} is not a manifest of Leyden's")
+        if manifest["format"] > FORMAT:
+            raise CheckpointError(
+                f"{manifest_path} has format {manifest['format']}, written by Leyden {manifest.get('leyden_version')}; "
+                f"this one reads up to {FORMAT}; install that version to continue"
+            )
+        if manifest.get("iteration") != iteration:
+            raise _DamagedError(
+                f"{manifest_path} is of iteration {manifest.get('iteration')}, its directory of {iteration}"
+            )
+        files, config = manifest.get("files"), manifest.get("config")
+        if not isinstance(files, dict) or not isinstance(config, dict) or _STATE not in files:
+            raise _DamagedError(f"{manifest_path} does not list its files and configuration")
+        for name, expected in files.items():  # pyright: ignore[reportUnknownVariableType] -- JSON
+            _verify_file(path, str(name), expected)  # pyright: ignore[reportUnknownArgumentType]
+        return manifest
+
+    def _path(self, iteration: int) -> Path:
+        return self.dirpath / f"step-{iteration:06d}"
+
+    def _aside(self, iteration: int) -> Path:
+        return self.dirpath / f"{ASIDE}step-{iteration:06d}"
+
+
+def _files_under(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def _fingerprint(file: Path) -> dict[str, Any]:
+    with file.open("rb") as content:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+
+
+def _verify_file(directory: Path, name: str, expected: Any) -> None:
+    file = directory / name
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise _DamagedError(f"{directory / _MANIFEST} lists {name!r}, which lies outside the checkpoint")
+    try:
+        actual = _fingerprint(file)
+    except OSError as error:
+        raise _DamagedError(f"{file} cannot be read: {error.strerror}") from error
+    if actual == expected:
+        return
+    if not isinstance(expected, dict) or actual["bytes"] == expected.get("bytes"):  # pyright: ignore[reportUnknownMemberType]
+        raise _DamagedError(
+            f"{file} is not what was saved: its sha256 is {actual['sha256'][:12]}..., not the manifest's"
+        )
+    raise _DamagedError(f"{file} has {actual['bytes']} bytes, the manifest says {expected.get('bytes')}")  # pyright: ignore[reportUnknownMemberType]
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _DamagedError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise _DamagedError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise _DamagedError(f"{file} holds a {type(content).__name__}, not an object")
+    return content  # pyright: ignore[reportUnknownVariableType]
+
+
+def _as_json(state: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the state of {_culprit(state)} is not JSON: {error}; see its state_dict()") from error
+
+
+def _culprit(state: Mapping[str, Any]) -> str:
+    for noun, group in (("callback", "callbacks"), ("writer", "writers")):
+        for key, part in state.get(group, {}).items():
+            try:
+                json.dumps(part)
+            except (TypeError, ValueError):
+                return f"{noun} {key!r}"
+    return "the loop"
+
+
+def _leyden_version() -> str:
+    try:
+        return importlib.metadata.version("leyden")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"

@@ -1,0 +1,67 @@
+"""`graceful_interrupts`: Ctrl-C once to end well, twice to end now."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator
+from types import FrameType
+from typing import Any, Final
+
+__all__ = ["graceful_interrupts"]
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_NOTICE: Final = "ends after the stage under way and keeps it; once more to end at once"
+
+
+@contextlib.contextmanager
+def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE) -> Generator[None]:
+    """Inside the block, the first SIGINT or SIGTERM calls `on_stop` and says `notice`; the next raises KeyboardInterrupt at once.
+
+        with graceful_interrupts(loop.stop):
+            loop.run(vessel)
+
+    `on_stop` runs in the main thread, between two instructions of whatever it was doing: it should set a flag or an event (an
+    `asyncio.Event` of this thread's loop too, which is woken). The handlers that were there before are restored at the end.
+    Only a program's main thread can do this: in any other thread the block runs with signals as they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    stopping = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        name = signal.Signals(number).name
+        if stopping:
+            raise KeyboardInterrupt(f"second {name}")
+        stopping = True
+        _say(f"\n{name}: {notice}\n")
+        on_stop()
+        _wake_running_loop()
+
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # None: set by something other than Python, which cannot be set again from here
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _wake_running_loop() -> None:
+    """An event loop that waits for I/O looks at what `on_stop` has scheduled only when something wakes it."""
+    with contextlib.suppress(RuntimeError):  # no loop runs in this thread
+        asyncio.get_running_loop().call_soon_threadsafe(lambda: None)
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except RuntimeError:  # the signal arrived inside a write to the same stream
+        os.write(2, text.encode())

@@ -1,0 +1,307 @@
+"""`TrainLoop`: the order of stages, hooks and counters, the same for every vessel, synchronous or not. It does no I/O itself.
+
+The order is written once, as a generator that yields whatever may have to be awaited; `run` and `arun` are two thin drivers of it
+(the pattern of httpx's `_auth.py`). What is trained is a `Vessel`; what is saved, printed or plotted is a callback's or a writer's affair.
+
+    on_fit_start
+      [on_validate_start .. on_validate_end]      validate_first, or a validation that a stop had left due
+      on_iter_start
+        on_train_start     vessel.step; count; write the row     on_train_end
+        on_validate_start  vessel.validate; write the row        on_validate_end    every val_every_n_iters
+      on_iter_end                                  Checkpoint saves here, after all others
+    on_fit_end                                     on_exception instead, when anything raised
+
+A step is *finished* when its checkpoint exists. Whatever happened after the last checkpoint (a step, rows, a validation) is undone by
+resuming from it: counters, callbacks, writers and random states go back to it together.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from leyden.errors import ConfigError
+from leyden.loop.callbacks import Callback, Progress
+from leyden.loop.metrics import MetricsRow, MetricValue, Stage, clean_metrics
+from leyden.loop.rng import capture_rng, restore_rng
+from leyden.loop.writers import LogWriter
+
+__all__ = ["Resumable", "TrainLoop", "Vessel"]
+
+logger = logging.getLogger(__name__)
+
+Flow: TypeAlias = Generator[object, Any, None]
+"""Yields what may be an awaitable, is sent its result (or has its error thrown in)."""
+
+Stateful = TypeVar("Stateful", Callback, LogWriter)
+
+
+class Vessel(Protocol):
+    """What is trained. Each method may be a coroutine function if the loop is driven by `arun`."""
+
+    def step(self, iteration: int, /) -> Any:
+        """Do training step `iteration`, counted from 0; answer its metrics (`Metrics` or None)."""
+        ...
+
+    def validate(self, iteration: int, /) -> Any:
+        """Measure the policy after `iteration` steps, and change nothing of it; answer the metrics."""
+        ...
+
+    def save(self, path: Path, /) -> Any:
+        """Write everything that the next step depends on into the empty directory `path`."""
+        ...
+
+    def load(self, path: Path, /) -> Any:
+        """Continue from what `save` wrote."""
+        ...
+
+
+class Resumable(Protocol):
+    """A place to continue from; see `checkpoint.SavedCheckpoint`."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `TrainLoop.state_dict` answered."""
+        ...
+
+    @property
+    def vessel_path(self) -> Path:
+        """What the vessel saved."""
+        ...
+
+
+class TrainLoop:
+    """One run of training: make it, run it once.
+
+    max_iters: iterations in all, those before a resume included. A finished run goes on when this grew.
+    val_every_n_iters: validate after every so many iterations; None: never.
+    validate_first: validate before the first step too.
+    callbacks: called in this order, those that `runs_last` after the others.
+    writers: get a row for each stage.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_iters: int,
+        val_every_n_iters: int | None = None,
+        validate_first: bool = False,
+        callbacks: Sequence[Callback] = (),
+        writers: Sequence[LogWriter] = (),
+    ) -> None:
+        if max_iters < 0:
+            raise ConfigError(f"max_iters is {max_iters}; it must be 0 or more")
+        if val_every_n_iters is not None and val_every_n_iters < 1:
+            raise ConfigError(
+                f"val_every_n_iters is {val_every_n_iters}; it must be at least 1, or None for no validation"
+            )
+        self.max_iters, self.val_every_n_iters, self.validate_first = max_iters, val_every_n_iters, validate_first
+        self.callbacks = sorted(callbacks, key=lambda callback: callback.runs_last)
+        self.writers = list(writers)
+        self.current_iter = 0
+        """Steps that the vessel has done. During step k (from 0) it is k, after it k + 1."""
+        self.current_stage: Stage = "train"
+        self.validation_due = validate_first
+        """The policy as it is waits to be validated."""
+        self.metrics: dict[str, MetricValue] = {}
+        """The newest value of each metric; those of validations as `val/<name>`."""
+        self.last_row: MetricsRow | None = None
+        """The row of the stage that ended last."""
+        self.should_stop = False
+        """End after the stage under way. Set by `stop`."""
+        self._used = False
+        self._seconds_before = 0.0
+        self._started_at: float | None = None
+        self._stage_started_at = time.monotonic()
+
+    @property
+    def validates(self) -> bool:
+        """Whether this run has validations at all."""
+        return self.validate_first or self.val_every_n_iters is not None
+
+    @property
+    def total_seconds(self) -> float:
+        """Time spent in this run, over all processes that worked on it; what was lost by a kill is not counted."""
+        running = 0.0 if self._started_at is None else time.monotonic() - self._started_at
+        return self._seconds_before + running
+
+    def stop(self) -> None:
+        """End after the stage under way: the last iteration counts, and is saved. From any thread, hook or signal handler."""
+        self.should_stop = True
+
+    def progress(self, done: int, total: int, **counts: float) -> None:
+        """For the vessel, as often as it likes and from any thread: `done` of `total` in this stage; `counts` of other things so far."""
+        seconds = time.monotonic() - self._stage_started_at
+        event = Progress(done, total, seconds, counts)
+        for callback in self.callbacks:
+            callback.on_progress(self, event)
+
+    # ---- drivers -------------------------------------------------------------------------------------------------------
+
+    def run(self, vessel: Vessel, *, resume: Resumable | None = None) -> None:
+        """Train, in this thread. Raises ConfigError if the vessel or a hook turns out to be asynchronous, else what they raise."""
+        flow = self._flow(vessel, resume)
+        proceed: Callable[[], object] = lambda: next(flow)  # noqa: E731 -- rebound below
+        while True:
+            try:
+                result = proceed()
+            except StopIteration:
+                return
+            if inspect.isawaitable(result):
+                if inspect.iscoroutine(result):
+                    result.close()
+                error = ConfigError("the vessel or a callback is asynchronous; drive it with `await loop.arun(vessel)`")
+                proceed = _throwing(flow, error)
+            else:
+                proceed = _sending(flow, result)
+
+    async def arun(self, vessel: Vessel, *, resume: Resumable | None = None) -> None:
+        """Train, on the running event loop. Hooks and vessel may be asynchronous; what is not, blocks the event loop while it runs."""
+        flow = self._flow(vessel, resume)
+        proceed: Callable[[], object] = lambda: next(flow)  # noqa: E731 -- rebound below
+        while True:
+            try:
+                result = proceed()
+            except StopIteration:
+                return
+            try:
+                proceed = _sending(flow, (await result) if inspect.isawaitable(result) else result)
+            except BaseException as error:  # noqa: BLE001 -- raised again where the flow yielded
+                proceed = _throwing(flow, error)
+
+    # ---- the order -----------------------------------------------------------------------------------------------------
+
+    def _flow(self, vessel: Vessel, resume: Resumable | None) -> Flow:
+        if self._used:
+            raise ConfigError("this TrainLoop has run already; make a new one, and give it resume= to continue")
+        self._used = True
+        if resume is not None:
+            self.load_state_dict(resume.state)
+            yield vessel.load(resume.vessel_path)
+            restore_rng(resume.state["rng"])  # last: loading may have drawn from it
+        self._started_at = time.monotonic()
+        try:
+            for writer in self.writers:
+                writer.open()
+            yield from self._fit(vessel)
+        except GeneratorExit:  # the driver was dropped, nobody is left to await anything
+            raise
+        except BaseException as error:
+            yield from self._tell_exception(vessel, error)
+            raise
+        finally:
+            for writer in self.writers:
+                writer.close()
+            self._seconds_before, self._started_at = self.total_seconds, None
+
+    def _fit(self, vessel: Vessel) -> Flow:
+        yield from self._call("on_fit_start", vessel)
+        if self.validation_due and not self.should_stop:
+            yield from self._validate(vessel)
+        while self.current_iter < self.max_iters and not self.should_stop:
+            yield from self._call("on_iter_start", vessel)
+            yield from self._train(vessel)
+            if self.validation_due and not self.should_stop:
+                yield from self._validate(vessel)
+            yield from self._call("on_iter_end", vessel)
+        yield from self._call("on_fit_end", vessel)
+
+    def _train(self, vessel: Vessel) -> Flow:
+        self._begin("train")
+        yield from self._call("on_train_start", vessel)
+        metrics = yield vessel.step(self.current_iter)
+        self.current_iter += 1  # from here on the vessel is a step further, whatever else goes wrong
+        self.validation_due = self.val_every_n_iters is not None and self.current_iter % self.val_every_n_iters == 0
+        self._write("train", metrics, f"{type(vessel).__name__}.step")
+        yield from self._call("on_train_end", vessel)
+
+    def _validate(self, vessel: Vessel) -> Flow:
+        self._begin("val")
+        yield from self._call("on_validate_start", vessel)
+        metrics = yield vessel.validate(self.current_iter)
+        self.validation_due = False
+        self._write("val", metrics, f"{type(vessel).__name__}.validate")
+        yield from self._call("on_validate_end", vessel)
+
+    def _begin(self, stage: Stage) -> None:
+        self.current_stage = stage
+        self._stage_started_at = time.monotonic()
+
+    def _write(self, stage: Stage, metrics: object, source: str) -> None:
+        cleaned = clean_metrics(metrics, source=source)
+        self.last_row = MetricsRow(self.current_iter, stage, self.total_seconds, cleaned)
+        prefix = "val/" if stage == "val" else ""
+        self.metrics.update({prefix + name: value for name, value in cleaned.items()})
+        for writer in self.writers:
+            writer.write(self.last_row)
+
+    def _call(self, hook: str, vessel: Vessel) -> Flow:
+        for callback in self.callbacks:
+            yield getattr(callback, hook)(self, vessel)
+
+    def _tell_exception(self, vessel: Vessel, error: BaseException) -> Flow:
+        for callback in self.callbacks:
+            try:
+                yield callback.on_exception(self, vessel, error)
+            except Exception:  # the first error is the one to report
+                logger.exception("%s.on_exception failed", type(callback).__name__)
+
+    # ---- state ---------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the vessel, as JSON. What the writers have written is on disk when this returns."""
+        return {
+            "current_iter": self.current_iter,
+            "validation_due": self.validation_due,
+            "total_seconds": self.total_seconds,
+            "metrics": dict(self.metrics),
+            "callbacks": _states(self.callbacks),
+            "writers": _states(self.writers),
+            "rng": capture_rng(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` answered; random states are restored by the run, after the vessel.
+
+        A callback or writer that the state does not know starts anew; the state of one that is gone is passed over with a warning.
+        """
+        self.current_iter = state["current_iter"]
+        self.validation_due = state["validation_due"]
+        self._seconds_before = state["total_seconds"]
+        self.metrics = dict(state["metrics"])
+        _load_states("callback", _keyed(self.callbacks), state["callbacks"])
+        _load_states("writer", _keyed(self.writers), state["writers"])
+
+
+def _sending(flow: Flow, value: object) -> Callable[[], object]:
+    return lambda: flow.send(value)
+
+
+def _throwing(flow: Flow, error: BaseException) -> Callable[[], object]:
+    return lambda: flow.throw(error)
+
+
+def _keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:
+    """By `state_key`; the second and later ones of a key are numbered: `csvwriter`, `csvwriter2`."""
+    keyed: dict[str, Stateful] = {}
+    for part in parts:
+        count = sum(other.state_key == part.state_key for other in keyed.values())
+        keyed[part.state_key if count == 0 else f"{part.state_key}{count + 1}"] = part
+    return keyed
+
+
+def _states(parts: Sequence[Stateful]) -> dict[str, dict[str, Any]]:
+    states = {key: part.state_dict() for key, part in _keyed(parts).items()}
+    return {key: state for key, state in states.items() if state}
+
+
+def _load_states(noun: str, parts: dict[str, Stateful], states: dict[str, dict[str, Any]]) -> None:
+    for key, part in parts.items():
+        if key in states:
+            part.load_state_dict(states[key])
+    for key in states.keys() - parts.keys():
+        logger.warning("the checkpoint holds the state of %s %r, which this run does not have", noun, key)

@@ -1,0 +1,106 @@
+"""`CsvWriter`: rows as a table that spreadsheets and pandas read."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from leyden.errors import CheckpointError
+from leyden.loop.metrics import ROW_FIELDS, MetricsRow
+from leyden.loop.writers.base import LogWriter
+from leyden.utils.atomic import open_aside
+
+__all__ = ["CsvWriter"]
+
+
+class CsvWriter(LogWriter):
+    """A row for each stage: `iteration, stage, seconds`, then the metrics, empty where a row has none of that name.
+
+    A metric that appears later adds a column: the file is written anew, aside. A new run replaces the file; a resumed one cuts it
+    after the rows that its checkpoint counts. Numbers are written so that reading them gives the same number.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._columns: list[str] = []
+        self._rows = 0
+        self._resume: dict[str, Any] | None = None
+        self._file: IO[str] | None = None
+
+    @property
+    def state_key(self) -> str:
+        """One for each file name."""
+        return f"csvwriter:{self.path.name}"
+
+    def open(self) -> None:
+        """Begin the file, or cut it. Raises CheckpointError if the file lacks rows that the checkpoint counts."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        state, self._resume = self._resume or {"rows": 0, "columns": ROW_FIELDS}, None
+        self._rows, self._columns = state["rows"], list(state["columns"])
+        self._rewrite(self._read(self._rows))
+
+    def write(self, row: MetricsRow) -> None:
+        """Add a row; a kill loses none that was added."""
+        values = row.flat()
+        if new := [name for name in values if name not in self._columns]:
+            before = self._read(self._rows)
+            self._columns += new
+            self._rewrite(before)
+        file = self._opened()
+        csv.DictWriter(file, self._columns).writerow(values)
+        file.flush()
+        self._rows += 1
+
+    def close(self) -> None:
+        """Close the file; all of it is on disk then."""
+        if self._file:
+            os.fsync(self._file.fileno())
+            self._file.close()
+        self._file = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows and columns so far, on disk."""
+        if self._file:
+            os.fsync(self._file.fileno())
+        return {"rows": self._rows, "columns": list(self._columns)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep so many rows, and the columns that they had."""
+        self._resume = state
+
+    def _opened(self) -> IO[str]:
+        assert self._file is not None, f"CsvWriter({str(self.path)!r}) is not open"
+        return self._file
+
+    def _read(self, n_rows: int) -> list[dict[str, str]]:
+        """The first `n_rows` rows; what follows them (a row that a kill cut in half) is not looked at."""
+        if n_rows == 0:
+            return []
+        try:
+            with self.path.open(encoding="utf-8", newline="") as file:
+                reader = csv.DictReader(file, restval="")
+                rows = list(itertools.islice(reader, n_rows))
+                missing = _missing(self._columns, reader.fieldnames or ())
+        except FileNotFoundError:
+            rows, missing = [], []
+        if len(rows) < n_rows or missing:
+            lacks = f"columns {missing}" if missing else f"rows: it has {len(rows)}, the checkpoint counts {n_rows}"
+            raise CheckpointError(f"{self.path} lacks {lacks}; put the file back, or give CsvWriter another path")
+        return rows
+
+    def _rewrite(self, rows: Iterable[dict[str, str]]) -> None:
+        if self._file:
+            self._file.close()
+        with open_aside(self.path) as aside:
+            table = csv.DictWriter(aside, self._columns, extrasaction="ignore", restval="")
+            table.writeheader()
+            table.writerows(rows)
+        self._file = self.path.open("a", encoding="utf-8", newline="")
+
+
+def _missing(wanted: Sequence[str], present: Iterable[str]) -> list[str]:
+    return [name for name in wanted if name not in set(present)]

@@ -1,0 +1,73 @@
+"""Files and directories that exist whole or not at all, whatever is killed when.
+
+The recipe is always the same: write aside in the same directory, make it durable (fsync), rename, make the rename durable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO
+
+__all__ = ["ASIDE", "commit_directory", "fsync_directory", "open_aside", "remove_directory", "write_file"]
+
+ASIDE = ".tmp-"
+"""What is unfinished begins with this. A process that finds such a name may remove it once its writer is gone."""
+
+
+@contextlib.contextmanager
+def open_aside(path: Path) -> Generator[IO[str]]:
+    """A text file (UTF-8, newlines as written) that takes the place of `path` when the block ends, and vanishes if it raises."""
+    aside = path.with_name(ASIDE + path.name)
+    try:
+        with aside.open("w", encoding="utf-8", newline="") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace the content of `path`, or leave it as it was."""
+    with open_aside(path) as file:
+        file.write(text)
+
+
+def commit_directory(aside: Path, path: Path) -> None:
+    """Make everything under `aside` durable, then let it be `path`, which must not exist. Both lie in the same directory."""
+    for folder, _, names in os.walk(aside):
+        for name in names:
+            _fsync(Path(folder, name))
+        fsync_directory(Path(folder))
+    aside.rename(path)
+    fsync_directory(path.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory so that a crash leaves no half of it under its own name. Nothing happens if it is missing."""
+    aside = path.with_name(f"{ASIDE}removed-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def fsync_directory(path: Path) -> None:
+    """Make names created or removed in this directory durable. Windows has no such call and needs none."""
+    if os.name != "nt":
+        _fsync(path)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
