@@ -1,0 +1,263 @@
+"""Attempts: claiming, reporting, and what happens to those that nobody reports on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, Literal
+
+from leyden.errors import IllegalTransition
+from leyden.store.sql.body.lookup import attempt_row, rollout_key, rollout_row
+from leyden.store.sql.body.workers import follow_attempt
+from leyden.store.sql.pages import order_and_limit
+from leyden.store.sql.rows import (
+    ATTEMPT,
+    ATTEMPTS,
+    INTERRUPTED,
+    MODE,
+    ROLLOUT_ID,
+    SEQ,
+    STATUS,
+    attempt_from,
+    attempted,
+    config_of,
+    from_text,
+    text_of,
+)
+from leyden.store.sql.transaction import Row, Transaction
+from leyden.types import (
+    ATTEMPT_FINISHED,
+    ROLLOUT_FINISHED,
+    UNSET,
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    PaginatedResult,
+    RolloutStatus,
+    SortOrder,
+    Unset,
+    check_attempt_transition,
+    check_rollout_transition,
+    rollout_after_attempt,
+)
+from leyden.utils import ids
+
+__all__ = [
+    "claim",
+    "get_attempt_by_id",
+    "get_latest_attempt",
+    "move_rollout",
+    "new_attempt",
+    "next_deadline",
+    "query_attempts",
+    "release_claims",
+    "start_attempt",
+    "sweep",
+    "unclaim",
+    "update_attempt",
+]
+
+_SORTABLE = {
+    name: f"a.{name}"
+    for name in ("sequence_id", "attempt_id", "start_time", "end_time", "status", "worker_id", "last_heartbeat_time")
+}
+_INTERRUPTED = {"reason": "the process that owned the attempt ended", "reason_kind": "interrupted"}
+
+
+# ---- claiming --------------------------------------------------------------------------------------------------------
+
+
+def claim(tx: Transaction, limit: int, worker_id: str | None) -> list[AttemptedRollout]:
+    """`dequeue_many_rollouts` without the waiting."""
+    rows = sorted(tx.all("claim_rollouts", limit=limit), key=itemgetter(SEQ))
+    claimed = [new_attempt(tx, row, sequence_id=row[ATTEMPTS], worker_id=worker_id, heard="claimed") for row in rows]
+    if not claimed and worker_id is not None:
+        tx.run("worker_found_nothing", worker_id=worker_id, now=tx.now)
+    return claimed
+
+
+def unclaim(tx: Transaction, claimed: Sequence[AttemptedRollout]) -> None:
+    """Undo a claim whose answer reached nobody: the attempt never was, the rollout waits where it waited before."""
+    for rollout in claimed:
+        row = tx.one("get_rollout_with_attempt", rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
+        if row is None or row[ATTEMPTS] != row[ATTEMPT]:
+            continue
+        if not tx.run("delete_attempt", rollout=row[SEQ], sequence_id=row[ATTEMPT]):
+            continue
+        back: RolloutStatus = row[STATUS]
+        if back == "preparing":
+            back = "queuing" if row[ATTEMPTS] == 1 else "requeuing"
+            tx.claimable += 1
+        tx.run("unclaim_rollout", seq=row[SEQ], status=back)
+        follow_attempt(tx, rollout.attempt, rollout.attempt.model_copy(update={"status": "failed"}))
+
+
+def start_attempt(tx: Transaction, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+    row = rollout_row(tx, rollout_id)
+    check_rollout_transition(rollout_id, row[STATUS], "preparing")
+    sequence_id = row[ATTEMPTS] + 1
+    tx.run("begin_attempt", seq=row[SEQ], attempts=sequence_id)
+    return new_attempt(tx, (*row[:STATUS], "preparing", *row[MODE:]), sequence_id=sequence_id, worker_id=worker_id)
+
+
+def new_attempt(
+    tx: Transaction, row: Row, *, sequence_id: int, worker_id: str | None, heard: Literal["claimed", "busy"] = "busy"
+) -> AttemptedRollout:
+    """The next attempt of a rollout that was just moved to `preparing`; `row` begins like one of `select_rollouts`."""
+    rollout_id = row[ROLLOUT_ID]
+    attempt_id = ids.attempt_id()
+    tx.run(
+        "insert_attempt",
+        rollout=row[SEQ],
+        sequence_id=sequence_id,
+        attempt_id=attempt_id,
+        worker_id=worker_id,
+        start_time=tx.now,
+    )
+    if worker_id is not None:
+        tx.run(f"worker_{heard}", worker_id=worker_id, now=tx.now, rollout_id=rollout_id, attempt_id=attempt_id)
+    new = (sequence_id, attempt_id, "preparing", worker_id, tx.now, None, None, None)
+    return attempted(row, attempt_from(rollout_id, new))
+
+
+# ---- reporting -------------------------------------------------------------------------------------------------------
+
+
+def update_attempt(
+    tx: Transaction,
+    rollout_id: str,
+    attempt_id: str | Literal["latest"],
+    status: AttemptStatus | Unset = UNSET,
+    worker_id: str | Unset = UNSET,
+    last_heartbeat_time: float | Unset = UNSET,
+    metadata: dict[str, Any] | Unset = UNSET,
+) -> Attempt:
+    row = attempt_row(tx, rollout_id, attempt_id)
+    before = attempt_from(rollout_id, row[ATTEMPT:])
+    changes: dict[str, Any] = {}
+    if not isinstance(status, Unset):
+        check_attempt_transition(before.attempt_id, before.status, status)
+        changes["status"] = status
+    if not isinstance(worker_id, Unset):
+        changes["worker_id"] = worker_id
+    if not isinstance(last_heartbeat_time, Unset):
+        changes["last_heartbeat_time"] = last_heartbeat_time
+    if not isinstance(metadata, Unset):
+        changes["metadata"] = before.metadata | from_text(text_of(metadata, "the metadata of an attempt"))
+    after = before.model_copy(update=changes)
+    if after == before:
+        return before
+    if before.finished:
+        raise IllegalTransition(
+            f"attempt {before.attempt_id!r} of rollout {rollout_id!r} ended as {before.status!r} and stays as it ended; "
+            f"{', '.join(changes)} cannot change any more"
+        )
+    return _write(tx, row, before, after)
+
+
+def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
+    if now is not None:
+        tx.now = now
+    changed: list[Attempt] = []
+    for row in tx.all("select_overdue", now=tx.now):
+        before = attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])
+        limit = config_of(row).timeout_seconds
+        out_of_time = limit is not None and before.start_time + limit <= tx.now
+        status = "timeout" if out_of_time else "unresponsive"
+        changed.append(_write(tx, row, before, before.model_copy(update={"status": status})))
+    return changed
+
+
+def release_claims(tx: Transaction) -> Sequence[str]:
+    released: dict[str, None] = {}
+    for row in tx.all("select_unfinished"):
+        before = attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])
+        after = before.model_copy(update={"status": "failed", "metadata": before.metadata | _INTERRUPTED})
+        _write_attempt(tx, row[SEQ], before, after)
+        if row[STATUS] not in ROLLOUT_FINISHED:
+            tx.run("requeue_interrupted", seq=row[SEQ])
+            released[row[ROLLOUT_ID]] = None
+    tx.claimable += len(released)
+    return list(released)
+
+
+def next_deadline(tx: Transaction) -> float | None:
+    """When `sweep` will have something to do if nothing more is heard of any attempt; None for never."""
+    row = tx.one("next_deadlines")
+    known = [time for time in row or () if time is not None]
+    return min(known, default=None)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def query_attempts(
+    tx: Transaction,
+    rollout_id: str,
+    *,
+    sort_by: str | None = "sequence_id",
+    sort_order: SortOrder = "asc",
+    limit: int = -1,
+    offset: int = 0,
+) -> PaginatedResult[Attempt]:
+    page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["a.sequence_id"])
+    key = rollout_key(tx, rollout_id)
+    items = [attempt_from(rollout_id, row) for row in tx.page("select_attempts", page, {"seq": key[0]})]
+    return PaginatedResult(items, limit, offset, key[1])
+
+
+def get_latest_attempt(tx: Transaction, rollout_id: str) -> Attempt | None:
+    row = rollout_row(tx, rollout_id)
+    return None if row[ATTEMPT] is None else attempt_from(rollout_id, row[ATTEMPT:])
+
+
+def get_attempt_by_id(tx: Transaction, rollout_id: str, attempt_id: str) -> Attempt:
+    return attempt_from(rollout_id, attempt_row(tx, rollout_id, attempt_id)[ATTEMPT:])
+
+
+# ---- shared ----------------------------------------------------------------------------------------------------------
+
+
+def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attempt:
+    """Write what became of an attempt, and let its worker and its rollout follow."""
+    after = _write_attempt(tx, row[SEQ], before, after)
+    if after.status != before.status:
+        status = rollout_after_attempt(
+            row[STATUS],
+            after.status,
+            attempt_sequence=after.sequence_id - row[INTERRUPTED],  # those that were interrupted do not count
+            is_latest=after.sequence_id == row[ATTEMPTS],
+            config=config_of(row),
+        )
+        move_rollout(tx, row, status)
+    return after
+
+
+def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -> Attempt:
+    if after.status in ATTEMPT_FINISHED and before.end_time is None:
+        after.end_time = tx.now
+    tx.run(
+        "set_attempt",
+        rollout=seq,
+        sequence_id=after.sequence_id,
+        status=after.status,
+        worker_id=after.worker_id,
+        end_time=after.end_time,
+        last_heartbeat_time=after.last_heartbeat_time,
+        metadata=text_of(after.metadata, "the metadata of an attempt") if after.metadata else None,
+    )
+    if (after.status, after.worker_id) != (before.status, before.worker_id):
+        follow_attempt(tx, before, after)
+    return after
+
+
+def move_rollout(tx: Transaction, row: Row, status: RolloutStatus) -> None:
+    """Write the status of a rollout (it may follow the one in its `row`) and say what that means for those who wait."""
+    if status == row[STATUS]:
+        return
+    over = status in ROLLOUT_FINISHED
+    tx.run("set_rollout_status", seq=row[SEQ], status=status, end_time=tx.now if over else None)
+    if over:
+        tx.finished.append(row[ROLLOUT_ID])
+    elif status == "requeuing":
+        tx.claimable += 1

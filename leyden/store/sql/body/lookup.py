@@ -1,0 +1,63 @@
+"""Finding what an id stands for, or raising the error that says it is not there."""
+
+from __future__ import annotations
+
+from leyden.errors import UnknownAttempt, UnknownResources, UnknownRollout
+from leyden.store.sql.rows import ATTEMPT
+from leyden.store.sql.transaction import Row, Transaction
+
+__all__ = ["attempt_row", "known_resources_id", "rollout_key", "rollout_row", "unknown_attempt", "unknown_rollout"]
+
+
+def rollout_key(tx: Transaction, rollout_id: str) -> Row:
+    """Its place in the queue, the number of its attempts, its status. Raises UnknownRollout."""
+    key = tx.one("get_rollout_key", rollout_id=rollout_id)
+    if key is None:
+        raise unknown_rollout(tx, rollout_id)
+    return key
+
+
+def rollout_row(tx: Transaction, rollout_id: str) -> Row:
+    """The row of `get_rollout`. Raises UnknownRollout."""
+    row = tx.one("get_rollout", rollout_id=rollout_id)
+    if row is None:
+        raise unknown_rollout(tx, rollout_id)
+    return row
+
+
+def attempt_row(tx: Transaction, rollout_id: str, attempt_id: str) -> Row:
+    """The same with one attempt, by its id or "latest". Raises UnknownRollout, UnknownAttempt."""
+    if attempt_id == "latest":
+        row = rollout_row(tx, rollout_id)
+    else:
+        row = tx.one("get_rollout_with_attempt", rollout_id=rollout_id, attempt_id=attempt_id)
+    if row is None:
+        raise unknown_rollout(tx, rollout_id)
+    if row[ATTEMPT] is None:
+        raise unknown_attempt(tx, rollout_id, attempt_id)
+    return row
+
+
+def known_resources_id(tx: Transaction, resources_id: str | None) -> str | None:
+    """The id itself, or the latest one for None (None again if there are no resources). Raises UnknownResources."""
+    if resources_id is None:
+        latest = tx.one("get_latest_resources_id")
+        return None if latest is None else latest[0]
+    if tx.one("has_resources", resources_id=resources_id) is None:
+        raise UnknownResources(
+            f"resources {resources_id!r} are not in {tx.store_url}; write them with add_resources first, "
+            "or leave resources_id out for the latest"
+        )
+    return resources_id
+
+
+def unknown_rollout(tx: Transaction, rollout_id: str) -> UnknownRollout:
+    """The error for a rollout that is not there."""
+    return UnknownRollout(f"rollout {rollout_id!r} is not in {tx.store_url}; was it enqueued in another store?")
+
+
+def unknown_attempt(tx: Transaction, rollout_id: str, attempt_id: str) -> UnknownAttempt:
+    """The error for an attempt that its rollout does not have."""
+    if attempt_id == "latest":
+        return UnknownAttempt(f"rollout {rollout_id!r} in {tx.store_url} has no attempt yet; claim it first")
+    return UnknownAttempt(f"rollout {rollout_id!r} in {tx.store_url} has no attempt {attempt_id!r}; see query_attempts")

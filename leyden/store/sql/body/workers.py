@@ -1,0 +1,78 @@
+"""Workers: who is busy with what. A worker has one current attempt, the last that it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from leyden.errors import UnknownWorker
+from leyden.store.sql.pages import Filters, order_and_limit
+from leyden.store.sql.rows import text_of, worker_from
+from leyden.store.sql.transaction import Transaction
+from leyden.types import UNSET, Attempt, FilterLogic, PaginatedResult, SortOrder, Unset, Worker, WorkerStatus
+
+__all__ = ["follow_attempt", "get_worker_by_id", "query_workers", "update_worker"]
+
+_SORTABLE = {
+    name: f"w.{name}"
+    for name in (
+        "worker_id",
+        "status",
+        "last_heartbeat_time",
+        "last_dequeue_time",
+        "last_busy_time",
+        "last_idle_time",
+    )
+}
+
+
+def update_worker(tx: Transaction, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
+    keep = isinstance(heartbeat_stats, Unset)
+    stats = None if keep else text_of(heartbeat_stats, "the statistics of a worker")
+    tx.run("beat_worker", worker_id=worker_id, now=tx.now, heartbeat_stats=stats, keep=int(keep))
+    return get_worker_by_id(tx, worker_id)
+
+
+def get_worker_by_id(tx: Transaction, worker_id: str) -> Worker:
+    row = tx.one("get_worker", worker_id=worker_id)
+    if row is None:
+        raise UnknownWorker(f"worker {worker_id!r} has never claimed from, or reported to, {tx.store_url}")
+    return worker_from(row)
+
+
+def query_workers(
+    tx: Transaction,
+    *,
+    status_in: Sequence[WorkerStatus] | None = None,
+    worker_id_contains: str | None = None,
+    filter_logic: FilterLogic = "and",
+    sort_by: str | None = None,
+    sort_order: SortOrder = "asc",
+    limit: int = -1,
+    offset: int = 0,
+) -> PaginatedResult[Worker]:
+    page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["w.worker_id"])
+    filters = Filters(filter_logic)
+    filters.among("w.status", status_in)
+    filters.contains("w.worker_id", worker_id_contains)
+    where = filters.sql()
+    items = [worker_from(row) for row in tx.page("select_workers", where + page, filters.parameters)]
+    total = tx.page("count_workers", where, filters.parameters)[0][0]
+    return PaginatedResult(items, limit, offset, total)
+
+
+def follow_attempt(tx: Transaction, before: Attempt, after: Attempt) -> None:
+    """Let workers follow an attempt that changed its status, its worker, or both."""
+    ids = {"rollout_id": after.rollout_id, "attempt_id": after.attempt_id, "now": tx.now}
+    if before.worker_id is not None and before.worker_id != after.worker_id:
+        tx.run("worker_freed", worker_id=before.worker_id, status="idle", **ids)
+    if after.worker_id is None:
+        return
+    if after.finished and after.status != "timeout":
+        tx.run("worker_freed", worker_id=after.worker_id, status="idle", **ids)
+    elif after.status in ("timeout", "unresponsive"):
+        tx.run("worker_freed", worker_id=after.worker_id, status="unknown", **ids)
+    elif before.worker_id != after.worker_id:
+        tx.run("worker_busy", worker_id=after.worker_id, **ids)
+    elif before.status == "unresponsive":
+        tx.run("worker_revived", worker_id=after.worker_id, **ids)

@@ -1,0 +1,87 @@
+"""Filters, order and limits of a query, as SQL behind a named query.
+
+It knows column names that the body gives it, never a value: values are parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from leyden.errors import ConfigError
+from leyden.types import FilterLogic, SortOrder
+
+__all__ = ["Filters", "check_page", "order_and_limit"]
+
+
+@dataclass(slots=True)
+class Filters:
+    """Conditions joined by `logic`; those that were not asked for (None) are left out."""
+
+    logic: FilterLogic
+    conditions: list[str] = field(default_factory=list[str])
+    parameters: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if self.logic not in ("and", "or"):
+            raise ConfigError(f"filter_logic must be 'and' or 'or', got {self.logic!r}")
+
+    def equal(self, column: str, value: str | None) -> None:
+        """The column is this value."""
+        if value is not None:
+            self.conditions.append(f"{column} = :{self._parameter(value)}")
+
+    def contains(self, column: str, part: str | None) -> None:
+        """The column has this part; case matters."""
+        if part is not None:
+            self.conditions.append(f"instr({column}, :{self._parameter(part)}) > 0")
+
+    def among(self, column: str, values: Iterable[str] | None) -> None:
+        """The column is one of these values; nothing is one of none."""
+        if values is not None:
+            names = ", ".join(f":{self._parameter(value)}" for value in values)
+            self.conditions.append(f"{column} IN ({names})" if names else "1 = 0")
+
+    def sql(self, *always: str) -> str:
+        """A WHERE clause: all of `always`, and the filters. Empty where there is neither."""
+        parts = [*always]
+        if self.conditions:
+            parts.append("(" + f" {self.logic.upper()} ".join(self.conditions) + ")")
+        return " WHERE " + " AND ".join(parts) if parts else ""
+
+    def _parameter(self, value: str) -> str:
+        name = f"filter_{len(self.parameters)}"
+        self.parameters[name] = value
+        return name
+
+
+def check_page(limit: int, offset: int) -> None:
+    """Raises ConfigError for a limit or an offset that no page has."""
+    if limit == 0 or limit < -1:
+        raise ConfigError(f"limit must be -1 (all) or at least 1, got {limit}")
+    if offset < 0:
+        raise ConfigError(f"offset must be at least 0, got {offset}")
+
+
+def order_and_limit(
+    columns: Mapping[str, str],
+    sort_by: str | None,
+    sort_order: SortOrder,
+    limit: int,
+    offset: int,
+    *,
+    tie: Iterable[str],
+) -> str:
+    """ORDER BY one of `columns` (nulls last), then by `tie`, so that pages never overlap; and the page's limit.
+
+    Raises ConfigError for a `sort_by` that is not one of `columns`.
+    """
+    check_page(limit, offset)
+    if sort_order not in ("asc", "desc"):
+        raise ConfigError(f"sort_order must be 'asc' or 'desc', got {sort_order!r}")
+    if sort_by is not None and sort_by not in columns:
+        raise ConfigError(f"cannot sort by {sort_by!r}; possible: {', '.join(sorted(columns))}")
+    first = [] if sort_by is None else [f"{columns[sort_by]} {sort_order} NULLS LAST"]
+    order = " ORDER BY " + ", ".join([*first, *(f"{column} {sort_order}" for column in tie)])
+    return order if limit == -1 and offset == 0 else f"{order} LIMIT {limit if limit > 0 else 2**62} OFFSET {offset}"

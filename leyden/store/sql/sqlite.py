@@ -1,0 +1,137 @@
+"""SQLite behind the store: opening and migrating a database, transactions over a connection, and what its errors mean.
+
+It knows nothing of threads: `leyden/store/memory.py` and `leyden/store/sqlite.py` say who uses a connection, and when.
+To change the schema, add the next `migrations/NNNN_*.sql`; a released one never changes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from leyden.errors import StoreError
+from leyden.store.sql.queries import load_queries
+from leyden.store.sql.transaction import Row
+
+__all__ = ["SqliteTransaction", "connect", "migrate", "store_error"]
+
+_APPLICATION_ID = 0x4C595244  # "LYRD" in the file's header: a Leyden store
+_REMEDIES = {
+    "SQLITE_BUSY": "another program holds a lock on it; close that program",
+    "SQLITE_CANTOPEN": "check that the directory exists and can be written to",
+    "SQLITE_CORRUPT": "the file is damaged; restore a copy, or save what can be read with `sqlite3 FILE .recover`",
+    "SQLITE_FULL": "the disk is full; free some space and repeat the call",
+    "SQLITE_IOERR": "the disk did not answer; look at the system's log",
+    "SQLITE_NOTADB": "the file is not an SQLite database; give another path",
+    "SQLITE_PERM": "check the permissions of the file and its directory",
+    "SQLITE_READONLY": "check the permissions of the file and its directory",
+}
+
+
+def connect(target: str, pragmas: dict[str, str | int]) -> sqlite3.Connection:
+    """A connection in autocommit mode (transactions are said explicitly) that any one thread at a time may use."""
+    connection = sqlite3.connect(
+        target, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=5.0, uri=True
+    )
+    try:
+        for pragma, value in pragmas.items():
+            connection.execute(f"PRAGMA {pragma} = {value}").fetchall()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, url: str) -> None:
+    """Bring a database to this version's schema, in one transaction.
+
+    Raises StoreError for a database that a newer Leyden wrote, or another program.
+    """
+    migrations = _migrations()
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = _version(connection, url)
+        if version > len(migrations):
+            raise StoreError(
+                f"{url} was written by a newer Leyden (schema {version}, this one knows {len(migrations)}); upgrade it"
+            )
+        for script in migrations[version:]:
+            for statement in _statements(script):
+                connection.execute(statement)
+        if version < len(migrations):
+            connection.execute(f"PRAGMA user_version = {len(migrations)}")
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def store_error(url: str, error: sqlite3.Error) -> StoreError:
+    """What a caller is told of an error of the database: what, where, and what to do about it."""
+    name: str = getattr(error, "sqlite_errorname", None) or ""
+    remedy = next((remedy for kind, remedy in _REMEDIES.items() if name.startswith(kind)), None)
+    return StoreError(f"{url}: {error}" + (f"; {remedy}" if remedy else ""))
+
+
+class SqliteTransaction:
+    """`transaction.Transaction` over one connection; used again for each operation, after `begin`."""
+
+    def __init__(self, connection: sqlite3.Connection, store_url: str) -> None:
+        self.store_url = store_url
+        self._cursor = connection.cursor()
+        self._queries = load_queries()
+        self.begin()
+
+    def begin(self) -> None:
+        """Another operation begins: its time is now, and it has said nothing yet."""
+        self.now = time.time()
+        self.claimable = 0
+        self.finished: list[str] = []
+
+    def run(self, query: str, /, **parameters: Any) -> int:
+        return self._cursor.execute(self._queries[query], parameters).rowcount
+
+    def one(self, query: str, /, **parameters: Any) -> Row | None:
+        return self._cursor.execute(self._queries[query], parameters).fetchone()
+
+    def all(self, query: str, /, **parameters: Any) -> list[Row]:
+        return self._cursor.execute(self._queries[query], parameters).fetchall()
+
+    def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
+        return self._cursor.execute(self._queries[query] + suffix, parameters).fetchall()
+
+
+def _version(connection: sqlite3.Connection, url: str) -> int:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if application != _APPLICATION_ID and (tables or version):
+        raise StoreError(f"{url} is a database of another program; give a path of its own to the store")
+    return version
+
+
+@cache
+def _migrations() -> Sequence[str]:
+    """The scripts, in order."""
+    scripts = sorted(
+        (entry for entry in files("leyden.store.sql").joinpath("migrations").iterdir() if entry.name.endswith(".sql")),
+        key=lambda entry: entry.name,
+    )
+    return [entry.read_text(encoding="utf-8") for entry in scripts]
+
+
+def _statements(script: str) -> Iterator[str]:
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if statement.strip():
+        raise StoreError(f"a migration ends in the middle of a statement: {statement.strip()[:80]!r}")

@@ -1,0 +1,43 @@
+"""What an operation of the store is given: statements by name, the time, and a place to say what has happened.
+
+It knows no database. A driver (`sqlite.py`) makes one for each operation, and publishes what it says after the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+__all__ = ["Row", "Transaction"]
+
+Row = Sequence[Any]
+"""One row of an answer, in the order of the query's columns."""
+
+
+class Transaction(Protocol):
+    """One operation's view of the database. Parameters are the `:names` of the query."""
+
+    store_url: str
+    """For error messages."""
+    now: float
+    """Unix seconds; one moment for the whole operation."""
+    claimable: int
+    """How many rollouts this operation put in the queue: so many waiting claims are woken after the commit."""
+    finished: list[str]
+    """The rollouts that this operation finished: whoever waits for them is told after the commit."""
+
+    def run(self, query: str, /, **parameters: Any) -> int:
+        """Run a statement; answers how many rows it changed."""
+        ...
+
+    def one(self, query: str, /, **parameters: Any) -> Row | None:
+        """The first row of an answer, None when there is none."""
+        ...
+
+    def all(self, query: str, /, **parameters: Any) -> list[Row]:
+        """All rows of an answer."""
+        ...
+
+    def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
+        """All rows of a named query with filters, an order and a limit put behind it (`pages.py` makes them)."""
+        ...

@@ -1,0 +1,108 @@
+"""`SqliteLightningStore`: the SQL store on a file, durable, owned by one process.
+
+It knows one writer thread (group commit) and one reader thread, so that a long read delays no write. Acknowledged means
+committed to the write-ahead log: it survives the death of any process; `durability="power"` also waits for the disk,
+and survives a power cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+from leyden.errors import ConfigError, StoreError
+from leyden.store.lockfile import LockFile
+from leyden.store.notify import Signals
+from leyden.store.sql.driver import Operation
+from leyden.store.sql.sqlite import connect, migrate, store_error
+from leyden.store.sql.store import SqlLightningStore
+from leyden.store.worker import SqliteThread
+
+__all__ = ["Durability", "SqliteLightningStore"]
+
+T = TypeVar("T")
+
+Durability = Literal["process", "power"]
+_SYNCHRONOUS: Mapping[Durability, str] = {"process": "NORMAL", "power": "FULL"}
+
+
+class _FileDriver:
+    def __init__(self, path: Path, durability: Durability, signals: Signals) -> None:
+        self.url = f"sqlite://{path}"
+        self._lock = _own(path, self.url)
+        try:
+            writer, reader = _open(path, self.url, durability)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._writer = SqliteThread(writer, self.url, "writer", signals.publish)
+        self._reader = SqliteThread(reader, self.url, "reader")
+
+    async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+        return await self._reader.run(operation, args, kwargs)
+
+    async def write(
+        self,
+        operation: Operation[T],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        undo: Operation[None] | None = None,
+    ) -> T:
+        return await self._writer.run(operation, args, kwargs, undo)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        self._reader.stop()
+        self._writer.stop()
+        self._lock.release()
+
+
+class SqliteLightningStore(SqlLightningStore):
+    """A store in the SQLite file at `path`, made if it is not there. Every method is safe from any thread and any event
+    loop.
+
+    One process owns the file: raises StoreError, naming the owner, while another has it open (or this one, a second
+    time); also for a file that a newer Leyden or another program wrote, or that is damaged.
+    """
+
+    def __init__(self, path: str | Path, *, durability: Durability = "process") -> None:
+        if durability not in _SYNCHRONOUS:
+            raise ConfigError(f"durability must be one of {', '.join(_SYNCHRONOUS)}, got {durability!r}")
+        self.path = Path(path).expanduser().resolve()
+        signals = Signals()
+        super().__init__(_FileDriver(self.path, durability, signals), signals, durable=True)
+
+
+def _own(path: Path, url: str) -> LockFile:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return LockFile(path, url)
+    except OSError as error:
+        raise StoreError(f"{url}: {error}; check that the directory can be written to") from error
+
+
+def _open(path: Path, url: str, durability: Durability) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+    """The writer's and the reader's connection to an up-to-date database."""
+    target = f"file:{quote(str(path))}"
+    pragmas: dict[str, str | int] = {
+        "synchronous": _SYNCHRONOUS[durability],
+        "temp_store": "MEMORY",
+        "secure_delete": "OFF",
+    }
+    try:
+        writer = connect(target, {"journal_mode": "WAL"} | pragmas)
+        try:
+            migrate(writer, url)
+            return writer, connect(target, {"query_only": "ON"} | pragmas)
+        except BaseException:
+            writer.close()
+            raise
+    except sqlite3.Error as error:
+        raise store_error(url, error) from error
