@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -43,3 +46,13 @@ async def new_caller(proxy: LLMProxy, store: InMemoryLightningStore) -> Caller:
 
 def say(text: str) -> Any:
     return [{"role": "user", "content": text}]
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait until `condition`, which may be async, says something true."""
+    async with asyncio.timeout(10):
+        while True:
+            found = condition()
+            if await found if inspect.isawaitable(found) else found:
+                return
+            await asyncio.sleep(0.005)

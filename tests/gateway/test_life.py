@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import LLM, ProxyLLM
-from tests.gateway.caller import Caller, new_caller, say
+from tests.gateway.caller import Caller, new_caller, say, until
 
 
 def open_sockets() -> int:
@@ -25,7 +24,7 @@ def open_sockets() -> int:
     targets: list[str] = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            targets.append(os.readlink(entry))
+            targets.append(str(entry.readlink()))
         except OSError:
             continue  # closed meanwhile, as the folder's own descriptor is
     return sum(target.startswith("socket:") for target in targets)
@@ -94,11 +93,9 @@ async def test_calls_under_way_when_the_gateway_stops_are_answered_and_recorded(
 
         async with caller.client as client:
             whole = asyncio.create_task(client.chat.completions.create(model="fake", messages=say("hello")))
-            while len(upstream.requests) < 1:
-                await asyncio.sleep(0.005)
+            await until(lambda: len(upstream.requests) == 1)
             streamed = asyncio.create_task(read_stream())
-            while len(upstream.requests) < 2:
-                await asyncio.sleep(0.005)
+            await until(lambda: len(upstream.requests) == 2)
             async with asyncio.timeout(4):
                 await proxy.stop()
             for call in (whole, streamed):

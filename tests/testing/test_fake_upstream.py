@@ -68,7 +68,7 @@ async def test_a_stream_holds_the_same_as_a_whole_answer(upstream: FakeUpstream,
     chunks = await post(upstream, path, stream=True, **prompt, **WISHES)
     truth = upstream.calls[0]
     choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
-    assert sum((choice.get("token_ids") or [] for choice in choices), []) == truth.response_ids
+    assert [id_ for choice in choices for id_ in choice.get("token_ids") or []] == truth.response_ids
     text = "".join(choice["text"] if "text" in choice else choice["delta"]["content"] for choice in choices)
     assert text == truth.text
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["stop"]
