@@ -187,9 +187,7 @@ class GatewayApp:
             await self._fail(exchange, _cancelled(exchange))
         except Exception as error:
             logger.exception("call %d of rollout %r, attempt %r", call.call_index, rollout_id, attempt_id)
-            await self._fail(
-                exchange, Refusal(500, "gateway_error", f"the gateway failed with {type(error).__name__}")
-            )
+            await self._fail(exchange, Refusal(500, "gateway_error", f"the gateway failed with {type(error).__name__}"))
         finally:
             watcher.cancel()
             self._calls.discard(task)

@@ -93,7 +93,8 @@ def prepare(
     if record_tokens:
         if request.get("return_token_ids") is not True:
             added["return_token_ids"] = True
-        if request.get("logprobs") in (None, False):
+        wished = request.get("logprobs")
+        if wished is None or wished is False:  # 0 is a wish: completions take a number
             added["logprobs"] = dialect.logprobs
         options: Any = request.get("stream_options") or {}
         if request.get("stream") is True and isinstance(options, dict) and not cast(Json, options).get("include_usage"):

@@ -234,7 +234,8 @@ class _Answer:
         self._fault = fault
         self._chat = chat
         self._with_ids = bool(request.get("return_token_ids")) and not fault.no_token_ids
-        self._with_logprobs = request.get("logprobs") not in (None, False)
+        wished = request.get("logprobs")
+        self._with_logprobs = wished is not None and wished is not False
         self._with_usage = bool(cast(Json, request.get("stream_options") or {}).get("include_usage"))
         self._policy_version = policy_version
         self._head = {

@@ -1,0 +1,278 @@
+"""When the model, the agent or the store fails: the agent sees what its client expects, the record what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from leyden import semconv
+from leyden.errors import StoreError
+from leyden.gateway import LLMProxy
+from leyden.store import InMemoryLightningStore
+from leyden.testing import FakeUpstream, Misbehaviour
+from leyden.types import LLM, Span
+from tests.gateway.caller import Caller, new_caller, say, until
+
+
+async def recorded_error(caller: Caller) -> str:
+    span = await caller.span()
+    assert span.status.status_code == "ERROR"
+    assert span.tokens is None
+    assert semconv.TOKENS_REFUSED in span.attributes
+    return str(span.status.description)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [400, 429, 500, 503])
+async def test_an_error_of_the_model_passes_with_status_body_and_headers(
+    caller: Caller, upstream: FakeUpstream, status: int, stream: bool
+) -> None:
+    upstream.misbehave(Misbehaviour(status=status, headers={"retry-after": "7", "x-ratelimit-limit-requests": "1"}))
+    with pytest.raises(openai.APIStatusError) as caught:
+        await caller.client.chat.completions.create(model="fake", messages=say("hello"), stream=stream)
+    assert caught.value.status_code == status
+    assert caught.value.response.headers["retry-after"] == "7"
+    assert caught.value.response.headers["x-ratelimit-limit-requests"] == "1"
+    assert f"told to answer {status}" in caught.value.message
+    error = await recorded_error(caller)
+    assert f"{status}" in error
+    assert f"told to answer {status}" in error
+
+
+async def test_a_client_that_tries_again_is_recorded_each_time(caller: Caller, upstream: FakeUpstream) -> None:
+    upstream.misbehave(Misbehaviour(status=429, headers={"retry-after-ms": "1"}))
+    client = caller.client.with_options(max_retries=2)
+    answer = await client.chat.completions.create(model="fake", messages=say("hello"))
+    failed, succeeded = await caller.spans()
+    assert failed.status.status_code == "ERROR"
+    assert succeeded.attributes[semconv.GEN_AI_RESPONSE_ID] == answer.id
+
+
+@pytest.mark.parametrize("body", [b"<html>bad gateway</html>", b"", b'{"id": "x"', b"[1, 2]", b"\xff"])
+async def test_garbage_is_a_502_that_shows_it(caller: Caller, upstream: FakeUpstream, body: bytes) -> None:
+    upstream.misbehave(Misbehaviour(body=body, content_type="text/html"))
+    with pytest.raises(openai.InternalServerError, match="no JSON object") as caught:
+        await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    assert caught.value.status_code == 502
+    assert "no JSON object" in await recorded_error(caller)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"data: {oops\n\n", b"data: [1]\n\n", b'data: {"choices": 5}\n\n', b'data: {"choices": [{"delta": 1}]}\n\n'],
+)
+async def test_garbage_in_a_stream_is_an_error_event(caller: Caller, upstream: FakeUpstream, body: bytes) -> None:
+    upstream.misbehave(Misbehaviour(body=body, content_type="text/event-stream"))
+    stream = await caller.client.chat.completions.create(model="fake", messages=say("hello"), stream=True)
+    with pytest.raises(openai.APIError, match="cannot be read"):
+        async for _ in stream:
+            pass
+    assert "cannot be read" in await recorded_error(caller)
+
+
+@pytest.mark.parametrize(
+    "fault", [Misbehaviour(close_after_chunks=3), Misbehaviour(end_after_chunks=3), Misbehaviour(end_after_chunks=0)]
+)
+async def test_a_stream_that_breaks_off_is_an_error_for_the_agent_too(
+    caller: Caller, upstream: FakeUpstream, fault: Misbehaviour
+) -> None:
+    upstream.misbehave(fault)
+    chunks: list[Any] = []
+
+    async def read() -> None:
+        async for chunk in await caller.client.chat.completions.create(
+            model="fake", messages=say("hello"), stream=True
+        ):
+            chunks.append(chunk)
+
+    with pytest.raises(openai.APIError, match=r"broke off|before the answer was finished"):
+        await read()
+    assert len(chunks) == (fault.close_after_chunks or fault.end_after_chunks or 0)
+    await recorded_error(caller)
+
+
+async def test_an_answer_that_breaks_off_is_a_502(caller: Caller, upstream: FakeUpstream) -> None:
+    upstream.misbehave(Misbehaviour(close_after_chunks=0))
+    with pytest.raises(openai.InternalServerError, match="broke off"):
+        await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    assert "broke off" in await recorded_error(caller)
+
+
+async def test_an_error_that_the_model_reports_in_its_stream_is_recorded(
+    caller: Caller, upstream: FakeUpstream
+) -> None:
+    event = json.dumps({"error": {"message": "out of memory", "type": "server_error", "code": 500}})
+    upstream.misbehave(
+        Misbehaviour(body=f"data: {event}\n\ndata: [DONE]\n\n".encode(), content_type="text/event-stream")
+    )
+    stream = await caller.client.chat.completions.create(model="fake", messages=say("hello"), stream=True)
+    with pytest.raises(openai.APIError, match="out of memory"):
+        async for _ in stream:
+            pass
+    assert "out of memory" in await recorded_error(caller)
+
+
+async def test_a_model_that_is_not_there_is_a_502_that_names_it(store: InMemoryLightningStore) -> None:
+    model = LLM(endpoint="http://127.0.0.1:9/v1", model="fake")
+    async with LLMProxy(model_list=[model], store=store) as proxy:
+        caller = await new_caller(proxy, store)
+        async with caller.client as client:
+            with pytest.raises(openai.InternalServerError, match=r"cannot reach http://127\.0\.0\.1:9/v1") as caught:
+                await client.chat.completions.create(model="fake", messages=say("hello"))
+        assert caught.value.status_code == 502
+        assert "cannot reach" in await recorded_error(caller)
+
+
+async def test_a_silent_model_is_a_504_that_names_the_option(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    async with LLMProxy(model_list=[upstream.llm()], store=store, timeout_seconds=0.2) as proxy:
+        caller = await new_caller(proxy, store)
+        upstream.misbehave(Misbehaviour(delay_seconds=30), Misbehaviour(chunk_delay_seconds=0.05))
+        async with caller.client as client:
+            with pytest.raises(openai.InternalServerError, match="timeout_seconds") as caught:
+                await client.chat.completions.create(model="fake", messages=say("hello"))
+            assert caught.value.status_code == 504
+            assert "timeout_seconds" in await recorded_error(caller)
+            stream = await client.chat.completions.create(model="fake", messages=say("hello"), stream=True)
+            with pytest.raises(openai.APIError, match="timeout_seconds"):
+                async for _ in stream:
+                    pass
+        assert (await caller.spans())[1].status.status_code == "ERROR"
+        await until(lambda: upstream.cancelled == 2)
+
+
+async def test_a_client_that_goes_away_cancels_the_model(caller: Caller, upstream: FakeUpstream) -> None:
+    upstream.misbehave(Misbehaviour(delay_seconds=30))
+    call = asyncio.create_task(caller.client.chat.completions.create(model="fake", messages=say("hello")))
+    await until(upstream.requests.copy)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await until(lambda: upstream.cancelled == 1)
+    await until(caller.spans)
+    assert "disconnected" in await recorded_error(caller)
+
+
+async def test_a_client_that_leaves_a_stream_cancels_the_model_and_what_came_is_kept(
+    caller: Caller, upstream: FakeUpstream
+) -> None:
+    upstream.misbehave(Misbehaviour(chunk_delay_seconds=0.05))
+    stream = await caller.client.chat.completions.create(model="fake", messages=say("hello"), stream=True)
+    got = ""
+    async for chunk in stream:
+        got += chunk.choices[0].delta.content or ""
+        if len(got) == 3:
+            break
+    await stream.close()
+    await until(lambda: upstream.cancelled == 1)
+    await until(caller.spans)
+    assert "disconnected" in await recorded_error(caller)
+    message = json.loads(str((await caller.span()).attributes[semconv.GEN_AI_OUTPUT_MESSAGES]))[0]
+    assert message["content"].startswith(got)
+
+
+async def test_an_agent_that_stops_reading_at_the_finish_reason_has_a_whole_record(
+    caller: Caller, upstream: FakeUpstream
+) -> None:
+    for number in range(20):
+        stream = await caller.client.chat.completions.create(model="fake", messages=say(str(number)), stream=True)
+        async for chunk in stream:
+            if chunk.choices[0].finish_reason:
+                break
+        await stream.close()
+    spans = await caller.spans()
+    assert [span.tokens and span.tokens.response_ids for span in spans] == [
+        call.response_ids for call in upstream.calls
+    ]
+
+
+async def test_a_store_that_fails_is_told_by_flush_once_and_the_answer_passes(
+    caller: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    await caller.spans()
+    await caller.store.close()
+    answer = await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    assert answer.choices
+    with pytest.raises(StoreError, match=rf"{caller.rollout_id}.*{caller.attempt_id}.*StoreClosed"):
+        await caller.proxy.flush(caller.rollout_id, caller.attempt_id)
+    await caller.proxy.flush(caller.rollout_id, caller.attempt_id)
+    assert "StoreClosed" in caplog.text
+
+
+async def test_a_failure_is_still_told_after_the_gateway_stopped(caller: Caller) -> None:
+    await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    await caller.spans()
+    await caller.store.close()
+    await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    await caller.proxy.stop()
+    with pytest.raises(StoreError, match="StoreClosed"):
+        await caller.proxy.flush(caller.rollout_id, caller.attempt_id)
+
+
+async def test_a_store_that_cannot_be_asked_is_a_503(caller: Caller) -> None:
+    await caller.store.close()
+    with pytest.raises(openai.InternalServerError, match="cannot reach its store") as caught:
+        await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    assert caught.value.status_code == 503
+
+
+class OneBadAttempt(InMemoryLightningStore):
+    """A store that cannot take the spans of one attempt."""
+
+    bad = ""
+
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        if any(span.attempt_id == self.bad for span in spans):
+            raise StoreError("disk full")
+        return await super().add_many_spans(spans)
+
+
+async def test_a_call_that_cannot_be_written_takes_no_sibling_along(upstream: FakeUpstream) -> None:
+    async with OneBadAttempt() as store, LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        callers = [await new_caller(proxy, store) for _ in range(16)]
+        store.bad = callers[5].attempt_id
+        await asyncio.gather(
+            *(caller.client.chat.completions.create(model="fake", messages=say("hello")) for caller in callers)
+        )
+        for caller in callers:
+            await caller.client.close()
+            if caller.attempt_id == store.bad:
+                with pytest.raises(StoreError, match="disk full"):
+                    await caller.spans()
+            else:
+                assert (await caller.span()).tokens is not None
+
+
+class SlowStore(InMemoryLightningStore):
+    """A store that takes its time, and remembers how much it was given at once."""
+
+    largest = 0
+
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        self.largest = max(self.largest, len(spans))
+        await asyncio.sleep(0.05)
+        return await super().add_many_spans(spans)
+
+
+async def test_a_slow_store_gets_batches_and_loses_nothing(upstream: FakeUpstream) -> None:
+    async with SlowStore() as store, LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        caller = await new_caller(proxy, store)
+        url = f"{caller.llm.endpoint}/completions"
+        async with aiohttp.ClientSession() as session, caller.client:
+
+            async def call(number: int) -> None:
+                async with session.post(url, json={"model": "fake", "prompt": str(number)}) as response:
+                    assert response.status == 200
+
+            await asyncio.gather(*(call(number) for number in range(200)))
+        spans = await caller.spans()
+        assert {span.attributes[semconv.CALL_INDEX] for span in spans} == set(range(200))
+        assert store.largest > 1

@@ -1,0 +1,151 @@
+"""What the agent sees: the answer of the model behind the gateway, no more and no less."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+from openai import OpenAI
+
+from leyden.testing import FakeUpstream, Misbehaviour
+from tests.gateway.caller import Caller, say
+
+OURS = ("prompt_token_ids", "token_ids", "policy_versions")
+
+
+async def post(url: str, body: Any, **options: Any) -> tuple[int, dict[str, str], bytes]:
+    async with aiohttp.ClientSession() as session, session.post(url, json=body, **options) as response:
+        return response.status, dict(response.headers), await response.read()
+
+
+def sse(raw: bytes) -> list[Any]:
+    return [json.loads(line[6:]) for line in raw.splitlines() if line.startswith(b"data: {")]
+
+
+async def test_an_async_client_gets_the_models_answer(caller: Caller, upstream: FakeUpstream) -> None:
+    answer = await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    truth = upstream.truth(answer.id)
+    assert answer.choices[0].message.content == truth.text
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(truth.response_ids)
+
+
+async def test_a_sync_client_gets_the_models_answer(caller: Caller, upstream: FakeUpstream) -> None:
+    def agent() -> tuple[str, str | None]:
+        with OpenAI(base_url=caller.llm.endpoint, api_key=caller.llm.api_key) as client:
+            answer = client.chat.completions.create(model="fake", messages=say("hello"))
+            stream = client.chat.completions.create(model="fake", messages=say("hello"), stream=True)
+            return "".join(chunk.choices[0].delta.content or "" for chunk in stream), answer.choices[0].message.content
+
+    streamed, whole = await asyncio.to_thread(agent)
+    assert streamed == whole == upstream.calls[0].text
+
+
+async def test_a_stream_arrives_chunk_by_chunk_with_one_chunk_for_each_token(
+    caller: Caller, upstream: FakeUpstream
+) -> None:
+    upstream.misbehave(Misbehaviour(chunk_delay_seconds=0.005))
+    stream = await caller.client.chat.completions.create(model="fake", messages=say("slowly"), stream=True)
+    chunks = [chunk async for chunk in stream]
+    truth = upstream.calls[0]
+    assert len(chunks) == 1 + len(truth.response_ids)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == truth.text
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_completions_take_text_and_token_ids(caller: Caller, upstream: FakeUpstream) -> None:
+    text = await caller.client.completions.create(model="fake", prompt="hello")
+    ids = await caller.client.completions.create(model="fake", prompt=upstream.calls[0].prompt_ids)
+    assert text.choices[0].text == ids.choices[0].text == upstream.calls[0].text
+
+
+async def test_fields_and_headers_that_the_gateway_does_not_know_reach_the_model(
+    caller: Caller, upstream: FakeUpstream
+) -> None:
+    await caller.client.chat.completions.create(
+        model="fake",
+        messages=say("hello"),
+        extra_body={"guided_regex": "[0-9]+", "nested": {"x": [1.0, None]}},
+        extra_headers={"x-session-id": "s-1"},
+    )
+    request = upstream.calls[0].request
+    assert request["guided_regex"] == "[0-9]+"
+    assert request["nested"] == {"x": [1.0, None]}
+    assert upstream.calls[0].headers["x-session-id"] == "s-1"
+
+
+async def test_the_model_sees_its_own_key_and_never_the_agents(caller: Caller, upstream: FakeUpstream) -> None:
+    await caller.client.chat.completions.create(model="fake", messages=say("hello"), extra_headers={"cookie": "a=b"})
+    headers = {name.lower(): value for name, value in upstream.calls[0].headers.items()}
+    assert headers["authorization"] == "Bearer upstream-key"
+    assert "cookie" not in headers
+
+
+async def test_what_recording_asks_for_is_hidden_from_the_answer(caller: Caller) -> None:
+    body = {"model": "fake", "messages": say("hello")}
+    _, _, raw = await post(f"{caller.llm.endpoint}/chat/completions", body)
+    answer = json.loads(raw)
+    choice = answer["choices"][0]
+    assert not [name for name in OURS if name in answer or name in choice]
+    assert choice["logprobs"] is None
+    assert answer["usage"]["completion_tokens"] > 0
+
+
+async def test_what_recording_asks_for_is_hidden_from_a_stream(caller: Caller) -> None:
+    body = {"model": "fake", "messages": say("hello"), "stream": True}
+    _, _, raw = await post(f"{caller.llm.endpoint}/chat/completions", body)
+    chunks = sse(raw)
+    assert len(chunks) > 2
+    for chunk in chunks:
+        assert "usage" not in chunk
+        assert len(chunk["choices"]) == 1
+        assert chunk["choices"][0]["logprobs"] is None
+        assert not [name for name in OURS if name in chunk or name in chunk["choices"][0]]
+    assert raw.endswith(b"data: [DONE]\n\n")
+
+
+async def test_what_the_agent_asked_for_is_shown_to_the_byte(caller: Caller, upstream: FakeUpstream) -> None:
+    body = {
+        "model": "fake",
+        "messages": say("hello"),
+        "logprobs": True,
+        "return_token_ids": True,
+        "stream_options": {"include_usage": True},
+    }
+    for stream in (False, True):
+        _, _, through = await post(f"{caller.llm.endpoint}/chat/completions", {**body, "stream": stream})
+        _, _, direct = await post(f"{upstream.endpoint}/chat/completions", {**body, "stream": stream})
+        ids = upstream.calls[-2].response_id, upstream.calls[-1].response_id
+        assert through.replace(ids[0].encode(), ids[1].encode()) == direct
+
+
+async def test_each_wish_of_the_agent_is_kept_apart(caller: Caller, upstream: FakeUpstream) -> None:
+    url = f"{caller.llm.endpoint}/chat/completions"
+    _, _, raw = await post(url, {"model": "fake", "messages": say("hello"), "logprobs": True})
+    choice = json.loads(raw)["choices"][0]
+    assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == upstream.calls[0].logprobs
+    assert "token_ids" not in choice
+    _, _, raw = await post(url, {"model": "fake", "messages": say("hello"), "return_token_ids": True})
+    choice = json.loads(raw)["choices"][0]
+    assert choice["token_ids"] == upstream.calls[1].response_ids
+    assert choice["logprobs"] is None
+
+
+async def test_the_gateway_lists_its_models_and_says_that_it_is_well(caller: Caller) -> None:
+    models = await caller.client.models.list()
+    assert [model.id for model in models.data] == ["fake"]
+    root = caller.llm.endpoint.split("/rollout/")[0]
+    async with aiohttp.ClientSession() as session, session.get(f"{root}/health") as response:
+        assert response.status == 200
+        assert await response.json() == {"status": "ok"}
+
+
+async def test_a_large_prompt_passes(caller: Caller, upstream: FakeUpstream) -> None:
+    text = "räuber " * 60_000
+    answer = await caller.client.completions.create(model="fake", prompt=text, max_tokens=2)
+    assert len(upstream.truth(answer.id).prompt_ids) == len(text.encode())
+    span = await caller.span()
+    assert span.tokens is not None
+    assert span.tokens.prompt_ids == upstream.calls[0].prompt_ids

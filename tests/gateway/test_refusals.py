@@ -1,0 +1,147 @@
+"""Calls that must not be made: who asks is told what is wrong, which ids, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+from leyden import semconv
+from leyden.gateway import LLMProxy
+from leyden.store import InMemoryLightningStore
+from leyden.testing import FakeUpstream
+from tests.gateway.caller import Caller, new_caller, say
+
+
+class Counted:
+    """An OpenAI client with its default retries, and how many requests it really sent."""
+
+    def __init__(self, base_url: str, api_key: str = "EMPTY") -> None:
+        self.sent = 0
+        http = DefaultAsyncHttpxClient(event_hooks={"request": [self._count]})
+        self.client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http)
+
+    async def _count(self, _: Any) -> None:
+        self.sent += 1
+
+    async def refused(self, model: str = "fake") -> openai.APIStatusError:
+        async with self.client as client:
+            with pytest.raises(openai.APIStatusError) as caught:
+                await client.chat.completions.create(model=model, messages=say("hello"))
+        assert self.sent == 1, "the client tried a final refusal again"
+        return caught.value
+
+
+async def test_an_unknown_rollout_is_404_and_not_tried_again(proxy: LLMProxy, upstream: FakeUpstream) -> None:
+    error = await Counted(proxy.as_resource("ro-nowhere", "at-1").endpoint).refused()
+    assert isinstance(error, openai.NotFoundError)
+    assert error.code == "rollout_not_found"
+    assert "'ro-nowhere'" in error.message
+    assert "memory://" in error.message
+    assert not upstream.requests
+
+
+async def test_an_unknown_attempt_is_404(proxy: LLMProxy, store: InMemoryLightningStore) -> None:
+    rollout = await store.start_rollout({})
+    error = await Counted(proxy.as_resource(rollout.rollout_id, "at-nowhere").endpoint).refused()
+    assert error.status_code == 404
+    assert error.code == "attempt_not_found"
+    assert "'at-nowhere'" in error.message
+
+
+async def test_an_attempt_that_the_runner_ended_is_410(caller: Caller, upstream: FakeUpstream) -> None:
+    await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    caller.proxy.end_attempt(caller.rollout_id, caller.attempt_id)
+    error = await Counted(caller.llm.endpoint).refused()
+    assert error.status_code == 410
+    assert error.code == "attempt_ended"
+    assert caller.rollout_id in error.message
+    assert caller.attempt_id in error.message
+    assert len(upstream.requests) == 1
+    assert len(await caller.spans()) == 1
+
+
+async def test_an_attempt_that_ended_in_the_store_is_410_even_after_a_restart(caller: Caller) -> None:
+    await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    await caller.store.update_attempt(caller.rollout_id, caller.attempt_id, status="succeeded")
+    caller.proxy.end_attempt(caller.rollout_id, caller.attempt_id)
+    await caller.proxy.restart()
+    error = await Counted(caller.llm.endpoint).refused()
+    assert error.status_code == 410
+    assert "succeeded" in error.message
+
+
+async def test_an_attempt_of_a_cancelled_rollout_is_410(caller: Caller) -> None:
+    await caller.store.update_rollout(caller.rollout_id, status="cancelled")
+    error = await Counted(caller.llm.endpoint).refused()
+    assert error.status_code == 410
+
+
+async def test_a_superseded_attempt_still_calls_and_records_in_its_own(caller: Caller) -> None:
+    await caller.store.start_attempt(caller.rollout_id)
+    await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    assert (await caller.span()).attempt_id == caller.attempt_id
+
+
+async def test_an_unknown_model_is_404_names_the_models_and_is_recorded(caller: Caller) -> None:
+    error = await Counted(caller.llm.endpoint).refused(model="gpt-0")
+    assert error.code == "model_not_found"
+    assert "'gpt-0'" in error.message
+    assert "'fake'" in error.message
+    span = await caller.span()
+    assert span.status.status_code == "ERROR"
+    assert "gpt-0" in str(span.status.description)
+    assert "gpt-0" in str(span.attributes[semconv.TOKENS_REFUSED])
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
+async def test_a_body_that_is_no_json_object_is_400_and_recorded(caller: Caller, body: bytes) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{caller.llm.endpoint}/chat/completions", data=body) as response,
+    ):
+        assert response.status == 400
+        assert (await response.json())["error"]["code"] == "invalid_json"
+    assert (await caller.span()).status.status_code == "ERROR"
+
+
+async def test_a_call_without_ids_says_which_url_to_use(proxy: LLMProxy) -> None:
+    error = await Counted(proxy.endpoint).refused()
+    assert error.status_code == 404
+    assert "get_base_url" in error.message
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "chat/completions", 405), ("POST", "models", 405), ("POST", "images/generations", 404), ("GET", "", 404)],
+)
+async def test_a_route_that_does_not_exist_is_told_in_openais_shape(
+    caller: Caller, method: str, path: str, status: int
+) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, f"{caller.llm.endpoint}/{path}", json={}) as response,
+    ):
+        assert response.status == status
+        assert set((await response.json())["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_ids_of_the_callers_choice_may_hold_any_character(proxy: LLMProxy, store: InMemoryLightningStore) -> None:
+    rollout = await store.start_rollout({}, rollout_id="tasks/7 ü?%2F#1")
+    caller = Caller(proxy, store, rollout.rollout_id, rollout.attempt.attempt_id)
+    async with caller.client as client:
+        await client.chat.completions.create(model="fake", messages=say("hello"))
+    assert (await caller.span()).rollout_id == "tasks/7 ü?%2F#1"
+
+
+async def test_a_token_is_demanded_when_there_is_one(upstream: FakeUpstream, store: InMemoryLightningStore) -> None:
+    async with LLMProxy(model_list=[upstream.llm()], store=store, token="sesame", host="0.0.0.0") as proxy:
+        caller = await new_caller(proxy, store)
+        async with caller.client as client:
+            await client.chat.completions.create(model="fake", messages=say("hello"))
+        error = await Counted(caller.llm.endpoint, api_key="guess").refused()
+        assert isinstance(error, openai.AuthenticationError)
+        assert len(upstream.requests) == 1

@@ -1,0 +1,111 @@
+"""The fake model tells the truth about its tokens, in vLLM's convention, and misbehaves only when told to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import AsyncOpenAI
+
+from leyden.testing import FakeUpstream, Misbehaviour, decode, encode, prompt_text
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[FakeUpstream]:
+    async with FakeUpstream() as upstream:
+        yield upstream
+
+
+async def post(upstream: FakeUpstream, path: str, **body: Any) -> Any:
+    async with aiohttp.ClientSession() as session:
+        url = f"{upstream.endpoint}/{path}"
+        async with session.post(url, json={"model": "fake", **body}) as response:
+            raw = await response.read()
+    if body.get("stream"):
+        return [json.loads(line[6:]) for line in raw.splitlines() if line.startswith(b"data: {")]
+    return json.loads(raw)
+
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+WISHES = {"return_token_ids": True, "logprobs": True, "stream_options": {"include_usage": True}}
+
+
+@given(st.text())
+def test_tokens_are_reversible(text: str) -> None:
+    assert decode(encode(text)) == text
+
+
+async def test_an_answer_follows_from_the_request_and_its_seed(upstream: FakeUpstream) -> None:
+    texts = [
+        (await post(upstream, "chat/completions", messages=MESSAGES, seed=seed))["choices"][0]["message"]["content"]
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+async def test_ids_stand_where_vllm_puts_them(upstream: FakeUpstream) -> None:
+    chat = await post(upstream, "chat/completions", messages=MESSAGES, **WISHES)
+    completion = await post(upstream, "completions", prompt="hello", **WISHES)
+    first, second = upstream.calls
+    assert chat["prompt_token_ids"] == first.prompt_ids == encode(prompt_text(MESSAGES))
+    assert chat["choices"][0]["token_ids"] == first.response_ids
+    assert [entry["logprob"] for entry in chat["choices"][0]["logprobs"]["content"]] == first.logprobs
+    assert completion["choices"][0]["prompt_token_ids"] == second.prompt_ids == encode("hello")
+    assert completion["choices"][0]["token_ids"] == second.response_ids
+    assert completion["choices"][0]["logprobs"]["token_logprobs"] == second.logprobs
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"), [("chat/completions", {"messages": MESSAGES}), ("completions", {"prompt": "hi"})]
+)
+async def test_a_stream_holds_the_same_as_a_whole_answer(upstream: FakeUpstream, path: str, prompt: Any) -> None:
+    chunks = await post(upstream, path, stream=True, **prompt, **WISHES)
+    truth = upstream.calls[0]
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert [id_ for choice in choices for id_ in choice.get("token_ids") or []] == truth.response_ids
+    text = "".join(choice["text"] if "text" in choice else choice["delta"]["content"] for choice in choices)
+    assert text == truth.text
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["stop"]
+    assert chunks[-1]["usage"]["completion_tokens"] == len(truth.response_ids)
+    assert "prompt_token_ids" in {**chunks[0], **choices[0]}
+    assert not any("prompt_token_ids" in {**chunk, **(chunk["choices"] or [{}])[0]} for chunk in chunks[1:])
+
+
+async def test_nothing_is_given_that_was_not_asked_for(upstream: FakeUpstream) -> None:
+    chat = await post(upstream, "chat/completions", messages=MESSAGES)
+    assert "prompt_token_ids" not in chat
+    assert "token_ids" not in chat["choices"][0]
+    assert chat["choices"][0]["logprobs"] is None
+    chunks = await post(upstream, "chat/completions", messages=MESSAGES, stream=True)
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+async def test_an_answer_that_is_cut_short_has_no_end_token(upstream: FakeUpstream) -> None:
+    chat = await post(upstream, "chat/completions", messages=MESSAGES, max_tokens=3)
+    assert chat["choices"][0]["finish_reason"] == "length"
+    assert chat["usage"]["completion_tokens"] == len(upstream.calls[0].response_ids) == 3
+    assert encode(chat["choices"][0]["message"]["content"]) == upstream.calls[0].response_ids
+
+
+async def test_the_official_client_reads_answers_and_errors() -> None:
+    async with FakeUpstream(reply=lambda request: f"{len(request['messages'])} messages") as upstream:
+        llm = upstream.llm()
+        async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key, max_retries=0) as client:
+            messages: Any = MESSAGES
+            answer = await client.chat.completions.create(model="fake", messages=messages)
+            assert answer.choices[0].message.content == "1 messages"
+            assert upstream.truth(answer.id).text == "1 messages"
+            upstream.misbehave(Misbehaviour(status=429), Misbehaviour(close_after_chunks=0))
+            with pytest.raises(openai.RateLimitError):
+                await client.chat.completions.create(model="fake", messages=messages)
+            with pytest.raises(openai.APIConnectionError):
+                await client.chat.completions.create(model="fake", messages=messages)
+            with pytest.raises(openai.NotFoundError):
+                await client.chat.completions.create(model="other", messages=messages)
+            await client.chat.completions.create(model="fake", messages=messages)
