@@ -1,0 +1,331 @@
+"""A runner runs what is queued, and nothing an agent does gets past its own attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import leyden as ly
+from leyden.errors import ConfigError
+from leyden.litagent import LitAgent
+from leyden.runner import Hook
+from leyden.store import InMemoryLightningStore
+from leyden.types import RolloutConfig, find_final_reward
+from leyden.utils.stop import StopEvent
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[InMemoryLightningStore]:
+    async with InMemoryLightningStore() as opened:
+        yield opened
+
+
+async def run_all(store: InMemoryLightningStore, agent: LitAgent[Any], tasks: list[Any], **options: Any) -> list[Any]:
+    """Run one rollout for each task and return the attempts in order."""
+    config = options.pop("config", None)
+    hooks = options.pop("hooks", ())
+    rollouts = [await store.enqueue_rollout(task, config=config) for task in tasks]
+    ids = [rollout.rollout_id for rollout in rollouts]
+    stop = StopEvent()
+    async with ly.LitAgentRunner(**options).run_context(agent=agent, store=store, hooks=hooks) as runner:
+        work = asyncio.create_task(runner.iter(event=stop))
+        await store.wait_for_rollouts(rollout_ids=ids, timeout=30)
+        stop.set()
+        await work
+    return [await store.get_latest_attempt(rollout_id) for rollout_id in ids]
+
+
+async def test_a_return_value_is_the_reward_of_its_own_attempt(store: InMemoryLightningStore) -> None:
+    @ly.rollout
+    async def agent(task: int) -> float:
+        await asyncio.sleep(0.001 * (task % 7))
+        return float(task)
+
+    attempts = await run_all(store, agent, list(range(200)), concurrency=50)
+    assert {attempt.status for attempt in attempts} == {"succeeded"}
+    spans = await store.query_spans_of([attempt.rollout_id for attempt in attempts])
+    assert [find_final_reward(spans[attempt.rollout_id]) for attempt in attempts] == [float(n) for n in range(200)]
+
+
+async def test_many_rollouts_wait_at_the_same_time(store: InMemoryLightningStore) -> None:
+    together = 100
+    here = 0
+    everyone = asyncio.Event()
+
+    @ly.rollout
+    async def agent(task: int) -> float:
+        nonlocal here
+        here += 1
+        if here == together:
+            everyone.set()
+        await asyncio.wait_for(everyone.wait(), 20)  # returns only if all are in flight at once
+        return 1.0
+
+    attempts = await run_all(store, agent, list(range(together)), concurrency=together)
+    assert {attempt.status for attempt in attempts} == {"succeeded"}
+
+
+async def test_sync_agents_run_at_the_same_time_in_threads_of_their_own(store: InMemoryLightningStore) -> None:
+    barrier = threading.Barrier(20, timeout=20)
+
+    @ly.rollout
+    def agent(task: int) -> float:
+        barrier.wait()
+        ly.emit_message(f"task {task}")
+        return float(task)
+
+    attempts = await run_all(store, agent, list(range(20)), concurrency=20)
+    assert {attempt.status for attempt in attempts} == {"succeeded"}
+    spans = await store.query_spans_of([attempt.rollout_id for attempt in attempts])
+    assert all(len(recorded) == 2 for recorded in spans.values())
+
+
+class Unprintable(Exception):
+    pass
+
+
+async def raises(task: Any) -> float:
+    raise Unprintable("no such luck")
+
+
+async def exits(task: Any) -> float:
+    raise SystemExit(3)
+
+
+async def interrupts(task: Any) -> float:
+    raise KeyboardInterrupt
+
+
+async def cancels_itself(task: Any) -> float:
+    raise asyncio.CancelledError
+
+
+async def returns_text(task: Any) -> Any:
+    return "done"
+
+
+async def returns_nan(task: Any) -> float:
+    return float("nan")
+
+
+async def hangs(task: Any) -> float:
+    await asyncio.sleep(3600)
+    return 1.0
+
+
+async def hangs_and_will_not_be_cancelled(task: Any) -> float:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            continue
+    return 1.0
+
+
+def blocks(task: Any) -> float:
+    time.sleep(20)
+    return 1.0
+
+
+def raises_in_a_thread(task: Any) -> float:
+    raise SystemExit("out")
+
+
+async def returns_nothing(task: Any) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "kind", "reason"),
+    [
+        (raises, "failed", "exception", "Unprintable: no such luck"),
+        (exits, "failed", "exception", "SystemExit: 3"),
+        (interrupts, "failed", "exception", "KeyboardInterrupt"),
+        (cancels_itself, "failed", "exception", "cancelled itself"),
+        (raises_in_a_thread, "failed", "exception", "SystemExit: out"),
+        (returns_text, "failed", "invalid_return", "'done'"),
+        (returns_nan, "failed", "invalid_return", "nan"),
+        (hangs, "timeout", "timeout", "timeout_seconds=0.3"),
+        (hangs_and_will_not_be_cancelled, "timeout", "timeout", "timeout_seconds=0.3"),
+        (blocks, "timeout", "timeout", "timeout_seconds=0.3"),
+        (returns_nothing, "failed", "no_reward", "without a reward"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+async def test_whatever_an_agent_does_is_recorded_with_its_reason(
+    store: InMemoryLightningStore, function: Any, status: str, kind: str, reason: str
+) -> None:
+    config = RolloutConfig(timeout_seconds=0.3 if status == "timeout" else None, require_reward=kind == "no_reward")
+    (attempt,) = await run_all(store, ly.rollout(function), [1], config=config)
+    assert (attempt.status, attempt.metadata["reason_kind"]) == (status, kind)
+    assert reason in attempt.metadata["reason"]
+    assert attempt.end_time is not None
+
+
+async def test_a_bad_rollout_does_not_hurt_its_siblings(store: InMemoryLightningStore) -> None:
+    @ly.rollout
+    async def agent(task: int) -> Any:
+        if task % 3 == 0:
+            raise SystemExit(1)
+        return "text" if task % 3 == 1 else 1.0
+
+    attempts = await run_all(store, agent, list(range(60)), concurrency=16)
+    assert [attempt.status for attempt in attempts] == ["failed", "failed", "succeeded"] * 20
+
+
+async def test_an_agent_that_never_called_the_model_has_failed_where_that_is_required(
+    store: InMemoryLightningStore,
+) -> None:
+    @ly.rollout
+    async def agent(task: int) -> float:
+        return 1.0
+
+    (attempt,) = await run_all(store, agent, [1], config=RolloutConfig(require_model_call=True))
+    assert attempt.metadata["reason_kind"] == "no_model_call"
+
+
+async def test_a_failed_attempt_is_tried_again_as_its_config_says(store: InMemoryLightningStore) -> None:
+    tries = 0
+
+    @ly.rollout
+    async def agent(task: int) -> float:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise ValueError("not yet")
+        return 1.0
+
+    (attempt,) = await run_all(store, agent, [1], config=RolloutConfig(max_attempts=3, retry_condition=["failed"]))
+    assert (attempt.status, attempt.sequence_id) == ("succeeded", 3)
+
+
+async def test_a_missing_resource_fails_the_attempt_and_says_what_there_is(store: InMemoryLightningStore) -> None:
+    @ly.llm_rollout
+    async def agent(task: int, llm: ly.LLM) -> float:
+        return 1.0
+
+    await store.add_resources({"greeting": ly.PromptTemplate(template="hi")})
+    (attempt,) = await run_all(store, agent, [1])
+    assert attempt.metadata["reason_kind"] == "missing_resource"
+    assert "greeting" in attempt.metadata["reason"]
+
+
+async def test_hooks_run_at_their_four_points_in_order_and_may_fail(store: InMemoryLightningStore) -> None:
+    points: list[str] = []
+
+    class Watch(Hook):
+        async def on_rollout_start(self, **_: Any) -> None:
+            points.append("rollout start")
+            raise RuntimeError("a hook's trouble is its own")
+
+        async def on_trace_start(self, **_: Any) -> None:
+            points.append("trace start")
+
+        async def on_trace_end(self, **_: Any) -> None:
+            points.append("trace end")
+
+        async def on_rollout_end(self, *, spans: Any, **_: Any) -> None:
+            points.append(f"rollout end with {len(spans)} span")
+
+    @ly.rollout
+    async def agent(task: int) -> float:
+        points.append("agent")
+        return 1.0
+
+    (attempt,) = await run_all(store, agent, [1], hooks=[Watch()])
+    assert attempt.status == "succeeded"
+    assert points == ["rollout start", "trace start", "agent", "trace end", "rollout end with 1 span"]
+
+
+async def test_step_runs_one_task_and_raises_what_the_agent_raised(store: InMemoryLightningStore) -> None:
+    @ly.prompt_rollout
+    async def agent(task: str, prompt_template: ly.PromptTemplate) -> float:
+        if task == "bad":
+            raise ValueError("bad task")
+        return float(len(prompt_template.format(x=task)))
+
+    async with ly.LitAgentRunner().run_context(agent=agent, store=store) as runner:
+        rollout = await runner.step("abc", resources={"p": ly.PromptTemplate(template="<{x}>")}, mode="val")
+        assert (rollout.status, rollout.mode) == ("succeeded", "val")
+        spans = await store.query_spans_of([rollout.rollout_id])
+        assert find_final_reward(spans[rollout.rollout_id]) == 5.0
+        with pytest.raises(ValueError, match="bad task"):
+            await runner.step("bad")
+
+
+async def test_train_and_validation_have_entry_points_of_their_own(store: InMemoryLightningStore) -> None:
+    class Agent(LitAgent[int]):
+        async def training_rollout_async(self, task: int, resources: Any, rollout: Any) -> float:
+            return 1.0
+
+        async def validation_rollout_async(self, task: int, resources: Any, rollout: Any) -> float:
+            return 2.0
+
+    async with ly.LitAgentRunner().run_context(agent=Agent(), store=store) as runner:
+        for mode, reward in (("train", 1.0), ("val", 2.0), ("test", 2.0), ("live", 2.0)):
+            rollout = await runner.step(0, mode=mode)  # type: ignore[arg-type]
+            spans = await store.query_spans_of([rollout.rollout_id])
+            assert find_final_reward(spans[rollout.rollout_id]) == reward
+
+
+async def test_a_runner_ends_by_itself_after_max_rollouts(store: InMemoryLightningStore) -> None:
+    @ly.rollout
+    async def agent(task: int) -> float:
+        return 1.0
+
+    for task in range(10):
+        await store.enqueue_rollout(task)
+    async with ly.LitAgentRunner(max_rollouts=4, concurrency=3).run_context(agent=agent, store=store) as runner:
+        await asyncio.wait_for(runner.iter(), 20)
+    statistics = await store.statistics()
+    assert (statistics["rollouts_by_status"]["succeeded"], statistics["rollouts_by_status"]["queuing"]) == (4, 6)
+
+
+async def test_stopping_finishes_what_is_under_way_and_claims_nothing_more(store: InMemoryLightningStore) -> None:
+    started, stop = asyncio.Event(), StopEvent()
+
+    @ly.rollout
+    async def agent(task: int) -> float:
+        started.set()
+        await asyncio.sleep(0.2)
+        return 1.0
+
+    first = await store.enqueue_rollout(0)
+    second = await store.enqueue_rollout(1)
+    async with ly.LitAgentRunner(concurrency=1).run_context(agent=agent, store=store) as runner:
+        work = asyncio.create_task(runner.iter(event=stop))
+        await started.wait()
+        stop.set()
+        await work
+    assert (await store.get_rollout_by_id(first.rollout_id)).status == "succeeded"
+    assert (await store.get_rollout_by_id(second.rollout_id)).status == "queuing"
+
+
+async def test_a_store_that_is_gone_ends_the_runner_with_its_error() -> None:
+    store = InMemoryLightningStore()
+
+    @ly.rollout
+    async def agent(task: int) -> float:
+        return 1.0
+
+    async with ly.LitAgentRunner().run_context(agent=agent, store=store) as runner:
+        work = asyncio.create_task(runner.iter())
+        await asyncio.sleep(0.05)
+        await store.close()
+        with pytest.raises(ly.LeydenError, match="close"):
+            await asyncio.wait_for(work, 10)
+
+
+@pytest.mark.parametrize(
+    "options", [{"concurrency": 0}, {"max_rollouts": 0}, {"heartbeat_interval": 0.0}], ids=lambda value: next(iter(value))
+)
+def test_wrong_options_are_refused_with_their_value(options: dict[str, Any]) -> None:
+    name, value = next(iter(options.items()))
+    with pytest.raises(ConfigError, match=f"{name} is {value}"):
+        ly.LitAgentRunner(**options)
