@@ -14,9 +14,11 @@ __all__ = [
     "EngineError",
     "GatewayError",
     "IllegalTransition",
+    "InvalidEmission",
     "InvalidReturn",
     "LeydenError",
     "MissingResource",
+    "NoActiveTrace",
     "NoTrainingData",
     "RunInterrupted",
     "StoreClosed",
@@ -78,6 +80,14 @@ class AgentError(LeydenError, RuntimeError):
 
 class InvalidReturn(AgentError, TypeError):
     """The agent returned something that is neither None, a number nor a list of spans."""
+
+
+class InvalidEmission(AgentError, ValueError):
+    """The agent emitted a value that cannot be recorded (a reward that is not finite, an object that is not JSON)."""
+
+
+class NoActiveTrace(LeydenError, RuntimeError):
+    """Something was emitted where no trace is open, so there is no attempt to record it in."""
 
 
 class GatewayError(LeydenError, RuntimeError):
