@@ -59,7 +59,10 @@ def _finite(name: object, value: object) -> float:
         raise InvalidEmission(
             f"reward {name!r} is {value!r:.200}, a {type(value).__name__}; a reward is a number (of a tensor, take .item())"
         )
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond the largest float
+        number = math.inf
     if not math.isfinite(number):
         raise InvalidEmission(f"reward {name!r} is {number!r}; a reward is a finite number")
     return number

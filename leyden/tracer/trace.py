@@ -216,7 +216,8 @@ def _checked_value(key: str, value: object) -> Any:
                 return list(elements)
         if all(isinstance(element, int | float) and not isinstance(element, bool) for element in elements):
             return [float(element) for element in elements]
+    kind = type(cast(object, value)).__name__
     raise InvalidEmission(
-        f"attribute {key!r} is {value!r:.200}, a {type(cast(object, value)).__name__}; possible: str, bool, int, float, or a list of one of these. "
+        f"attribute {key!r} is {value!r:.200}, a {kind}; possible: str, bool, int, float, or a list of one of these. "
         "Record anything else with emit_object"
     )
