@@ -14,6 +14,7 @@ __all__ = [
     "EngineError",
     "GatewayError",
     "IllegalTransition",
+    "InvalidEmission",
     "InvalidMetrics",
     "InvalidReturn",
     "LeydenError",
@@ -84,6 +85,10 @@ class AgentError(LeydenError, RuntimeError):
 
 class InvalidReturn(AgentError, TypeError):
     """The agent returned something that is neither None, a number nor a list of spans."""
+
+
+class InvalidEmission(AgentError, ValueError):
+    """The agent emitted a value that cannot be recorded (a reward that is not finite, an object that is not JSON)."""
 
 
 class InvalidMetrics(LeydenError, TypeError):

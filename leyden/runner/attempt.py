@@ -14,8 +14,7 @@ from typing import Any, Literal
 from leyden import semconv
 from leyden.emitter import emit_exception
 from leyden.errors import AttemptEnded, IllegalTransition, InvalidReturn, LeydenError, MissingResource
-from leyden.litagent import LitAgent
-from leyden.litagent.result import record_result
+from leyden.litagent import LitAgent, record_result
 from leyden.runner.base import AttemptRecorder, Hook, Runner
 from leyden.runner.calls import AgentTimeout, call_async, call_sync
 from leyden.store.base import LightningStore

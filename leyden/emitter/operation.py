@@ -1,0 +1,146 @@
+"""Record a function call or a block as one step: its input, its output, how long it took, how it failed.
+
+Everything recorded within it, by emitters or by OpenTelemetry, is below it in the tree. Outside a trace the code runs unrecorded,
+so a decorated function works in the user's own tests and scripts; what is emitted inside it needs a trace as always.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ParamSpec, TypeVar, overload
+
+from leyden import semconv
+from leyden.errors import ConfigError
+from leyden.tracer import OpenSpan, current_trace
+
+__all__ = ["Operation", "operation"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class OperationStep:
+    """What `with operation(...) as step` gives: say what went in and what came out."""
+
+    def __init__(self, span: OpenSpan) -> None:
+        self._span = span
+
+    def set_input(self, value: Any) -> None:
+        """Record what the operation works on; what JSON cannot say is recorded as its `repr`."""
+        self._span.set({semconv.OPERATION_INPUT: _as_json(value)})
+
+    def set_output(self, value: Any) -> None:
+        """Record what came out, likewise."""
+        self._span.set({semconv.OPERATION_OUTPUT: _as_json(value)})
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Add attributes. Raises InvalidEmission for a value that has no attribute form."""
+        self._span.set(attributes)
+
+
+class Operation(AbstractContextManager[OperationStep]):
+    """A context manager (sync code and async code alike), and a decorator for sync and async functions."""
+
+    def __init__(self, name: str | None, attributes: Mapping[str, Any] | None) -> None:
+        self._name = name
+        self._attributes = dict(attributes or {})
+        self._open: AbstractContextManager[OperationStep] | None = None
+
+    def __enter__(self) -> OperationStep:
+        if self._name is None:
+            raise ConfigError("`with operation()` needs a name: operation(name='...')")
+        if self._open is not None:
+            raise ConfigError(
+                f"the operation {self._name!r} is open already; make another operation(...) for each block"
+            )
+        self._open = self._step(self._name)
+        return self._open.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.__exit__(*raised)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, recorded at each call: arguments by name, result, exception.
+
+        Raises ConfigError for a generator function: what it does happens after it has returned; use `with operation(...)` inside it.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(
+                f"{function.__qualname__!r} is a generator; use `with operation(name=...)` inside it instead"
+            )
+        name, signature = self._name or function.__qualname__, inspect.signature(function)
+
+        @contextmanager
+        def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Generator[OperationStep]:
+            with self._step(name) as step:
+                step.set_input(_arguments(signature, args, kwargs))
+                yield step
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def recorded_async(*args: Any, **kwargs: Any) -> Any:
+                with called(args, kwargs) as step:
+                    result = await function(*args, **kwargs)
+                    step.set_output(result)
+                    return result
+
+            return recorded_async  # pyright: ignore[reportReturnType] -- R is the coroutine's type
+
+        @functools.wraps(function)
+        def recorded(*args: P.args, **kwargs: P.kwargs) -> R:
+            with called(args, kwargs) as step:
+                result = function(*args, **kwargs)
+                step.set_output(result)
+                return result
+
+        return recorded
+
+    @contextmanager
+    def _step(self, name: str) -> Generator[OperationStep]:
+        trace = current_trace()
+        attributes = {**self._attributes, semconv.OPERATION_NAME: name}
+        if trace is None:
+            yield OperationStep(OpenSpan(name, attributes))
+            return
+        with trace.operation(semconv.OPERATION, attributes) as span:
+            yield OperationStep(span)
+
+
+@overload
+def operation(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def operation(*, name: str | None = None, attributes: Mapping[str, Any] | None = None) -> Operation: ...
+def operation(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    attributes: Mapping[str, Any] | None = None,
+) -> Any:
+    """Record a call or a block: `@operation`, `@operation(name=...)`, or `with operation(name="search") as step:`.
+
+    name: what the step is called; of a decorated function its qualified name by default.
+    """
+    recorder = Operation(name, attributes)
+    return recorder if function is None else recorder(function)
+
+
+def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(signature.bind(*args, **kwargs).arguments)
+    except TypeError:  # the call itself is about to say so
+        return {"args": args, "kwargs": kwargs}
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=repr)
+    except (TypeError, ValueError, RecursionError):  # keys that are no strings, circles
+        return json.dumps(repr(value), ensure_ascii=False)

@@ -1,0 +1,68 @@
+"""Emit a reward: one number, or several named ones of which one is primary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from leyden import semconv
+from leyden.emitter.emit import emit_span, with_user_attributes
+from leyden.errors import InvalidEmission
+from leyden.types import Span, reward_attributes
+
+__all__ = ["emit_reward"]
+
+
+def emit_reward(
+    reward: float | Mapping[str, float],
+    *,
+    primary_key: str | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    propagate: bool = True,
+) -> Span:
+    """Say how well the agent did. An algorithm reads the last primary reward of an attempt.
+
+    reward: a finite number, or numbers by name.
+    primary_key: which of several names is the primary reward; needed when there is more than one.
+    Raises InvalidEmission for what is no finite number and for a missing or unknown primary_key, NoActiveTrace outside a trace.
+    """
+    if isinstance(reward, Mapping):
+        named = _primary_first(reward, primary_key)
+    elif primary_key is not None:
+        raise InvalidEmission(f"primary_key={primary_key!r} is for a dict of rewards, but the reward is {reward!r}")
+    else:
+        named = {semconv.PRIMARY_REWARD: reward}
+    checked = {name: _finite(name, value) for name, value in named.items()}
+    own = reward_attributes(checked)
+    return emit_span("emit_reward", semconv.REWARD, with_user_attributes(own, attributes), propagate=propagate)
+
+
+def _primary_first(rewards: Mapping[str, float], primary_key: str | None) -> Mapping[str, float]:
+    names = ", ".join(repr(name) for name in rewards) or "none"
+    if not rewards:
+        raise InvalidEmission("the dict of rewards is empty; a reward needs at least one named number")
+    if primary_key is None and len(rewards) > 1:
+        raise InvalidEmission(f"of several rewards one is primary: give primary_key, one of {names}")
+    if primary_key is None:
+        return rewards
+    if primary_key not in rewards:
+        raise InvalidEmission(f"primary_key={primary_key!r} is not among the rewards ({names})")
+    return {primary_key: rewards[primary_key], **rewards}
+
+
+def _finite(name: object, value: object) -> float:
+    if not isinstance(name, str):
+        raise InvalidEmission(f"the reward name {name!r} is a {type(name).__name__}; names are strings")
+    if not isinstance(value, Real):
+        raise InvalidEmission(
+            f"reward {name!r} is {value!r:.200}, a {type(value).__name__}; a reward is a number (of a tensor, take .item())"
+        )
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond the largest float
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidEmission(f"reward {name!r} is {number!r}; a reward is a finite number")
+    return number

@@ -1,0 +1,123 @@
+"""`@rollout`, `@llm_rollout`, `@prompt_rollout`: a function as an agent.
+
+It stays callable as the function that it is. Its parameters say what it needs (see `inject.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any, overload
+
+from leyden.errors import ConfigError
+from leyden.litagent.base import LitAgent
+from leyden.litagent.inject import Binder
+from leyden.types import AttemptedRollout, NamedResources
+
+__all__ = ["FunctionalLitAgent", "llm_rollout", "prompt_rollout", "rollout"]
+
+
+class FunctionalLitAgent(LitAgent[Any]):
+    """A function with the parameters of its choice: `task` first, then of resources, rollout, llm, prompt_template.
+
+    needs: a parameter that it must have.
+    strip_proxy: give `llm` with the attempt's ids in its base URL, as a plain LLM.
+    Raises ConfigError for a parameter that has no source and no default, and for a generator function.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, needs: str | None = None, strip_proxy: bool = True) -> None:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(
+                f"agent {function.__qualname__!r} is a generator; an agent returns its result, it does not yield"
+            )
+        self._function = function
+        self._options = {"needs": needs, "strip_proxy": strip_proxy}
+        self._binder = Binder(function, needs=needs, strip_proxy=strip_proxy)
+        self.__qualname__ = self._binder.name
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def is_async(self) -> bool:
+        """Whether calling the function gives a coroutine."""
+        function = self._function
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+    def rollout(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
+        """Call the function with what its parameters ask for."""
+        return self._function(**self._binder.arguments(task, resources, rollout))
+
+    async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
+        """Call the coroutine function with what its parameters ask for."""
+        return await self._function(**self._binder.arguments(task, resources, rollout))
+
+    def check_resources(self, resources: NamedResources) -> None:
+        """Raise MissingResource if the function needs something that is not among `resources`."""
+        self._binder.check(resources)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By name where the name leads here (a decorated function), else as the function and its options."""
+        if _find(self.__module__, self.__qualname__) is self:
+            return _load, (self.__module__, self.__qualname__)
+        return _rebuild, (self._function, self._options)
+
+
+def _rebuild(function: Callable[..., Any], options: dict[str, Any]) -> FunctionalLitAgent:
+    return FunctionalLitAgent(function, **options)
+
+
+def _load(module: str, qualname: str) -> Any:
+    importlib.import_module(module)
+    found = _find(module, qualname)
+    if found is None:
+        raise pickle.UnpicklingError(
+            f"agent {module}:{qualname} is not there in this process; define it at the top of a module"
+        )
+    return found
+
+
+def _find(module: str, qualname: str) -> Any:
+    return functools.reduce(lambda found, name: getattr(found, name, None), qualname.split("."), _module(module))
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def rollout(function: Callable[..., Any]) -> FunctionalLitAgent:
+    """Make an agent of a sync or async function, which is given what its parameters name.
+
+    Example: `@rollout` over `async def solve(task, llm, prompt_template): ...`
+    Raises ConfigError for a parameter that has no source and no default.
+    """
+    return FunctionalLitAgent(function)
+
+
+@overload
+def llm_rollout(function: Callable[..., Any], /) -> FunctionalLitAgent: ...
+@overload
+def llm_rollout(*, strip_proxy: bool = True) -> Callable[[Callable[..., Any]], FunctionalLitAgent]: ...
+def llm_rollout(function: Callable[..., Any] | None = None, /, *, strip_proxy: bool = True) -> Any:
+    """Make an agent of a function that calls a model: `task`, `llm`, and others if it likes.
+
+    strip_proxy: give `llm` as a plain LLM whose `endpoint` is the base URL for this attempt; otherwise as it is in the resources.
+    Raises ConfigError as `rollout` does, and for a function without `llm`.
+    """
+    if function is None:
+        return functools.partial(FunctionalLitAgent, needs="llm", strip_proxy=strip_proxy)
+    return FunctionalLitAgent(function, needs="llm", strip_proxy=strip_proxy)
+
+
+def prompt_rollout(function: Callable[..., Any]) -> FunctionalLitAgent:
+    """Make an agent of a function that works with a prompt: `task`, `prompt_template`, and others if it likes.
+
+    Raises ConfigError as `rollout` does, and for a function without `prompt_template`.
+    """
+    return FunctionalLitAgent(function, needs="prompt_template")

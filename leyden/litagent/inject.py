@@ -1,0 +1,123 @@
+"""The one signature binder: which parameters an agent function has, and what each of them is given.
+
+A parameter is given by name: `task`, `resources`, `rollout`, `llm`, `prompt_template`. What cannot be given is an error when the
+function is decorated, what is missing an error before the run starts. It knows signatures and resources, and no runner. To offer one
+more parameter: a line in `_SOURCES`, and in `_KINDS` if a resource is behind it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from leyden.errors import ConfigError, MissingResource
+from leyden.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Resource, Rollout
+
+__all__ = ["PARAMETERS", "Binder"]
+
+logger = logging.getLogger(__name__)
+
+_KINDS: Final[Mapping[str, type[Resource]]] = {"llm": LLM, "prompt_template": PromptTemplate}
+"""The parameters that are given the first resource of a kind."""
+
+PARAMETERS: Final = ("task", "resources", "rollout", *_KINDS)
+"""Every parameter that an agent function can have."""
+
+_Parameter = inspect.Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What the arguments are made from."""
+
+    task: Any
+    resources: NamedResources
+    rollout: Rollout
+
+
+class Binder:
+    """Makes the keyword arguments of one agent function.
+
+    needs: a parameter that the function must have beside `task` (`llm` for @llm_rollout).
+    strip_proxy: give `llm` as a plain LLM whose base URL carries the attempt's ids; otherwise as it is in the resources.
+    Raises ConfigError for a signature that nothing can be bound to, naming the parameter and what is possible.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, needs: str | None = None, strip_proxy: bool = True) -> None:
+        self.name = getattr(function, "__qualname__", repr(function))
+        self._strip_proxy = strip_proxy
+        parameters = list(inspect.signature(function).parameters.values())
+        self._check(parameters, needs)
+        self._given = tuple(parameter.name for parameter in parameters if parameter.name in PARAMETERS)
+        self._optional = frozenset(p.name for p in parameters if p.default is not _Parameter.empty)
+        self._ambiguity_told = False
+
+    def _check(self, parameters: list[_Parameter], needs: str | None) -> None:
+        signature = f"agent {self.name}({', '.join(str(parameter) for parameter in parameters)})"
+        possible = f"possible: {', '.join(PARAMETERS)}, and any other with a default value"
+        if not parameters or parameters[0].name != "task":
+            raise ConfigError(f"the first parameter of {signature} must be `task`; {possible}")
+        for parameter in parameters:
+            if parameter.kind in (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD, _Parameter.POSITIONAL_ONLY):
+                raise ConfigError(
+                    f"{signature} has {str(parameter)!r}, but arguments are passed by name, each to a parameter of its own; {possible}"
+                )
+            if parameter.name not in PARAMETERS and parameter.default is _Parameter.empty:
+                raise ConfigError(
+                    f"{signature} has a parameter {parameter.name!r} that nothing can be given to; {possible}"
+                )
+        if needs is not None and needs not in (parameter.name for parameter in parameters):
+            raise ConfigError(f"{signature} has no parameter {needs!r}; add it, or decorate with @rollout")
+
+    def check(self, resources: NamedResources) -> None:
+        """Raises MissingResource if the function needs a kind of resource that is not among `resources`."""
+        for parameter, kind in _KINDS.items():
+            if parameter in self._given and parameter not in self._optional and not _of_kind(resources, kind):
+                raise MissingResource(self._missing(parameter, kind, resources))
+
+    def arguments(self, task: Any, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
+        """The keyword arguments of one call. Raises MissingResource as `check` does."""
+        self.check(resources)
+        call = _Call(task, resources, rollout)
+        arguments: dict[str, Any] = {}
+        for name in self._given:
+            if name not in _KINDS:
+                arguments[name] = getattr(call, name)
+            elif found := _of_kind(resources, _KINDS[name]):
+                arguments[name] = self._resource(name, found, call)
+        return arguments
+
+    def _resource(self, parameter: str, found: dict[str, Resource], call: _Call) -> Resource:
+        taken, resource = next(iter(found.items()))
+        if len(found) > 1 and not self._ambiguity_told:
+            self._ambiguity_told = True
+            logger.warning(
+                "agent %r is given the resource %r as %r, the first of %s; name the parameter `resources` to choose another",
+                *(self.name, taken, parameter, ", ".join(repr(name) for name in found)),
+            )
+        if self._strip_proxy and isinstance(resource, ProxyLLM):
+            return self._stripped(resource, call.rollout)
+        return resource
+
+    def _stripped(self, proxy: ProxyLLM, rollout: Rollout) -> LLM:
+        if not isinstance(rollout, AttemptedRollout):
+            raise ConfigError(
+                f"agent {self.name!r} is given a model behind the gateway, whose URL needs an attempt, but rollout "
+                f"{rollout.rollout_id!r} has none; pass an AttemptedRollout"
+            )
+        return proxy.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
+
+    def _missing(self, parameter: str, kind: type[Resource], resources: NamedResources) -> str:
+        there = ", ".join(f"{name!r} ({type(resource).__name__})" for name, resource in resources.items()) or "none"
+        return (
+            f"agent {self.name!r} has a parameter {parameter!r} and needs a resource of kind {kind.__name__}; there are: {there}. "
+            f"Give one with Trainer(initial_resources={{...: {kind.__name__}(...)}}), use an algorithm that makes one, or give the "
+            "parameter a default value"
+        )
+
+
+def _of_kind(resources: NamedResources, kind: type[Resource]) -> dict[str, Resource]:
+    return {name: resource for name, resource in resources.items() if isinstance(resource, kind)}

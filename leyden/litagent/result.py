@@ -1,0 +1,119 @@
+"""What an agent may return, and how it is recorded.
+
+| returned | recorded |
+|---|---|
+| None | nothing more than was recorded on the way |
+| a finite number, a bool | the final reward |
+| a dict of finite numbers by name | the final rewards; the one called `primary` (or the only one) is the primary one |
+| a Span or a list of them, of this attempt | those spans |
+| an ended OpenTelemetry span, or a list of them | those spans, unless they were collected already |
+
+Anything else is InvalidReturn. It knows traces and the store's protocol; to allow another kind, add a case to `result_spans`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any, cast
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from leyden import semconv
+from leyden.errors import InvalidReturn
+from leyden.store.base import LightningStore
+from leyden.tracer import Trace, current_trace, from_readable_span
+from leyden.types import AttemptedRollout, Span, reward_attributes
+
+__all__ = ["record_result", "result_spans"]
+
+_POSSIBLE = "possible: None, a finite number, a dict of finite numbers by name, a Span, a list of Spans"
+
+
+async def record_result(result: Any, *, rollout: AttemptedRollout, store: LightningStore) -> list[Span]:
+    """Record what an agent returned for this attempt, and answer the spans that say it.
+
+    Within the attempt's trace they travel with its other spans; elsewhere they go to the store at once.
+    Raises InvalidReturn, naming the type and what is possible.
+    """
+    spans = result_spans(result, rollout)
+    trace = current_trace()
+    if trace is not None and (trace.rollout_id, trace.attempt_id) == (rollout.rollout_id, rollout.attempt.attempt_id):
+        there = {span.span_id for span in trace.spans}
+        for span in spans:
+            if span.span_id not in there:
+                trace.add(span)
+    elif spans:
+        await store.add_many_spans(spans)
+    return spans
+
+
+def result_spans(result: object, rollout: AttemptedRollout) -> list[Span]:
+    """The spans that say what an agent returned. Raises InvalidReturn."""
+    if result is None:
+        return []
+    if isinstance(result, Real):
+        return [_reward_span({semconv.PRIMARY_REWARD: result}, rollout)]
+    if isinstance(result, Mapping):
+        return [_reward_span(_primary_first(cast(Mapping[Any, Any], result)), rollout)]
+    if isinstance(result, Span | ReadableSpan):
+        return [_own_span(result, rollout)]
+    if isinstance(result, list | tuple):
+        return [_own_span(item, rollout) for item in cast(Sequence[object], result)]
+    if inspect.iscoroutine(result):
+        result.close()
+        raise InvalidReturn("the agent returned a coroutine that nobody awaited; define the agent with `async def`")
+    raise InvalidReturn(f"the agent returned {_shown(result)}; {_POSSIBLE}")
+
+
+def _reward_span(rewards: Mapping[Any, Any], rollout: AttemptedRollout) -> Span:
+    for name, value in rewards.items():
+        if not isinstance(name, str):
+            raise InvalidReturn(f"the agent returned rewards with the name {_shown(name)}; names are strings")
+        if not isinstance(value, Real) or not _is_finite(value):
+            raise InvalidReturn(f"the agent returned {_shown(value)} as reward {name!r}; a reward is a finite number")
+    attributes = reward_attributes({name: float(value) for name, value in rewards.items()})
+    trace = Trace(semconv.REWARD, rollout.rollout_id, rollout.attempt.attempt_id, None)
+    span = trace.create_span(semconv.REWARD, attributes)
+    span.sequence_id = 0
+    return span
+
+
+def _is_finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
+
+
+def _primary_first(rewards: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    if not rewards:
+        raise InvalidReturn(f"the agent returned an empty dict; {_POSSIBLE}")
+    if len(rewards) > 1 and semconv.PRIMARY_REWARD not in rewards:
+        raise InvalidReturn(
+            f"the agent returned several rewards ({', '.join(map(repr, rewards))}) and none is called {semconv.PRIMARY_REWARD!r}; "
+            "name one so, or call emit_reward(rewards, primary_key=...)"
+        )
+    if len(rewards) == 1:
+        return rewards
+    return {semconv.PRIMARY_REWARD: rewards[semconv.PRIMARY_REWARD], **rewards}
+
+
+def _own_span(span: object, rollout: AttemptedRollout) -> Span:
+    rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+    if isinstance(span, ReadableSpan):
+        return from_readable_span(span, rollout_id, attempt_id)
+    if not isinstance(span, Span):
+        raise InvalidReturn(f"the agent returned a list with {_shown(span)}; {_POSSIBLE}")
+    if (span.rollout_id, span.attempt_id) != (rollout_id, attempt_id):
+        raise InvalidReturn(
+            f"the agent returned span {span.name!r} of attempt {span.attempt_id!r} of rollout {span.rollout_id!r}, but this is "
+            f"attempt {attempt_id!r} of rollout {rollout_id!r}"
+        )
+    return span
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.200} (a {type(value).__name__})"

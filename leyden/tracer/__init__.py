@@ -1,0 +1,34 @@
+"""Record what an agent does, in the right attempt: traces, where their spans come from, and their way to the store.
+
+`Tracer.trace_context` opens a `Trace`, which is a context variable; `OtelTracer` collects OpenTelemetry's spans, `DummyTracer` only what
+the agent's code emits. It knows the store's protocol and no runner, agent or model. For a new source of spans see `base.py`.
+"""
+
+from leyden.tracer.base import Tracer
+from leyden.tracer.context import TraceContext
+from leyden.tracer.dummy import DummyTracer
+from leyden.tracer.otel import OtelTracer, from_readable_span
+from leyden.tracer.trace import (
+    LOCAL,
+    OpenSpan,
+    Trace,
+    active_trace,
+    checked_attributes,
+    current_trace,
+    exception_attributes,
+)
+
+__all__ = [
+    "LOCAL",
+    "DummyTracer",
+    "OpenSpan",
+    "OtelTracer",
+    "Trace",
+    "TraceContext",
+    "Tracer",
+    "active_trace",
+    "checked_attributes",
+    "current_trace",
+    "exception_attributes",
+    "from_readable_span",
+]

@@ -1,0 +1,127 @@
+"""Open and close a trace, with `with` or `async with`.
+
+Opening makes it the current trace of this context; closing delivers all of it. It knows traces, deliveries and the carrying into
+threads, and no way of making spans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextvars import ContextVar, Token
+from types import TracebackType
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace as otel_trace
+
+from leyden.errors import ConfigError, LeydenError
+from leyden.store.base import LightningStore
+from leyden.tracer import carry
+from leyden.tracer.delivery import background_loop, open_outbox
+from leyden.tracer.trace import CURRENT, LOCAL, OTEL_KEY, Trace, current_trace
+from leyden.types import Span
+
+__all__ = ["TraceContext", "last_trace"]
+
+logger = logging.getLogger(__name__)
+
+_LAST: ContextVar[Trace | None] = ContextVar("leyden_last_trace", default=None)
+
+
+class TraceContext:
+    """One trace, to be entered once. `async with` delivers in the running loop, `with` blocks its thread until all is delivered.
+
+    Leaving raises what kept spans from the store, unless the block itself was cancelled or interrupted: then it is logged.
+    """
+
+    def __init__(
+        self,
+        name: str | None,
+        store: LightningStore | None,
+        rollout_id: str | None,
+        attempt_id: str | None,
+    ) -> None:
+        if (rollout_id is None) != (attempt_id is None):
+            raise ConfigError(
+                f"a trace needs rollout_id and attempt_id or neither, got {rollout_id!r} and {attempt_id!r}"
+            )
+        if store is not None and not (rollout_id and attempt_id):
+            raise ConfigError(
+                f"a trace that goes to the store {store.url} needs rollout_id and attempt_id, got {rollout_id!r} and "
+                f"{attempt_id!r}; without a store the spans stay local"
+            )
+        self._name = name
+        self._store, self._rollout_id, self._attempt_id = store, rollout_id, attempt_id
+        self._trace: Trace | None = None
+        self._tokens: tuple[Token[Trace | None], Token[otel_context.Context]] | None = None
+
+    def __enter__(self) -> Trace:
+        return self._open(background_loop() if self._store is not None else None)
+
+    async def __aenter__(self) -> Trace:
+        return self._open(asyncio.get_running_loop())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        outbox = self._close().outbox
+        if outbox is not None:
+            try:
+                outbox.close_blocking()
+            except LeydenError as failure:
+                _raise_or_log(failure, error)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        outbox = self._close().outbox
+        if outbox is not None:
+            try:
+                await outbox.close()
+            except LeydenError as failure:
+                _raise_or_log(failure, error)
+
+    def _open(self, loop: asyncio.AbstractEventLoop | None) -> Trace:
+        if self._trace is not None:
+            raise ConfigError(
+                f"the trace {self._trace.name!r} was opened before; make another trace_context for each block"
+            )
+        rollout_id, attempt_id = self._rollout_id or LOCAL, self._attempt_id or LOCAL
+        outbox = None
+        if self._store is not None and loop is not None:
+            outbox = open_outbox(self._store, loop, f"attempt {attempt_id!r} of rollout {rollout_id!r}")
+        self._trace = trace = Trace(self._name or rollout_id, rollout_id, attempt_id, outbox)
+        context = otel_context.set_value(OTEL_KEY, trace)
+        if current_trace() is not None:  # the step under way outside belongs to another trace and is no parent here
+            context = otel_trace.set_span_in_context(otel_trace.INVALID_SPAN, context)
+        self._tokens = CURRENT.set(trace), otel_context.attach(context)
+        _LAST.set(trace)
+        carry.hold()
+        return trace
+
+    def _close(self) -> Trace:
+        assert self._trace is not None and self._tokens is not None
+        carry.release()
+        current, attached = self._tokens
+        otel_context.detach(attached)
+        try:
+            CURRENT.reset(current)
+        except (
+            ValueError
+        ):  # left in another context than entered (a generator finished elsewhere): that one has no such trace
+            logger.debug("the trace %r was closed in another context than it was opened in", self._trace.name)
+        _LAST.set(self._trace)
+        return self._trace
+
+
+def last_trace() -> list[Span]:
+    """The spans of the current trace; where none is open, of the last one that this context opened; else none."""
+    trace = current_trace() or _LAST.get()
+    return [] if trace is None else list(trace.spans)
+
+
+def _raise_or_log(failure: LeydenError, error: BaseException | None) -> None:
+    """Raise `failure`, except where that would take the place of a cancellation or an interrupt."""
+    if error is None or isinstance(error, Exception):
+        raise failure
+    logger.error("a trace that was interrupted is incomplete in the store: %s", failure)

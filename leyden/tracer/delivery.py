@@ -1,0 +1,314 @@
+"""Bring finished spans to the store, in batches, off the agent's path.
+
+There is one `Delivery` for each store and event loop, however many attempts are open, and at most one `add_many_spans` of it is
+under way: what ends meanwhile travels in the next one. A span waits 0.2 s at most (it is a heartbeat), 64 spans do not wait, and
+closing an `Outbox` delivers everything of its trace. A span that ends after that (a late one) goes by way of a background thread with
+its own event loop, since the loop of its attempt may be over by then; so do the spans of traces that were opened without a loop.
+
+It knows outboxes and stores, and nothing of agents or OpenTelemetry. A store that fails is tried again every second until the
+outbox closes (a late span: for a minute); what one attempt did wrong (an unknown id, a value that cannot be stored) never holds up
+the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+from leyden.errors import LeydenError, StoreClosed, StoreError
+from leyden.store.base import LightningStore
+from leyden.types import Span
+
+__all__ = ["Outbox", "background_loop", "open_outbox"]
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_SECONDS = 0.2
+_FLUSH_SPANS = 64
+_RETRY_SECONDS = 1.0
+_LATE_TRIES = 60
+_EXIT_SECONDS = 2.0
+
+_FINAL = (ValueError, TypeError, StoreClosed)
+"""No retry can help: the spans themselves are wrong (UnknownRollout and its like are ValueErrors), or the store is no more."""
+
+
+class Outbox:
+    """The spans of one trace on their way to the store. `put` may be called from any thread."""
+
+    def __init__(self, delivery: Delivery, name: str, *, tries: int | None = None) -> None:
+        self._delivery = delivery
+        self._late: Outbox | None = None
+        self.name = name
+        """What messages call the trace."""
+        self.tries = tries
+        """How often a store that fails is tried before the spans are given up; None: until the trace closes."""
+        self.waiting = 0
+        """Spans that were put and are not in the store yet. Changed under the delivery's lock only."""
+        self.lost = 0
+        """Spans that the store refused for good."""
+        self.error: Exception | None = None
+        """What the last try raised; None once a try has succeeded."""
+        self.closed = False
+
+    def put(self, span: Span) -> None:
+        """Have the span delivered; returns at once."""
+        if self._delivery.put(self, span):
+            return
+        logger.debug("span %r of %s ended after its trace was closed; it is delivered late", span.name, self.name)
+        if self._late is None:
+            self._late = Outbox(_background_delivery(self._delivery.store), f"{self.name} (late)", tries=_LATE_TRIES)
+        self._late.put(span)
+
+    async def close(self) -> None:
+        """Deliver everything that was put; call it in the delivery's own loop.
+
+        Raises what the store raised if something could not be delivered (a StoreError around whatever is not a LeydenError).
+        """
+        try:
+            await self._delivery.drain(self)
+        finally:
+            _release(self._delivery)
+        if self.error is not None:
+            undelivered = f"{self.lost or self.waiting} spans of {self.name}"
+            if isinstance(self.error, LeydenError):
+                self.error.add_note(f"({undelivered} are not in the store)")
+                raise self.error
+            raise StoreError(
+                f"{undelivered} could not be delivered to {self._delivery.store.url}: "
+                f"{type(self.error).__name__}: {self.error}"
+            ) from self.error
+
+    def close_blocking(self) -> None:
+        """`close`, from a thread where no loop can be awaited; the delivery must be the background loop's."""
+        asyncio.run_coroutine_threadsafe(self.close(), self._delivery.loop).result()
+
+
+class Delivery:
+    """The one flusher of a store in an event loop. `put` may be called from any thread, everything else runs in the loop."""
+
+    def __init__(self, store: LightningStore, loop: asyncio.AbstractEventLoop) -> None:
+        self.store = store
+        self.loop = loop
+        self.users = 0
+        """Open outboxes; changed under `_registry_lock`."""
+        self._lock = threading.Lock()
+        self._pending: list[tuple[Outbox, Span]] = []
+        self._armed = False
+        """Whether a timer is running, or about to, that will flush what is pending."""
+        self._batch: asyncio.Task[None] | None = None
+
+    def put(self, outbox: Outbox, span: Span) -> bool:
+        """Take the span; False if the outbox is closed, or the loop is, which its trace has outlived."""
+        with self._lock:
+            if outbox.closed or self.loop.is_closed():
+                return False
+            if outbox.lost:
+                outbox.lost += 1
+                return True
+            self._pending.append((outbox, span))
+            outbox.waiting += 1
+            full = len(self._pending) == _FLUSH_SPANS
+            arm = not self._armed
+            self._armed = True
+        if arm:
+            self._in_loop(self._arm)
+        if full:
+            self._in_loop(self._start)
+        return True
+
+    async def drain(self, outbox: Outbox) -> None:
+        """Close the outbox and return when its spans are in the store, or when the store has refused them."""
+        with self._lock:
+            outbox.closed = True
+        # The first round may join a batch that was taken before the last spans ended; the second one has all of them; the third
+        # is one more try for a batch that failed or was cancelled (asyncio.run cancels every task of its loop at its end).
+        for _ in range(3):
+            if not outbox.waiting:
+                return
+            await asyncio.wait({self._batch or self._start()})
+        with self._lock:
+            self._pending = [entry for entry in self._pending if entry[0] is not outbox]
+        if outbox.waiting and outbox.error is None:
+            outbox.error = StoreError(f"delivery to {self.store.url} was cancelled")
+
+    def _in_loop(self, call: Callable[[], object]) -> None:
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is self.loop:
+            call()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop closed this very moment; the process ends
+                self.loop.call_soon_threadsafe(call, context=contextvars.Context())
+
+    def _arm(self, seconds: float = _FLUSH_SECONDS) -> None:
+        self.loop.call_later(seconds, self._tick, context=contextvars.Context())
+
+    def _tick(self) -> None:
+        with self._lock:
+            self._armed = False
+        if self._pending:
+            self._start()
+
+    async def flush(self) -> None:
+        """Return when what is pending has been tried once."""
+        if self._batch or self._pending:
+            await asyncio.wait({self._batch or self._start()})
+
+    def _start(self) -> asyncio.Task[None]:
+        """The batch under way, or a new one of all that is pending."""
+        if self._batch is None:
+            with self._lock:
+                batch, self._pending = self._pending, []
+            # An empty context: the store's own work must not be traced as a part of the attempt that happened to wake us.
+            self._batch = self.loop.create_task(self._deliver(batch), context=contextvars.Context())
+        return self._batch
+
+    async def _deliver(self, batch: Sequence[tuple[Outbox, Span]]) -> None:
+        undelivered = batch
+        try:
+            undelivered = await self._send(batch)
+        finally:
+            self._batch = None
+            self._put_back(undelivered)
+
+    def _put_back(self, undelivered: Sequence[tuple[Outbox, Span]]) -> None:
+        """Go on with what is pending now: at once when there is much, after a moment when there is little or the store failed."""
+        with self._lock:
+            self._pending[:0] = undelivered
+            full = len(self._pending) >= _FLUSH_SPANS and not undelivered
+            arm = bool(self._pending) and not full and not self._armed
+            self._armed = self._armed or arm
+        if full:
+            self._start()
+        elif arm:
+            self._arm(_RETRY_SECONDS if undelivered else _FLUSH_SECONDS)
+
+    async def _send(self, batch: Sequence[tuple[Outbox, Span]]) -> Sequence[tuple[Outbox, Span]]:
+        """Deliver the batch, each outbox by itself if the spans of one spoil it; answers what should be tried again."""
+        outboxes = dict.fromkeys(outbox for outbox, _ in batch)
+        try:
+            added = await self.store.add_many_spans([span for _, span in batch])
+        except _FINAL as error:
+            if len(outboxes) > 1:
+                parts = [[entry for entry in batch if entry[0] is outbox] for outbox in outboxes]
+                return [entry for part in parts for entry in await self._send(part)]
+            self._refuse(next(iter(outboxes)), len(batch), error)
+            return ()
+        except Exception as error:  # noqa: BLE001 -- any store, any network: kept for another try, raised when the trace closes
+            for outbox in outboxes:
+                self._note_failure(outbox, error)
+            for outbox in (outbox for outbox in outboxes if outbox.tries == 0):
+                self._refuse(outbox, sum(entry[0] is outbox for entry in batch), error)
+            return [entry for entry in batch if entry[0].tries != 0]
+        _copy_sequence_ids(added, batch)
+        with self._lock:
+            for outbox, _ in batch:
+                outbox.waiting -= 1
+                if not outbox.lost:
+                    outbox.error = None
+        return ()
+
+    def _note_failure(self, outbox: Outbox, error: Exception) -> None:
+        if outbox.tries is not None:
+            outbox.tries -= 1
+        if outbox.error is None:
+            logger.warning("spans of %s wait: %s: %s", outbox.name, type(error).__name__, error)
+        outbox.error = error
+
+    def _refuse(self, outbox: Outbox, count: int, error: Exception) -> None:
+        logger.error("%d spans of %s are refused: %s", count, outbox.name, error)
+        with self._lock:
+            outbox.waiting -= count
+            outbox.lost += count
+            outbox.error = error
+
+
+def _copy_sequence_ids(added: Sequence[Span], batch: Sequence[tuple[Outbox, Span]]) -> None:
+    """Tell the trace's own spans which sequence id the store drew for them."""
+    drawn = {(span.rollout_id, span.attempt_id, span.span_id): span.sequence_id for span in added}
+    for _, span in batch:
+        span.sequence_id = drawn.get((span.rollout_id, span.attempt_id, span.span_id), span.sequence_id)
+
+
+# ---- which deliveries there are ------------------------------------------------------------------------------------------
+
+_registry_lock = threading.Lock()
+_deliveries: dict[tuple[int, int], Delivery] = {}
+
+
+def open_outbox(store: LightningStore, loop: asyncio.AbstractEventLoop, name: str) -> Outbox:
+    """A new outbox for a trace called `name`, on the delivery that all open traces of this store and loop share."""
+    with _registry_lock:
+        delivery = _deliveries.setdefault((id(store), id(loop)), Delivery(store, loop))
+        delivery.users += 1
+    return Outbox(delivery, name)
+
+
+def _background_delivery(store: LightningStore) -> Delivery:
+    loop = background_loop()
+    with _registry_lock:
+        delivery = _deliveries.get((id(store), id(loop))) or Delivery(store, loop)
+        assert _background is not None
+        _background.deliveries.add(delivery)
+    return delivery
+
+
+def _release(delivery: Delivery) -> None:
+    with _registry_lock:
+        delivery.users -= 1
+        if not delivery.users:
+            del _deliveries[id(delivery.store), id(delivery.loop)]
+
+
+class _Background:
+    """A daemon thread with an event loop, for this process only: a fork starts its own."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self.deliveries: weakref.WeakSet[Delivery] = weakref.WeakSet()
+        """Those that may hold late spans when the process ends."""
+        self._thread = threading.Thread(target=self._run, name="leyden-delivery", daemon=True)
+        contextvars.Context().run(self._thread.start)  # from an empty context, so that the thread belongs to no trace
+        atexit.register(self._finish)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def _finish(self) -> None:
+        """At the end of the process, give late spans a moment to arrive."""
+        if self.pid != os.getpid():
+            return
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._flush(), self.loop).result(_EXIT_SECONDS)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_EXIT_SECONDS)
+        if not self.loop.is_running():
+            self.loop.close()
+
+    async def _flush(self) -> None:
+        for delivery in list(self.deliveries):
+            await delivery.flush()
+
+
+_background: _Background | None = None
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of the background thread, which is started by the first call."""
+    global _background
+    with _registry_lock:
+        if _background is None or _background.pid != os.getpid():
+            _background = _Background()
+        return _background.loop
