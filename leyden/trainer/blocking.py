@@ -38,11 +38,15 @@ def _sigterm_as_sigint() -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 def _in_thread(work: Coroutine[Any, Any, T]) -> T:
