@@ -91,6 +91,27 @@ async def test_a_claim_cancelled_while_it_was_committed_is_handed_back(file_stor
     assert (await file_store.statistics())["total_attempts"] == 3
 
 
+async def test_a_claim_cancelled_after_its_answer_and_before_its_task_went_on_is_handed_back(
+    file_store: SqliteLightningStore,
+) -> None:
+    async def enqueue_and_cancel() -> None:
+        await file_store.enqueue_rollout("only")
+        claim.cancel()
+
+    hold = Hold(file_store)
+    await until(hold.entered)
+    first = asyncio.create_task(enqueue_and_cancel())  # both are answered by one call, this one first
+    claim = asyncio.create_task(file_store.dequeue_rollout())
+    await asyncio.sleep(0.01)
+    hold.release.set()
+    await first
+    with pytest.raises(asyncio.CancelledError):
+        await claim
+    again = await file_store.dequeue_rollout(timeout_seconds=SOON)
+    assert again is not None
+    assert again.attempt.sequence_id == 1
+
+
 async def test_a_claim_handed_back_wakes_whoever_waits(file_store: SqliteLightningStore) -> None:
     await file_store.enqueue_rollout("only")
     before = Hold(file_store)
@@ -225,8 +246,10 @@ async def test_the_sweeper_ends_what_is_overdue(store: SqlLightningStore, caplog
     rollout = await store.start_rollout(1, config=RolloutConfig(timeout_seconds=0.05))
     async with Sweeper(store, interval_seconds=0.02):
         finished = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=SOON)
+        async with asyncio.timeout(SOON):
+            while rollout.attempt.attempt_id not in caplog.text:
+                await asyncio.sleep(0.01)
     assert [found.status for found in finished] == ["failed"]
-    assert rollout.attempt.attempt_id in caplog.text
     assert await store.next_deadline() is None
 
 
