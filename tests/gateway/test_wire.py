@@ -103,6 +103,11 @@ def test_a_stream_is_split_into_the_same_events_however_it_arrives(values: list[
     assert [line for _, line in found[-2:]] == [b"", DONE]
 
 
+def test_a_rewritten_event_keeps_its_name_and_id() -> None:
+    event = b"event: delta\nid: 7\ndata: {}\n\n"
+    assert sse_event(b"1", like=event) == b"event: delta\nid: 7\ndata: 1\n\n"
+
+
 def test_half_a_surrogate_pair_passes_as_json_says_it() -> None:
     assert json.loads(dump({"x": "\ud83d"})) == {"x": "\ud83d"}
 
