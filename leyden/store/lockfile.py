@@ -35,18 +35,19 @@ class LockFile:
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, json.dumps({"pid": os.getpid(), "url": url}).encode(), 0)
         _drop_in_forked_children()
+        self._finalizer = weakref.finalize(self, os.close, self._file)
         _held.add(self)
 
     def release(self) -> None:
-        """Let others own the store. Safe to repeat."""
-        if self in _held:
+        """Let others own the store. Safe to repeat; an owner that is only dropped releases it too."""
+        if self._finalizer.alive:
             _held.discard(self)
             os.ftruncate(self._file, 0)
-            os.close(self._file)
+            self._finalizer()
 
     def drop_in_child(self) -> None:
-        """A forked child has a copy of the lock that would outlive the owner: give it up, and leave the owner's alone."""
-        os.close(self._file)
+        """Close a forked child's copy of the lock, which would outlive the owner."""
+        self._finalizer()
 
 
 def _refusal(url: str, owner: bytes) -> str:

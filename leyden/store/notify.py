@@ -100,6 +100,9 @@ class Signals:
             self._claims[waiter] = None
         try:
             yield waiter
+        except BaseException:
+            waiter.told = True  # its last look may not have happened
+            raise
         finally:
             with self._lock:
                 del self._claims[waiter]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -39,6 +40,7 @@ class _FileDriver:
         except BaseException:
             self._lock.release()
             raise
+        self._closing = threading.Lock()
         self._writer = SqliteThread(writer, self.url, "writer", signals.publish)
         self._reader = SqliteThread(reader, self.url, "reader")
 
@@ -59,9 +61,10 @@ class _FileDriver:
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
-        self._reader.stop()
-        self._writer.stop()
-        self._lock.release()
+        with self._closing:  # whoever closes second waits for the first
+            self._reader.stop()
+            self._writer.stop()
+            self._lock.release()
 
 
 class SqliteLightningStore(SqlLightningStore):

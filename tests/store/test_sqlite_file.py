@@ -1,0 +1,314 @@
+"""A store in a file: who owns it, what it survives, what it says of a file that it cannot use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leyden.errors import ConfigError, StoreError
+from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, open_store
+from leyden.types import EnqueueRolloutRequest, Span
+
+
+@contextmanager
+def started(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A program of its own, which does not outlive the test."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as program:
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+def closed(store: LightningStore) -> None:
+    asyncio.run(store.close())
+
+
+async def test_what_was_written_is_there_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "store.db"
+    async with SqliteLightningStore(path) as store:
+        enqueued = await store.enqueue_rollout({"q": 1}, metadata={"m": 2})
+        rollout = await store.dequeue_rollout("w")
+        assert rollout is not None
+        span = Span(
+            rollout_id=rollout.rollout_id,
+            attempt_id=rollout.attempt.attempt_id,
+            sequence_id=1,
+            trace_id="t",
+            span_id="s",
+            name="n",
+        )
+        await store.add_span(span)
+        before = (await store.get_rollout_by_id(enqueued.rollout_id), await store.get_worker_by_id("w"))
+    async with SqliteLightningStore(path) as store:
+        assert (await store.get_rollout_by_id(enqueued.rollout_id), await store.get_worker_by_id("w")) == before
+        assert list(await store.query_spans(rollout.rollout_id)) == [span]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["store.db", "store.db.lock"]
+
+
+def test_stores_are_opened_by_address(tmp_path: Path) -> None:
+    path = tmp_path / "a b%20?#é.db"
+    for address in (str(path), path, f"sqlite://{path}"):
+        store = open_store(address)
+        assert store.url == f"sqlite://{path}"
+        assert store.capabilities["durable"]
+        closed(store)
+    assert path.exists()
+    memory = open_store("memory://")
+    assert isinstance(memory, InMemoryLightningStore)
+    assert not memory.capabilities["durable"]
+    closed(memory)
+
+
+@pytest.mark.parametrize("address", ["sqlite://relative.db", "postgresql://x/y", "http://localhost:1", "memory://x"])
+def test_an_address_that_is_no_store_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="sqlite:///absolute/path"):
+        open_store(address)
+
+
+def test_an_option_that_means_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="durability"):
+        open_store("memory://", durability="power")
+    with pytest.raises(ConfigError, match="forever"):
+        SqliteLightningStore(tmp_path / "x.db", durability="forever")  # type: ignore[arg-type]
+    assert not (tmp_path / "x.db").exists()
+
+
+@pytest.mark.parametrize(("durability", "level"), [("process", 1), ("power", 2)])
+async def test_durability_is_what_was_asked_for(tmp_path: Path, durability: str, level: int) -> None:
+    async with SqliteLightningStore(tmp_path / "x.db", durability=durability) as store:  # type: ignore[arg-type]
+        assert await pragma(store, "synchronous") == (level,)
+
+
+# ---- ownership -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_file_is_not_opened_twice_in_one_process(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SqliteLightningStore(path) as store:
+        with pytest.raises(StoreError, match="this process"):
+            SqliteLightningStore(path)
+        assert json.loads((tmp_path / "x.db.lock").read_text()) == {"pid": os.getpid(), "url": store.url}
+    await SqliteLightningStore(path).close()
+
+
+OWNER = """
+    import sys, time
+    from leyden.store import SqliteLightningStore
+    store = SqliteLightningStore(sys.argv[1])
+    print("open", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_another_processs_file_is_refused_and_free_again_when_it_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with started(OWNER, path) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "open\n"
+        with pytest.raises(StoreError, match=f"process {owner.pid}"):
+            SqliteLightningStore(path)
+        owner.kill()
+        owner.wait()
+        closed(SqliteLightningStore(path))
+
+
+FORKER = """
+    import asyncio, os, sys, time
+    from leyden.errors import StoreError
+    from leyden.store import SqliteLightningStore
+    store = SqliteLightningStore(sys.argv[1])
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(store.enqueue_rollout(1))
+        except StoreError as error:
+            print(os.getpid(), error, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_forked_child_neither_uses_the_store_nor_keeps_its_lock(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with started(FORKER, path) as owner:
+        assert owner.stdout is not None
+        child, _, message = owner.stdout.readline().partition(" ")
+        try:
+            assert "forked child" in message
+            owner.kill()
+            owner.wait()
+            closed(SqliteLightningStore(path))
+        finally:
+            os.kill(int(child), signal.SIGKILL)
+
+
+def test_a_dropped_store_lets_go_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    store = SqliteLightningStore(path)
+    asyncio.run(store.enqueue_rollout(1))
+    del store
+    reopened = SqliteLightningStore(path)
+    assert len(asyncio.run(reopened.query_rollouts())) == 1
+    closed(reopened)
+
+
+FORGETFUL = """
+    import asyncio, sys
+    from leyden.store import SqliteLightningStore
+    store = SqliteLightningStore(sys.argv[1])
+    asyncio.run(store.enqueue_rollout(1))
+"""
+
+
+def test_a_program_that_forgets_to_close_ends_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with started(FORGETFUL, path) as program:
+        assert program.communicate(timeout=60)[0] == ""
+        assert program.returncode == 0
+    assert not path.with_name("x.db-wal").exists()
+    store = SqliteLightningStore(path)
+    assert len(asyncio.run(store.query_rollouts())) == 1
+    closed(store)
+
+
+@pytest.mark.parametrize("kind", [InMemoryLightningStore, SqliteLightningStore])
+def test_a_store_is_not_pickled(tmp_path: Path, kind: type) -> None:
+    store = kind() if kind is InMemoryLightningStore else kind(tmp_path / "x.db")
+    with pytest.raises(StoreError, match="cannot be pickled"):
+        pickle.dumps(store)
+    closed(store)
+
+
+# ---- files that cannot be used ---------------------------------------------------------------------------------------
+
+
+def database(path: Path, script: str) -> Path:
+    """A file that somebody else made."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)
+    return path
+
+
+def test_a_file_of_a_newer_leyden_is_refused_and_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    closed(SqliteLightningStore(path))
+    database(path, "PRAGMA user_version = 999")
+    with pytest.raises(StoreError, match=r"newer Leyden \(schema 999"):
+        SqliteLightningStore(path)
+    database(path, "PRAGMA user_version = 1")
+    closed(SqliteLightningStore(path))
+
+
+def test_another_programs_database_is_refused_and_untouched(tmp_path: Path) -> None:
+    path = database(tmp_path / "x.db", "CREATE TABLE theirs (x)")
+    with pytest.raises(StoreError, match="another program"):
+        SqliteLightningStore(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    path.write_text("hello " * 1000)
+    with pytest.raises(StoreError, match="not an SQLite database"):
+        SqliteLightningStore(path)
+    assert path.read_text() == "hello " * 1000
+
+
+async def test_a_damaged_file_says_so_and_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SqliteLightningStore(path) as store:
+        await store.enqueue_many_rollouts([EnqueueRolloutRequest(input="x" * 3000) for _ in range(100)])
+    content = bytearray(path.read_bytes())
+    content[8192:] = os.urandom(len(content) - 8192)
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="damaged"):
+        async with SqliteLightningStore(path) as store:
+            await store.query_rollouts()
+
+
+def test_a_path_where_no_file_can_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="directory"):
+        SqliteLightningStore(tmp_path / "file" / "x.db")
+    (tmp_path / "dir.db").mkdir()
+    with pytest.raises(StoreError, match=r"dir\.db"):
+        SqliteLightningStore(tmp_path / "dir.db")
+
+
+NOBODY = """
+    import os, sys
+    from leyden.errors import StoreError
+    from leyden.store import SqliteLightningStore
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    try:
+        SqliteLightningStore(sys.argv[1])
+    except StoreError as error:
+        print(error)
+"""
+
+
+def test_a_file_that_may_not_be_written_is_refused() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "x.db"
+        closed(SqliteLightningStore(path))
+        lock = path.with_name("x.db.lock")
+        for entry, mode in ((path.parent, 0o755), (path, 0o444), (lock, 0o666)):
+            entry.chmod(mode)
+        with started(NOBODY, path) as program:
+            assert "check the permissions" in program.communicate(timeout=60)[0]
+        lock.chmod(0o444)
+        with started(NOBODY, path) as program:
+            assert "can be written to" in program.communicate(timeout=60)[0]
+
+
+def test_an_older_file_is_migrated(tmp_path: Path) -> None:
+    path = database(tmp_path / "x.db", "")  # schema 0: before the first migration
+    closed(SqliteLightningStore(path))
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone()[0] >= 1
+
+
+async def test_a_lock_of_another_program_is_an_error_and_passes(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SqliteLightningStore(path) as store:
+        await pragma(store, "busy_timeout = 50")
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreError, match="another program holds a lock"):
+                await store.enqueue_rollout(1)
+            other.execute("ROLLBACK")
+        await store.enqueue_rollout(2)
+        assert [rollout.input for rollout in await store.query_rollouts()] == [2]
+
+
+async def test_a_full_disk_fails_the_batch_and_later_ones_go_on(tmp_path: Path) -> None:
+    async with SqliteLightningStore(tmp_path / "x.db") as store:
+        await store.enqueue_rollout("before")
+        await pragma(store, "max_page_count = 60")  # SQLite's own way to have a full disk
+        with pytest.raises(StoreError, match="free some space"):
+            await store.enqueue_rollout("x" * 1_000_000)
+        await pragma(store, "max_page_count = 100000")
+        await store.enqueue_rollout("after")
+        assert [rollout.input for rollout in await store.query_rollouts()] == ["before", "after"]
+
+
+async def pragma(store: SqliteLightningStore, setting: str) -> Any:
+    """Change a setting of the writer's connection, as no user can."""
+    return await store._driver.write(lambda tx: tx._cursor.execute(f"PRAGMA {setting}").fetchone(), (), {})
