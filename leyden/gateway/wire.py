@@ -48,14 +48,14 @@ class Dialect:
     operation: str
     """OpenTelemetry's `gen_ai.operation.name`."""
     logprobs: bool | int
-    """The value of `logprobs` that asks for the log-probability of each sampled token."""
+    """The value of `logprobs` that asks for the log-probability of each sampled token, and of no other."""
 
 
 DIALECTS = {
     dialect.path: dialect
     for dialect in (
         Dialect(path="chat/completions", operation="chat", logprobs=True),
-        Dialect(path="completions", operation="text_completion", logprobs=1),
+        Dialect(path="completions", operation="text_completion", logprobs=0),
     )
 }
 

@@ -70,7 +70,8 @@ def test_only_what_the_agent_did_not_ask_for_is_hidden(request_: dict[str, Any],
 
 
 def test_completions_ask_for_log_probabilities_by_number_and_a_zero_is_a_wish() -> None:
-    assert prepared({"model": "m"}, dialect=COMPLETIONS)[0]["logprobs"] == 1
+    assert prepared({"model": "m"}, dialect=COMPLETIONS)[0]["logprobs"] == 0
+    assert prepared({"model": "m", "logprobs": 2}, dialect=COMPLETIONS)[0]["logprobs"] == 2
     body, hidden = prepared({"model": "m", "logprobs": 0}, dialect=COMPLETIONS)
     assert body["logprobs"] == 0
     assert not hidden.logprobs
