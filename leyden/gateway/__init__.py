@@ -7,6 +7,7 @@ the answer what was said, to the exact token, as one span for each call.
 What lives here:
 
 - `proxy`: `LLMProxy`, the options and the life of the server thread;
+- `server`, `asgi`: HTTP;
 - `app`: the routes, and the way of one call;
 - `attempts`: which attempts may call;
 - `upstream`: the models behind the gateway;

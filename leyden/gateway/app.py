@@ -359,7 +359,7 @@ def _visible_event(event: bytes, data: bytes, assembler: StreamAssembler, hidden
     shown = visible(chunk, hidden)
     if shown is None:
         return None
-    return event if shown == chunk else sse_event(dump(shown))
+    return event if shown == chunk else sse_event(dump(shown), like=event)
 
 
 def _parse_request(raw: bytes) -> dict[str, Any]:

@@ -13,15 +13,16 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Self, cast
 
 import aiohttp
-import uvicorn
 
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.attempts import Attempts
 from leyden.gateway.recorder import Failures, Recorder
+from leyden.gateway.server import AsgiServer
 from leyden.gateway.upstream import UpstreamModel, upstream_models
 from leyden.store.base import LightningStore
 from leyden.types import LLM, ProxyLLM
@@ -255,44 +256,37 @@ class LLMProxy:
                 deterministic_seed=self._deterministic_seed,
                 timeout_seconds=self._timeout_seconds,
             )
-            server = uvicorn.Server(_server_config(app))
+            server = AsgiServer(app, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS)
+            await server.start(listener)
             writing = asyncio.create_task(recorder.run())
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
-            thread = threading.current_thread()
             ready.set_result(
-                _Running(recorder, attempts, loop, thread, stopped, lambda: loop.call_soon_threadsafe(stop.set))
+                _Running(
+                    recorder=recorder,
+                    attempts=attempts,
+                    loop=loop,
+                    thread=threading.current_thread(),
+                    stopped=stopped,
+                    stop=lambda: loop.call_soon_threadsafe(stop.set),
+                )
             )
-            await asyncio.wait([asyncio.ensure_future(stop.wait()), serving], return_when=asyncio.FIRST_COMPLETED)
-            server.should_exit = True
-            grace = loop.call_later(_STOP_GRACE_SECONDS, app.cancel_calls)
-            try:
-                await serving
-            finally:
-                grace.cancel()
-                recorder.close()
-                await writing
+            await stop.wait()
+            await server.stop(grace_seconds=_STOP_GRACE_SECONDS, give_up=app.cancel_calls)
+            recorder.close()
+            await writing
 
 
+@dataclass(frozen=True, slots=True)
 class _Running:
     """What a started gateway is made of."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        attempts: Attempts,
-        loop: asyncio.AbstractEventLoop,
-        thread: threading.Thread,
-        stopped: concurrent.futures.Future[None],
-        stop: Callable[[], object],
-    ) -> None:
-        self.recorder = recorder
-        self.attempts = attempts
-        self.loop = loop
-        self.thread = thread
-        self.stopped = stopped
-        self.stop = stop
+    recorder: Recorder
+    attempts: Attempts
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+    stopped: concurrent.futures.Future[None]
+    stop: Callable[[], object]
 
 
 def _upstream_session(timeout_seconds: float) -> aiohttp.ClientSession:
@@ -300,23 +294,6 @@ def _upstream_session(timeout_seconds: float) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_UPSTREAM_KEEP_ALIVE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
-    )
-
-
-def _server_config(app: GatewayApp) -> uvicorn.Config:
-    return uvicorn.Config(
-        cast(Any, app),
-        http="auto",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=_CLIENT_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=int(_STOP_GRACE_SECONDS) + 2,
     )
 
 

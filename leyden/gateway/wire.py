@@ -48,14 +48,14 @@ class Dialect:
     operation: str
     """OpenTelemetry's `gen_ai.operation.name`."""
     logprobs: bool | int
-    """The value of `logprobs` that asks for the log-probability of each sampled token."""
+    """The value of `logprobs` that asks for the log-probability of each sampled token, and of no other."""
 
 
 DIALECTS = {
     dialect.path: dialect
     for dialect in (
         Dialect(path="chat/completions", operation="chat", logprobs=True),
-        Dialect(path="completions", operation="text_completion", logprobs=1),
+        Dialect(path="completions", operation="text_completion", logprobs=0),
     )
 }
 
@@ -73,10 +73,13 @@ class Hidden:
         return self.token_ids or self.logprobs or self.usage
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def dump(value: object) -> bytes:
     """Compact JSON in UTF-8."""
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        return _encode(value).encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can say and UTF-8 cannot
         return json.dumps(value, separators=(",", ":")).encode()
 
@@ -162,9 +165,10 @@ def split_events(buffer: bytearray) -> Iterator[tuple[bytes, bytes]]:
         yield event, b"\n".join(lines)
 
 
-def sse_event(data: bytes) -> bytes:
-    """One server-sent event."""
-    return b"data: " + data + b"\n\n"
+def sse_event(data: bytes, *, like: bytes = b"") -> bytes:
+    """One server-sent event; with the name, id and comments of the event `like`."""
+    others = [line + b"\n" for line in like.splitlines() if line and not line.startswith(b"data:")]
+    return b"".join(others) + b"data: " + data + b"\n\n"
 
 
 class StreamAssembler:

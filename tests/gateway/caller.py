@@ -11,14 +11,14 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from leyden.gateway import LLMProxy
-from leyden.store import InMemoryLightningStore
+from leyden.store import LightningStore
 from leyden.types import LLM, Span
 
 
 class Caller:
     """One attempt, the client that its agent would use, and the record of its calls."""
 
-    def __init__(self, proxy: LLMProxy, store: InMemoryLightningStore, rollout_id: str, attempt_id: str) -> None:
+    def __init__(self, proxy: LLMProxy, store: LightningStore, rollout_id: str, attempt_id: str) -> None:
         self.proxy = proxy
         self.store = store
         self.rollout_id = rollout_id
@@ -39,7 +39,7 @@ class Caller:
         return spans[0]
 
 
-async def new_caller(proxy: LLMProxy, store: InMemoryLightningStore) -> Caller:
+async def new_caller(proxy: LLMProxy, store: LightningStore) -> Caller:
     rollout = await store.start_rollout({"task": 1})
     return Caller(proxy, store, rollout.rollout_id, rollout.attempt.attempt_id)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,22 @@ async def test_calls_under_way_when_the_gateway_stops_are_answered_and_recorded(
     spans = await store.query_spans(caller.rollout_id, caller.attempt_id)
     assert ["stopped" in str(span.status.description) for span in spans] == [True, True]
     assert not caplog.records
+
+
+async def test_the_gateway_leaves_the_programs_loggers_and_signals_alone(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    names = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
+
+    def state() -> list[Any]:
+        loggers = [logging.getLogger(name) for name in names]
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        return [(logger.level, list(logger.handlers), logger.propagate) for logger in loggers] + handlers
+
+    before = state()
+    async with LLMProxy(model_list=[upstream.llm()], store=store):
+        assert state() == before
+    assert state() == before
 
 
 async def test_a_port_in_use_is_named_with_its_option(proxy: LLMProxy, store: InMemoryLightningStore) -> None:

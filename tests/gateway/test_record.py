@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from openai import AsyncOpenAI
 
 from leyden import semconv
 from leyden.gateway import LLMProxy, UpstreamModel
-from leyden.store import InMemoryLightningStore
+from leyden.store import InMemoryLightningStore, SqliteLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour, ServedCall
 from leyden.types import Span
 from tests.gateway.caller import Caller, new_caller, say
@@ -119,6 +120,23 @@ async def test_128_attempts_at_once_keep_each_call_in_its_own(
         for span in spans:
             assert_exact(span, truths[str(span.attributes[semconv.GEN_AI_RESPONSE_ID])])
     await shared.close()
+
+
+async def test_what_was_flushed_is_on_disk_with_its_tokens(upstream: FakeUpstream, tmp_path: Path) -> None:
+    async with (
+        SqliteLightningStore(tmp_path / "store.db") as store,
+        LLMProxy(model_list=[upstream.llm()], store=store) as proxy,
+    ):
+        caller = await new_caller(proxy, store)
+        async with caller.client as client:
+            for kind in KINDS:
+                await ask(client, kind, "hello ü")
+        await proxy.flush(caller.rollout_id, caller.attempt_id)
+    async with SqliteLightningStore(tmp_path / "store.db") as store:
+        spans = await store.query_spans(caller.rollout_id, caller.attempt_id)
+        assert len(spans) == 4
+        for span, truth in zip(spans, upstream.calls, strict=True):
+            assert_exact(span, truth)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -70,7 +70,8 @@ def test_only_what_the_agent_did_not_ask_for_is_hidden(request_: dict[str, Any],
 
 
 def test_completions_ask_for_log_probabilities_by_number_and_a_zero_is_a_wish() -> None:
-    assert prepared({"model": "m"}, dialect=COMPLETIONS)[0]["logprobs"] == 1
+    assert prepared({"model": "m"}, dialect=COMPLETIONS)[0]["logprobs"] == 0
+    assert prepared({"model": "m", "logprobs": 2}, dialect=COMPLETIONS)[0]["logprobs"] == 2
     body, hidden = prepared({"model": "m", "logprobs": 0}, dialect=COMPLETIONS)
     assert body["logprobs"] == 0
     assert not hidden.logprobs
@@ -101,6 +102,11 @@ def test_a_stream_is_split_into_the_same_events_however_it_arrives(values: list[
     assert [event for event, _ in found] == events
     assert [json.loads(line) for _, line in found[:-2]] == values
     assert [line for _, line in found[-2:]] == [b"", DONE]
+
+
+def test_a_rewritten_event_keeps_its_name_and_id() -> None:
+    event = b"event: delta\nid: 7\ndata: {}\n\n"
+    assert sse_event(b"1", like=event) == b"event: delta\nid: 7\ndata: 1\n\n"
 
 
 def test_half_a_surrogate_pair_passes_as_json_says_it() -> None:
