@@ -8,6 +8,7 @@ cancels its row. Routes beyond these are handed in by whoever mounts it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import json
 import logging
@@ -18,7 +19,17 @@ from typing import Any
 
 from leyden.engine.decoder import Decoder, Generation
 from leyden.engine.text import StreamedText, Text, cut_at_stop
-from leyden.engine.wire import Choice, CompletionRequest, Kind, RequestError, chunk, error_body, parse_request, response, usage
+from leyden.engine.wire import (
+    Choice,
+    CompletionRequest,
+    Kind,
+    RequestError,
+    chunk,
+    error_body,
+    parse_request,
+    response,
+    usage,
+)
 from leyden.errors import LeydenError
 
 __all__ = ["Endpoint", "Handler"]
@@ -111,9 +122,7 @@ class Endpoint:
         if not await call.finished():
             return
         choices = [
-            Choice(
-                index, self._answer_text(request, g), g.token_ids, g.logprobs, g.policy_versions, g.finish_reason
-            )
+            Choice(index, self._answer_text(request, g), g.token_ids, g.logprobs, g.policy_versions, g.finish_reason)
             for index, g in enumerate(call.generations)
         ]
         await _answer(send, 200, response(request, _response_id(request), prompt_ids, choices, self._piece))
@@ -121,7 +130,9 @@ class Endpoint:
     async def _stream(self, request: CompletionRequest, prompt_ids: list[int], call: _Call, send: Send) -> None:
         """One chunk for each token as it is sampled; the text may lag behind its tokens by an unfinished character."""
         response_id = _response_id(request)
-        streams = [_Stream(g, StreamedText(self._text, request.stops) if self._text else None) for g in call.generations]
+        streams = [
+            _Stream(g, StreamedText(self._text, request.stops) if self._text else None) for g in call.generations
+        ]
         first: list[int] | None = prompt_ids
         started = False
         try:
@@ -178,12 +189,16 @@ class Endpoint:
                 )
             return request.prompt
         if self._text is None:
-            raise RequestError("this engine has no tokenizer; send 'prompt' to /v1/completions as token ids", param="prompt")
+            raise RequestError(
+                "this engine has no tokenizer; send 'prompt' to /v1/completions as token ids", param="prompt"
+            )
         if request.kind == "text_completion":
             return self._text.encode(request.prompt, special=True)
         if not self._text.has_chat_template:
             raise RequestError(
-                "the model's tokenizer has no chat template; use /v1/completions", param="messages", code="no_chat_template"
+                "the model's tokenizer has no chat template; use /v1/completions",
+                param="messages",
+                code="no_chat_template",
             )
         try:
             return self._text.chat_prompt(request.messages)
@@ -208,7 +223,7 @@ class Endpoint:
                 loop=loop,
                 notify=_nobody,
                 streams=request.stream,
-                ends_text=(lambda ids: text.ends_with_stop(stops, ids)) if stops and text else None,
+                ends_text=functools.partial(text.ends_with_stop, stops) if stops and text else None,
             )
             for index in range(request.n)
         ]

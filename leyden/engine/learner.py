@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -60,7 +60,9 @@ class Learner:
                     "Look for log-probabilities, advantages or weights that are not finite, and for a policy that moved too far"
                 )
             summed.backward()  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
-            total.add(seen, n_sequences=len(batch), n_tokens=sum(len(s.inputs) for s in batch), n_trained=len(targets.ids_N))
+            total.add(
+                seen, n_sequences=len(batch), n_tokens=sum(len(s.inputs) for s in batch), n_trained=len(targets.ids_N)
+            )
         self._n_gradients += 1
         return total.result(n_sequences=len(sequences))
 
@@ -128,7 +130,9 @@ def check_sequences(sequences: Sequence[TrainingSequence], n_vocabulary: int, ma
                 f"sequence {index} gives its first token the weight {sequence.weights[0]}; nothing comes before it that could predict it"
             )
     if not any(any(sequence.weights) for sequence in sequences):
-        raise ConfigError(f"none of the {len(sequences)} sequences has a token with a weight; there is nothing to train on")
+        raise ConfigError(
+            f"none of the {len(sequences)} sequences has a token with a weight; there is nothing to train on"
+        )
 
 
 @dataclass(slots=True)
@@ -212,7 +216,8 @@ def policy_loss(logits_NV: Tensor, targets: _Targets, loss: PolicyLoss) -> tuple
             ]
         )
     names = ("loss", "n_clipped", "kl", "entropy", "max_difference")
-    return summed, dict(zip(names, figures.tolist(), strict=True))
+    values = cast(list[float], figures.tolist())  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+    return summed, dict(zip(names, values, strict=True))
 
 
 class _Totals:

@@ -61,7 +61,9 @@ def _check_prompt(index: int, prompt: Sequence[int], n_vocabulary: int, max_leng
         bad = next(token for token in prompt if not 0 <= token < n_vocabulary)
         raise ConfigError(f"prompt {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens")
     if len(prompt) >= max_length:
-        raise ConfigError(f"prompt {index} has {len(prompt)} tokens; there is no room for an answer in max_length={max_length}")
+        raise ConfigError(
+            f"prompt {index} has {len(prompt)} tokens; there is no room for an answer in max_length={max_length}"
+        )
 
 
 def _result(generation: Generation) -> Sample:

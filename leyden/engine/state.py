@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType] -- os.PathLike without its type
 from torch import Tensor
 
 from leyden.engine.learner import Learner
@@ -62,7 +62,9 @@ def read_state(path: Path, learner: Learner) -> LoadedState:
     try:
         about = json.loads((path / "engine.json").read_text())
         if about.get("format") != _FORMAT:
-            raise CheckpointError(f"{path} has engine state format {about.get('format')!r}; this version reads {_FORMAT}")
+            raise CheckpointError(
+                f"{path} has engine state format {about.get('format')!r}; this version reads {_FORMAT}"
+            )
         weights = load_file(path / "model.safetensors")
         moments = load_file(path / "optimizer.safetensors")
         steps = json.loads((path / "optimizer.json").read_text())["steps"]
@@ -74,7 +76,9 @@ def read_state(path: Path, learner: Learner) -> LoadedState:
         raise CheckpointError(f"the engine state in {path} is damaged: {type(error).__name__}: {error}") from error
     _check_fits(path, weights, {name: tuple(tensor.shape) for name, tensor in learner.masters.items()})
     _check_fits(
-        path, moments, {f"{n}.{moment}": tuple(learner.masters[n].shape) for n in steps if n in weights for moment in _MOMENTS}
+        path,
+        moments,
+        {f"{n}.{moment}": tuple(learner.masters[n].shape) for n in steps if n in weights for moment in _MOMENTS},
     )
     return LoadedState(weights, moments, steps, version, random_state)
 

@@ -28,7 +28,9 @@ class Text:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
-        self._decode_directly = self._backend is not None and not getattr(tokenizer, "clean_up_tokenization_spaces", False)
+        self._decode_directly = self._backend is not None and not getattr(
+            tokenizer, "clean_up_tokenization_spaces", False
+        )
 
     @property
     def has_chat_template(self) -> bool:

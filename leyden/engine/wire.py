@@ -131,8 +131,12 @@ def _number(low: float, high: float) -> Check:
 
 def _integer(low: int, high: int | None = None) -> Check:
     def check(value: Any) -> str | None:
-        right = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
-        return None if right else f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+        right = (
+            isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
+        )
+        return (
+            None if right else f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+        )
 
     return check
 
@@ -233,7 +237,13 @@ _CHAT_FIELDS: dict[str, Check] = {
     "safety_identifier": _anything,
     "prompt_cache_key": _anything,
 }
-_TEXT_FIELDS: dict[str, Check] = {**_FIELDS, "prompt": _prompt, "logprobs": _only(0), "echo": _only(False), "best_of": _only(1)}
+_TEXT_FIELDS: dict[str, Check] = {
+    **_FIELDS,
+    "prompt": _prompt,
+    "logprobs": _only(0),
+    "echo": _only(False),
+    "best_of": _only(1),
+}
 
 
 def _shown(value: Any) -> str:

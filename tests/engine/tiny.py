@@ -33,7 +33,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model(
-    kind: str = "qwen2", *, hidden: int = 64, layers: int = 2, heads: int = 2, kv_heads: int = 1, seed: int = 0, **options: Any
+    kind: str = "qwen2",
+    *,
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 2,
+    kv_heads: int = 1,
+    seed: int = 0,
+    **options: Any,
 ) -> Any:
     """A random causal LM of any architecture that takes these sizes. Its next-token distribution is far from uniform."""
     options = {
