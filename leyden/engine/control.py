@@ -137,8 +137,8 @@ async def _serve(backend: PolicyBackend, method: Method, body: bytes) -> bytes:
 
 
 async def _sample(backend: PolicyBackend, data: Json) -> Json:
-    params = SamplingParams(**{**data["params"], "stop_token_ids": tuple(data["params"]["stop_token_ids"])})
-    return _write_samples(await backend.sample(_unpack(data["prompts"], unpack_ints), params))
+    params: Json = {**data["params"], "stop_token_ids": tuple(data["params"]["stop_token_ids"])}
+    return _write_samples(await backend.sample(_unpack(data["prompts"], unpack_ints), SamplingParams(**params)))
 
 
 async def _forward_backward(backend: PolicyBackend, data: Json) -> Json:
@@ -146,7 +146,8 @@ async def _forward_backward(backend: PolicyBackend, data: Json) -> Json:
 
 
 async def _optim_step(backend: PolicyBackend, data: Json) -> Json:
-    return asdict(await backend.optim_step(OptimParams(**{**data["params"], "betas": tuple(data["params"]["betas"])})))
+    params: Json = {**data["params"], "betas": tuple(data["params"]["betas"])}
+    return asdict(await backend.optim_step(OptimParams(**params)))
 
 
 async def _save_state(backend: PolicyBackend, data: Json) -> None:

@@ -77,7 +77,10 @@ class EmbeddedBackend(PolicyBackend):
         """
         if host not in _LOOPBACK and not api_key:
             raise ConfigError(f"host={host!r} can be reached from other machines; set api_key, or use 127.0.0.1")
-        for name, value in (("max_batch_rows", max_batch_rows), ("max_tokens_per_microbatch", max_tokens_per_microbatch)):
+        for name, value in (
+            ("max_batch_rows", max_batch_rows),
+            ("max_tokens_per_microbatch", max_tokens_per_microbatch),
+        ):
             if value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
         if max_length is not None and max_length < 2:
@@ -214,7 +217,9 @@ class EmbeddedBackend(PolicyBackend):
             control_key=self._control_key,
         )
         routes = control_routes(self) if self._control_key else None
-        server = HttpThread(Endpoint(decoder, policy.text, options, routes), host=self._address[0], port=self._address[1])
+        server = HttpThread(
+            Endpoint(decoder, policy.text, options, routes), host=self._address[0], port=self._address[1]
+        )
         port = server.start()
         decoder.start()
         return _Running(policy, learner, decoder, server, executor, port, max_length)

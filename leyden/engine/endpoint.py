@@ -8,6 +8,7 @@ cancels its row. Routes beyond these are handed in by whoever mounts it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import json
 import logging
@@ -222,7 +223,7 @@ class Endpoint:
                 loop=loop,
                 notify=_nobody,
                 streams=request.stream,
-                ends_text=(lambda ids: text.ends_with_stop(stops, ids)) if stops and text else None,
+                ends_text=functools.partial(text.ends_with_stop, stops) if stops and text else None,
             )
             for index in range(request.n)
         ]

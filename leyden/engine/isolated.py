@@ -188,7 +188,9 @@ class _Child:
         finally:
             connection.close()
         if response.status != 200:
-            raise EngineError(f"the engine process answered {method} with {response.status}: {body.decode(errors='replace')}")
+            raise EngineError(
+                f"the engine process answered {method} with {response.status}: {body.decode(errors='replace')}"
+            )
         return body
 
     def stop(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -216,7 +216,8 @@ def policy_loss(logits_NV: Tensor, targets: _Targets, loss: PolicyLoss) -> tuple
             ]
         )
     names = ("loss", "n_clipped", "kl", "entropy", "max_difference")
-    return summed, dict(zip(names, figures.tolist(), strict=True))
+    values = cast(list[float], figures.tolist())  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+    return summed, dict(zip(names, values, strict=True))
 
 
 class _Totals:

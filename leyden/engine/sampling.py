@@ -7,6 +7,7 @@ any batch that gives it the same logits. It knows no requests and no cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,7 +42,11 @@ def draw(
         greedy = torch.tensor([temperature == 0.0 for temperature in temperatures], device=device)
         tokens_B1 = torch.where(greedy[:, None], logits_BV.argmax(dim=-1, keepdim=True), tokens_B1)
     logprobs_B = logprobs_BV.gather(-1, tokens_B1)[:, 0]
-    return tokens_B1[:, 0].tolist(), logprobs_B.tolist()
+    return cast(list[int], _listed(tokens_B1[:, 0])), cast(list[float], _listed(logprobs_B))
+
+
+def _listed(tensor: Tensor) -> list[Any]:
+    return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] -- torch leaves it untyped
 
 
 def _nucleus(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:

@@ -35,7 +35,9 @@ def main() -> None:
     try:
         backend = EmbeddedBackend(**config["options"], control_key=config["control_key"])
         asyncio.run(backend.start())
-        answer: dict[str, Any] = {"ok": {"port": int(backend.endpoint().endpoint.rsplit(":", 1)[1].removesuffix("/v1"))}}
+        answer: dict[str, Any] = {
+            "ok": {"port": int(backend.endpoint().endpoint.rsplit(":", 1)[1].removesuffix("/v1"))}
+        }
     except Exception as error:  # noqa: BLE001 -- the parent is told, whatever it is
         answer = describe_error(error)
     print(json.dumps(answer), file=answers, flush=True)  # noqa: T201 -- it is the protocol

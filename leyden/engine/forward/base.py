@@ -53,10 +53,12 @@ class KeyValueStore:
 
     def reserve(self, row: int, length: int) -> None:
         """Make room for `length` tokens in rows up to `row`; contents stay."""
-        while row >= self._rows:
-            self._rows = min(2 * self._rows, self._max_rows)
-        while length > self._length:
-            self._length = min(2 * self._length, self._max_length)
+        if row >= self._max_rows or length > self._max_length:
+            raise IndexError(f"row {row}, length {length}: the cache has {self._max_rows} rows of {self._max_length}")
+        if row >= self._rows:
+            self._rows = min(max(2 * self._rows, row + 1), self._max_rows)
+        if length > self._length:
+            self._length = min(max(2 * self._length, length), self._max_length)
 
     def write(self, layer: int, rows_N: Tensor, positions_N: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put keys (N, heads, dim) and values (N, heads, dim) of one token each at their places."""

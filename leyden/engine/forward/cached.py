@@ -149,7 +149,7 @@ class _RowLayer(DynamicLayer):
     """One layer's keys and values, in the rows of the shared store."""
 
     def __init__(self, plan: _Plan, index: int) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType] -- transformers leaves it untyped
         self._plan = plan
         self._index = index
         self.is_initialized = True
@@ -163,10 +163,10 @@ class _RowLayer(DynamicLayer):
         all_keys, all_values = plan.store.read_at(self._index, plan.rows_B1, plan.source_BT)
         return all_keys.transpose(1, 2), all_values.transpose(1, 2)
 
-    def get_seq_length(self, *_: Any) -> int:
+    def get_seq_length(self) -> int:
         return self._plan.length - self._plan.width
 
-    def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._plan.length, 0
 
 

@@ -17,15 +17,17 @@ from torch import Tensor
 
 from leyden.engine.forward.base import ModelForward
 from leyden.engine.forward.cached import CachedForward, UncachedForward
+from leyden.engine.forward.layout import LayoutForward
 from leyden.errors import EngineError
 
 __all__ = ["CANDIDATES", "Mismatch", "choose_forward", "probe"]
 
 logger = logging.getLogger("leyden.engine")
 
-CANDIDATES: list[Callable[..., ModelForward]] = [CachedForward, UncachedForward]
+CANDIDATES: list[Callable[..., ModelForward]] = [LayoutForward, CachedForward, UncachedForward]
 """In order of preference."""
 
+_PROBE_ROWS = 4
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 _COARSE_TOLERANCE = 0.1
 """For half precision, relative to the largest logit: two orders of summation differ that much in bfloat16."""
@@ -46,7 +48,7 @@ def choose_forward(
     reasons: list[str] = []
     for candidate in CANDIDATES if candidates is None else candidates:
         try:
-            forward = candidate(model, max_rows=max_rows, max_length=max_length)
+            forward = candidate(model, max_rows=max(max_rows, _PROBE_ROWS), max_length=max_length)
             probe(model, forward)
         except Exception as error:  # noqa: BLE001 -- whatever a foreign layout does wrong, the next candidate may be right
             name = getattr(candidate, "name", getattr(candidate, "__name__", str(candidate)))
@@ -67,7 +69,7 @@ def probe(model: Any, forward: ModelForward) -> None:
     embeddings = model.get_input_embeddings()
     n_vocabulary = min(int(embeddings.weight.shape[0]), 32_000)
     longest = min(forward.max_length, 24)
-    sequences = [[rng.randrange(n_vocabulary) for _ in range(longest)] for _ in range(4)]
+    sequences = [[rng.randrange(n_vocabulary) for _ in range(longest)] for _ in range(_PROBE_ROWS)]
     rows = [2, 0, 3, 1]
     # How much of each sequence is in the cache after each step; None: the row sits this one out.
     script: list[list[int | None]] = [

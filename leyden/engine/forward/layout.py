@@ -1,0 +1,287 @@
+"""The fast path for the Llama layout (Llama, Mistral, Qwen2, Qwen3), written over the model's own sub-modules.
+
+What makes it fast: tokens of all rows side by side without padding, single tokens and new prompts in one pass, the last layer's queries
+and MLP only for the tokens that somebody asked about, fused norms, and keys and values written where they stay. Projections are called as
+modules, so adapters (LoRA) and quantised layers inside them count. What it may not assume is refused in `__init__`, what it gets wrong
+is found by the probe (`choose`).
+
+Shapes: N tokens of a batch, B rows, S new tokens of a row, T tokens a row attends to, H heads, K key-value heads, G = H / K, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leyden.engine.forward.base import KeyValueStore
+from leyden.errors import ConfigError
+
+__all__ = ["LayoutForward"]
+
+_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Those whose angles depend on the position alone, not on how long the sequence is."""
+
+
+class LayoutForward:
+    """`ModelForward` for one known layout."""
+
+    name = "the fast path for the Llama layout"
+
+    def __init__(self, model: Any, *, max_rows: int, max_length: int) -> None:
+        """Raises ConfigError for a model that does not have the layout."""
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        config = inner.config
+        _check_layout(config, max_length)
+        self.max_length = max_length
+        self._embed, self._final_norm, self._head = inner.model.embed_tokens, inner.model.norm, inner.lm_head
+        self._layers = [_Layer(layer) for layer in inner.model.layers]
+        self._store = KeyValueStore(max_rows, max_length)
+        self.device: torch.device = self._embed.weight.device
+        self._cos, self._sin = _rotary_table(inner.model.rotary_emb, max_length, self._embed.weight)
+
+    def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
+        self._store.reserve(max(rows), max(map(len, sequences)))
+        batch = _Batch.of(rows, sequences, cached, self._embed.weight)
+        rotary = self._cos[batch.positions_N], self._sin[batch.positions_N]
+        x = self._embed(batch.ids_N)
+        for index, layer in enumerate(self._layers[:-1]):
+            q, k, v = layer.project(x, *rotary)
+            self._store.write(index, batch.rows_N, batch.positions_N, k, v)
+            x = layer.finish(x, self._attend(index, q, batch))
+        index, layer = len(self._layers) - 1, self._layers[-1]
+        q, k, v = layer.project(x, *rotary)
+        self._store.write(index, batch.rows_N, batch.positions_N, k, v)
+        if batch.last_B is not None:
+            x, q = x[batch.last_B], q[batch.last_B]
+        x = layer.finish(x, self._attend_single(index, q, batch.every))
+        return self._head(_norm(self._final_norm, x))
+
+    def logits_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
+        width = max(map(len, sequences))
+        ids_BS = torch.tensor([[*s, *([0] * (width - len(s)))] for s in sequences], device=self.device)
+        chosen_N = torch.tensor([b * width + at for b, where in enumerate(positions) for at in where], device=self.device)
+        rotary = self._cos[:width], self._sin[:width]
+        x = self._embed(ids_BS)
+        for layer in self._layers[:-1]:
+            x = layer.finish(x, _attend_causally(*layer.project(x, *rotary)))
+        layer = self._layers[-1]
+        attended = _attend_causally(*layer.project(x, *rotary)).flatten(0, 1)[chosen_N]
+        x = layer.finish(x.flatten(0, 1)[chosen_N], attended)
+        return self._head(_norm(self._final_norm, x))
+
+    def release(self) -> None:
+        self._store.clear()
+
+    def _attend(self, index: int, q_NHD: Tensor, batch: _Batch) -> Tensor:
+        """(N, H * D): single tokens come first in a batch, then the prompts."""
+        parts: list[Tensor] = []
+        if batch.single is not None:
+            parts.append(self._attend_single(index, q_NHD[: batch.n_single], batch.single))
+        if batch.prompts is not None:
+            parts.append(self._attend_prompts(index, q_NHD[batch.n_single :], batch.prompts))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend_single(self, index: int, q_BHD: Tensor, rows: _Single) -> Tensor:
+        keys, values = self._store.read(index, rows.rows_B, rows.length)
+        n, n_heads, size = q_BHD.shape
+        # The heads of one group share keys: let them be the query positions of one head.
+        q_BKGD = q_BHD.view(n, keys.shape[2], -1, size)
+        attended = F.scaled_dot_product_attention(
+            q_BKGD, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=rows.mask_B11T
+        )
+        return attended.reshape(n, n_heads * size)
+
+    def _attend_prompts(self, index: int, q_NHD: Tensor, rows: _Prompts) -> Tensor:
+        keys, values = self._store.read(index, rows.rows_B, rows.length)
+        n_heads, size = q_NHD.shape[1:]
+        n_kv = keys.shape[2]
+        padded = q_NHD.new_zeros(len(rows.rows_B) * rows.width, n_heads, size)
+        padded[rows.places_N] = q_NHD
+        q_BKGSD = padded.view(-1, rows.width, n_kv, n_heads // n_kv, size).permute(0, 2, 3, 1, 4)
+        mask_B1GST = rows.mask_B1ST[:, :, None].expand(-1, -1, n_heads // n_kv, -1, -1)
+        attended = F.scaled_dot_product_attention(
+            q_BKGSD.flatten(2, 3), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask_B1GST.flatten(2, 3)
+        )
+        attended_BSKGD = attended.unflatten(2, (n_heads // n_kv, rows.width)).permute(0, 3, 1, 2, 4)
+        return attended_BSKGD.reshape(-1, n_heads * size)[rows.places_N]
+
+
+class _Layer:
+    """The sub-modules of one layer, looked up once."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._input_norm, self._mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+        self._q, self._k, self._v, self._o = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+        self._q_norm, self._k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self._size: int = attention.head_dim
+        self._gate, self._up, self._down, self._act = mlp.gate_proj, mlp.up_proj, mlp.down_proj, mlp.act_fn
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries (..., H, D), rotated keys (..., K, D) and values (..., K, D)."""
+        h = _norm(self._input_norm, x)
+        q = self._q(h).unflatten(-1, (-1, self._size))
+        k = self._k(h).unflatten(-1, (-1, self._size))
+        v = self._v(h).unflatten(-1, (-1, self._size))
+        if self._q_norm is not None:
+            q, k = _norm(self._q_norm, q), _norm(self._k_norm, k)
+        qk = _rotate(torch.cat([q, k], dim=-2), cos, sin)
+        n_heads = q.shape[-2]
+        return qk[..., :n_heads, :], qk[..., n_heads:, :], v
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add what attention found, then what the MLP makes of it."""
+        x = x + self._o(attended)
+        h = _norm(self._mlp_norm, x)
+        return x + self._down(self._act(self._gate(h)) * self._up(h))
+
+
+@dataclass(slots=True)
+class _Single:
+    """Rows with one query each."""
+
+    rows_B: Tensor
+    length: int
+    mask_B11T: Tensor
+
+
+@dataclass(slots=True)
+class _Prompts:
+    """Rows with several queries, which are padded to `width` for attention alone."""
+
+    rows_B: Tensor
+    length: int
+    width: int
+    places_N: Tensor
+    """Where each token stands in the padded (B * S)."""
+    mask_B1ST: Tensor
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Where the tokens of one step are: those of single-token rows first, then the prompts'."""
+
+    ids_N: Tensor
+    positions_N: Tensor
+    rows_N: Tensor
+    n_single: int
+    single: _Single | None
+    prompts: _Prompts | None
+    every: _Single
+    """Every row's last token, in the order of the rows given."""
+    last_B: Tensor | None
+    """Where those are among the N; None: the N are exactly those, in order."""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int], like: Tensor
+    ) -> _Batch:
+        lengths = [len(sequence) for sequence in sequences]
+        singles = [b for b, length in enumerate(lengths) if length - cached[b] == 1]
+        prompts = [b for b, length in enumerate(lengths) if length - cached[b] > 1]
+        ids = [sequences[b][-1] for b in singles]
+        positions = [lengths[b] - 1 for b in singles]
+        row_of = [rows[b] for b in singles]
+        last = [0] * len(rows)
+        for at, b in enumerate(singles):
+            last[b] = at
+        for b in prompts:
+            ids += sequences[b][cached[b] :]
+            positions += range(cached[b], lengths[b])
+            row_of += [rows[b]] * (lengths[b] - cached[b])
+            last[b] = len(ids) - 1
+        device = like.device
+        every = _single(list(rows), lengths, like)
+        return cls(
+            ids_N=torch.tensor(ids, device=device),
+            positions_N=torch.tensor(positions, device=device),
+            rows_N=torch.tensor(row_of, device=device),
+            n_single=len(singles),
+            single=_some(singles, every, rows, lengths, like),
+            prompts=_prompts(prompts, rows, lengths, cached, like) if prompts else None,
+            every=every,
+            last_B=torch.tensor(last, device=device) if prompts else None,
+        )
+
+
+def _some(
+    singles: list[int], every: _Single, rows: Sequence[int], lengths: list[int], like: Tensor
+) -> _Single | None:
+    if len(singles) in (0, len(rows)):
+        return every if singles else None
+    return _single([rows[b] for b in singles], [lengths[b] for b in singles], like)
+
+
+def _single(rows: list[int], lengths: list[int], like: Tensor) -> _Single:
+    length = max(lengths)
+    beyond_BT = torch.arange(length) >= torch.tensor(lengths)[:, None]
+    return _Single(torch.tensor(rows, device=like.device), length, _mask(beyond_BT, like)[:, None, None])
+
+
+def _prompts(
+    chosen: list[int], rows: Sequence[int], lengths: list[int], cached: Sequence[int], like: Tensor
+) -> _Prompts:
+    new = [lengths[b] - cached[b] for b in chosen]
+    width, length = max(new), max(lengths[b] for b in chosen)
+    places = [at * width + column for at, n in enumerate(new) for column in range(n)]
+    queries_BS1 = (torch.tensor([cached[b] for b in chosen])[:, None] + torch.arange(width))[..., None]
+    return _Prompts(
+        torch.tensor([rows[b] for b in chosen], device=like.device),
+        length,
+        width,
+        torch.tensor(places, device=like.device),
+        _mask(torch.arange(length) > queries_BS1, like)[:, None],
+    )
+
+
+def _mask(hidden: Tensor, like: Tensor) -> Tensor:
+    """Minus infinity where `hidden`, in the type that attention adds it in (a boolean mask would be converted in every layer)."""
+    return torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf).to(like.device)
+
+
+def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(B, S, H * D) from (B, S, heads, D); rows are right-padded, so what is real never sees the padding."""
+    groups = q.shape[2] // k.shape[2]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
+    attended = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+    return attended.transpose(1, 2).flatten(2)
+
+
+def _norm(module: Any, x: Tensor) -> Tensor:
+    """The norm in one kernel where the module is a root-mean-square norm, the module itself otherwise."""
+    if type(module).__name__.endswith("RMSNorm"):
+        return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
+    return module(x)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding; x (..., heads, D), cos and sin (..., D), the first half of sin negated."""
+    return torch.addcmul(x * cos[..., None, :], x.roll(x.shape[-1] // 2, dims=-1), sin[..., None, :])
+
+
+def _rotary_table(rotary: Any, max_length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        positions = torch.arange(max_length, device=like.device)[None]
+        cos, sin = rotary(like.new_zeros(1), positions)
+    half = sin.shape[-1] // 2
+    return cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1)
+
+
+def _check_layout(config: Any, max_length: int) -> None:
+    """Refuse what a short probe could not see: behaviour that depends on the length."""
+    if config.model_type not in _MODEL_TYPES:
+        raise ConfigError(f"{config.model_type!r} is none of {', '.join(sorted(_MODEL_TYPES))}")
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < max_length:
+        raise ConfigError(f"attention slides over {window} tokens, max_length is {max_length}")
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope_type = rope.get("rope_type", "default")
+    if rope_type not in _ROPE_TYPES:
+        raise ConfigError(f"rotary embedding of type {rope_type!r} depends on the length of the sequence")

@@ -1,0 +1,307 @@
+"""What every `PolicyBackend` does. Import the tests and give them a fixture `backend` (not started, a small model, 260 tokens).
+
+    from tests.contracts.engine import *
+
+    @pytest.fixture(params=["embedded", "mine"])
+    def backend(request, tmp_path): ...
+
+The fixture's model must take any token ids below 260 and have token 2 as its end of turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from leyden.engine import OptimParams, PolicyBackend, PolicyLoss, SamplingParams
+from leyden.errors import CheckpointError, ConfigError, EngineError
+from leyden.types import TrainingSequence
+
+PROMPTS = [[1, 50, 60, 70], [1, 80], [1, 5, 6, 7, 8, 9, 10, 11, 12, 13]]
+STEP = OptimParams(learning_rate=1e-2)
+
+
+@pytest.fixture
+async def running(backend: PolicyBackend) -> AsyncIterator[PolicyBackend]:
+    async with backend:
+        yield backend
+
+
+async def sampled(backend: PolicyBackend, *, max_tokens: int = 6, advantage: float = 1.0) -> list[TrainingSequence]:
+    """What the policy says to PROMPTS, as training data."""
+    samples = await backend.sample(PROMPTS, SamplingParams(max_tokens=max_tokens, seed=7))
+    return [
+        TrainingSequence(
+            token_ids=prompt + s.token_ids,
+            logprobs=[0.0] * len(prompt) + s.logprobs,
+            advantages=[0.0] * len(prompt) + [advantage] * len(s.token_ids),
+            weights=[0.0] * len(prompt) + [1 / len(s.token_ids)] * len(s.token_ids),
+        )
+        for prompt, s in zip(PROMPTS, samples, strict=True)
+    ]
+
+
+async def logprobs_of(backend: PolicyBackend, prompt: list[int], n: int) -> list[float]:
+    """The greedy continuation's log-probabilities: a fingerprint of the weights."""
+    (sample,) = await backend.sample([prompt], SamplingParams(max_tokens=n, temperature=0, seed=0))
+    return sample.logprobs
+
+
+async def chat(backend: PolicyBackend, **fields: object) -> dict:
+    body = {
+        "model": backend.model_name,
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 4,
+        "seed": 1,
+        **fields,
+    }
+    url = backend.endpoint().endpoint + "/chat/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+        return {"status": answer.status, **await answer.json()}
+
+
+async def test_starting_and_stopping_twice_is_once(backend: PolicyBackend):
+    await backend.start()
+    endpoint = backend.endpoint()
+    await backend.start()
+    assert backend.endpoint() == endpoint
+    await backend.stop()
+    await backend.stop()
+
+
+async def test_a_stopped_backend_starts_again(backend: PolicyBackend):
+    async with backend:
+        pass
+    async with backend:
+        assert backend.policy_version == 0
+        assert (await chat(backend))["status"] == 200
+
+
+async def test_before_start_everything_says_so(backend: PolicyBackend):
+    with pytest.raises(EngineError, match="start"):
+        backend.endpoint()
+    with pytest.raises(EngineError, match="start"):
+        await backend.sample([[1]], SamplingParams())
+    with pytest.raises(EngineError, match="start"):
+        await backend.forward_backward([], PolicyLoss())
+
+
+async def test_a_sample_has_ids_logprobs_and_versions_of_one_length(running: PolicyBackend):
+    samples = await running.sample(PROMPTS, SamplingParams(max_tokens=5, seed=1))
+    assert len(samples) == len(PROMPTS)
+    for sample in samples:
+        assert len(sample.token_ids) == len(sample.logprobs) == len(sample.policy_versions) <= 5
+        assert all(logprob <= 0 for logprob in sample.logprobs)
+        assert set(sample.policy_versions) == {0}
+        assert sample.finish_reason == ("stop" if sample.token_ids[-1] == 2 else "length")
+
+
+async def test_a_stop_token_ends_the_response_and_is_part_of_it(running: PolicyBackend):
+    free, *_ = await running.sample([PROMPTS[0]], SamplingParams(max_tokens=6, temperature=0, seed=0))
+    stop = free.token_ids[2]
+    held, *_ = await running.sample(
+        [PROMPTS[0]], SamplingParams(max_tokens=6, temperature=0, seed=0, stop_token_ids=(stop,))
+    )
+    assert held.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert held.finish_reason == "stop"
+
+
+async def test_sampled_logprobs_are_those_of_the_trainer(running: PolicyBackend):
+    result = await running.forward_backward(await sampled(running), PolicyLoss())
+    assert result.max_logprob_difference < 1e-5
+    assert result.kl == pytest.approx(0, abs=1e-8)
+    assert result.clip_fraction == 0
+    assert result.n_sequences == 3
+
+
+async def test_a_tempered_sample_has_the_logprobs_of_a_tempered_trainer(running: PolicyBackend):
+    samples = await running.sample(PROMPTS, SamplingParams(max_tokens=6, temperature=0.7, seed=3))
+    sequences = [
+        TrainingSequence(
+            prompt + s.token_ids,
+            [0.0] * len(prompt) + s.logprobs,
+            [0.0] * len(prompt) + [1.0] * len(s.token_ids),
+            [0.0] * len(prompt) + [1.0] * len(s.token_ids),
+        )
+        for prompt, s in zip(PROMPTS, samples, strict=True)
+    ]
+    result = await running.forward_backward(sequences, PolicyLoss(temperature=0.7))
+    assert result.max_logprob_difference < 1e-5
+
+
+async def test_a_step_towards_a_response_makes_it_likelier(running: PolicyBackend):
+    sequences = await sampled(running)
+    await running.forward_backward(sequences, PolicyLoss())
+    step = await running.optim_step(OptimParams(learning_rate=1e-3))
+    assert step.policy_version == running.policy_version == 1
+    assert step.grad_norm > 0
+    after = await running.forward_backward(sequences, PolicyLoss(clip_high=1e6))
+    assert after.loss < -3.0  # three sequences of weight 1, each with a ratio above 1 now
+    assert after.kl > 0
+
+
+async def test_new_tokens_carry_the_new_version(running: PolicyBackend):
+    await running.forward_backward(await sampled(running), PolicyLoss())
+    await running.optim_step(STEP)
+    (sample,) = await running.sample([[1, 2, 3]], SamplingParams(max_tokens=3, seed=0))
+    assert set(sample.policy_versions) == {1}
+
+
+async def test_gradients_add_up_over_calls(running: PolicyBackend, tmp_path: Path):
+    sequences = await sampled(running)
+    await running.save_state(tmp_path / "start")
+    await running.forward_backward(sequences, PolicyLoss())
+    together = await running.optim_step(STEP)
+    await running.load_state(tmp_path / "start")
+    for sequence in sequences:
+        await running.forward_backward([sequence], PolicyLoss())
+    apart = await running.optim_step(STEP)
+    assert apart.grad_norm == pytest.approx(together.grad_norm, rel=1e-5)
+
+
+async def test_a_step_without_a_gradient_is_refused(running: PolicyBackend):
+    with pytest.raises(EngineError, match="forward_backward"):
+        await running.optim_step(STEP)
+    await running.forward_backward(await sampled(running), PolicyLoss())
+    await running.optim_step(STEP)
+    with pytest.raises(EngineError, match="forward_backward"):
+        await running.optim_step(STEP)
+    assert running.policy_version == 1
+
+
+async def test_training_data_that_cannot_be_right_is_refused(running: PolicyBackend):
+    good = TrainingSequence([1, 2, 3], [0.0, -1.0, -1.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
+    bad = {
+        "nothing to train": [],
+        "nothing to train on": [dataclasses.replace(good, weights=[0.0, 0.0, 0.0])],
+        "one length": [dataclasses.replace(good, logprobs=[0.0])],
+        "99999": [dataclasses.replace(good, token_ids=[1, 99999, 3])],
+        "-1": [dataclasses.replace(good, token_ids=[1, -1, 3])],
+        "first token": [dataclasses.replace(good, weights=[1.0, 1.0, 1.0])],
+    }
+    for message, sequences in bad.items():
+        with pytest.raises(ConfigError, match=message):
+            await running.forward_backward(sequences, PolicyLoss())
+    await running.forward_backward([good], PolicyLoss())
+
+
+async def test_a_loss_that_is_not_finite_clears_the_gradient(running: PolicyBackend):
+    good = TrainingSequence([1, 2, 3], [0.0, -1.0, -1.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
+    await running.forward_backward([good], PolicyLoss())
+    with pytest.raises(EngineError, match="cleared"):
+        await running.forward_backward([dataclasses.replace(good, advantages=[0.0, math.nan, 1.0])], PolicyLoss())
+    with pytest.raises(EngineError, match="forward_backward"):
+        await running.optim_step(STEP)
+
+
+async def test_a_saved_state_continues_to_the_bit(running: PolicyBackend, tmp_path: Path):
+    data = await sampled(running)
+    await running.forward_backward(data, PolicyLoss())
+    await running.optim_step(STEP)
+    await running.save_state(tmp_path / "state")
+
+    async def continued() -> list[object]:
+        results: list[object] = []
+        for _ in range(2):
+            results.append(await running.forward_backward(data, PolicyLoss()))
+            results.append(await running.optim_step(STEP))
+        results.append(await running.sample(PROMPTS, SamplingParams(max_tokens=4, temperature=0, seed=0)))
+        return results
+
+    first = await continued()
+    await running.load_state(tmp_path / "state")
+    assert running.policy_version == 1
+    assert await continued() == first
+
+
+async def test_a_state_moves_to_a_fresh_backend(backend: PolicyBackend, tmp_path: Path):
+    async with backend:
+        await backend.forward_backward(await sampled(backend), PolicyLoss())
+        await backend.optim_step(STEP)
+        await backend.save_state(tmp_path / "state")
+        before = await logprobs_of(backend, PROMPTS[0], 4)
+    async with backend:
+        assert await logprobs_of(backend, PROMPTS[0], 4) != before
+        await backend.load_state(tmp_path / "state")
+        assert await logprobs_of(backend, PROMPTS[0], 4) == before
+        assert backend.policy_version == 1
+
+
+async def test_a_missing_foreign_or_damaged_state_is_refused(running: PolicyBackend, tmp_path: Path):
+    before = await logprobs_of(running, PROMPTS[0], 3)
+    with pytest.raises(CheckpointError, match="nowhere"):
+        await running.load_state(tmp_path / "nowhere")
+    await running.save_state(tmp_path / "state")
+    for file in ("model.safetensors", "optimizer.json", "engine.json"):
+        good = (tmp_path / "state" / file).read_bytes()
+        (tmp_path / "state" / file).write_bytes(good[: len(good) // 2])
+        with pytest.raises(CheckpointError, match="damaged"):
+            await running.load_state(tmp_path / "state")
+        (tmp_path / "state" / file).write_bytes(good)
+    about = json.loads((tmp_path / "state" / "engine.json").read_text())
+    (tmp_path / "state" / "engine.json").write_text(json.dumps({**about, "format": 999}))
+    with pytest.raises(CheckpointError, match="999"):
+        await running.load_state(tmp_path / "state")
+    assert await logprobs_of(running, PROMPTS[0], 3) == before
+
+
+async def test_a_pretrained_folder_loads_with_transformers(running: PolicyBackend, tmp_path: Path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    await running.forward_backward(await sampled(running), PolicyLoss())
+    await running.optim_step(STEP)
+    await running.save_pretrained(tmp_path / "hf")
+    (sample,) = await running.sample([PROMPTS[0]], SamplingParams(max_tokens=1, temperature=0, seed=0))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    with torch.no_grad():
+        logprobs = model(torch.tensor([PROMPTS[0]])).logits[0, -1].log_softmax(-1)
+    assert int(logprobs.argmax()) == sample.token_ids[0]
+    assert float(logprobs.max()) == pytest.approx(sample.logprobs[0], abs=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf").chat_template
+
+
+async def test_the_endpoint_reports_tokens_and_versions(running: PolicyBackend):
+    answer = await chat(running, return_token_ids=True, logprobs=True)
+    (choice,) = answer["choices"]
+    n = len(choice["token_ids"])
+    assert answer["prompt_token_ids"]
+    assert n == len(choice["policy_versions"]) == len(choice["logprobs"]["content"])
+    assert answer["usage"] == {
+        "prompt_tokens": len(answer["prompt_token_ids"]),
+        "completion_tokens": n,
+        "total_tokens": len(answer["prompt_token_ids"]) + n,
+    }
+
+
+async def test_the_endpoint_serves_while_a_gradient_is_taken(running: PolicyBackend):
+    async def trained() -> dict[str, int]:
+        await running.forward_backward(data, PolicyLoss())
+        return {"status": 200, "version": (await running.optim_step(STEP)).policy_version}
+
+    data = await sampled(running)
+    answers = await asyncio.gather(trained(), *(chat(running, seed=i) for i in range(8)))
+    assert [answer["status"] for answer in answers] == [200] * 9
+
+
+async def test_statistics_count_what_was_sampled(running: PolicyBackend):
+    before = await running.statistics()
+    await running.sample(PROMPTS, SamplingParams(max_tokens=2, seed=0))
+    after = await running.statistics()
+    assert after.requests - before.requests == 3
+    assert after.prompt_tokens - before.prompt_tokens == sum(map(len, PROMPTS))
+    assert 3 <= after.response_tokens - before.response_tokens <= 6
+    assert after.decode_steps > before.decode_steps
+
+
+async def test_prompts_that_cannot_be_continued_are_refused(running: PolicyBackend):
+    for prompt in ([], [10**6], [1] * 100_000):
+        with pytest.raises(ConfigError, match="prompt 0"):
+            await running.sample([prompt], SamplingParams(seed=0))
