@@ -77,7 +77,9 @@ class Trouble(Exception):
 class Recorder(Callback):
     """Notes every hook and the counters in it; at the n-th hook it stops the loop, or raises."""
 
-    def __init__(self, events: list[str], vessel: Stub, *, stop_at: int | None = None, raise_at: int | None = None) -> None:
+    def __init__(
+        self, events: list[str], vessel: Stub, *, stop_at: int | None = None, raise_at: int | None = None
+    ) -> None:
         self.events, self.vessel, self.stop_at, self.raise_at, self.calls = events, vessel, stop_at, raise_at, 0
 
     def note(self, hook: str, loop: TrainLoop) -> None:

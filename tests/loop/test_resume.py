@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.loop.toy import AsyncToyVessel, ToyVessel
 
 from leyden.errors import CheckpointError, ConfigError
 from leyden.loop import (
@@ -22,6 +21,7 @@ from leyden.loop import (
     MetricsWriter,
     TrainLoop,
 )
+from tests.loop.toy import AsyncToyVessel, ToyVessel
 
 
 class StopAt(Callback):
@@ -35,7 +35,9 @@ class StopAt(Callback):
             loop.stop()
 
 
-def make(folder: Path, *, max_iters: int = 8, stop_at: int | None = None, every: int = 1) -> tuple[TrainLoop, Checkpoint]:
+def make(
+    folder: Path, *, max_iters: int = 8, stop_at: int | None = None, every: int = 1
+) -> tuple[TrainLoop, Checkpoint]:
     checkpoint = Checkpoint(folder / "checkpoints", every_n_iters=every)
     loop = TrainLoop(
         max_iters=max_iters,
@@ -65,7 +67,7 @@ def uninterrupted(folder: Path, max_iters: int = 8) -> ToyVessel:
     return vessel
 
 
-@pytest.mark.parametrize("stop_at", range(8))
+@pytest.mark.parametrize("stop_at", [0, 1, 4, 7])
 @pytest.mark.parametrize("every", [1, 3])
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, stop_at: int, every: int) -> None:
     whole = uninterrupted(tmp_path / "whole")
@@ -129,7 +131,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 def test_a_fresh_run_refuses_to_mix_its_checkpoints_with_those_of_another(tmp_path: Path) -> None:
     uninterrupted(tmp_path)
     before = files(tmp_path)
-    with pytest.raises(CheckpointError, match=r"holds the checkpoint of iteration 7, this run is at 0; resume"):
+    with pytest.raises(CheckpointError, match=r"holds the checkpoint of iteration 8, this run is at 0; resume"):
         TrainLoop(max_iters=9, callbacks=[Checkpoint(tmp_path / "checkpoints")]).run(ToyVessel())
     assert files(tmp_path) == before
 
@@ -200,8 +202,8 @@ def test_early_stopping_goes_on_counting_after_a_resume_and_stays_stopped(tmp_pa
 
 
 def test_early_stopping_names_the_metrics_that_exist() -> None:
+    loop = TrainLoop(max_iters=9, val_every_n_iters=5, callbacks=[EarlyStopping("val/score", patience=1)])
     with pytest.raises(ConfigError, match=r"monitors 'val/score', which is no number in \['late', 'note'"):
-        loop = TrainLoop(max_iters=9, val_every_n_iters=5, callbacks=[EarlyStopping("val/score", patience=1)])
         loop.run(ToyVessel())
     with pytest.raises(ConfigError, match="never validates"):
         TrainLoop(max_iters=1, callbacks=[EarlyStopping(patience=1)]).run(ToyVessel())
