@@ -148,6 +148,30 @@ def test_a_callback_whose_state_is_lost_is_named_and_a_new_one_starts_anew(
     assert "earlystopping:val/reward" in caplog.text and "csvwriter:metrics.csv" in caplog.text
 
 
+class Counter(Callback):
+    """Learns something in the very hook in which checkpoints are made."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_iter_end(self, loop: TrainLoop, vessel: Any) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def test_a_checkpoint_holds_what_other_callbacks_learned_in_the_same_hook(tmp_path: Path) -> None:
+    for max_iters in (2, 5):
+        checkpoint, counters = Checkpoint(tmp_path), [Counter(), Counter()]
+        loop = TrainLoop(max_iters=max_iters, callbacks=[checkpoint, *counters])
+        loop.run(ToyVessel(), resume=checkpoint.latest())
+        assert [counter.count for counter in counters] == [max_iters, max_iters]
+
+
 class Unsaveable(Callback):
     def state_dict(self) -> dict[str, Any]:
         return {"where": Path()}
@@ -158,6 +182,27 @@ def test_a_state_that_is_not_json_is_refused_by_the_name_of_its_callback(tmp_pat
     with pytest.raises(CheckpointError, match=r"callback 'unsaveable' is not JSON: .*PosixPath"):
         loop.run(ToyVessel())
     assert Checkpoint(tmp_path).latest() is None
+
+
+def names(folder: Path, pattern: str) -> list[str]:
+    return [path.name for path in folder.glob(pattern)]
+
+
+class Heavy(AsyncToyVessel):
+    async def save(self, path: Path) -> None:
+        (path / "weights.bin").write_bytes(bytes(100_000_000))
+
+
+async def test_a_cancelled_save_is_completed_before_the_run_ends(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    task = asyncio.create_task(TrainLoop(max_iters=2, callbacks=[checkpoint]).arun(Heavy()))
+    while not names(tmp_path, ".tmp-*/state.json"):  # noqa: ASYNC110 -- only the file says that the save is under way
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert names(tmp_path, "*") == ["step-000001"]
+    assert checkpoint.store.damage(1) is None
 
 
 class Scripted(ToyVessel):

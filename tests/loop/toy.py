@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-
 MEMORY_DISK = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where tests that sync many files put them: a kill loses no page cache, so fsync only costs time there. None: the usual place."""
 
