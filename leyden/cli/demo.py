@@ -27,7 +27,9 @@ def demo(
     deterministic: Annotated[
         bool, typer.Option(help="Two runs with one seed end with the same weights, to the bit (slower).")
     ] = False,
-    run_dir: Annotated[Path | None, typer.Option(help="Where to keep the run; a new folder under .leyden/ by default.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where to keep the run; a new folder under .leyden/ by default.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue a stopped or killed run.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,
 ) -> None:
@@ -50,7 +52,9 @@ def demo(
     if resume is not None and run_dir is not None:
         raise ConfigError("--resume names the run's folder already; leave --run-dir out")
     directory = resume or run_dir or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-demo-{secrets.token_hex(2)}"
-    options = DemoOptions(seed=seed, games=games, deterministic=deterministic, **({} if steps is None else {"steps": steps}))
+    options = DemoOptions(
+        seed=seed, games=games, deterministic=deterministic, **({} if steps is None else {"steps": steps})
+    )
     console.print(f"run: {directory}", highlight=False, soft_wrap=True)
     result, summary = run_demo(directory, options, resume=resume is not None)
     if json_file is not None:
@@ -70,6 +74,8 @@ def demo(
 def _require_demo_packages() -> None:
     import importlib.util
 
-    missing = [name for name in ("torch", "transformers", "openai", "matplotlib") if importlib.util.find_spec(name) is None]
+    missing = [
+        name for name in ("torch", "transformers", "openai", "matplotlib") if importlib.util.find_spec(name) is None
+    ]
     if missing:
         raise ConfigError(f"the demo needs {', '.join(missing)}; install it with: pip install 'leyden[demo]'")

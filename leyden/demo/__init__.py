@@ -1,5 +1,9 @@
-"""The demo: a small agent learns to guess a number, over the same road that production uses.
+"""The demo: a language model learns to play guess-the-number, from HTTP calls to weights through the parts that production uses.
 
-`game` holds the rules, `make_weights` made the starting policy in `weights/`. The game knows nothing of Leyden, so a
-demo of another task is another module like it, with its own starting weights.
+`game.py` is the game, `agent.py` the agent, `make_weights.py` how the starting policy was made, `run.py` the training, `watch.py` what
+comes of it. To try a task of your own, copy the four; nothing of Leyden knows this package but the command `leyden demo`.
 """
+
+from leyden.demo.watch import watch
+
+__all__ = ["watch"]

@@ -6,7 +6,7 @@ It knows nothing of training. All that Leyden asks of it is the decorator, and t
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leyden.demo.game import Game
 from leyden.litagent import llm_rollout
@@ -14,6 +14,7 @@ from leyden.types import LLM
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+    from openai.types.chat import ChatCompletionMessageParam
 
 __all__ = ["play"]
 
@@ -30,10 +31,16 @@ async def play(task: dict[str, int], llm: LLM) -> float:
     """Play one game for the secret in `task`; 1.0 when it was found, 0.0 when not."""
     client = _client().with_options(base_url=llm.endpoint)
     game = Game(task["secret"])
-    messages: list[Any] = [{"role": "user", "content": game.prompt()}]
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": game.prompt()}]
     while not game.done:
-        answer = await client.chat.completions.create(model=llm.model, messages=messages, **llm.sampling_parameters)
+        answer = await client.chat.completions.create(
+            model=llm.model,
+            messages=messages,
+            temperature=llm.sampling_parameters["temperature"],
+            max_tokens=llm.sampling_parameters["max_tokens"],
+        )
         reply = answer.choices[0].message.content or ""
         feedback = game.guess(reply)
-        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": feedback.text}]
+        messages.append({"role": "assistant", "content": reply})
+        messages.append({"role": "user", "content": feedback.text})
     return float(game.won)

@@ -4,6 +4,9 @@ The starting weights, the policy backend in a process of its own, the gateway, a
 curve and a game from before and after. The recipe is one setting for every seed.
 """
 
+# matplotlib leaves some parameters of its public functions without a type:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import csv
@@ -19,17 +22,17 @@ from typing import Any
 from leyden import semconv
 from leyden.algorithm import PolicyGradient
 from leyden.demo.agent import play
-from leyden.demo.game import NUMBERS
-from leyden.engine import IsolatedBackend, OptimParams, PolicyLoss
+from leyden.demo.game import NUMBERS, Game
+from leyden.engine import IsolatedBackend, OptimParams
 from leyden.errors import ConfigError
 from leyden.gateway import LLMProxy
 from leyden.loop import CsvWriter, ProgressBar
 from leyden.store import SqliteLightningStore
 from leyden.trainer import RunSummary, Trainer
 from leyden.trainer.run_directory import store_path
-from leyden.types import Rollout, Span
+from leyden.types import Rollout, Span, find_final_reward
 
-__all__ = ["DemoOptions", "DemoResult", "WEIGHTS", "run_demo"]
+__all__ = ["WEIGHTS", "DemoOptions", "DemoResult", "run_demo"]
 
 WEIGHTS = Path(__file__).parent / "weights"
 _OPTIONS_FILE = "demo.json"
@@ -40,7 +43,7 @@ class DemoOptions:
     """What may be chosen; kept in the run directory, so that a resumed run is the same run."""
 
     seed: int = 0
-    steps: int = 40
+    steps: int = 30
     games: int = 1000
     """Games that success is measured on, before and after."""
     deterministic: bool = False
@@ -81,17 +84,21 @@ def run_demo(directory: Path, options: DemoOptions, *, resume: bool) -> tuple[De
 
 def _algorithm(options: DemoOptions, directory: Path) -> PolicyGradient:
     backend = IsolatedBackend(
-        WEIGHTS, seed=options.seed, deterministic=options.deterministic, device="cpu", max_batch_rows=128, max_length=128
+        WEIGHTS,
+        seed=options.seed,
+        deterministic=options.deterministic,
+        device="cpu",
+        max_batch_rows=128,
+        max_length=128,
     )
     return PolicyGradient(
         backend,
         n_steps=options.steps,
         tasks_per_step=8,
         rollouts_per_task=16,
-        minibatch_size=32,
-        scale_advantages=True,
-        loss=PolicyLoss(),
-        optim=OptimParams(learning_rate=5e-4),
+        minibatch_size=16,
+        epochs=2,
+        optim=OptimParams(learning_rate=1e-3, betas=(0.9, 0.95)),
         max_tokens=6,
         timeout_seconds=120.0,
         val_every_n_steps=options.steps,
@@ -149,7 +156,9 @@ def draw_curve(directory: Path) -> Path:
     figure, axes = pyplot.subplots(figsize=(7, 4), dpi=130)
     axes.plot(games, [row["reward"] for row in steps], color="#7c3aed", linewidth=1.8, label="won in each step")
     axes.plot([0.0, games[-1]], [measured[0], measured[-1]], "o", color="#111827", label="measured before and after")
-    axes.set(xlabel="games played", ylabel="share of games won", ylim=(0, 1.02), title="Guess the number: GRPO on 2 cores")
+    axes.set(
+        xlabel="games played", ylabel="share of games won", ylim=(0, 1.02), title="Guess the number: GRPO on 2 cores"
+    )
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", frameon=False)
     figure.tight_layout()
@@ -164,22 +173,23 @@ async def games_before_and_after(directory: Path) -> tuple[list[str], list[str]]
     async with SqliteLightningStore(store_path(directory)) as store:
         measured = [rollout for rollout in await store.query_rollouts(mode_in=["val"]) if rollout.status == "succeeded"]
         last = max(rollout.metadata["step"] for rollout in measured)
-        before = {rollout.metadata["place"]: rollout for rollout in measured if rollout.metadata["step"] != last}
         after = {rollout.metadata["place"]: rollout for rollout in measured if rollout.metadata["step"] == last}
-        for place in sorted(before.keys() & after.keys()):
-            spans = await store.query_spans_of([before[place].rollout_id, after[place].rollout_id])
-            first, second = (spans[rollout.rollout_id] for rollout in (before[place], after[place]))
-            lines = _transcript(before[place], first)
-            if not lines[-1].startswith("right"):
-                break
-        return lines, _transcript(after[place], second)
+        before = [
+            rollout for rollout in measured if rollout.metadata["step"] != last and rollout.metadata["place"] in after
+        ]
+        games = await store.query_spans_of([rollout.rollout_id for rollout in before])
+        lost = [rollout for rollout in before if find_final_reward(games[rollout.rollout_id]) == 0.0]
+        first = min(lost or before, key=lambda rollout: rollout.metadata["place"])
+        second = after[first.metadata["place"]]
+        later = await store.query_spans_of([second.rollout_id])
+        return _transcript(first, games[first.rollout_id]), _transcript(second, later[second.rollout_id])
 
 
 def _transcript(rollout: Rollout, spans: Sequence[Span]) -> list[str]:
-    from leyden.demo.game import Game
-
     game, lines = Game(rollout.input["secret"]), [f"guess 0..{NUMBERS - 1}   (it is {rollout.input['secret']})"]
-    for span in sorted((span for span in spans if span.name == semconv.MODEL_CALL), key=lambda span: span.start_time or 0):
+    for span in sorted(
+        (span for span in spans if span.name == semconv.MODEL_CALL), key=lambda span: span.start_time or 0
+    ):
         reply = _content(span.attributes[semconv.GEN_AI_OUTPUT_MESSAGES])
         lines.append(f"  > {reply}")
         lines.append(game.guess(reply).text)
@@ -193,4 +203,6 @@ def _content(messages: Any) -> str:
 
 def python_line(directory: Path) -> str:
     """The line of Python that uses the trained agent."""
-    return f"{Path(sys.executable).name} -c \"from leyden.demo import watch; watch({str(directory / 'model')!r}, secret=7)\""
+    return (
+        f'{Path(sys.executable).name} -c "from leyden.demo import watch; watch({str(directory / "model")!r}, secret=7)"'
+    )

@@ -174,11 +174,6 @@ class MetricsWriter(Callback):
         self._train = CsvWriter(self.dirpath / "train_result.csv")
         self._validation = CsvWriter(self.dirpath / "validation_result.csv")
 
-    @property
-    def state_key(self) -> str:
-        """One for each directory."""
-        return f"metricswriter:{self.dirpath.name}"
-
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Begin the files, or go on after the rows that the checkpoint counts."""
         self._train.open()

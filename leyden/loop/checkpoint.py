@@ -71,10 +71,8 @@ class CheckpointStore:
     # ---- writing -------------------------------------------------------------------------------------------------------
 
     def prepare(self, iteration: int) -> Path:
-        """An empty directory aside for the vessel's files. Removes what an interrupted save left; safe to repeat."""
-        self.dirpath.mkdir(parents=True, exist_ok=True)
-        for stale in self.dirpath.glob(f"{ASIDE}*"):
-            shutil.rmtree(stale)
+        """An empty directory aside for the vessel's files; safe to repeat."""
+        self._remove_asides()
         vessel = self._aside(iteration) / _VESSEL
         vessel.mkdir(parents=True)
         return vessel
@@ -98,13 +96,19 @@ class CheckpointStore:
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         remove_directory(path)
         commit_directory(aside, path)
-        self._prune(iteration)
+        self.tidy(iteration)
         return path
 
-    def _prune(self, newest: int) -> None:
+    def tidy(self, newest: int) -> None:
+        """Remove what interrupted saves left, and of the checkpoints up to `newest` all but the last `keep`."""
+        self._remove_asides()
         # Later ones are damaged (the run was resumed before them) and must not push out good ones.
         for iteration in [step for step in self.steps() if step <= newest][: -self.keep]:
             remove_directory(self._path(iteration))
+
+    def _remove_asides(self) -> None:
+        for aside in self.dirpath.glob(f"{ASIDE}*"):
+            shutil.rmtree(aside)
 
     # ---- reading -------------------------------------------------------------------------------------------------------
 

@@ -52,14 +52,15 @@ class Checkpoint(Callback):
         return self.store.latest()
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Refuse a directory that is ahead of this run."""
+        """Refuse a directory that is ahead of this run; clear away what a kill left."""
         self._last_saved = loop.current_iter
-        for iteration in self.store.steps():
+        for iteration in reversed(self.store.steps()):
             if iteration > loop.current_iter and self.store.damage(iteration) is None:
                 raise CheckpointError(
                     f"{self.store.dirpath} holds the checkpoint of iteration {iteration}, this run is at {loop.current_iter}; "
                     "resume from `Checkpoint.latest()`, or give an empty directory"
                 )
+        self.store.tidy(loop.current_iter)
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Save when it is time."""
@@ -80,5 +81,11 @@ class Checkpoint(Callback):
 
     async def _save_async(self, saving: Awaitable[object], loop: TrainLoop, iteration: int) -> None:
         await saving
-        await asyncio.to_thread(self.store.commit, iteration, loop.state_dict())  # hashes and fsync take their time
+        # hashes and fsync take their time; a cancellation waits for them, so that nothing writes on behind its back
+        commit = asyncio.ensure_future(asyncio.to_thread(self.store.commit, iteration, loop.state_dict()))
+        try:
+            await asyncio.shield(commit)
+        except asyncio.CancelledError:
+            await commit
+            raise
         self._last_saved = iteration

@@ -89,7 +89,7 @@ class AttemptRunner:
             else:
                 name = f"agent-{rollout.rollout_id}"
                 result = await call_sync(lambda: agent.run(rollout.input, resources, rollout), timeout, name=name)
-            record_result(result, rollout=rollout, store=self.store)
+            await record_result(result, rollout=rollout, store=self.store)
         except AgentTimeout:
             limit = rollout.config.timeout_seconds
             return Outcome("timeout", "timeout", f"the agent did not return within timeout_seconds={limit:g}")

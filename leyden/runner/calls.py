@@ -103,7 +103,7 @@ async def call_sync(agent: Callable[[], Any], timeout_seconds: float | None, *, 
         result, failure = None, None
         try:
             result = context.run(agent)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 -- handed to the awaiting runner
             failure = error
         try:
             loop.call_soon_threadsafe(settle, result, failure)

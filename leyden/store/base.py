@@ -326,6 +326,10 @@ class LightningStore(ABC):
         """
 
     @abstractmethod
+    async def next_deadline(self) -> float | None:
+        """When the next `sweep` has something to do, in Unix seconds; None: nothing that is known of now."""
+
+    @abstractmethod
     async def release_claims(self) -> Sequence[str]:
         """Put every rollout with an unfinished attempt back in the queue and answer their ids; for the owner of a run that died.
 

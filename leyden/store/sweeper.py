@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Self
 
 from leyden.errors import StoreClosed, StoreError
-from leyden.store.sql.store import SqlLightningStore
+from leyden.store.base import LightningStore
 
 __all__ = ["Sweeper"]
 
@@ -24,7 +24,7 @@ _SHORTEST_SECONDS = 0.01
 class Sweeper:
     """Sweeps `store` at each deadline, and at least every `interval_seconds`, between `async with` and its end."""
 
-    def __init__(self, store: SqlLightningStore, *, interval_seconds: float = 1.0) -> None:
+    def __init__(self, store: LightningStore, *, interval_seconds: float = 1.0) -> None:
         self._store = store
         self._interval_seconds = interval_seconds
         self._task: asyncio.Task[None] | None = None

@@ -6,6 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+MEMORY_DISK = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""Where tests that sync many files put them: a kill loses no page cache, so fsync only costs time there. None: the usual place."""
+
 
 class ToyVessel:
     """Step k moves `weight`; from step 3 on there is one metric more, so that a column appears late."""

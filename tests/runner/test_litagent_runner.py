@@ -323,7 +323,9 @@ async def test_a_store_that_is_gone_ends_the_runner_with_its_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"concurrency": 0}, {"max_rollouts": 0}, {"heartbeat_interval": 0.0}], ids=lambda value: next(iter(value))
+    "options",
+    [{"concurrency": 0}, {"max_rollouts": 0}, {"heartbeat_interval": 0.0}],
+    ids=lambda value: next(iter(value)),
 )
 def test_wrong_options_are_refused_with_their_value(options: dict[str, Any]) -> None:
     name, value = next(iter(options.items()))

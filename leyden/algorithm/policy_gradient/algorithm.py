@@ -161,11 +161,13 @@ class PolicyGradient(IterativeAlgorithm):
         if not collected.rewards:
             raise NoTrainingData(f"every rollout of step {iteration} failed: {_counts(collected.failures)}")
         data = build_step(self._groups(collected), scale_advantages=self.scale_advantages)
-        metrics = _rollout_metrics(collected, seconds=sampled - started)
-        metrics |= {"flat_groups": data.flat_groups, "small_groups": data.small_groups}
-        metrics |= await self._update(iteration, data)
-        metrics["update_seconds"] = time.perf_counter() - sampled
-        return metrics
+        return {
+            **_rollout_metrics(collected, seconds=sampled - started),
+            "flat_groups": data.flat_groups,
+            "small_groups": data.small_groups,
+            **await self._update(iteration, data),
+            "update_seconds": time.perf_counter() - sampled,
+        }
 
     async def validate(self, iteration: int) -> Metrics:
         """Run the validation set once with the current policy."""

@@ -1,0 +1,38 @@
+"""Use the trained agent, without Leyden's help: load the model folder and play one game."""
+
+# transformers leaves most of its public functions without types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from leyden.demo.game import Game
+
+__all__ = ["watch"]
+
+
+def watch(model: str | Path, *, secret: int, show: Callable[[str], Any] = print) -> bool:
+    """Let the model in the folder `model` look for `secret` (0 to 9), taking its likeliest reply; True when it found it."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    game = Game(secret)
+    messages = [{"role": "user", "content": game.prompt()}]
+    show(game.prompt())
+    while not game.done:
+        prompt = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        with torch.inference_mode():
+            answer = policy.generate(**prompt, max_new_tokens=6, do_sample=False)
+        reply = tokenizer.decode(answer[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+        feedback = game.guess(reply)
+        show(f"  > {reply}")
+        show(feedback.text)
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": feedback.text}]
+    return game.won

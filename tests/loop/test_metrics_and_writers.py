@@ -1,0 +1,186 @@
+"""Values become metrics, metrics become rows, rows survive."""
+
+import csv
+import io
+import json
+import math
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leyden.errors import CheckpointError, ConfigError, InvalidMetrics
+from leyden.loop import ConsoleWriter, CsvWriter, JsonlWriter, LogBuffer, LogCollector, LogWriter, MetricsRow
+from leyden.loop.metrics import clean_metrics
+from leyden.loop.rng import capture_rng, restore_rng
+from tests.loop.toy import MEMORY_DISK
+
+
+class Scalar:
+    """What NumPy scalars and tensors of one element look like."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def item(self) -> Any:
+        if isinstance(self.value, list):
+            raise ValueError("only one element tensors can be converted to Python scalars")
+        return self.value
+
+
+def test_a_buffer_reduces_each_metric_over_the_steps_that_have_it() -> None:
+    buffer, collector = LogBuffer({"tokens": "sum", "lr": "last"}), LogCollector()
+    for tokens, lr, reward in [(10, 0.1, 1.0), (20, 0.2, None), (30, 0.3, 0.0)]:
+        collector.reset()
+        collector.add_scalar("tokens", tokens)
+        collector.add_scalar("lr", Scalar(lr))
+        if reward is not None:
+            collector.add_scalar("reward", reward)
+        buffer.add(collector.logs())
+    assert buffer.metrics() == {"tokens": 60.0, "lr": 0.3, "reward": 0.5}
+    buffer.clear()
+    assert buffer.metrics() == {}
+
+
+def test_a_collector_refuses_what_it_cannot_keep() -> None:
+    collector = LogCollector()
+    collector.add_scalar("reward", 1)
+    with pytest.raises(InvalidMetrics, match="'reward' was logged twice"):
+        collector.add_scalar("reward", 2)
+    for value in ("high", None, [1.0], Scalar([1, 2])):
+        with pytest.raises(InvalidMetrics, match="'x'"):
+            collector.add_scalar("x", value)
+    with pytest.raises(ConfigError, match="unknown reducer 'median'; choose one of mean, sum, last"):
+        LogBuffer({"x": "median"})
+
+
+def test_metrics_are_cleaned_to_plain_values() -> None:
+    cleaned = clean_metrics({"a": Scalar(0.5), "b": True, "c": "x", "d": 3}, source="step")
+    assert cleaned == {"a": 0.5, "b": 1, "c": "x", "d": 3}
+    assert type(cleaned["b"]) is int
+    assert clean_metrics(None, source="step") == {}
+
+
+def row(iteration: int, **metrics: Any) -> MetricsRow:
+    return MetricsRow(iteration, "train", float(iteration), metrics)
+
+
+def test_the_console_shows_a_row_as_a_line() -> None:
+    stream = io.StringIO()
+    ConsoleWriter(stream).write(row(7, reward=0.53125, games=12, note="two\nlines"))
+    assert stream.getvalue() == "[   7] train  reward 0.5312  games 12  note two lines\n"
+
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=4).filter(
+    lambda name: name not in ("iteration", "stage", "seconds")
+)
+values = st.floats() | st.integers(-(10**20), 10**20) | st.text(st.characters(codec="utf-8"), max_size=6)
+histories = st.lists(st.dictionaries(names, values, max_size=4), min_size=1, max_size=8)
+
+
+def write_all(writer: LogWriter, history: list[dict[str, Any]], first: int = 0) -> None:
+    for iteration, metrics in enumerate(history, first):
+        writer.write(MetricsRow(iteration, "train", 1.5, metrics))
+
+
+@settings(deadline=None, max_examples=60)
+@given(history=histories, data=st.data())
+@pytest.mark.parametrize("kind", [CsvWriter, JsonlWriter])
+def test_a_file_cut_at_a_checkpoint_and_continued_equals_the_uninterrupted_one(
+    kind: type[CsvWriter] | type[JsonlWriter], history: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    saved_at = data.draw(st.integers(0, len(history)))
+    lost_after = data.draw(st.integers(saved_at, len(history)))
+    torn = data.draw(st.sampled_from([b"", b'12,"torn', b'{"iteration": 3, "rew']))
+    with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder:
+        whole, parts = kind(Path(folder, "whole")), kind(Path(folder, "parts"))
+        whole.open()
+        write_all(whole, history)
+        whole.close()
+        parts.open()
+        write_all(parts, history[:saved_at])
+        state = json.loads(json.dumps(parts.state_dict()))
+        write_all(parts, history[saved_at:lost_after], saved_at)
+        parts.close()
+        with parts.path.open("ab") as file:
+            file.write(torn)
+        resumed = kind(parts.path)
+        resumed.load_state_dict(state)
+        resumed.open()
+        write_all(resumed, history[saved_at:], saved_at)
+        resumed.close()
+        assert resumed.path.read_bytes() == whole.path.read_bytes()
+
+
+def test_a_column_that_appears_later_loses_no_row_and_numbers_read_back_the_same(tmp_path: Path) -> None:
+    writer = CsvWriter(tmp_path / "deep" / "metrics.csv")
+    writer.open()
+    write_all(writer, [{"a": 0.1 + 0.2}, {"b": 2}, {"a": math.inf, "c": "x,y"}])
+    writer.close()
+    with writer.path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["iteration", "stage", "seconds", "a", "b", "c"]
+    assert [(r["a"], r["b"], r["c"]) for r in rows] == [(repr(0.1 + 0.2), "", ""), ("", "2", ""), ("inf", "", "x,y")]
+    assert float(rows[0]["a"]) == 0.1 + 0.2
+
+
+def test_json_lines_hold_null_for_what_json_has_no_number_for(tmp_path: Path) -> None:
+    writer = JsonlWriter(tmp_path / "metrics.jsonl")
+    writer.open()
+    write_all(writer, [{"a": math.nan, "b": -math.inf, "c": 1.0}])
+    writer.close()
+    assert json.loads(writer.path.read_text()) == {
+        "iteration": 0,
+        "stage": "train",
+        "seconds": 1.5,
+        "a": None,
+        "b": None,
+        "c": 1.0,
+    }
+
+
+@pytest.mark.parametrize("kind", [CsvWriter, JsonlWriter])
+def test_a_writer_serves_the_next_run_from_the_start(kind: type[CsvWriter] | type[JsonlWriter], tmp_path: Path) -> None:
+    writer = kind(tmp_path / "rows")
+    contents: list[bytes] = []
+    for _ in range(2):
+        writer.open()
+        write_all(writer, [{"a": 1}, {"b": 2}])
+        writer.close()
+        contents.append(writer.path.read_bytes())
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("kind", [CsvWriter, JsonlWriter])
+@pytest.mark.parametrize("loss", ["gone", "short"])
+def test_a_file_that_lacks_rows_of_the_checkpoint_is_refused_by_name(
+    kind: type[CsvWriter] | type[JsonlWriter], loss: str, tmp_path: Path
+) -> None:
+    writer = kind(tmp_path / "rows")
+    writer.open()
+    write_all(writer, [{"a": 1}, {"a": 2}])
+    state = writer.state_dict()
+    writer.close()
+    if loss == "gone":
+        writer.path.unlink()
+    else:
+        writer.path.write_bytes(writer.path.read_bytes()[:-20])
+    resumed = kind(writer.path)
+    resumed.load_state_dict(state)
+    with pytest.raises(CheckpointError, match=r"rows.*the checkpoint counts"):
+        resumed.open()
+    resumed.close()
+
+
+def test_the_random_states_of_python_and_numpy_go_on_where_they_were() -> None:
+    np = pytest.importorskip("numpy")
+    random.gauss(0, 1)
+    np.random.standard_normal()
+    states = json.loads(json.dumps(capture_rng()))
+    expected = [random.gauss(0, 1), random.random(), *np.random.standard_normal(3)]
+    restore_rng(states)
+    assert [random.gauss(0, 1), random.random(), *np.random.standard_normal(3)] == expected
