@@ -22,7 +22,11 @@ def client() -> AsyncOpenAI:
 @llm_rollout
 async def solve(task: Task, llm: LLM) -> float:
     """Answer `task["question"]`; the reward is the verifier's score, 0.0 to 1.0."""
-    answer = await client().with_options(base_url=llm.endpoint).chat.completions.create(
-        model=llm.model, messages=[{"role": "user", "content": task["question"]}], **llm.sampling_parameters
+    answer = (
+        await client()
+        .with_options(base_url=llm.endpoint)
+        .chat.completions.create(
+            model=llm.model, messages=[{"role": "user", "content": task["question"]}], **llm.sampling_parameters
+        )
     )
     return score(task, answer.choices[0].message.content or "")

@@ -76,13 +76,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--held-out", type=int, default=500, metavar="N", help="tasks to measure on, before and after")
     parser.add_argument("--run-dir", type=Path, help="where to keep the run; a new folder under .leyden/ by default")
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this folder, with its own options")
+    parser.add_argument(
+        "--resume", type=Path, metavar="RUN", help="continue the run in this folder, with its own options"
+    )
     given = parser.parse_args(argv)
 
     setup_logging("WARNING")
-    run_dir = given.resume or given.run_dir or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-gym-{secrets.token_hex(2)}"
+    run_dir = (
+        given.resume
+        or given.run_dir
+        or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-gym-{secrets.token_hex(2)}"
+    )
     remembered = run_dir / "options.json"
     if given.resume:
+        if not remembered.exists():
+            parser.error(f"--resume {run_dir}: no run of this example is there ({remembered.name} is missing)")
         options = json.loads(remembered.read_text())
     else:
         options = {"steps": given.steps, "seed": given.seed, "held_out": given.held_out}
