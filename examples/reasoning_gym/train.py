@@ -24,7 +24,7 @@ from leyden import CsvWriter, IsolatedBackend, OptimParams, PolicyGradient, Prog
 from leyden.errors import RunInterrupted
 
 WEIGHTS = Path(__file__).parent / "weights"
-STEPS = 60
+STEPS = 40
 
 
 def train(run_dir: Path, *, steps: int, seed: int, held_out: int, resume: bool) -> None:
@@ -32,11 +32,11 @@ def train(run_dir: Path, *, steps: int, seed: int, held_out: int, resume: bool) 
     algorithm = PolicyGradient(
         IsolatedBackend(WEIGHTS, seed=seed, device="cpu", max_batch_rows=128, max_length=64),
         n_steps=steps,
-        tasks_per_step=16,
+        tasks_per_step=64,
         rollouts_per_task=8,
-        minibatch_size=32,
+        minibatch_size=256,
         epochs=2,
-        optim=OptimParams(learning_rate=1e-3, betas=(0.9, 0.95)),
+        optim=OptimParams(learning_rate=5e-4, betas=(0.9, 0.95)),
         max_tokens=5,
         timeout_seconds=120.0,
         val_every_n_steps=steps,

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,12 @@ import pytest
 from leyden import SqliteLightningStore, find_final_reward, semconv
 from leyden.trainer.run_directory import store_path
 
-with warnings.catch_warnings():
-    # cellpylib, which reasoning_gym imports, has invalid escape sequences in its strings: a warning when Python compiles it anew
-    warnings.filterwarnings("ignore", category=SyntaxWarning)
-    warnings.filterwarnings("ignore", "invalid escape sequence", category=DeprecationWarning)  # the same in Python 3.11
-    reasoning_gym = pytest.importorskip("reasoning_gym")
+# reasoning_gym imports cellpylib, whose invalid escape sequences are a warning whenever Python compiles it; importorskip ignores warnings
+reasoning_gym = pytest.importorskip("reasoning_gym")
 for name in ("torch", "transformers", "openai"):
     pytest.importorskip(name)
+
+pytestmark = pytest.mark.timeout(240)  # a run of two steps starts two processes and loads torch in one of them
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "reasoning_gym"
@@ -44,13 +42,12 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.timeout(240)
 async def test_every_reward_is_what_the_package_says_of_the_recorded_answer(run_dir: Path) -> None:
     verifier = reasoning_gym.get_score_answer_fn("chain_sum")
     async with SqliteLightningStore(store_path(run_dir)) as store:
         rollouts = await store.query_rollouts()
         spans_of = await store.query_spans_of([rollout.rollout_id for rollout in rollouts])
-    assert [sum(rollout.mode == mode for rollout in rollouts) for mode in ("train", "val")] == [2 * 128, 2 * 40]
+    assert [sum(rollout.mode == mode for rollout in rollouts) for mode in ("train", "val")] == [2 * 512, 2 * 40]
     assert {rollout.status for rollout in rollouts} == {"succeeded"}
     rewards = set()
     for rollout in rollouts:
@@ -63,7 +60,6 @@ async def test_every_reward_is_what_the_package_says_of_the_recorded_answer(run_
     assert {0.0, 1.0} <= rewards
 
 
-@pytest.mark.timeout(240)
 async def test_the_tasks_are_the_packages_own_and_the_held_out_ones_are_not_trained_on(run_dir: Path) -> None:
     async with SqliteLightningStore(store_path(run_dir)) as store:
         rollouts = await store.query_rollouts()
@@ -82,18 +78,17 @@ async def test_the_tasks_are_the_packages_own_and_the_held_out_ones_are_not_trai
     assert held_out.isdisjoint(task["question"] for task in trainable)
 
 
-@pytest.mark.timeout(240)
 def test_the_command_says_the_scores_and_leaves_a_model(run_dir: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     said = (run_dir / "stdout.txt").read_text()
     assert "score on 40 held-out tasks: " in said
-    assert " after 256 rollouts" in said
+    assert " after 1,024 rollouts" in said
     trained, start = (AutoModelForCausalLM.from_pretrained(path) for path in (run_dir / "model", EXAMPLE / "weights"))
     assert any(not one.equal(other) for one, other in zip(trained.parameters(), start.parameters(), strict=True))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_own_options(run_dir: Path) -> None:
     done = train("--resume", run_dir)
     assert done.returncode == 0, done.stderr
