@@ -15,7 +15,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.panel import Panel
 
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, RunInterrupted
 
 __all__ = ["demo"]
 
@@ -56,7 +56,12 @@ def demo(
         seed=seed, games=games, deterministic=deterministic, **({} if steps is None else {"steps": steps})
     )
     console.print(f"run: {directory}", highlight=False, soft_wrap=True)
-    result, summary = run_demo(directory, options, resume=resume is not None)
+    try:
+        result, summary = run_demo(directory, options, resume=resume is not None)
+    except RunInterrupted:
+        raise RunInterrupted(
+            f"stopped; everything finished is kept. Continue with: leyden demo --resume {directory}"
+        ) from None
     if json_file is not None:
         json_file.write_text(json.dumps(asdict(result), indent=2) + "\n")
     before, after = asyncio.run(games_before_and_after(directory))

@@ -16,7 +16,7 @@ from typing import Any
 from leyden.errors import ConfigError, LeydenError
 from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
 from leyden.store.base import LightningStore
-from leyden.utils.stop import StopEvent
+from leyden.utils.latch import Latch
 
 __all__ = ["SharedMemoryExecutionStrategy"]
 
@@ -39,7 +39,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
 
     async def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         """See ExecutionStrategy.execute."""
-        stop = StopEvent()
+        stop = Latch()
         runners = _LoopThread(self._run_runners(runner, store, stop), name="leyden-runners")
         ended = asyncio.ensure_future(runners.wait())
         work = asyncio.ensure_future(algorithm(store, stop))
@@ -62,7 +62,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
                 await asyncio.shield(ended)
         ended.result()
 
-    async def _run_runners(self, runner: RunnerBundle, store: LightningStore, stop: StopEvent) -> None:
+    async def _run_runners(self, runner: RunnerBundle, store: LightningStore, stop: Latch) -> None:
         tasks = [asyncio.create_task(runner(store, worker_id, stop)) for worker_id in range(self.n_runners)]
         try:
             await asyncio.gather(*tasks)
@@ -73,7 +73,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _interrupt(
-        self, work: asyncio.Future[None], stop: StopEvent, runners: _LoopThread, ended: asyncio.Future[None]
+        self, work: asyncio.Future[None], stop: Latch, runners: _LoopThread, ended: asyncio.Future[None]
     ) -> None:
         stop.set()
         await _cancel(work)

@@ -21,7 +21,7 @@ from leyden.runner.base import AttemptRecorder, Hook, Runner
 from leyden.store.base import LightningStore
 from leyden.tracer import OtelTracer, Tracer
 from leyden.types import NamedResources, Rollout, RolloutMode, TaskInput
-from leyden.utils.stop import StopEvent
+from leyden.utils.latch import Latch
 
 __all__ = ["LitAgentRunner"]
 
@@ -88,13 +88,13 @@ class LitAgentRunner(Runner):
         """The name under which the store knows this worker."""
         return f"Worker-{self.worker_id}"
 
-    async def iter(self, *, event: StopEvent | None = None) -> None:
+    async def iter(self, *, event: Latch | None = None) -> None:
         """See Runner.iter."""
         attempts, store = self._attempt_runner(), self._bound_store()
         running = _RunningSet()
         claiming = asyncio.create_task(self._claim(running, attempts, store))
         heartbeat = asyncio.create_task(self._heartbeat(store))
-        stopped = asyncio.create_task((event or StopEvent()).wait_async())
+        stopped = asyncio.create_task((event or Latch()).wait_async())
         try:
             await asyncio.wait({claiming, heartbeat, stopped, running.failed}, return_when=asyncio.FIRST_COMPLETED)
             await _cancel(claiming)
@@ -128,7 +128,7 @@ class LitAgentRunner(Runner):
         *,
         resources: NamedResources | None = None,
         mode: RolloutMode | None = None,
-        event: StopEvent | None = None,
+        event: Latch | None = None,
     ) -> Rollout:
         """See Runner.step."""
         attempts, store = self._attempt_runner(), self._bound_store()

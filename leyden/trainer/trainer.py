@@ -32,7 +32,7 @@ from leyden.trainer.registry import (
 )
 from leyden.trainer.run_directory import RunSummary, open_run, store_path, summarise
 from leyden.types import NamedResources
-from leyden.utils.stop import StopEvent
+from leyden.utils.latch import Latch
 
 __all__ = ["Trainer"]
 
@@ -216,14 +216,23 @@ class Trainer:
             self.runner.init(agent, hooks=self.hooks, recorders=() if proxy is None else (proxy,))
             stack.callback(self.runner.teardown)
 
-            async def algorithm_bundle(store: LightningStore, event: StopEvent) -> None:
-                await self._algorithm_bundle(algorithm, run, store, proxy, event, train_dataset, val_dataset)
+            ready = Latch()
+
+            async def algorithm_bundle(store: LightningStore, event: Latch) -> None:
+                try:
+                    await self._algorithm_bundle(algorithm, run, store, proxy, ready, event, train_dataset, val_dataset)
+                finally:
+                    ready.set()  # nobody waits for an algorithm that has ended
+
+            async def runner_bundle(store: LightningStore, worker_id: int, event: Latch) -> None:
+                await ready.wait_async()
+                await self._runner_bundle(store, worker_id, event)
 
             try:
-                await self.strategy.execute(algorithm_bundle, self._runner_bundle, store)
+                await self.strategy.execute(algorithm_bundle, runner_bundle, store)
             except asyncio.CancelledError:
                 await store.release_claims()
-                logger.warning(_how_to_resume(run.directory))
+                logger.info(_how_to_resume(run.directory))
                 raise
             summary = await summarise(store, run.directory)
         if summary.failures:
@@ -252,14 +261,18 @@ class Trainer:
         run: Run,
         store: LightningStore,
         proxy: LLMProxy | None,
-        event: StopEvent,
+        ready: Latch,
+        event: Latch,
         train_dataset: Dataset | None,
         val_dataset: Dataset | None,
     ) -> None:
         """The algorithm with its collaborators; without one, wait to be stopped."""
+        if algorithm is None or not algorithm.holds_runners:
+            ready.set()
         if algorithm is None:
             await event.wait_async()
             return
+        algorithm.set_ready(ready)
         algorithm.set_trainer(self)
         algorithm.set_store(store)
         algorithm.set_adapter(self.adapter)
@@ -272,7 +285,7 @@ class Trainer:
         else:
             await call_sync(lambda: algorithm.run(train_dataset, val_dataset), None, name="leyden-algorithm")
 
-    async def _runner_bundle(self, store: LightningStore, worker_id: int, event: StopEvent) -> None:
+    async def _runner_bundle(self, store: LightningStore, worker_id: int, event: Latch) -> None:
         """One worker: a copy of the runner, set up, run until the event, always torn down."""
         runner = copy.copy(self.runner)
         runner.init_worker(worker_id, store)

@@ -16,7 +16,7 @@ from leyden.litagent import LitAgent
 from leyden.runner import Hook
 from leyden.store import InMemoryLightningStore
 from leyden.types import RolloutConfig, find_final_reward
-from leyden.utils.stop import StopEvent
+from leyden.utils.latch import Latch
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def run_all(store: InMemoryLightningStore, agent: LitAgent[Any], tasks: li
     hooks = options.pop("hooks", ())
     rollouts = [await store.enqueue_rollout(task, config=config) for task in tasks]
     ids = [rollout.rollout_id for rollout in rollouts]
-    stop = StopEvent()
+    stop = Latch()
     async with ly.LitAgentRunner(**options).run_context(agent=agent, store=store, hooks=hooks) as runner:
         work = asyncio.create_task(runner.iter(event=stop))
         await store.wait_for_rollouts(rollout_ids=ids, timeout=30)
@@ -288,7 +288,7 @@ async def test_a_runner_ends_by_itself_after_max_rollouts(store: InMemoryLightni
 
 
 async def test_stopping_finishes_what_is_under_way_and_claims_nothing_more(store: InMemoryLightningStore) -> None:
-    started, stop = asyncio.Event(), StopEvent()
+    started, stop = asyncio.Event(), Latch()
 
     @ly.rollout
     async def agent(task: int) -> float:

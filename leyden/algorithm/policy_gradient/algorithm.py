@@ -7,6 +7,7 @@ every token keeps the log-probability and the version it was sampled with.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -195,25 +196,38 @@ class PolicyGradient(IterativeAlgorithm):
 
     async def _collect(self, mode: RolloutMode, iteration: int, inputs: Sequence[Any]) -> _Collected:
         """Enqueue, wait by event, read back. The place in `inputs` is the place in the answer."""
-        store, run_id = self.get_store(), self.get_run().run_id
-        requests = [
-            EnqueueRolloutRequest(
-                rollout_id=ids.derived_id("ro", run_id, mode, iteration, place),
-                input=value,
-                mode=mode,
-                resources_id=self._resources_id,
-                config=self.rollout_config,
-                metadata={"step": iteration, "place": place},
-            )
-            for place, value in enumerate(inputs)
-        ]
-        rollouts = await store.enqueue_many_rollouts(requests)
+        store = self.get_store()
+        rollouts = await self._enqueue(mode, iteration, inputs)
         finished = await self._wait([rollout.rollout_id for rollout in rollouts])
         spans_of = await store.query_spans_of([rollout.rollout_id for rollout in rollouts])
         collected = _Collected()
         for rollout in rollouts:
             self._add(collected, finished[rollout.rollout_id], spans_of[rollout.rollout_id])
         return collected
+
+    async def _enqueue(self, mode: RolloutMode, iteration: int, inputs: Sequence[Any]) -> Sequence[Rollout]:
+        """The rollouts of one stage; those that an earlier process enqueued are met again, finished or not.
+
+        A stage in which every rollout had failed is sampled anew, under other ids: what broke it may have been mended since.
+        """
+        for generation in itertools.count():
+            salt = [generation] if generation else []
+            rollouts = await self.get_store().enqueue_many_rollouts(
+                [
+                    EnqueueRolloutRequest(
+                        rollout_id=ids.derived_id("ro", self.get_run().run_id, mode, iteration, place, *salt),
+                        input=value,
+                        mode=mode,
+                        resources_id=self._resources_id,
+                        config=self.rollout_config,
+                        metadata={"step": iteration, "place": place},
+                    )
+                    for place, value in enumerate(inputs)
+                ]
+            )
+            if any(rollout.status != "failed" for rollout in rollouts):
+                return rollouts
+        raise AssertionError("itertools.count() ends")
 
     async def _wait(self, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
         """All of them, finished. The wait ends by event; its timeout is only the time between two looks at the progress."""
