@@ -12,10 +12,6 @@ FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.sequence_id = r.
 -- One rollout with its latest attempt.
 {select_rollouts} WHERE r.rollout_id = :rollout_id
 
--- name: get_rollout_by_seq
--- The same by its place in the queue.
-{select_rollouts} WHERE r.seq = :seq
-
 -- name: get_rollout_with_attempt
 -- One rollout with one of its attempts, NULLs if it has no such attempt.
 SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
@@ -41,9 +37,11 @@ VALUES (:rollout_id, :status, :mode, :resources_id, :input, :config, :metadata, 
 RETURNING seq
 
 -- name: claim_rollouts
--- Take the oldest that wait, in one statement; the answer comes in any order.
+-- Take the oldest that wait, in one statement; the answer comes in any order. The index is named, because SQLite would rather
+-- sort all that wait. PostgreSQL claims with FOR UPDATE SKIP LOCKED instead.
 UPDATE rollouts SET status = 'preparing', attempts = attempts + 1
-WHERE seq IN (SELECT seq FROM rollouts WHERE status IN ('queuing', 'requeuing') ORDER BY seq LIMIT :limit)
+WHERE seq IN (SELECT seq FROM rollouts INDEXED BY rollouts_queue
+              WHERE status IN ('queuing', 'requeuing') ORDER BY seq LIMIT :limit)
 RETURNING seq, rollout_id, status, mode, resources_id, input, config, metadata, start_time, end_time, attempts, interrupted
 
 -- name: begin_attempt

@@ -17,7 +17,7 @@ from leyden.errors import StoreError
 from leyden.store.sql.queries import load_queries
 from leyden.store.sql.transaction import Row
 
-__all__ = ["SqliteTransaction", "connect", "migrate", "store_error"]
+__all__ = ["SqliteTransaction", "connect", "migrate", "statements", "store_error"]
 
 _APPLICATION_ID = 0x4C595244  # "LYRD" in the file's header: a Leyden store
 _REMEDIES = {
@@ -60,7 +60,7 @@ def migrate(connection: sqlite3.Connection, url: str) -> None:
                 f"{url} was written by a newer Leyden (schema {version}, this one knows {len(migrations)}); upgrade it"
             )
         for script in migrations[version:]:
-            for statement in _statements(script):
+            for statement in statements(script):
                 connection.execute(statement)
         if version < len(migrations):
             connection.execute(f"PRAGMA user_version = {len(migrations)}")
@@ -126,7 +126,8 @@ def _migrations() -> Sequence[str]:
     return [entry.read_text(encoding="utf-8") for entry in scripts]
 
 
-def _statements(script: str) -> Iterator[str]:
+def statements(script: str) -> Iterator[str]:
+    """The statements of a migration, one by one. Raises StoreError for one that does not end."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

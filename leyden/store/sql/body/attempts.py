@@ -149,7 +149,7 @@ def update_attempt(
         return before
     if before.finished:
         raise IllegalTransition(
-            f"attempt {before.attempt_id!r} of rollout {rollout_id!r} ended as {before.status!r} and stays as it ended; "
+            f"attempt {before.attempt_id!r} of rollout {rollout_id!r} ended as {before.status!r} and stays so; "
             f"{', '.join(changes)} cannot change any more"
         )
     return _write(tx, row, before, after)
