@@ -51,7 +51,7 @@ class EmbeddedBackend(PolicyBackend):
         dtype: str | None = None,
         max_batch_rows: int = 128,
         max_length: int | None = None,
-        max_tokens_per_microbatch: int = 4096,
+        max_tokens_per_microbatch: int = 2048,
         deterministic: bool = False,
         seed: int = 0,
         threads: int | None = 1,
@@ -99,6 +99,8 @@ class EmbeddedBackend(PolicyBackend):
         self._lock = threading.Lock()
         """Held while starting or stopping."""
         self._running: _Running | None = None
+        self._was_deterministic = False
+        """What torch was set to before."""
 
     @property
     def policy_version(self) -> int:
@@ -174,6 +176,7 @@ class EmbeddedBackend(PolicyBackend):
                 self._running = executor.submit(self._build, executor).result()
             except BaseException:
                 executor.shutdown()
+                self._restore_torch()
                 raise
 
     def _build(self, executor: ThreadPoolExecutor) -> _Running:
@@ -190,6 +193,7 @@ class EmbeddedBackend(PolicyBackend):
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         if self._deterministic:
+            self._was_deterministic = torch.are_deterministic_algorithms_enabled()
             torch.use_deterministic_algorithms(True)
         model, tokenizer, device, dtype = self._source
         policy = load_policy(model, tokenizer, device=device, dtype=dtype)
@@ -232,6 +236,13 @@ class EmbeddedBackend(PolicyBackend):
             running.decoder.stop()
             running.server.stop()
             running.executor.shutdown(cancel_futures=True)
+            self._restore_torch()
+
+    def _restore_torch(self) -> None:
+        if self._deterministic:
+            import torch
+
+            torch.use_deterministic_algorithms(self._was_deterministic)
 
 
 class _Running:
