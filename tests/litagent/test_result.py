@@ -135,13 +135,14 @@ async def test_outside_the_trace_of_the_attempt_it_goes_to_the_store_at_once(sto
 
 async def test_opentelemetry_spans_that_were_collected_already_are_not_doubled(store: LightningStore):
     rollout, mine = await store.start_rollout(None), TracerProvider().get_tracer("the agent's own provider")
-    async with OtelTracer().trace_context(
-        store=store, rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id
-    ):
+    tracer = OtelTracer()
+    async with tracer.trace_context(store=store, rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id):
         collected = otel_trace.get_tracer("library").start_span("collected")
         collected.end()
         uncollected = mine.start_span("uncollected")
         uncollected.end()
         await asyncio.sleep(0)
         await record_result([collected, uncollected], rollout=rollout, store=store)
-    assert [span.name for span in await store.query_spans(rollout.rollout_id)] == ["collected", "uncollected"]
+    spans = list(await store.query_spans(rollout.rollout_id))
+    assert [span.name for span in spans] == ["collected", "uncollected"]
+    assert tracer.get_last_trace() == spans

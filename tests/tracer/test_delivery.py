@@ -199,14 +199,31 @@ async def test_an_unknown_attempt_hurts_its_own_trace_only(store: CountingStore)
     assert len([batch for batch in store.batches if any(span.attempt_id == "at-nowhere" for span in batch)]) == 2
 
 
-async def test_a_value_that_the_store_cannot_keep_hurts_its_own_trace_only():
-    class PickyStore(CountingStore):
-        async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
-            if any(get_message_value(span) == "unstorable" for span in spans):
-                self.batches.append(list(spans))
-                raise TypeError("no column for that")
-            return await super().add_many_spans(spans)
+class PickyStore(CountingStore):
+    """Refuses the message `unstorable`."""
 
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        if any(get_message_value(span) == "unstorable" for span in spans):
+            self.batches.append(list(spans))
+            await asyncio.sleep(self.delay_seconds)
+            raise TypeError("no column for that")
+        return await super().add_many_spans(spans)
+
+
+async def test_what_is_delivered_after_a_refusal_does_not_hide_it():
+    async with PickyStore() as store:
+        rollout = await store.start_rollout(None)
+        store.delay_seconds = 0.1
+        with pytest.raises(StoreError, match=r"64 spans of .* no column for that"):
+            async with attempt_of(store, rollout):
+                for _ in range(64):
+                    emit_message("unstorable")
+                await asyncio.sleep(0.05)  # the refusal is under way
+                emit_message("fine")
+        assert await count(store, rollout) == 1
+
+
+async def test_a_value_that_the_store_cannot_keep_hurts_its_own_trace_only():
     async with PickyStore() as store:
         good, bad = await store.start_rollout("good"), await store.start_rollout("bad")
         async with attempt_of(store, good):
@@ -234,20 +251,23 @@ async def test_delivery_itself_is_not_traced(store: CountingStore):
         ):
             emit_message("x")
             await asyncio.sleep(0.3)
-            emit_message("y")
+            for _ in range(100):  # these do not wait for the timer
+                emit_message("y")
+            await asyncio.sleep(0.3)
         await asyncio.sleep(0.3)
-        assert [span.name for span in await instrumented.query_spans(rollout.rollout_id)] == ["leyden.message"] * 2
+        assert [span.name for span in await instrumented.query_spans(rollout.rollout_id)] == ["leyden.message"] * 101
+        assert len(instrumented.batches) >= 2
 
 
 async def test_a_slow_store_holds_up_no_agent_and_gets_one_batch_at_a_time(store: CountingStore):
     rollout = await store.start_rollout(None)
-    store.delay_seconds = 0.3
+    store.delay_seconds = 1.0
     async with attempt_of(store, rollout):
         began = time.monotonic()
         for _ in range(1000):
             emit_message("x")
             await asyncio.sleep(0)
-        assert time.monotonic() - began < 0.3
+        assert time.monotonic() - began < 1.0
     assert await count(store, rollout) == 1000
     assert len(store.batches) <= 3
 
@@ -294,6 +314,42 @@ def test_a_late_span_arrives_although_its_loop_is_closed(caplog: pytest.LogCaptu
     assert asyncio.run(count(store, rollout)) == 1
     assert caplog.text == ""
     asyncio.run(store.close())
+
+
+def test_a_trace_that_outlives_its_loop_still_delivers():
+    store = CountingStore()
+
+    async def open_one() -> tuple[AttemptedRollout, TraceContext, contextvars.Context]:
+        rollout = await store.start_rollout(None)
+        context = attempt_of(store, rollout)
+        await context.__aenter__()
+        return rollout, context, contextvars.copy_context()
+
+    async def close(context: TraceContext) -> None:
+        await context.__aexit__(None, None, None)
+
+    rollout, context, inside = asyncio.run(open_one())
+    inside.run(emit_message, "after the loop")
+    deadline = time.monotonic() + 5
+    while not asyncio.run(count(store, rollout)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert asyncio.run(count(store, rollout)) == 1
+    inside.run(asyncio.run, close(context))
+    asyncio.run(store.close())
+
+
+async def test_late_spans_for_a_store_that_cannot_be_reached_are_given_up_in_the_end(
+    store: CountingStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(delivery, "_LATE_TRIES", 3)
+    monkeypatch.setattr(delivery, "_RETRY_SECONDS", 0.01)
+    rollout = await store.start_rollout(None)
+    async with attempt_of(store, rollout):
+        late = contextvars.copy_context()
+    store.failures = [ConnectionResetError("gone")] * 10
+    late.run(emit_message, "late")
+    await eventually(lambda: "1 spans of attempt" in caplog.text and "are refused: gone" in caplog.text)
+    assert len(store.batches) == 3
 
 
 async def test_a_late_span_for_a_closed_store_is_dropped_with_a_word(

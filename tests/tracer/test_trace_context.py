@@ -361,6 +361,18 @@ async def test_an_opentelemetry_span_that_ends_in_another_trace_belongs_to_where
     assert await names(store, second) == []
 
 
+async def test_an_opentelemetry_context_that_is_given_decides_before_the_running_code(store: LightningStore):
+    first, second = await store.start_rollout(1), await store.start_rollout(2)
+    tracer = OtelTracer()
+    async with attempt_of(tracer, store, first):
+        of_the_first = otel_context.get_current()
+        async with attempt_of(tracer, store, second):
+            instrumented().start_span("given", context=of_the_first).end()
+            instrumented().start_span("running").end()
+    assert await names(store, first) == ["given"]
+    assert await names(store, second) == ["running"]
+
+
 async def test_spans_that_are_never_ended_are_not_kept_alive(store: LightningStore):
     rollout = await store.start_rollout(None)
     async with attempt_of(OtelTracer(), store, rollout):
