@@ -136,7 +136,7 @@ class Trace:
         span_id: str,
         parent: tuple[str, str | None],
     ) -> Span:
-        return Span.model_construct(
+        return Span(
             rollout_id=self.rollout_id,
             attempt_id=self.attempt_id,
             sequence_id=0,
@@ -146,11 +146,8 @@ class Trace:
             name=name,
             status=status,
             attributes=attributes,
-            events=[],
             start_time=start,
             end_time=end,
-            resource={},
-            tokens=None,
         )
 
 
