@@ -43,7 +43,7 @@ class DemoOptions:
     """What may be chosen; kept in the run directory, so that a resumed run is the same run."""
 
     seed: int = 0
-    steps: int = 30
+    steps: int = 32
     games: int = 1000
     """Games that success is measured on, before and after."""
     deterministic: bool = False
@@ -75,7 +75,7 @@ def run_demo(directory: Path, options: DemoOptions, *, resume: bool) -> tuple[De
     trainer = Trainer(
         algorithm=_algorithm(options, directory),
         llm_proxy=LLMProxy(deterministic_seed=options.seed if options.deterministic else None),
-        concurrency=128,
+        concurrency=96,  # within the 100 connections that the openai client keeps alive
         run_dir=directory,
     )
     summary = trainer.fit(play, train, val_dataset=games, resume=resume)
@@ -94,12 +94,12 @@ def _algorithm(options: DemoOptions, directory: Path) -> PolicyGradient:
     return PolicyGradient(
         backend,
         n_steps=options.steps,
-        tasks_per_step=8,
-        rollouts_per_task=16,
+        tasks_per_step=10,
+        rollouts_per_task=12,
         minibatch_size=16,
         epochs=2,
-        optim=OptimParams(learning_rate=1e-3, betas=(0.9, 0.95)),
-        max_tokens=6,
+        optim=OptimParams(learning_rate=1e-3, betas=(0.9, 0.99)),
+        max_tokens=4,
         timeout_seconds=120.0,
         val_every_n_steps=options.steps,
         validate_first=True,

@@ -92,7 +92,8 @@ class _LoopThread:
         self._task = self._loop.create_task(work)
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._caller = asyncio.get_running_loop()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -119,7 +120,11 @@ class _LoopThread:
 
     async def wait(self) -> None:
         """Return when the coroutine has; raise what it raised."""
-        await asyncio.shield(self._done)
+        try:
+            await asyncio.shield(self._done)
+        finally:
+            if self._done.done():
+                self._thread.join()  # it has nothing left to do
 
     def cancel(self) -> None:
         """Cancel the coroutine."""

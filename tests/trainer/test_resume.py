@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import random
 import signal
@@ -46,11 +47,11 @@ def rows(directory: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def attempts(directory: Path) -> Counter[str]:
+def attempts(directory: Path) -> Counter[int]:
     """Successful attempts by rollout."""
     with sqlite3.connect(directory / "store.sqlite") as database:
-        found = database.execute("SELECT rollout_id FROM attempts WHERE status = 'succeeded'").fetchall()
-    return Counter(rollout_id for (rollout_id,) in found)
+        found = database.execute("SELECT rollout FROM attempts WHERE status = 'succeeded'").fetchall()
+    return Counter(rollout for (rollout,) in found)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +69,6 @@ def prepare(directory: Path) -> None:
     open_run(directory, resume=False)
     manifest = directory / "run.json"
     text = manifest.read_text()
-    import json
-
     manifest.write_text(json.dumps(json.loads(text) | {"run_id": "feedfacecafe"}))
 
 
