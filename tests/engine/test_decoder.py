@@ -61,6 +61,28 @@ async def test_logprobs_are_those_of_a_forward_pass_however_requests_overlap():
             check_logprobs(model, prompt, sample)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "mamba", "qwen3"])
+async def test_any_architecture_is_sampled_and_trained_alike(kind: str):
+    options: dict[str, Any] = {"gpt2": {"n_positions": 128}, "mamba": {"state_size": 4}, "qwen3": {"head_dim": 32}}[
+        kind
+    ]
+    model = tiny.model(kind, **options)
+    async with EmbeddedBackend(model, max_length=100) as backend:
+        tokens = [1, 50, 51]
+        for _ in range(3):
+            sample = await one(backend, tokens, max_tokens=6)
+            check_logprobs(model, tokens, sample)
+            data = TrainingSequence(
+                tokens + sample.token_ids,
+                [0.0] * len(tokens) + sample.logprobs,
+                [1.0] * (len(tokens) + len(sample.token_ids)),
+                [0.0] * len(tokens) + [1.0] * len(sample.token_ids),
+            )
+            assert (await backend.forward_backward([data], PolicyLoss())).max_logprob_difference < 1e-5
+            await backend.optim_step(OptimParams(learning_rate=1e-3))
+            tokens = [*tokens, *sample.token_ids, 60, 61]
+
+
 async def test_a_conversation_continues_in_the_cache_of_its_last_turn():
     model = tiny.model()
     async with EmbeddedBackend(model) as backend:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
 from leyden.engine import EmbeddedBackend, OptimParams, PolicyLoss, Sample, SamplingParams
 from leyden.types import TrainingSequence
 from tests.engine import tiny
@@ -66,8 +71,6 @@ async def test_the_samplers_random_state_is_part_of_the_state(tmp_path: Path):
 
 
 async def test_a_state_holds_no_pickle_and_tied_weights_once(tmp_path: Path):
-    from safetensors.torch import load_file
-
     async with EmbeddedBackend(tiny.model()) as backend:
         await iterate(backend, 0)
         await backend.save_state(tmp_path)
@@ -75,3 +78,26 @@ async def test_a_state_holds_no_pickle_and_tied_weights_once(tmp_path: Path):
     names = set(load_file(tmp_path / "model.safetensors"))
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT reads a name of the past
+async def test_of_a_model_with_adapters_only_those_are_trained_and_saved_and_any_library_loads_the_result(
+    tmp_path: Path,
+):
+    peft = pytest.importorskip("peft")
+    plain = tiny.model()
+    frozen = plain.model.layers[0].mlp.up_proj.weight
+    before = frozen.detach().clone()
+    model = peft.get_peft_model(plain, peft.LoraConfig(r=4, target_modules="all-linear"))
+    async with EmbeddedBackend(model, tokenizer=tiny.tokenizer()) as backend:
+        for iteration in range(2):
+            await iterate(backend, iteration)
+        await backend.save_state(tmp_path / "state")
+        await backend.save_pretrained(tmp_path / "hf")
+        (sample,) = await backend.sample([[1, 50, 60]], SamplingParams(max_tokens=1, temperature=0))
+    assert torch.equal(frozen, before)
+    assert all("lora_" in name for name in load_file(tmp_path / "state" / "model.safetensors"))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    with torch.no_grad():
+        logprobs = merged(torch.tensor([[1, 50, 60]])).logits[0, -1].log_softmax(-1)
+    assert float(logprobs[sample.token_ids[0]]) == pytest.approx(sample.logprobs[0], abs=1e-4)
