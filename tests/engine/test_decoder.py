@@ -20,6 +20,7 @@ from leyden.engine.slots import SlotTable
 from leyden.errors import ConfigError, EngineError
 from leyden.types import TrainingSequence
 from tests.engine import tiny
+from tests.engine.waiting import until_sampling
 
 torch.set_num_threads(1)
 
@@ -60,17 +61,38 @@ async def test_logprobs_are_those_of_a_forward_pass_however_requests_overlap():
             check_logprobs(model, prompt, sample)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "mamba", "qwen3"])
+async def test_any_architecture_is_sampled_and_trained_alike(kind: str):
+    options: dict[str, Any] = {"gpt2": {"n_positions": 128}, "mamba": {"state_size": 4}, "qwen3": {"head_dim": 32}}[
+        kind
+    ]
+    model = tiny.model(kind, **options)
+    async with EmbeddedBackend(model, max_length=100) as backend:
+        tokens = [1, 50, 51]
+        for _ in range(3):
+            sample = await one(backend, tokens, max_tokens=6)
+            check_logprobs(model, tokens, sample)
+            data = TrainingSequence(
+                tokens + sample.token_ids,
+                [0.0] * len(tokens) + sample.logprobs,
+                [1.0] * (len(tokens) + len(sample.token_ids)),
+                [0.0] * len(tokens) + [1.0] * len(sample.token_ids),
+            )
+            assert (await backend.forward_backward([data], PolicyLoss())).max_logprob_difference < 1e-5
+            await backend.optim_step(OptimParams(learning_rate=1e-3))
+            tokens = [*tokens, *sample.token_ids, 60, 61]
+
+
 async def test_a_conversation_continues_in_the_cache_of_its_last_turn():
     model = tiny.model()
     async with EmbeddedBackend(model) as backend:
-        tokens = [1, 50, 51, 52]
-        for turn in range(4):
+        tokens, expected = [1, 50, 51, 52], 0
+        for _ in range(4):
             sample = await one(backend, tokens, max_tokens=5)
             check_logprobs(model, tokens, sample)
-            reused = (await backend.statistics()).extra["reused_prompt_tokens"]
-            if turn:
-                assert reused - before == len(tokens) - 4  # all but the last sampled token and the three new ones
-            before, tokens = reused, [*tokens, *sample.token_ids, 60, 61, 62]
+            assert (await backend.statistics()).extra["reused_prompt_tokens"] == expected
+            expected += len(tokens) + len(sample.token_ids) - 1  # the last sampled token was never run
+            tokens = [*tokens, *sample.token_ids, 60, 61, 62]
 
 
 async def test_a_step_drops_every_kept_row():
@@ -89,8 +111,7 @@ async def test_each_token_has_the_version_and_the_weights_that_drew_it():
     async with EmbeddedBackend(model) as backend:
         prompt = [1, 50, 51]
         sampling = asyncio.create_task(one(backend, prompt, max_tokens=400))
-        while (await backend.statistics()).response_tokens < 20:
-            await asyncio.sleep(0.001)
+        await until_sampling(backend, n_tokens=20)
         await step(backend, learning_rate=1e-3)
         sample = await sampling
         assert [version for version, _ in groupby(sample.policy_versions)] == [0, 1]
@@ -134,8 +155,7 @@ async def test_stopping_fails_the_requests_under_way():
     backend = EmbeddedBackend(model)
     await backend.start()
     sampling = asyncio.create_task(one(backend, [1, 2], max_tokens=500))
-    while not (await backend.statistics()).response_tokens:
-        await asyncio.sleep(0.001)
+    await until_sampling(backend)
     await backend.stop()
     with pytest.raises(EngineError, match="stopped"):
         await sampling
@@ -166,9 +186,7 @@ def test_draws_follow_the_tempered_distribution():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     n, rng = 20_000, random.Random(0)
     for temperature in (0.5, 1.0, 2.0):
-        tokens, logprobs = draw(
-            logits.expand(n, -1), [temperature] * n, [1.0] * n, [rng.random() for _ in range(n)]
-        )
+        tokens, logprobs = draw(logits.expand(n, -1), [temperature] * n, [1.0] * n, [rng.random() for _ in range(n)])
         wanted = (logits[0] / temperature).softmax(-1)
         counts = Counter(tokens)
         for token in range(4):

@@ -15,6 +15,7 @@ import pytest
 from leyden.engine import EmbeddedBackend, SamplingParams
 from leyden.errors import ConfigError, EngineError
 from tests.engine import tiny
+from tests.engine.waiting import until_idle, until_sampling
 
 MESSAGES = [{"role": "user", "content": "guess"}]
 
@@ -63,7 +64,9 @@ async def test_the_official_client_gets_an_answer_with_ids_and_logprobs(client: 
 async def test_the_synchronous_client_too(backend: EmbeddedBackend):
     def ask() -> str:
         with openai.OpenAI(base_url=backend.endpoint().endpoint, api_key="none", max_retries=0) as client:
-            return client.chat.completions.create(model="policy", messages=MESSAGES, max_tokens=3).choices[0].finish_reason
+            return (
+                client.chat.completions.create(model="policy", messages=MESSAGES, max_tokens=3).choices[0].finish_reason
+            )
 
     assert await asyncio.to_thread(ask) in ("length", "stop")
 
@@ -119,13 +122,20 @@ async def test_several_choices_differ_and_are_the_same_every_time(client: openai
 
 
 async def test_completions_take_text_or_token_ids(client: openai.AsyncOpenAI):
-    options: dict[str, Any] = {"model": "policy", "max_tokens": 5, "temperature": 0, "extra_body": {"return_token_ids": True}}
+    options: dict[str, Any] = {
+        "model": "policy",
+        "max_tokens": 5,
+        "temperature": 0,
+        "extra_body": {"return_token_ids": True},
+    }
     by_text = await client.completions.create(prompt="hello", **options)
     by_ids = await client.completions.create(prompt=tiny.tokenizer().encode("hello"), **options)
     assert by_text.prompt_token_ids == by_ids.prompt_token_ids == tiny.tokenizer().encode("hello")
     assert by_text.choices[0].token_ids == by_ids.choices[0].token_ids
     assert by_text.choices[0].text == by_ids.choices[0].text
-    text = "".join([c.choices[0].text async for c in await client.completions.create(prompt="hello", stream=True, **options)])
+    text = "".join(
+        [c.choices[0].text async for c in await client.completions.create(prompt="hello", stream=True, **options)]
+    )
     assert text == by_text.choices[0].text
 
 
@@ -194,7 +204,7 @@ BAD: list[tuple[Any, int, str]] = [
     ({"model": "policy", "messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "'tools'"),
     ({"model": "policy", "messages": MESSAGES, "response_format": {"type": "json_object"}}, 400, "json_object"),
     ({"model": "policy", "messages": MESSAGES, "best_of_breed": 1}, 400, "'best_of_breed' is not supported"),
-    ({"model": "policy", "messages": [{"role": "user", "content": "x" * 600}]}, 400, "context of 512"),
+    ({"model": "policy", "messages": [{"role": "user", "content": "x" * 600}]}, 400, "the context has 512"),
 ]
 
 
@@ -250,12 +260,9 @@ async def test_a_client_that_leaves_takes_its_row_with_it(stream: bool):
     async with EmbeddedBackend(model) as backend:
         body = {"model": "policy", "prompt": [1, 2], "max_tokens": 4000, "stream": stream}
         asking = asyncio.create_task(post(backend, body, "/completions"))
-        while not (await backend.statistics()).extra["rows"]:
-            await asyncio.sleep(0.001)
+        await until_sampling(backend)
         asking.cancel()
-        async with asyncio.timeout(5):
-            while (await backend.statistics()).extra["rows"]:
-                await asyncio.sleep(0.005)
+        await until_idle(backend)
         assert (await backend.statistics()).response_tokens < 3000
 
 

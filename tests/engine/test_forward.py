@@ -47,7 +47,12 @@ FOREIGN: dict[str, dict[str, Any]] = {
     "sliding window": {"kind": "mistral", "sliding_window": 5},
     "mixed sliding and full, soft caps": {"kind": "gemma2", "sliding_window": 6, "head_dim": 32},
     "scaled embeddings": {"kind": "granite", "embedding_multiplier": 3.0, "logits_scaling": 2.0},
-    "mixture of experts": {"kind": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "mixture of experts": {
+        "kind": "qwen2_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
 }
 
 

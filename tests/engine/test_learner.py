@@ -1,4 +1,4 @@
-"""The loss and its figures against formulas written out by hand, and gradients that do not depend on how data is cut up."""
+"""The loss and its figures against formulas written out by hand; gradients do not depend on how data is cut up."""
 
 from __future__ import annotations
 
