@@ -104,7 +104,7 @@ def _algorithm(options: DemoOptions, directory: Path) -> PolicyGradient:
         val_every_n_steps=options.steps,
         validate_first=True,
         seed=options.seed,
-        callbacks=[ProgressBar(metrics=["reward", "rollouts_per_second", "tokens_per_second"])],
+        callbacks=[ProgressBar(metrics=["reward", "tokens_per_second"])],
         writers=[CsvWriter(directory / "metrics.csv")],
     )
 
