@@ -14,7 +14,7 @@ import time
 # Without it each start asks the network for a table of prices, three times: nothing that `fit` needs.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
-import agentlightning as agl  # noqa: E402 -- reads the setting above
+import agentlightning as agl
 
 
 @agl.rollout
