@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -31,7 +32,7 @@ from leyden.gateway.asgi import (
     trace_parent,
     upstream_headers,
 )
-from leyden.gateway.attempts import Attempts
+from leyden.gateway.attempts import Attempts, trace_id_of
 from leyden.gateway.record import ModelCall
 from leyden.gateway.recorder import Recorder
 from leyden.gateway.refusal import Refusal
@@ -163,7 +164,12 @@ class GatewayApp:
     ) -> None:
         start_time = time.time()
         raw = await read_body(receive)
-        admission = await self._attempts.admit(rollout_id, attempt_id)
+        try:
+            admission = await self._attempts.admit(rollout_id, attempt_id)
+        except Refusal as refusal:
+            if refusal.status == HTTPStatus.GONE and self._attempts.note_late_call(rollout_id, attempt_id):
+                await self._record_late(rollout_id, attempt_id, dialect, refusal)
+            raise
         trace_id, parent_id = trace_parent(scope) or (admission.trace_id, None)
         call = ModelCall(
             rollout_id=rollout_id,
@@ -191,6 +197,23 @@ class GatewayApp:
         finally:
             watcher.cancel()
             self._calls.discard(task)
+
+    async def _record_late(self, rollout_id: str, attempt_id: str, dialect: Dialect, refusal: Refusal) -> None:
+        """Leave the refused call in the record of the attempt that it came too late for."""
+        now = time.time()
+        call = ModelCall(
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            trace_id=trace_id_of((rollout_id, attempt_id)),
+            parent_id=None,
+            call_index=None,
+            operation=dialect.operation,
+            start_time=now,
+            end_time=now,
+            error=refusal.message,
+        )
+        self._recorder.begin((rollout_id, attempt_id))
+        await self._recorder.put(call)
 
     async def _exchange(self, exchange: _Exchange, scope: Scope, raw: bytes, dialect: Dialect) -> None:
         call = exchange.call

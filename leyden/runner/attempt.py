@@ -107,10 +107,13 @@ class AttemptRunner:
             return outcome
         if rollout.config.require_model_call:
             calls = await self.store.query_spans(
-                rollout.rollout_id, rollout.attempt.attempt_id, name=semconv.MODEL_CALL, limit=1
+                rollout.rollout_id, rollout.attempt.attempt_id, name=semconv.MODEL_CALL
             )
-            if not calls.total:
+            if not calls:
                 return Outcome("failed", "no_model_call", "the agent never called the model through the gateway")
+            if all(call.status.status_code == "ERROR" for call in calls):
+                reason = f"every model call of the agent failed; the last one: {calls[-1].status.description}"
+                return Outcome("failed", "no_model_call", reason)
         if rollout.config.require_reward and find_final_reward(spans) is None:
             return Outcome(
                 "failed", "no_reward", "the agent ended without a reward: return a number or call emit_reward(...)"

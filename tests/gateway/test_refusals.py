@@ -61,7 +61,20 @@ async def test_an_attempt_that_the_runner_ended_is_410(caller: Caller, upstream:
     assert caller.rollout_id in error.message
     assert caller.attempt_id in error.message
     assert len(upstream.requests) == 1
-    assert len(await caller.spans()) == 1
+
+
+async def test_the_first_late_call_is_in_the_record_of_its_attempt_and_no_more(caller: Caller) -> None:
+    await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    await caller.store.update_attempt(caller.rollout_id, caller.attempt_id, status="succeeded")
+    caller.proxy.end_attempt(caller.rollout_id, caller.attempt_id)
+    for _ in range(3):
+        await Counted(caller.llm.endpoint).refused()
+    answered, late = await caller.spans()
+    assert (answered.status.status_code, late.status.status_code) == ("OK", "ERROR")
+    assert "the attempt is over" in str(late.status.description)
+    assert late.tokens is None
+    attempt = await caller.store.get_attempt_by_id(caller.rollout_id, caller.attempt_id)
+    assert attempt.status == "succeeded"
 
 
 async def test_an_attempt_that_ended_in_the_store_is_410_even_after_a_restart(caller: Caller) -> None:

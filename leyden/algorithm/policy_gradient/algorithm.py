@@ -251,8 +251,8 @@ class PolicyGradient(IterativeAlgorithm):
         refused = [reason for triplet in triplets if (reason := refusal(triplet)) is not None]
         collected.refused_calls.update(refused)
         # A rollout with a hole in its record is not trained on: what the policy did there would get no gradient.
-        data = None if refused else RolloutData(rollout.rollout_id, reward, merge_triplets(triplets, reward=reward))
-        collected.rollouts.append(data)
+        trajectories = [] if refused else merge_triplets(triplets, reward=reward)
+        collected.rollouts.append(RolloutData(rollout.rollout_id, reward, trajectories) if trajectories else None)
 
     def _groups(self, collected: _Collected) -> list[Group]:
         size = self.rollouts_per_task
