@@ -221,7 +221,7 @@ class GatewayApp:
         model = self._model(call.request)
         seed = None
         if self._deterministic_seed is not None and call.request.get("seed") is None:
-            seed = seed_for(self._deterministic_seed, call.rollout_id, call.call_index)
+            seed = seed_for(self._deterministic_seed, call.rollout_id, call.call_index or 0)
         body, hidden = prepare(
             dialect,
             raw,
