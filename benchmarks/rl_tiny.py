@@ -79,8 +79,10 @@ class Measured:
 
 def main(peer: Peer | None) -> list[Row]:
     import torch
+    from transformers.utils import logging
 
     torch.set_num_threads(1)
+    logging.disable_progress_bar()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         games = asyncio.run(recorded_games(n_groups=8))
@@ -209,7 +211,8 @@ def write_job(workload: Workload, path: Path) -> Path:
 
 def merged_against_calls(model: Path) -> list[Row]:
     """Two rows: tokens run through the model, and trained tokens a CPU second. Raises RuntimeError if the gradients differ."""
-    merged, calls = [], []
+    merged: list[Gradient] = []
+    calls: list[Gradient] = []
     for seed in range(MINIMUM_RUNS):
         episodes = make_episodes(model, n_groups=1, turns=(6, 6), seed=seed)
         runs = [asyncio.run(one_gradient(model, training_batch(episodes, merged=whole))) for whole in (True, False)]
@@ -275,10 +278,11 @@ async def recorded_games(*, n_groups: int) -> Workload:
                 calls[index].append(_call(prompt, sample.token_ids, sample.logprobs))
                 reply = str(tokenizer.decode(sample.token_ids, skip_special_tokens=True))
                 feedback = games[index].guess(reply)
-                dialogues[index] += [{"role": "assistant", "content": reply}, {"role": "user", "content": feedback.text}]
-    return Workload(
-        "games", WEIGHTS, [Episode(float(game.won), made) for game, made in zip(games, calls, strict=True)]
-    )
+                dialogues[index] += [
+                    {"role": "assistant", "content": reply},
+                    {"role": "user", "content": feedback.text},
+                ]
+    return Workload("games", WEIGHTS, [Episode(float(game.won), made) for game, made in zip(games, calls, strict=True)])
 
 
 def _prompt_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:

@@ -1,7 +1,8 @@
 """TRL's GRPOTrainer on rollouts that are finished already; the peer's half of `benchmarks/rl_tiny.py`.
 
-Runs in the environment `bench-trl`. `rl_tiny_trl.py JOB` prints CPU seconds of each step: the whole of it without the time that the rollouts
-take to arrive (`step_cpu_s`), and what follows the preparation of the batch (`gradient_cpu_s`: forward, loss, backward, optimizer).
+Runs in the environment `bench-trl`. `rl_tiny_trl.py JOB` prints CPU seconds of each step: the whole of it without the time
+that the rollouts take to arrive (`step_cpu_s`), and what follows the preparation of the batch (`gradient_cpu_s`: forward,
+loss, backward, optimizer).
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", HF_DATASETS_OFFLINE="1")
 
-import torch  # noqa: E402 -- reads the settings above
-from datasets import Dataset  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
 
 
 class Clock(TrainerCallback):
@@ -55,14 +56,16 @@ class TimedTrainer(GRPOTrainer):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("job", type=Path)
-    parser.add_argument("--micro-batch", type=int, default=16, help="sequences in one forward; 16 was the fastest")
+    parser.add_argument(
+        "--micro-batch", type=int, help="sequences in one forward; all of them, the fastest, if not given"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     job = json.loads(options.job.read_text())
     clock = Clock()
 
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(job, clock, folder, options.micro_batch)
+        trainer = make_trainer(job, clock, folder, options.micro_batch or len(job["episodes"]))
         trainer.clock = clock
         trainer.train()
     answer = {
