@@ -67,7 +67,7 @@ def main(peer: Peer | None) -> list[Row]:
         row("fit(Baseline), 4 runners, defaults (durable)", "file", "default", f"defaults, {n['default']} tasks"),
         row("fit(Baseline), 4 runners, store in memory", "memory", "default", f"defaults, {n['default']} tasks"),
         row("fit(Baseline), 4 runners, defaults (durable)", "file", "tuned-cs", "tuned by hand, cs, 4 runners"),
-        row("fit(Baseline), store in memory, one process", "memory", "tuned-shm-1", "tuned by hand, shm, 1 runner"),
+        row("fit(Baseline), 4 runners, store in memory", "memory", "tuned-shm-1", "tuned by hand, shm, 1 runner"),
     ]
 
 
