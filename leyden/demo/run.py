@@ -202,7 +202,7 @@ def _content(messages: Any) -> str:
 
 
 def python_line(directory: Path) -> str:
-    """The line of Python that uses the trained agent."""
-    return (
-        f'{Path(sys.executable).name} -c "from leyden.demo import watch; watch({str(directory / "model")!r}, secret=7)"'
-    )
+    """The line that uses the trained agent, with the Python that runs now."""
+    python = Path(sys.executable)
+    shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    return f"{shown} -c \"from leyden.demo import watch; watch({str(directory / 'model')!r}, secret=7)\""

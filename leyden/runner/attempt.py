@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from leyden import semconv
 from leyden.emitter import emit_exception
-from leyden.errors import AttemptEnded, IllegalTransition, InvalidReturn, LeydenError, MissingResource
+from leyden.errors import IllegalTransition, InvalidReturn, LeydenError, MissingResource
 from leyden.litagent import LitAgent, record_result
 from leyden.runner.base import AttemptRecorder, Hook, Runner
 from leyden.runner.calls import AgentTimeout, call_async, call_sync
@@ -126,7 +126,7 @@ class AttemptRunner:
             await self.store.update_attempt(
                 rollout.rollout_id, rollout.attempt.attempt_id, status=outcome.status, metadata=metadata
             )
-        except (IllegalTransition, AttemptEnded) as error:
+        except IllegalTransition as error:
             logger.info(
                 "attempt %s ended as %s too late to count: %s", rollout.attempt.attempt_id, outcome.status, error
             )
