@@ -111,7 +111,7 @@ def _open(path: Path, url: str, durability: Durability) -> list[sqlite3.Connecti
         opened.append(connect(target, {"journal_mode": "WAL"} | pragmas))
         migrate(opened[0], url)
         opened.append(connect(target, {"query_only": "ON"} | pragmas))
-        opened.append(connect(target, pragmas))
+        opened.append(connect(target, {"busy_timeout": 0} | pragmas))
     except BaseException as error:
         for connection in opened:
             connection.close()

@@ -6,6 +6,7 @@ of that happens beside the writer, and only the last step, which lets the log be
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import weakref
@@ -15,11 +16,12 @@ from leyden.store.sql.session import Session
 
 __all__ = ["Checkpointer"]
 
+logger = logging.getLogger(__name__)
+
 _LOOK_EVERY = 64
 """Writes between two looks at the log."""
 _LIMIT_BYTES = 32 * 2**20
-"""A log longer than this is copied into the database: large, so that pages which many commits change are copied once.
-"""
+"""A longer log is copied into the database; large, so that a page which many commits change is copied once."""
 
 
 class Checkpointer:
@@ -55,14 +57,17 @@ def _serve(
 ) -> None:
     while look.wait() and not over.is_set():
         look.clear()
-        if log.stat().st_size > _LIMIT_BYTES:
-            _checkpoint(connection, session)
+        try:
+            if log.stat().st_size > _LIMIT_BYTES:
+                _checkpoint(connection, session)
+        except (OSError, sqlite3.Error) as error:
+            logger.warning("%s could not be shortened, and will be tried again: %s", log, error)
     connection.close()
 
 
 def _checkpoint(connection: sqlite3.Connection, session: Session) -> None:
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # the bulk of it, while others write
-    with session.lock:
+    with session.lock:  # a reader may still need the log; then this answers "busy", and the next look tries again
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
