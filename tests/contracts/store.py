@@ -289,9 +289,25 @@ async def test_ten_thousand_rollouts_can_be_waited_for(store: LightningStore) ->
     rollouts = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(n)])
     waiting = asyncio.create_task(store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=60.0))
     await asyncio.sleep(0)
-    for rollout in rollouts:
-        await store.update_rollout(rollout.rollout_id, status="cancelled")
+    await asyncio.gather(*(store.update_rollout(rollout.rollout_id, status="cancelled") for rollout in rollouts))
     assert len(await waiting) == n
+
+
+async def test_a_task_that_calls_without_end_lets_others_go_on(store: LightningStore) -> None:
+    rollout = await store.start_rollout(1)
+    others = 0
+
+    async def tick() -> None:
+        nonlocal others
+        while True:
+            await asyncio.sleep(0)
+            others += 1
+
+    ticking = asyncio.create_task(tick())
+    for _ in range(200):
+        await store.get_next_span_sequence_id(rollout.rollout_id, rollout.attempt.attempt_id)
+    ticking.cancel()
+    assert others > 2
 
 
 async def test_threads_with_loops_of_their_own_share_the_work(store: LightningStore) -> None:

@@ -21,7 +21,7 @@ SOON = 10.0
 
 @pytest.fixture
 async def file_store(tmp_path: Path) -> AsyncIterator[SqliteLightningStore]:
-    async with SqliteLightningStore(tmp_path / "x.db") as store:
+    async with SqliteLightningStore(tmp_path / "x.db", durability="power") as store:
         yield store
 
 
@@ -34,6 +34,7 @@ class Hold:
         self.task = asyncio.ensure_future(store._driver.write(self, (), {}))
 
     def __call__(self, tx: Any) -> None:
+        tx.expect(None)  # in the thread
         self.entered.set()
         assert self.release.wait(30)
 

@@ -31,7 +31,7 @@ def test_every_query_is_used() -> None:
 
 
 def test_every_query_that_is_named_is_there() -> None:
-    called = set(re.findall(r'tx\.(?:run|one|all|page)\(\s*"(\w+)"', SOURCES))
+    called = set(re.findall(r'tx\.(?:run|insert|put|one|all|page)\(\s*"(\w+)"', SOURCES))
     assert called
     assert called - set(load_queries()) == set()
 
@@ -51,7 +51,7 @@ def test_a_migration_that_ends_in_the_middle_is_refused() -> None:
 
 
 PLANS = {
-    "claim_rollouts": ({"limit": 1}, "rollouts_queue"),
+    "next_in_queue": ({"limit": 1}, "rollouts_queue"),
     "get_rollout": ({"rollout_id": "x"}, "sqlite_autoindex_rollouts_1"),
     "get_rollout_with_attempt": ({"rollout_id": "x", "attempt_id": "y"}, "PRIMARY KEY (rollout=?)"),
     "get_span_target": ({"rollout_id": "x", "attempt_id": "y"}, "PRIMARY KEY (rollout=?)"),

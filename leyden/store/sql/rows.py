@@ -46,7 +46,7 @@ __all__ = [
     "rollout_alone",
     "rollout_from",
     "span_from",
-    "span_parameters",
+    "span_values",
     "text_of",
     "worker_from",
 ]
@@ -148,24 +148,25 @@ def attempt_from(rollout_id: str, row: Row) -> Attempt:
     )
 
 
-def span_parameters(span: Span) -> dict[str, Any]:
-    """The columns of a span, without those that place it (rollout, attempt, sequence id)."""
-    return {
-        "span_id": span.span_id,
-        "trace_id": span.trace_id,
-        "parent_id": span.parent_id,
-        "name": span.name,
-        "status_code": span.status.status_code,
-        "status_description": span.status.description,
-        "start_time": span.start_time,
-        "end_time": span.end_time,
-        "attributes": text_of(span.attributes, "the attributes of a span") if span.attributes else None,
-        "events": text_of([event.model_dump() for event in span.events], "the events of a span")
-        if span.events
-        else None,
-        "resource": text_of(span.resource, "the resource of a span") if span.resource else None,
-        "tokens": span.tokens.pack() if span.tokens is not None else None,
-    }
+def span_values(rollout: int, attempt: int, sequence_id: int, span: Span) -> tuple[Any, ...]:
+    """The values of `insert_span`."""
+    return (
+        rollout,
+        attempt,
+        sequence_id,
+        span.span_id,
+        span.trace_id,
+        span.parent_id,
+        span.name,
+        span.status.status_code,
+        span.status.description,
+        span.start_time,
+        span.end_time,
+        text_of(span.attributes, "the attributes of a span") if span.attributes else None,
+        text_of(span.events, "the events of a span") if span.events else None,
+        text_of(span.resource, "the resource of a span") if span.resource else None,
+        span.tokens.pack() if span.tokens is not None else None,
+    )
 
 
 def span_from(rollout_id: str, attempt_ids: dict[int, str], row: Row) -> Span:

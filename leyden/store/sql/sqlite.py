@@ -15,7 +15,7 @@ from typing import Any
 
 from leyden.errors import StoreError
 from leyden.store.sql.queries import load_queries
-from leyden.store.sql.transaction import Row
+from leyden.store.sql.transaction import Long, Row
 
 __all__ = ["SqliteTransaction", "connect", "migrate", "statements", "store_error"]
 
@@ -86,16 +86,29 @@ class SqliteTransaction:
         self.store_url = store_url
         self._cursor = connection.cursor()
         self._queries = load_queries()
-        self.begin()
+        self.begin(None)
 
-    def begin(self) -> None:
-        """Another operation begins: its time is now, and it has said nothing yet."""
+    def begin(self, most: int | None) -> None:
+        """Another operation begins, now; it may be about `most` rows (None: any) and has said nothing yet."""
+        self._most = most
         self.now = time.time()
         self.claimable = 0
         self.finished: list[str] = []
 
+    def expect(self, rows: int | None, /) -> None:
+        if self._most is not None and (rows is None or rows > self._most):
+            raise Long
+
     def run(self, query: str, /, **parameters: Any) -> int:
         return self._cursor.execute(self._queries[query], parameters).rowcount
+
+    def insert(self, query: str, /, **parameters: Any) -> int:
+        key = self._cursor.execute(self._queries[query], parameters).lastrowid
+        assert key is not None
+        return key
+
+    def put(self, query: str, values: Sequence[Any], /) -> int:
+        return self._cursor.execute(self._queries[query], values).rowcount
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:
         return self._cursor.execute(self._queries[query], parameters).fetchone()

@@ -27,13 +27,13 @@ CREATE TABLE attempts (
     status TEXT NOT NULL,
     worker_id TEXT,
     start_time REAL NOT NULL,
-    end_time REAL,
+    end_time REAL,                       -- NULL: unfinished
     last_heartbeat_time REAL,
     metadata TEXT,                       -- JSON; NULL: empty
     last_span INTEGER NOT NULL DEFAULT 0, -- the highest span sequence id drawn
     PRIMARY KEY (rollout, sequence_id)
 ) WITHOUT ROWID;
-CREATE INDEX attempts_unfinished ON attempts (start_time) WHERE status IN ('preparing', 'running', 'unresponsive');
+CREATE INDEX attempts_unfinished ON attempts (start_time) WHERE end_time IS NULL; -- IN would cost each update 20 us
 
 CREATE TABLE spans (
     key INTEGER PRIMARY KEY,             -- the order of arrival
