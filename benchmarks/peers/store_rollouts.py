@@ -48,7 +48,7 @@ async def one_rollout(store, bulk):
             name="openai.chat.completion",
             start_time=1.0,
             end_time=2.0,
-            attributes={"gen_ai.prompt.%d.content" % k: "x" * 95 for k in range(8)} | {"tokens": 25},
+            attributes={f"gen_ai.prompt.{k}.content": "x" * 95 for k in range(8)} | {"tokens": 25},
         )
         for i in range(1, 11)
     ]
