@@ -65,7 +65,8 @@ async def one_rollout(store, bulk):
     spans = [
         make_span(
             **ids, sequence_id=i, trace_id="%032x" % i, span_id="%016x" % i, name="openai.chat.completion",
-            start_time=1.0, end_time=2.0, attributes={"gen_ai.prompt.%d.content" % k: "x" * 95 for k in range(8)} | {"tokens": 25},
+            start_time=1.0, end_time=2.0,
+            attributes={"gen_ai.prompt.%d.content" % k: "x" * 95 for k in range(8)} | {"tokens": 25},
         )
         for i in range(1, 11)
     ]
@@ -149,7 +150,7 @@ def rate_row(name: str, mode: str, tasks: int, in_file: bool, peer_python: str |
 
 
 def memory_rows(peer_python: str | None) -> list[dict[str, Any]]:
-    """Megabytes for 10,000 finished rollouts: what memory keeps of them, and a whole process that has them in a file."""
+    """Megabytes for 10,000 finished rollouts: what memory keeps of them, and a process that has them in a file."""
     peer = None
     if peer_python is not None:
         kept = run(peer_python, AGENT_LIGHTNING, "bulk", KEPT_BY_PEER, 1)["kept_mb"]
