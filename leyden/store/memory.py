@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from leyden.errors import StoreClosed
@@ -36,23 +36,18 @@ class _MemoryDriver:
         self._open = True
         self._given = 0
 
-    async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
-        return await self._run(operation, args, kwargs)
+    def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Coroutine[Any, Any, T]:
+        return self._run(operation, args, kwargs)
 
-    async def write(
+    def write(
         self,
         operation: Operation[T],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
         undo: Operation[None] | None = None,  # nothing is awaited between commit and answer
-    ) -> T:
-        return await self._run(operation, args, kwargs)
-
-    async def close(self) -> None:
-        with self._session.lock:
-            self._open = False
-            self._close()
+    ) -> Coroutine[Any, Any, T]:
+        return self._run(operation, args, kwargs)
 
     async def _run(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
         self._given += 1
@@ -62,6 +57,11 @@ class _MemoryDriver:
             if not self._open:
                 raise StoreClosed(f"{self.url} is closed; open a new store")
             return self._session.alone(operation, args, kwargs)
+
+    async def close(self) -> None:
+        with self._session.lock:
+            self._open = False
+            self._close()
 
 
 class InMemoryLightningStore(SqlLightningStore):

@@ -37,16 +37,17 @@ class _FileDriver:
     def __init__(self, path: Path, durability: Durability, signals: Signals) -> None:
         self.url = f"sqlite://{path}"
         self._closing = threading.Lock()
-        self._lock = _own(path, self.url)
+        lock = _own(path, self.url)
         try:
             writer, reader, keeper = _open(path, self.url, durability)
         except BaseException:
-            self._lock.release()
+            lock.release()
             raise
         session = Session(writer, self.url, "writer", signals.publish)
         self._writer = SessionThread(session, "leyden-store-writer", inline=durability == "process")
         self._reader = SessionThread(Session(reader, self.url, "reader"), "leyden-store-reader", inline=True)
         self._checkpointer = Checkpointer(path, keeper, session)
+        self._lock = lock  # the last attribute: a store that is only dropped lets go of it last
 
     async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
         return await self._reader.run(operation, args, kwargs)

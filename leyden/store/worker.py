@@ -87,13 +87,14 @@ class SessionThread:
         undo: Operation[None] | None = None,
     ) -> Any:
         """The operation's answer, after its commit. See `Driver` for `undo`."""
+        self._check_process()
         if self._inline and self._jobs.empty():
             self._given += 1
             if self._given % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
             if self._session.lock.acquire(blocking=False):
                 try:
-                    self._check()
+                    self._check_open()
                     return self._session.alone(operation, args, kwargs, most=_SHORT)
                 except Long:
                     pass
@@ -112,7 +113,7 @@ class SessionThread:
         future = job.future
         assert future is not None
         with self._gate:
-            self._check()
+            self._check_open()
             self._jobs.put(job)
         try:
             return await future
@@ -121,9 +122,12 @@ class SessionThread:
                 _take_back(self._jobs, job)
             raise
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if not self._open:
             raise StoreClosed(f"{self._session.url} is closed; open it again")
+
+    def _check_process(self) -> None:
+        """Before any lock is touched: a forked child has copies that nobody will ever release."""
         if os.getpid() != self._pid:
             raise StoreError(
                 f"{self._session.url} was opened by process {self._pid} and cannot be used in its forked child "

@@ -82,9 +82,9 @@ def text_of(value: Any, what: str) -> str:
             raise ConfigError(f"{what} must be a JSON value: {error}") from None
 
 
-def from_text(text: str | None) -> Any:
-    """The inverse of `text_of`; an empty dict for None."""
-    if text is None:
+def from_text(text: str) -> Any:
+    """The inverse of `text_of`; an empty dict for the empty text."""
+    if not text:
         return {}
     try:
         return from_json(text)
@@ -94,7 +94,7 @@ def from_text(text: str | None) -> Any:
 
 def config_of(row: Row) -> RolloutConfig:
     """The config of a row of `select_rollouts`."""
-    return RolloutConfig() if row[CONFIG] is None else RolloutConfig.model_validate_json(row[CONFIG])
+    return RolloutConfig() if not row[CONFIG] else RolloutConfig.model_validate_json(row[CONFIG])
 
 
 def rollout_fields(row: Row) -> dict[str, Any]:
@@ -162,9 +162,9 @@ def span_values(rollout: int, attempt: int, sequence_id: int, span: Span) -> tup
         span.status.description,
         span.start_time,
         span.end_time,
-        text_of(span.attributes, "the attributes of a span") if span.attributes else None,
-        text_of(span.events, "the events of a span") if span.events else None,
-        text_of(span.resource, "the resource of a span") if span.resource else None,
+        text_of(span.attributes, "the attributes of a span") if span.attributes else "",
+        text_of(span.events, "the events of a span") if span.events else "",
+        text_of(span.resource, "the resource of a span") if span.resource else "",
         span.tokens.pack() if span.tokens is not None else None,
     )
 
@@ -185,7 +185,7 @@ def span_from(rollout_id: str, attempt_ids: dict[int, str], row: Row) -> Span:
             "name": name,
             "status": build(SpanStatus, {"status_code": status_code, "description": status_description}),
             "attributes": from_text(attributes),
-            "events": [] if events is None else [build(SpanEvent, event) for event in from_text(events)],
+            "events": [] if not events else [build(SpanEvent, event) for event in from_text(events)],
             "start_time": start_time,
             "end_time": end_time,
             "resource": from_text(resource),

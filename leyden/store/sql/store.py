@@ -70,8 +70,7 @@ class SqlLightningStore(LightningStore):
         )
 
     async def close(self) -> None:
-        closing = self._driver.close()
-        await closing
+        await self._driver.close()
         self._signals.close()
 
     start_rollout = _writes(LightningStore.start_rollout, rollouts.start_rollout)

@@ -118,7 +118,7 @@ def new_attempt(
     )
     if worker_id is not None:
         tx.run(f"worker_{heard}", worker_id=worker_id, now=tx.now, rollout_id=rollout_id, attempt_id=attempt_id)
-    new = (sequence_id, attempt_id, "preparing", worker_id, tx.now, None, None, None)
+    new = (sequence_id, attempt_id, "preparing", worker_id, tx.now, None, None, "")
     rollout = attempted(row, attempt_from(rollout_id, new))
     rollout.status = "preparing"
     return rollout
@@ -251,7 +251,7 @@ def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -
         worker_id=after.worker_id,
         end_time=after.end_time,
         last_heartbeat_time=after.last_heartbeat_time,
-        metadata=text_of(after.metadata, "the metadata of an attempt") if after.metadata else None,
+        metadata=text_of(after.metadata, "the metadata of an attempt") if after.metadata else "",
     )
     if (after.status, after.worker_id) != (before.status, before.worker_id):
         follow_attempt(tx, before, after)

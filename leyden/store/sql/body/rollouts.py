@@ -163,7 +163,7 @@ def _insert(tx: Transaction, request: EnqueueRolloutRequest, resources_id: str |
     """A new rollout, as a row of `select_rollouts` without an attempt."""
     rollout_id = request.rollout_id or ids.rollout_id()
     task = text_of(request.input, "the input of a rollout")
-    metadata = text_of(request.metadata, "the metadata of a rollout") if request.metadata else None
+    metadata = text_of(request.metadata, "the metadata of a rollout") if request.metadata else ""
     config = _config_columns(request.config)
     attempts = 0 if status == "queuing" else 1
     seq = tx.insert(
@@ -186,7 +186,7 @@ def _insert(tx: Transaction, request: EnqueueRolloutRequest, resources_id: str |
 
 def _config_columns(config: RolloutConfig | None) -> dict[str, Any]:
     if config is None:
-        return {"config": None, "timeout_seconds": None, "unresponsive_seconds": None}
+        return {"config": "", "timeout_seconds": None, "unresponsive_seconds": None}
     return {
         "config": config.model_dump_json(exclude_defaults=True),
         "timeout_seconds": config.timeout_seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Literal
 
 from leyden.store.sql.body.lookup import rollout_key, unknown_attempt, unknown_rollout
@@ -23,6 +24,7 @@ from leyden.types import (
 
 __all__ = ["add_many_spans", "get_many_span_sequence_ids", "query_spans", "query_spans_of"]
 
+_OWNER = attrgetter("rollout_id", "attempt_id")
 _SORTABLE = {
     name: f"s.{name}"
     for name in ("sequence_id", "start_time", "end_time", "name", "trace_id", "span_id", "parent_id", "status_code")
@@ -32,7 +34,7 @@ _SORTABLE = {
 def add_many_spans(tx: Transaction, spans: Sequence[Span]) -> Sequence[Span]:
     tx.expect(len(spans))
     added: list[Span] = []
-    for (rollout_id, attempt_id), group in groupby(spans, key=lambda span: (span.rollout_id, span.attempt_id)):
+    for (rollout_id, attempt_id), group in groupby(spans, key=_OWNER):
         added += _add_to_attempt(tx, _target(tx, rollout_id, attempt_id), group)
     return added
 
