@@ -154,9 +154,9 @@ def span_parameters(span: Span) -> dict[str, Any]:
         "span_id": span.span_id,
         "trace_id": span.trace_id,
         "parent_id": span.parent_id,
-        "name": span.name,
+        "name": _utf8(span.name),
         "status_code": span.status.status_code,
-        "status_description": span.status.description,
+        "status_description": _utf8(span.status.description),
         "start_time": span.start_time,
         "end_time": span.end_time,
         "attributes": text_of(span.attributes, "the attributes of a span") if span.attributes else None,
@@ -166,6 +166,11 @@ def span_parameters(span: Span) -> dict[str, Any]:
         "resource": text_of(span.resource, "the resource of a span") if span.resource else None,
         "tokens": span.tokens.pack() if span.tokens is not None else None,
     }
+
+
+def _utf8(text: str | None) -> str | None:
+    """Text as a column takes it: a lone surrogate, which UTF-8 cannot say, is written out."""
+    return text if text is None or text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def span_from(rollout_id: str, attempt_ids: dict[int, str], row: Row) -> Span:
