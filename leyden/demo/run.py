@@ -205,4 +205,4 @@ def python_line(directory: Path) -> str:
     """The line that uses the trained agent, with the Python that runs now."""
     python = Path(sys.executable)
     shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
-    return f"{shown} -c \"from leyden.demo import watch; watch({str(directory / 'model')!r}, secret=7)\""
+    return f'{shown} -c "from leyden.demo import watch; watch({str(directory / "model")!r}, secret=7)"'

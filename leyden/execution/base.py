@@ -32,6 +32,6 @@ class ExecutionStrategy(ABC):
     async def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         """Return when the algorithm is done and the runners have drained.
 
-        Whatever ends first with an error stops the other side and is raised. Cancelling this (Ctrl-C) cancels the algorithm, gives the
-        runners `drain_seconds` to finish, then cancels them.
+        Whatever ends first with an error stops the other side and is raised. Cancelling this (Ctrl-C) gives the runners `drain_seconds`
+        to finish, then cancels them, then the algorithm. It ends in a few seconds, whatever an agent does.
         """

@@ -24,6 +24,7 @@ from leyden.errors import InvalidEmission, NoActiveTrace
 from leyden.tracer.delivery import Outbox
 from leyden.types import Attributes, Span, SpanStatus
 from leyden.utils import ids
+from leyden.utils.text import describe_error, storable
 
 __all__ = ["LOCAL", "OpenSpan", "Trace", "active_trace", "checked_attributes", "current_trace", "exception_attributes"]
 
@@ -188,13 +189,13 @@ def exception_attributes(error: BaseException) -> Attributes:
     prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return {
         semconv.EXCEPTION_TYPE: f"{prefix}{kind.__qualname__}",
-        semconv.EXCEPTION_MESSAGE: str(error),
-        semconv.EXCEPTION_STACKTRACE: "".join(traceback.format_exception(error)),
+        semconv.EXCEPTION_MESSAGE: describe_error(error),
+        semconv.EXCEPTION_STACKTRACE: storable("".join(traceback.format_exception(error))),
     }
 
 
 def _one_line(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()
+    return storable("".join(traceback.format_exception_only(error)).strip())
 
 
 def _checked_key(key: object) -> str:

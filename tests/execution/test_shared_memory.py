@@ -10,6 +10,7 @@ import pytest
 
 from leyden.errors import ConfigError
 from leyden.execution import SharedMemoryExecutionStrategy
+from leyden.execution.agent_loop import AgentLoop
 from leyden.store import InMemoryLightningStore, LightningStore
 from leyden.utils.latch import Latch
 
@@ -20,8 +21,9 @@ async def store() -> AsyncIterator[InMemoryLightningStore]:
         yield opened
 
 
-def runner_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "leyden-runners"]
+def left_running() -> list[str]:
+    """What runs on the loop of the agents."""
+    return [task.get_name() for task in asyncio.all_tasks(AgentLoop.of_this_process().loop)]
 
 
 async def until_told(store: LightningStore, worker_id: int, event: Latch) -> None:
@@ -40,7 +42,7 @@ async def test_runners_are_told_to_stop_when_the_algorithm_is_done(store: InMemo
 
     await SharedMemoryExecutionStrategy(n_runners=3).execute(algorithm, runner, store)
     assert sorted(workers) == [0, 1, 2]
-    assert runner_threads() == []
+    assert left_running() == []
 
 
 async def test_all_runners_share_one_loop_that_is_not_the_algorithms(store: InMemoryLightningStore) -> None:
@@ -64,7 +66,7 @@ async def test_an_algorithm_that_fails_stops_the_runners_and_its_error_is_raised
 
     with pytest.raises(ZeroDivisionError, match="the algorithm's own"):
         await SharedMemoryExecutionStrategy().execute(algorithm, until_told, store)
-    assert runner_threads() == []
+    assert left_running() == []
 
 
 async def test_a_runner_that_fails_stops_the_algorithm_and_the_other_runners(store: InMemoryLightningStore) -> None:
@@ -86,7 +88,7 @@ async def test_a_runner_that_fails_stops_the_algorithm_and_the_other_runners(sto
     with pytest.raises(OSError, match="the store is gone"):
         await asyncio.wait_for(SharedMemoryExecutionStrategy(n_runners=2).execute(algorithm, runner, store), 20)
     assert cancelled
-    assert runner_threads() == []
+    assert left_running() == []
 
 
 async def test_cancelling_gives_runners_time_to_drain_and_then_cancels_them(store: InMemoryLightningStore) -> None:
@@ -109,7 +111,7 @@ async def test_cancelling_gives_runners_time_to_drain_and_then_cancels_them(stor
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(work, 20)
     assert drained == [0]
-    assert runner_threads() == []
+    assert left_running() == []
 
 
 def test_wrong_options_are_refused_with_their_value() -> None:

@@ -157,9 +157,9 @@ def span_values(rollout: int, attempt: int, sequence_id: int, span: Span) -> tup
         span.span_id,
         span.trace_id,
         span.parent_id,
-        span.name,
+        _utf8(span.name),
         span.status.status_code,
-        span.status.description,
+        _utf8(span.status.description),
         span.start_time,
         span.end_time,
         text_of(span.attributes, "the attributes of a span") if span.attributes else "",
@@ -167,6 +167,11 @@ def span_values(rollout: int, attempt: int, sequence_id: int, span: Span) -> tup
         text_of(span.resource, "the resource of a span") if span.resource else "",
         span.tokens.pack() if span.tokens is not None else None,
     )
+
+
+def _utf8(text: str | None) -> str | None:
+    """Text as a column takes it: a lone surrogate, which UTF-8 cannot say, is written out."""
+    return text if text is None or text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def span_from(rollout_id: str, attempt_ids: dict[int, str], row: Row) -> Span:

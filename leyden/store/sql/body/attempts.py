@@ -167,9 +167,11 @@ def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
     for row in tx.all("select_overdue", now=tx.now):
         before = attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])
         limit = config_of(row).timeout_seconds
-        out_of_time = limit is not None and before.start_time + limit <= tx.now
-        status = "timeout" if out_of_time else "unresponsive"
-        changed.append(_write(tx, row, before, before.model_copy(update={"status": status})))
+        changes: dict[str, Any] = {"status": "unresponsive"}  # not final, so it leaves no reason behind
+        if limit is not None and before.start_time + limit <= tx.now:
+            reason = f"the agent did not return within timeout_seconds={limit:g}"
+            changes = {"status": "timeout", "metadata": before.metadata | {"reason": reason, "reason_kind": "timeout"}}
+        changed.append(_write(tx, row, before, before.model_copy(update=changes)))
     return changed
 
 
