@@ -43,7 +43,7 @@ class DemoOptions:
     """What may be chosen; kept in the run directory, so that a resumed run is the same run."""
 
     seed: int = 0
-    steps: int = 32
+    steps: int = 40
     games: int = 1000
     """Games that success is measured on, before and after."""
     deterministic: bool = False
