@@ -130,8 +130,9 @@ def test_another_processs_file_is_refused_and_free_again_when_it_was_killed(tmp_
 
 
 FORKER = """
-    import asyncio, os, sys, time
+    import asyncio, os, sys, time, warnings
     from leyden.errors import StoreError
+    warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the point here
     from leyden.store import SqliteLightningStore
     store = SqliteLightningStore(sys.argv[1])
     child = os.fork()
