@@ -1,0 +1,108 @@
+"""Train the agent of `agent.py` by reinforcement learning, and measure it before and after on questions it never saw.
+
+    python examples/reasoning_gym/train.py [--steps N] [--seed S] [--resume RUN]
+
+The agent calls the gateway over HTTP, the gateway records every token and passes the call on to the policy, which lives in a process of
+its own. The run directory keeps the store with every question, answer and score, the metrics, checkpoints and the trained model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent import solve
+from tasks import held_out_tasks, train_tasks
+
+from leyden import CsvWriter, IsolatedBackend, OptimParams, PolicyGradient, ProgressBar, Trainer, setup_logging
+from leyden.errors import RunInterrupted
+
+WEIGHTS = Path(__file__).parent / "weights"
+STEPS = 60
+
+
+def train(run_dir: Path, *, steps: int, seed: int, held_out: int, resume: bool) -> None:
+    """Run in `run_dir`, or continue the run that is there."""
+    algorithm = PolicyGradient(
+        IsolatedBackend(WEIGHTS, seed=seed, device="cpu", max_batch_rows=128, max_length=64),
+        n_steps=steps,
+        tasks_per_step=16,
+        rollouts_per_task=8,
+        minibatch_size=32,
+        epochs=2,
+        optim=OptimParams(learning_rate=1e-3, betas=(0.9, 0.95)),
+        max_tokens=5,
+        timeout_seconds=120.0,
+        val_every_n_steps=steps,
+        validate_first=True,
+        seed=seed,
+        callbacks=[ProgressBar(metrics=["reward", "rollouts_per_second", "tokens_per_second"])],
+        writers=[CsvWriter(run_dir / "metrics.csv")],
+    )
+    trainer = Trainer(algorithm=algorithm, concurrency=128, run_dir=run_dir)
+    summary = trainer.fit(solve, train_tasks(), val_dataset=held_out_tasks(held_out), resume=resume)
+    if summary.failures:
+        print(summary)
+
+
+def report(run_dir: Path) -> str:
+    """What came of it, from the run's metrics."""
+    measured, steps = read_metrics(run_dir, "val"), read_metrics(run_dir, "train")
+    seconds = sum(row["rollout_seconds"] + row["update_seconds"] for row in steps)
+    return (
+        f"score on {measured[0]['rollouts']:.0f} held-out tasks: {measured[0]['reward']:.3f} before, "
+        f"{measured[-1]['reward']:.3f} after {sum(row['rollouts'] for row in steps):,.0f} rollouts ({seconds:.0f} s of training)\n"
+        f"run: {run_dir}   model: {run_dir / 'model'}"
+    )
+
+
+def read_metrics(run_dir: Path, stage: str) -> list[dict[str, float]]:
+    """The rows of one stage, `train` or `val`."""
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.pop("stage") == stage]
+    return [{name: float(cell) for name, cell in row.items() if cell} for row in rows]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """See `--help`."""
+    parser = argparse.ArgumentParser(description="Teach a tiny model the minus sign, on tasks of reasoning-gym.")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--held-out", type=int, default=500, metavar="N", help="tasks to measure on, before and after")
+    parser.add_argument("--run-dir", type=Path, help="where to keep the run; a new folder under .leyden/ by default")
+    parser.add_argument(
+        "--resume", type=Path, metavar="RUN", help="continue the run in this folder, with its own options"
+    )
+    given = parser.parse_args(argv)
+
+    setup_logging("WARNING")
+    run_dir = (
+        given.resume
+        or given.run_dir
+        or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-gym-{secrets.token_hex(2)}"
+    )
+    remembered = run_dir / "options.json"
+    if given.resume:
+        if not remembered.exists():
+            parser.error(f"--resume {run_dir}: no run of this example is there ({remembered.name} is missing)")
+        options = json.loads(remembered.read_text())
+    else:
+        options = {"steps": given.steps, "seed": given.seed, "held_out": given.held_out}
+        run_dir.mkdir(parents=True, exist_ok=True)
+        remembered.write_text(json.dumps(options))
+    print(f"run: {run_dir}", file=sys.stderr)
+    try:
+        train(run_dir, **options, resume=given.resume is not None)
+    except RunInterrupted:
+        sys.exit(f"stopped; go on with: python {sys.argv[0]} --resume {run_dir}")
+    print(report(run_dir))
+
+
+if __name__ == "__main__":
+    main()
