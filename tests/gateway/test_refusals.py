@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import aiohttp
@@ -12,8 +13,8 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from leyden import semconv
 from leyden.gateway import LLMProxy
 from leyden.store import InMemoryLightningStore
-from leyden.testing import FakeUpstream
-from tests.gateway.caller import Caller, new_caller, say
+from leyden.testing import FakeUpstream, Misbehaviour
+from tests.gateway.caller import Caller, new_caller, say, until
 
 
 class Counted:
@@ -62,6 +63,31 @@ async def test_an_attempt_that_the_runner_ended_is_410(caller: Caller, upstream:
     assert caller.attempt_id in error.message
     assert len(upstream.requests) == 1
     assert len(await caller.spans()) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_that_the_agent_left_under_way_are_given_up_and_recorded_as_that(
+    caller: Caller, upstream: FakeUpstream, stream: bool
+) -> None:
+    upstream.misbehave(Misbehaviour(chunk_delay_seconds=30) if stream else Misbehaviour(delay_seconds=30))
+    call = asyncio.create_task(
+        caller.client.chat.completions.create(model="fake", messages=say("later"), stream=stream)
+    )
+    await until(lambda: upstream.requests)
+    async with asyncio.timeout(5):
+        caller.proxy.end_attempt(caller.rollout_id, caller.attempt_id)
+        span = await caller.span()
+    assert (span.status.status_code, span.tokens) == ("ERROR", None)
+    assert "did not wait" in str(span.status.description)
+    if stream:
+        async with await call as answer:
+            with pytest.raises(openai.APIError, match="did not wait"):
+                async for _ in answer:
+                    pass
+    else:
+        with pytest.raises(openai.APIStatusError) as refused:
+            await call
+        assert refused.value.status_code == 410
 
 
 async def test_an_attempt_that_ended_in_the_store_is_410_even_after_a_restart(caller: Caller) -> None:
