@@ -70,11 +70,12 @@ class _Exchange:
     call: ModelCall
     send: Send
     answered: bool = False
-    """The upstream's answer is whole, or an error stands in its place; `flush` waits for the record from here on."""
+    """The upstream's answer is whole, or an error stands in its place."""
     recorded: bool = False
     streaming: bool = False
     """The head of a streamed answer has been sent: an error can only be one more event."""
     disconnected: bool = False
+    attempt_over: bool = False
 
 
 class GatewayApp:
@@ -98,7 +99,7 @@ class GatewayApp:
         self._token = None if token is None else f"Bearer {token}".encode()
         self._deterministic_seed = deterministic_seed
         self._timeout_seconds = timeout_seconds
-        self._calls: set[asyncio.Task[Any]] = set()
+        self._calls: dict[asyncio.Task[Any], _Exchange] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -110,6 +111,14 @@ class GatewayApp:
         """Give up the calls under way: each is recorded and answered with an error."""
         for task in self._calls:
             task.cancel()
+
+    def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """Give up the calls that the agent left under way, so that the attempt's record is complete when it is flushed."""
+        for task, exchange in self._calls.items():
+            call = exchange.call
+            if (call.rollout_id, call.attempt_id) == (rollout_id, attempt_id) and not exchange.answered:
+                exchange.attempt_over = True
+                task.cancel()
 
     # ---- routes ------------------------------------------------------------------------------------------------------
 
@@ -182,7 +191,8 @@ class GatewayApp:
         )
         exchange = _Exchange(call, send)
         task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._calls.add(task)
+        self._calls[task] = exchange
+        self._recorder.begin((rollout_id, attempt_id))
         watcher = asyncio.create_task(_watch(exchange, receive, task))
         try:
             await self._exchange(exchange, scope, raw, dialect)
@@ -196,7 +206,7 @@ class GatewayApp:
             await self._fail(exchange, Refusal(500, "gateway_error", f"the gateway failed with {type(error).__name__}"))
         finally:
             watcher.cancel()
-            self._calls.discard(task)
+            del self._calls[task]
 
     async def _record_late(self, rollout_id: str, attempt_id: str, dialect: Dialect, refusal: Refusal) -> None:
         """Leave the refused call in the record of the attempt that it came too late for."""
@@ -304,7 +314,7 @@ class GatewayApp:
                 if assembler.error is not None and call.error is None:
                     call.error = f"the upstream answered in the stream: {assembler.error[:_ERROR_TEXT_LIMIT]}"
                 if assembler.finished:
-                    self._begin(exchange)
+                    exchange.answered = True
                 if shown:
                     await send({"type": "http.response.body", "body": b"".join(shown), "more_body": True})
         finally:
@@ -317,15 +327,10 @@ class GatewayApp:
 
     # ---- how a call ends ---------------------------------------------------------------------------------------------
 
-    def _begin(self, exchange: _Exchange) -> None:
-        if not exchange.answered:
-            exchange.answered = True
-            self._recorder.begin((exchange.call.rollout_id, exchange.call.attempt_id))
-
     async def _record(self, exchange: _Exchange) -> None:
         """Queue the record, once, before the agent can see that the answer is whole."""
+        exchange.answered = True
         if not exchange.recorded:
-            self._begin(exchange)
             exchange.recorded = True
             exchange.call.end_time = time.time()
             await self._recorder.put(exchange.call)
@@ -352,6 +357,10 @@ async def _watch(exchange: _Exchange, receive: Receive, task: asyncio.Task[Any])
 
 
 def _cancelled(exchange: _Exchange) -> Refusal:
+    if exchange.attempt_over:
+        return Refusal(
+            410, "attempt_ended", "the attempt ended before the answer was whole: the agent did not wait for it"
+        )
     if exchange.disconnected:
         return Refusal(499, "client_disconnected", "the client disconnected before the answer was whole")
     return Refusal(503, "gateway_stopped", "the gateway was stopped before the answer was whole")

@@ -112,11 +112,12 @@ class AttemptedRollout(Rollout):
 
 
 def failure_reason(rollout: Rollout) -> str:
-    """Why a rollout that did not succeed did not, as far as its newest attempt knows; one line."""
+    """Why a rollout that did not succeed did not, as far as its newest attempt knows: one line, without the ids, to be counted."""
     if not isinstance(rollout, AttemptedRollout):
         return f"{rollout.status} before its first attempt"
     attempt = rollout.attempt
     reason = str(attempt.metadata.get("reason") or f"its attempt is {attempt.status}")
+    reason = reason.replace(rollout.rollout_id, "(rollout)").replace(attempt.attempt_id, "(attempt)")
     return " ".join(reason.split())
 
 
