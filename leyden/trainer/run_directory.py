@@ -16,10 +16,10 @@ from leyden.store.base import LightningStore
 from leyden.types import failure_reason
 from leyden.utils.atomic import write_file
 
-__all__ = ["RunSummary", "newest_run", "open_run", "store_path", "summarise"]
+__all__ = ["MANIFEST", "RunSummary", "newest_run", "open_run", "store_path", "summarise"]
 
 RUNS = Path(".leyden")
-_MANIFEST = "run.json"
+MANIFEST = "run.json"
 _FORMAT = 1
 _SHOWN_REASONS = 5
 
@@ -52,7 +52,7 @@ def store_path(directory: Path) -> Path:
 
 def newest_run(root: Path = RUNS) -> Path:
     """The run that was started last. Raises ConfigError when there is none."""
-    runs = sorted(root.glob(f"*/{_MANIFEST}"), key=lambda path: path.stat().st_mtime) if root.is_dir() else []
+    runs = sorted(root.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime) if root.is_dir() else []
     if not runs:
         raise ConfigError(f"there is no run to resume in {root.resolve()}; give run_dir=, or start one without resume")
     return runs[-1].parent
@@ -65,7 +65,7 @@ def open_run(directory: Path | None, *, resume: bool, options: dict[str, Any] | 
     """
     if directory is None:
         directory = newest_run() if resume else RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    manifest = directory / _MANIFEST
+    manifest = directory / MANIFEST
     if resume:
         return _read(manifest)
     if manifest.exists():
@@ -86,7 +86,7 @@ def _read(manifest: Path) -> Run:
     try:
         read: Any = json.loads(manifest.read_text())
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{manifest.parent} holds no run to resume ({_MANIFEST} is missing)") from None
+        raise ConfigError(f"{manifest.parent} holds no run to resume ({MANIFEST} is missing)") from None
     except OSError as error:
         raise ConfigError(f"cannot read the run in {manifest.parent}: {error}") from error
     except ValueError as error:

@@ -47,15 +47,9 @@ def client() -> Any:
 
 
 async def ask(llm: ly.LLM, text: str = "guess 0..9", **options: Any) -> Any:
-    return (
-        await client()
-        .with_options(base_url=llm.endpoint)
-        .chat.completions.create(
-            model=llm.model,
-            messages=[{"role": "user", "content": text}],
-            **({"max_tokens": 4, "temperature": 1.0} | options),
-        )
-    )
+    arguments = {"model": llm.model, "max_tokens": 4, "temperature": 1.0} | options
+    messages = [{"role": "user", "content": text}]
+    return await client().with_options(base_url=llm.endpoint).chat.completions.create(messages=messages, **arguments)
 
 
 def policy_gradient(rows: Rows, **options: Any) -> ly.PolicyGradient:
@@ -136,7 +130,7 @@ FAILURES: list[tuple[Callable[..., Any], str, str]] = [
     (never_calls, "no_model_call", "never called the model"),
     (calls_in_vain, "no_model_call", "'max_tokens' must be an integer"),
     (calls_another_model, "exception", "no model 'gpt-4'"),
-    (says_too_much, "exception", "tokens; the context has 128"),
+    (says_too_much, "exception", "it exceeds the context of 128"),
     (hangs, "timeout", "timeout_seconds=1"),
     (blocks, "timeout", "timeout_seconds=1"),
 ]
