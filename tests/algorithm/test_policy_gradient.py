@@ -130,7 +130,7 @@ FAILURES: list[tuple[Callable[..., Any], str, str]] = [
     (never_calls, "no_model_call", "never called the model"),
     (calls_in_vain, "no_model_call", "'max_tokens' must be an integer"),
     (calls_another_model, "exception", "no model 'gpt-4'"),
-    (says_too_much, "exception", "it exceeds the context of 128"),
+    (says_too_much, "exception", "the context has 128"),
     (hangs, "timeout", "timeout_seconds=1"),
     (blocks, "timeout", "timeout_seconds=1"),
 ]
