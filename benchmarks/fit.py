@@ -62,13 +62,13 @@ def main(peer: Peer | None) -> list[Row]:
         peer_name = f"{peer.name}, {settings}" if peer else None
         return summary(name, UNIT, samples[ours], samples.get(theirs, []), peer_name, higher_is_better=True)
 
-    n = N_TASKS_PEER
-    return [
-        row("fit(Baseline), 4 runners, defaults (durable)", "file", "default", f"defaults, {n['default']} tasks"),
-        row("fit(Baseline), 4 runners, store in memory", "memory", "default", f"defaults, {n['default']} tasks"),
-        row("fit(Baseline), 4 runners, defaults (durable)", "file", "tuned-cs", "tuned by hand, cs, 4 runners"),
-        row("fit(Baseline), store in memory, one process", "memory", "tuned-shm-1", "tuned by hand, shm, 1 runner"),
-    ]
+    durable, memory = "fit(Baseline), 4 runners, defaults (durable)", "fit(Baseline), 4 runners, store in memory"
+    by_default = f"defaults, {N_TASKS_PEER['default']} tasks"
+    rows = [row(durable, "file", "default", by_default), row(memory, "memory", "default", by_default)]
+    if peer is not None:
+        rows.append(row(durable, "file", "tuned-cs", "tuned by hand, cs, 4 runners"))
+        rows.append(row(memory, "memory", "tuned-shm-1", "tuned by hand, shm, 1 runner"))
+    return rows
 
 
 def _sides(peer: Peer | None) -> dict[str, Callable[[], Sample]]:

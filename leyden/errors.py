@@ -8,7 +8,6 @@ from __future__ import annotations
 
 __all__ = [
     "AgentError",
-    "AttemptEnded",
     "CheckpointError",
     "ConfigError",
     "EngineError",
@@ -69,10 +68,6 @@ class UnknownWorker(LeydenError, ValueError):
 
 class IllegalTransition(LeydenError, ValueError):
     """A status change that the lifecycle does not allow; the record is unchanged."""
-
-
-class AttemptEnded(LeydenError, RuntimeError):
-    """Work was done for an attempt that is over."""
 
 
 class NoActiveTrace(LeydenError, RuntimeError):

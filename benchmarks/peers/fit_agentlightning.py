@@ -6,6 +6,7 @@ Runs in the environment `bench-agentlightning`. Prints `{"value": tasks a second
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import socket
@@ -14,7 +15,7 @@ import time
 # Without it each start asks the network for a table of prices, three times: nothing that `fit` needs.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
-import agentlightning as agl  # noqa: E402 -- reads the setting above
+import agentlightning as agl
 
 
 @agl.rollout
@@ -60,7 +61,11 @@ def main() -> None:
     cpu, began = cpu_seconds(), time.perf_counter()
     trainer.fit(agent, train_dataset=list(range(options.tasks)))
     seconds = time.perf_counter() - began
-    answer = {"value": options.tasks / seconds, "cpu_s": cpu_seconds() - cpu, "tasks": options.tasks}
+    cpu = cpu_seconds() - cpu
+    succeeded = len(asyncio.run(trainer.store.query_rollouts(status_in=["succeeded"])))
+    if succeeded != options.tasks:
+        raise SystemExit(f"{succeeded} of {options.tasks} tasks succeeded")
+    answer = {"value": options.tasks / seconds, "cpu_s": cpu, "tasks": options.tasks}
     print(json.dumps(answer), flush=True)
 
 

@@ -68,6 +68,9 @@ def _triplet(call: Span, reward: float | None) -> Triplet:
     metadata: dict[str, Any] = {"span_id": call.span_id, "sequence_id": call.sequence_id}
     if response_id := call.attributes.get(semconv.GEN_AI_RESPONSE_ID):
         metadata["response_id"] = response_id
+    temperature = call.attributes.get(f"{semconv.GEN_AI_REQUEST_PREFIX}.temperature")
+    if temperature is not None:
+        metadata["temperature"] = temperature
     tokens = call.tokens
     if tokens is None:
         metadata["refused"] = call.attributes.get(semconv.TOKENS_REFUSED, "the call was recorded without token ids")

@@ -2,7 +2,7 @@
 
 Lives here: `Algorithm` and the two ways to write one (`@algo` for a function that owns its loop, `IterativeAlgorithm` for steps on the
 shared `TrainLoop`), and the algorithms that ship. An algorithm knows the store, an adapter, and where it has one a policy backend and
-the gateway; it never knows who runs its rollouts. To add one, add a module and pass `tests/contracts/algorithm.py`.
+the gateway; it never knows who runs its rollouts. To add one, add a module here and a name to `trainer/registry.py`.
 """
 
 from leyden.algorithm.base import Algorithm, Dataset, Run

@@ -14,6 +14,7 @@ from leyden.adapter import TraceAdapter
 from leyden.errors import ConfigError
 from leyden.store.base import LightningStore
 from leyden.types import NamedResources
+from leyden.utils.latch import Latch
 
 if TYPE_CHECKING:
     from leyden.gateway import LLMProxy
@@ -44,6 +45,10 @@ class Algorithm(ABC):
     uses_gateway: bool = False
     """Whether the trainer must provide an `LLMProxy` when the user gave none."""
 
+    holds_runners: bool = False
+    """Whether runners must not claim before `announce_ready`: a resumed queue is full, and the policy is not restored yet."""
+
+    _ready: Latch | None = None
     _trainer: weakref.ref[Any] | None = None
     _store: LightningStore | None = None
     _adapter: TraceAdapter[Any] | None = None
@@ -68,6 +73,15 @@ class Algorithm(ABC):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs)
+
+    def set_ready(self, ready: Latch) -> None:
+        """Give the gate that runners wait behind."""
+        self._ready = ready
+
+    def announce_ready(self) -> None:
+        """Let the runners claim."""
+        if self._ready is not None:
+            self._ready.set()
 
     def set_trainer(self, trainer: Any) -> None:
         """Remember the trainer, weakly; for users, no part of Leyden reads it."""

@@ -117,7 +117,7 @@ class Baseline(FastAlgorithm):
 
     def _log_rollout(self, rollout: Rollout, reward: float | None, spans: list[Span]) -> None:
         logger.info("rollout %s (%s) %s, reward %s", rollout.rollout_id, rollout.mode, rollout.status, reward)
-        if self.span_verbosity == "none":
+        if self.span_verbosity == "none" or not logger.isEnabledFor(logging.INFO):
             return
         for span in spans:
             shown: Any = sorted(span.attributes) if self.span_verbosity == "keys" else span.attributes

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leyden.algorithm.base import Algorithm, Dataset
-from leyden.loop import Callback, Checkpoint, LogWriter, Metrics, TrainLoop
+from leyden.loop import Callback, Checkpoint, LogWriter, Metrics, TrainLoop, Vessel
 
 __all__ = ["IterativeAlgorithm", "Metrics"]
 
@@ -25,6 +25,8 @@ class IterativeAlgorithm(Algorithm):
     keep_checkpoints: how many to keep.
     callbacks, writers: of the loop.
     """
+
+    holds_runners = True
 
     def __init__(
         self,
@@ -92,6 +94,16 @@ class IterativeAlgorithm(Algorithm):
             max_iters=self.max_iters,
             val_every_n_iters=self.val_every_n_iters,
             validate_first=self.validate_first,
-            callbacks=[*self.callbacks, *more],
+            callbacks=[_Ready(self), *self.callbacks, *more],
             writers=self.writers,
         )
+
+
+class _Ready(Callback):
+    """Opens the gate to the runners when the loop starts: set up, and restored where it resumes."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+
+    def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
+        self._algorithm.announce_ready()

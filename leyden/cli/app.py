@@ -45,7 +45,7 @@ def main() -> None:
     try:
         app()
     except RunInterrupted as stop:
-        console.print(f"\n{stop}", soft_wrap=True)
+        console.print(f"\n{stop}", soft_wrap=True, markup=False)
         sys.exit(130)
     except KeyboardInterrupt:
         sys.exit(130)

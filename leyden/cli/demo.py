@@ -8,29 +8,34 @@ import secrets
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.columns import Columns
 from rich.console import Console
 from rich.panel import Panel
 
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, LeydenError, RunInterrupted
 
 __all__ = ["demo"]
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Of tasks, sampling and minibatches.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of tasks, sampling and minibatches; 0 by default.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; the recipe's number by default.")] = None,
-    games: Annotated[int, typer.Option(min=1, help="Games that success is measured on, before and after.")] = 1000,
+    games: Annotated[
+        int | None, typer.Option(min=1, help="Games that success is measured on, before and after; 1000 by default.")
+    ] = None,
     deterministic: Annotated[
-        bool, typer.Option(help="Two runs with one seed end with the same weights, to the bit (slower).")
+        bool,
+        typer.Option("--deterministic", help="Two runs with one seed end with the same weights, to the bit (slower)."),
     ] = False,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to keep the run; a new folder under .leyden/ by default.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue a stopped or killed run.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Continue a stopped or killed run, with the options it has.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,
 ) -> None:
     """Train a small language model to play guess-the-number, in a few minutes, on two cores.
@@ -44,19 +49,31 @@ def demo(
       leyden demo --resume .leyden/20261121-101500-demo-ab12
     """
     _require_demo_packages()
-    from leyden.demo.run import DemoOptions, draw_curve, games_before_and_after, python_line, run_demo
+    from leyden.demo.run import DemoOptions, draw_curve, games_before_and_after, python_line, run_demo, start_run
     from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
     console = Console()
-    if resume is not None and run_dir is not None:
-        raise ConfigError("--resume names the run's folder already; leave --run-dir out")
+    given = {"seed": seed, "steps": steps, "games": games, "deterministic": deterministic or None}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if resume is not None and (chosen or run_dir is not None):
+        names = ", ".join(f"--{name}" for name in [*chosen, *(["run-dir"] if run_dir else [])])
+        raise ConfigError(f"a resumed run goes on as it was started; leave {names} out")
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise ConfigError(f"--json {json_file}: the folder {json_file.absolute().parent} does not exist")
     directory = resume or run_dir or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-demo-{secrets.token_hex(2)}"
-    options = DemoOptions(
-        seed=seed, games=games, deterministic=deterministic, **({} if steps is None else {"steps": steps})
-    )
-    console.print(f"run: {directory}", highlight=False, soft_wrap=True)
-    result, summary = run_demo(directory, options, resume=resume is not None)
+    if resume is None:
+        start_run(directory, DemoOptions(**chosen))
+    how_to_go_on = f"Continue with: leyden demo --resume {directory}"
+    console.print(f"run: {directory}", highlight=False, soft_wrap=True, markup=False)
+    try:
+        result, summary = run_demo(directory)
+    except RunInterrupted:
+        raise RunInterrupted(f"stopped; everything finished is kept. {how_to_go_on}") from None
+    except ConfigError:
+        raise
+    except LeydenError as error:
+        raise type(error)(f"{error}\n{how_to_go_on}") from error
     if json_file is not None:
         json_file.write_text(json.dumps(asdict(result), indent=2) + "\n")
     before, after = asyncio.run(games_before_and_after(directory))
@@ -65,9 +82,10 @@ def demo(
         f"games won: {result.success_before:.1%} before, [bold]{result.success_after:.1%}[/] after "
         f"{result.rollouts:,} games ({result.model_calls:,} model calls, {result.train_seconds:.0f} s of training)",
         highlight=False,
+        soft_wrap=True,
     )
-    console.print(f"curve:     {draw_curve(directory)}", highlight=False, soft_wrap=True)
-    console.print(f"run:       {summary.run_dir}", highlight=False, soft_wrap=True)
+    console.print(f"curve:     {draw_curve(directory)}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"run:       {summary.run_dir}", highlight=False, soft_wrap=True, markup=False)
     console.print(f"play:      {python_line(directory)}", highlight=False, soft_wrap=True, markup=False)
 
 

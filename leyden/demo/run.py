@@ -13,6 +13,7 @@ import csv
 import itertools
 import json
 import random
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,10 +30,11 @@ from leyden.gateway import LLMProxy
 from leyden.loop import CsvWriter, ProgressBar
 from leyden.store import SqliteLightningStore
 from leyden.trainer import RunSummary, Trainer
-from leyden.trainer.run_directory import store_path
+from leyden.trainer.run_directory import MANIFEST, store_path
 from leyden.types import Rollout, Span, find_final_reward
+from leyden.utils.atomic import write_file
 
-__all__ = ["WEIGHTS", "DemoOptions", "DemoResult", "run_demo"]
+__all__ = ["WEIGHTS", "DemoOptions", "DemoResult", "run_demo", "start_run"]
 
 WEIGHTS = Path(__file__).parent / "weights"
 _OPTIONS_FILE = "demo.json"
@@ -43,7 +45,7 @@ class DemoOptions:
     """What may be chosen; kept in the run directory, so that a resumed run is the same run."""
 
     seed: int = 0
-    steps: int = 30
+    steps: int = 40
     games: int = 1000
     """Games that success is measured on, before and after."""
     deterministic: bool = False
@@ -66,19 +68,32 @@ class DemoResult:
     """The run directory."""
 
 
-def run_demo(directory: Path, options: DemoOptions, *, resume: bool) -> tuple[DemoResult, RunSummary]:
-    """Train in `directory`, or continue the run that is there with the options that it was started with."""
-    options = _remember(directory, options, resume=resume)
+def start_run(directory: Path, options: DemoOptions) -> None:
+    """Note what was chosen, for `run_demo`. Raises ConfigError for a directory that holds a run, or cannot hold one."""
+    if any((directory / name).exists() for name in (_OPTIONS_FILE, MANIFEST)):
+        raise ConfigError(
+            f"{directory} holds a run already: continue it with leyden demo --resume {directory}, or choose another --run-dir"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_file(directory / _OPTIONS_FILE, json.dumps(asdict(options)))
+    except OSError as error:
+        raise ConfigError(f"cannot keep a run in {directory}: {error}; choose another --run-dir") from error
+
+
+def run_demo(directory: Path) -> tuple[DemoResult, RunSummary]:
+    """Train in `directory`, from wherever the run there has got to, with the options that it was started with."""
+    options = _chosen(directory)
     secrets = random.Random(f"demo/{options.seed}")
     train = [{"secret": secret} for secret in range(NUMBERS)]
     games = [{"secret": secrets.randrange(NUMBERS)} for _ in range(options.games)]
     trainer = Trainer(
         algorithm=_algorithm(options, directory),
         llm_proxy=LLMProxy(deterministic_seed=options.seed if options.deterministic else None),
-        concurrency=128,
+        concurrency=96,  # within the 100 connections that the openai client keeps alive
         run_dir=directory,
     )
-    summary = trainer.fit(play, train, val_dataset=games, resume=resume)
+    summary = trainer.fit(play, train, val_dataset=games, resume=(directory / MANIFEST).exists())
     return _result(directory), summary
 
 
@@ -94,31 +109,28 @@ def _algorithm(options: DemoOptions, directory: Path) -> PolicyGradient:
     return PolicyGradient(
         backend,
         n_steps=options.steps,
-        tasks_per_step=8,
-        rollouts_per_task=16,
+        tasks_per_step=10,
+        rollouts_per_task=12,
         minibatch_size=16,
         epochs=2,
-        optim=OptimParams(learning_rate=1e-3, betas=(0.9, 0.95)),
-        max_tokens=6,
+        optim=OptimParams(learning_rate=1e-3, betas=(0.9, 0.99)),
+        max_tokens=4,
         timeout_seconds=120.0,
         val_every_n_steps=options.steps,
         validate_first=True,
         seed=options.seed,
-        callbacks=[ProgressBar(metrics=["reward", "rollouts_per_second", "tokens_per_second"])],
+        callbacks=[ProgressBar(metrics=["reward", "tokens_per_second"])],
         writers=[CsvWriter(directory / "metrics.csv")],
     )
 
 
-def _remember(directory: Path, options: DemoOptions, *, resume: bool) -> DemoOptions:
-    file = directory / _OPTIONS_FILE
-    if resume:
-        try:
-            return DemoOptions(**json.loads(file.read_text()))
-        except FileNotFoundError:
-            raise ConfigError(f"{directory} is no run of the demo ({_OPTIONS_FILE} is missing)") from None
-    directory.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(asdict(options)))
-    return options
+def _chosen(directory: Path) -> DemoOptions:
+    try:
+        return DemoOptions(**json.loads((directory / _OPTIONS_FILE).read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{directory} is no run of the demo ({_OPTIONS_FILE} is missing)") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{directory / _OPTIONS_FILE} cannot be read: {error}") from error
 
 
 # ---- what came of it ---------------------------------------------------------------------------------------------------
@@ -203,6 +215,13 @@ def _content(messages: Any) -> str:
 
 def python_line(directory: Path) -> str:
     """The line of Python that uses the trained agent."""
-    return (
-        f'{Path(sys.executable).name} -c "from leyden.demo import watch; watch({str(directory / "model")!r}, secret=7)"'
-    )
+    return f'{_python()} -c "from leyden.demo import watch; watch({str(directory / "model")!r}, secret=7)"'
+
+
+def _python() -> str:
+    """This Python as a shell finds it: by its name where that means this one, else by the shortest path."""
+    this, name = Path(sys.executable), Path(sys.executable).name
+    found = shutil.which(name)
+    if found is not None and Path(found) == this:
+        return name
+    return str(this.relative_to(Path.cwd())) if this.is_relative_to(Path.cwd()) else str(this)

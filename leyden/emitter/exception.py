@@ -10,6 +10,7 @@ from leyden.emitter.emit import emit_span, with_user_attributes
 from leyden.errors import InvalidEmission
 from leyden.tracer import exception_attributes
 from leyden.types import Span, SpanStatus
+from leyden.utils.text import describe_error
 
 __all__ = ["emit_exception"]
 
@@ -24,6 +25,6 @@ def emit_exception(
     if not isinstance(exception, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are often untyped
         raise InvalidEmission(f"{exception!r:.200} is a {type(exception).__name__}, not an exception")
     own = exception_attributes(exception)
-    status = SpanStatus(status_code="ERROR", description=str(exception))
+    status = SpanStatus(status_code="ERROR", description=describe_error(exception))
     attributes = with_user_attributes(own, attributes)
     return emit_span("emit_exception", semconv.EXCEPTION, attributes, propagate=propagate, status=status)

@@ -1,9 +1,9 @@
 """Backends that sample and train a policy.
 
-Lives here: the `PolicyBackend` protocol (`base`), the embedded backend (`embedded`: a Hugging Face model decoded and trained in one
-process, its endpoint OpenAI-compatible), and the same one in a child process (`isolated`). It knows token ids, advantages and weights;
-not rollouts, rewards or the store. Importing it loads neither torch nor transformers. To add a backend, implement the protocol in one
-module and pass `tests/contracts/engine.py`.
+Lives here: the `PolicyBackend` protocol (`base`), the embedded backend (`embedded`: a Hugging Face model decoded and
+trained in one process, its endpoint OpenAI-compatible), and the same one in a child process (`isolated`). It knows
+token ids, advantages and weights; not rollouts, rewards or the store. Importing it loads neither torch nor
+transformers. To add a backend, implement the protocol in one module and pass `tests/contracts/engine.py`.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """`PolicyBackend`: a policy that can be sampled and trained, whatever runs it.
 
-An algorithm drives a backend through this protocol and knows nothing of torch, processes or GPUs. A backend knows nothing of
-rollouts, rewards or the store. To add one, implement the protocol and pass `tests/contracts/engine.py`.
+An algorithm drives a backend through this protocol and knows nothing of torch, processes or GPUs. A backend knows
+nothing of rollouts, rewards or the store. To add one, implement the protocol and pass `tests/contracts/engine.py`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Sample:
     """Shape (R,); ends with the end-of-turn token when that was sampled."""
     logprobs: list[float]
     """Shape (R,): log-probability of each token under the distribution it was drawn from at temperature 1 and top_p 1;
-    for any other setting, under the tempered (not truncated) distribution."""
+    for any other setting, under the tempered (not truncated) distribution; for temperature 0, at temperature 1."""
     policy_versions: list[int]
     """Shape (R,): the policy's version when the token was drawn."""
     finish_reason: Literal["stop", "length"]
@@ -135,8 +135,9 @@ class EngineStatistics:
 class PolicyBackend(ABC):
     """A policy: sampled through an OpenAI-compatible endpoint or by token ids, trained by gradients.
 
-    `start` before use, `stop` after (or `async with`). `forward_backward` adds to the gradient, `optim_step` applies and clears it and
-    raises `policy_version` by one. Methods may be called from any event loop, one training call at a time.
+    `start` before use, `stop` after (or `async with`). `forward_backward` adds to the gradient, `optim_step` applies
+    and clears it and raises `policy_version` by one. Methods may be called from any event loop, one training call at a
+    time.
     """
 
     model_name: str
@@ -167,20 +168,21 @@ class PolicyBackend(ABC):
     async def forward_backward(self, sequences: Sequence[TrainingSequence], loss: PolicyLoss) -> ForwardBackwardResult:
         """Add the gradient of `loss` over `sequences`. The order of `sequences` fixes the order of summation.
 
-        Raises ConfigError for lists of unequal length, an empty batch and ids outside the vocabulary; EngineError for a loss that is
-        not finite, and the gradient is cleared then.
+        Raises ConfigError for lists of unequal length, an empty batch and ids outside the vocabulary; EngineError for a
+        loss that is not finite, and the gradient is cleared then.
         """
 
     @abstractmethod
     async def optim_step(self, params: OptimParams) -> OptimStepResult:
         """Apply and clear the gradient; swap weights between two decode steps, drop the cache, raise the version.
 
-        Raises EngineError if no gradient was added since the last step, or its norm is not finite (it is cleared, weights stay).
+        Raises EngineError if no gradient was added since the last step, or its norm is not finite (it is cleared,
+        weights stay).
         """
 
     @abstractmethod
     async def save_state(self, path: Path) -> None:
-        """Write weights, optimizer state, version and the sampler's random state into the directory `path` (made if missing)."""
+        """Write weights, optimizer state, version and the sampler's random state into `path` (made if missing)."""
 
     @abstractmethod
     async def load_state(self, path: Path) -> None:

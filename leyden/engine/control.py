@@ -1,8 +1,8 @@
 """`PolicyBackend` over HTTP: how its calls are written, both ways.
 
-A call is `POST /control/<method>` with a JSON object; the answer is `{"ok": ...}` or `{"error": {"kind", "message"}}`. Long lists travel as
-packed 32-bit arrays in base64. Paths are names on a file system that both sides share. To add a method, write it in `_METHODS` and in
-`IsolatedBackend`.
+A call is `POST /control/<method>` with a JSON object; the answer is `{"ok": ...}` or `{"error": {"kind", "message"}}`.
+Long lists travel as packed 32-bit arrays in base64. Paths are names on a file system that both sides share. To add a
+method, write it in `_METHODS` and in `IsolatedBackend`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read_answer(body: bytes) -> Any:
 
 
 def describe_error(error: Exception) -> Json:
-    """An error as the other side reads it; anything but Leyden's own kinds becomes an EngineError that names the kind."""
+    """An error as the other side reads it; what is not Leyden's own kind becomes an EngineError that names it."""
     if isinstance(error, LeydenError):
         return {"error": {"kind": type(error).__name__, "message": str(error)}}
     return {"error": {"kind": "EngineError", "message": f"{type(error).__name__}: {error}"}}
@@ -129,7 +129,7 @@ Method = Callable[[PolicyBackend, Json], Awaitable[Any]]
 async def _serve(backend: PolicyBackend, method: Method, body: bytes) -> bytes:
     try:
         answer = {"ok": await method(backend, json.loads(body))}
-    except Exception as error:  # noqa: BLE001 -- the caller is in another process: it gets the error as an answer
+    except Exception as error:  # the caller is in another process: it gets the error as an answer
         if not isinstance(error, LeydenError):
             logger.exception("a control call failed")
         answer = describe_error(error)

@@ -1,8 +1,8 @@
 """Continuous batching: one thread that decodes every request it has, one token at a time.
 
-Requests join between two steps and leave when they are done. The thread owns the cache and is the only one that reads the weights for
-sampling, so whatever must not happen during a step (new weights) is handed to it with `between_steps`. It knows token ids only: no text,
-no HTTP, no gradients.
+Requests join between two steps and leave when they are done. The thread owns the cache and is the only one that reads
+the weights for sampling, so whatever must not happen during a step (new weights) is handed to it with `between_steps`.
+It knows token ids only: no text, no HTTP, no gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One request: what to continue and how, and what has been sampled. The decoder writes the second half, anyone may read it.
+    """One request: what to continue and how, and what has been sampled (the decoder writes that, anyone may read it).
 
     `logprobs` grows last: its length says how many tokens are complete.
     """
@@ -191,7 +191,7 @@ class Decoder:
         return not stopping
 
     def _admit(self) -> None:
-        """Drop cancelled rows; move waiting requests to rows while there is room and the step stays within its token budget."""
+        """Drop cancelled rows; give waiting requests a row while there is room and the step keeps its token budget."""
         if any(row.generation.cancelled for row in self._rows):
             for row in [row for row in self._rows if row.generation.cancelled]:
                 self._leave(row)

@@ -1,12 +1,14 @@
 """A policy in this process: a Hugging Face model trained by torch, decoded by a batched loop over the same parameters.
 
-Three threads share one model: the decoder's (samples, and swaps weights between two steps), a training thread (gradients), and the HTTP
-server's. torch and transformers are imported when the backend starts, not before. The same code runs on a CPU and on one GPU.
+Three threads share one model: the decoder's (samples, and swaps weights between two steps), a training thread
+(gradients), and the HTTP server's. torch and transformers are imported when the backend starts, not before. The
+same code runs on a CPU and on one GPU.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -51,7 +53,7 @@ class EmbeddedBackend(PolicyBackend):
         dtype: str | None = None,
         max_batch_rows: int = 128,
         max_length: int | None = None,
-        max_tokens_per_microbatch: int = 4096,
+        max_tokens_per_microbatch: int = 2048,
         deterministic: bool = False,
         seed: int = 0,
         threads: int | None = 1,
@@ -62,13 +64,17 @@ class EmbeddedBackend(PolicyBackend):
     ) -> None:
         """
         model: a folder, a hub name, or a model object (a PEFT model too), which the backend then owns.
-        tokenizer: the same for the tokenizer; None takes the one beside the model. A model object without one is sampled by token ids.
+        tokenizer: the same for the tokenizer; None takes the one beside the model. A model object without one is
+            sampled by token ids.
         device: "cpu" or "cuda"; None takes CUDA where there is one.
-        dtype: of the weights, "float32" or "bfloat16"; None is float32, or the model object's own. The optimizer's weights are float32.
+        dtype: of the weights, "float32" or "bfloat16"; None is float32, or the model object's own. The optimizer's
+            weights are float32.
         max_batch_rows: how many requests are decoded at once; others wait.
         max_length: the longest sequence; None is the model's context, at most 4,096 (the cache grows to what is used).
-        max_tokens_per_microbatch: padded tokens that a gradient, or the prompts that join a decode step, may hold in memory at once.
-        deterministic: a response depends on weights, prompt and seed alone. Requests are decoded one by one, each must have a seed.
+        max_tokens_per_microbatch: padded tokens that a gradient, or the prompts that join a decode step, may hold in
+            memory at once.
+        deterministic: a response depends on weights, prompt and seed alone. Requests are decoded one by one, each must
+            have a seed.
             Without it a seed is honoured up to rounding: other rows in the batch change the last bits of a probability.
         seed: of the sampler, for requests that have none.
         threads: of torch, for decoding and for training each; None leaves torch's default.
@@ -99,6 +105,8 @@ class EmbeddedBackend(PolicyBackend):
         self._lock = threading.Lock()
         """Held while starting or stopping."""
         self._running: _Running | None = None
+        self._was_deterministic = False
+        """What torch was set to before."""
 
     @property
     def policy_version(self) -> int:
@@ -163,7 +171,8 @@ class EmbeddedBackend(PolicyBackend):
             if self._running is not None:
                 return
             try:
-                import safetensors  # noqa: F401  # pyright: ignore[reportUnusedImport] -- only to see that the extra is there
+                # Only to see that the extra is there.
+                import safetensors  # noqa: F401  # pyright: ignore[reportUnusedImport]
                 import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
                 import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
             except ImportError as error:
@@ -174,6 +183,7 @@ class EmbeddedBackend(PolicyBackend):
                 self._running = executor.submit(self._build, executor).result()
             except BaseException:
                 executor.shutdown()
+                self._restore_torch()
                 raise
 
     def _build(self, executor: ThreadPoolExecutor) -> _Running:
@@ -190,6 +200,8 @@ class EmbeddedBackend(PolicyBackend):
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         if self._deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA's matrix products ask for it
+            self._was_deterministic = torch.are_deterministic_algorithms_enabled()
             torch.use_deterministic_algorithms(True)
         model, tokenizer, device, dtype = self._source
         policy = load_policy(model, tokenizer, device=device, dtype=dtype)
@@ -232,6 +244,13 @@ class EmbeddedBackend(PolicyBackend):
             running.decoder.stop()
             running.server.stop()
             running.executor.shutdown(cancel_futures=True)
+            self._restore_torch()
+
+    def _restore_torch(self) -> None:
+        if self._deterministic:
+            import torch
+
+            torch.use_deterministic_algorithms(self._was_deterministic)
 
 
 class _Running:
@@ -261,7 +280,13 @@ class _Running:
             future: Future[T] = self.executor.submit(work)
         except RuntimeError as error:
             raise EngineError("the engine has been stopped") from error
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise EngineError("the engine has been stopped") from None  # the work was taken out of the queue
 
     def optim_step(self, params: OptimParams) -> OptimStepResult:
         norm = self.learner.clip(params)

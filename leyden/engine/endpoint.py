@@ -1,8 +1,8 @@
 """The OpenAI-compatible endpoint: an ASGI application over a decoder.
 
-`/v1/chat/completions` and `/v1/completions` (streamed or not), `/v1/models`, `/health`. It is written against ASGI itself: a request
-costs parsing, one future and one answer. It knows the decoder's queue and the wire format; no gradients, no rollouts. A closed connection
-cancels its row. Routes beyond these are handed in by whoever mounts it.
+`/v1/chat/completions` and `/v1/completions` (streamed or not), `/v1/models`, `/health`. It is written against ASGI
+itself: a request costs parsing, one future and one answer. It knows the decoder's queue and the wire format; no
+gradients, no rollouts. A closed connection cancels its row. Routes beyond these are handed in by whoever mounts it.
 """
 
 from __future__ import annotations
@@ -170,12 +170,13 @@ class Endpoint:
         if options.deterministic and request.seed is None:
             raise RequestError("'seed' is missing: this engine runs in deterministic mode and needs one", param="seed")
         prompt_ids = self._prompt_ids(request)
+        field = "prompt" if request.kind == "text_completion" else "messages"
         if not prompt_ids:
-            raise RequestError("the prompt has no tokens", param="prompt" if request.prompt == "" else "messages")
+            raise RequestError(f"{field!r} has no tokens", param=field)
         if len(prompt_ids) >= options.max_length:
             raise RequestError(
-                f"the prompt has {len(prompt_ids)} tokens; with one token of answer it exceeds the context of {options.max_length}",
-                param="prompt" if request.kind == "text_completion" else "messages",
+                f"the prompt has {len(prompt_ids)} tokens; the context has {options.max_length}, answer included",
+                param=field,
                 code="context_length_exceeded",
             )
         return prompt_ids

@@ -54,10 +54,12 @@ class HttpThread:
         )
         self._server = _Server(config, self._ready)
         self._thread = threading.Thread(
-            target=self._serve, args=(self._server, listener), name="leyden-engine-http", daemon=True
+            target=self._serve, args=(self._server, listener, self._ready), name="leyden-engine-http", daemon=True
         )
         self._thread.start()
         self._ready.wait()
+        if not self._server.started:
+            raise EngineError(f"the engine's HTTP server on {self._host}:{self._port} did not start; see the log")
         return int(listener.getsockname()[1])
 
     def stop(self) -> None:
@@ -67,9 +69,12 @@ class HttpThread:
             self._thread.join()
 
     @staticmethod
-    def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
-        with asyncio.Runner(loop_factory=_new_loop) as runner, listener:
-            runner.run(server.serve(sockets=[listener]))
+    def _serve(server: uvicorn.Server, listener: socket.socket, ready: threading.Event) -> None:
+        try:
+            with asyncio.Runner(loop_factory=_new_loop) as runner, listener:
+                runner.run(server.serve(sockets=[listener]))
+        finally:
+            ready.set()  # whatever happened, nobody is left waiting
 
 
 class _Server(uvicorn.Server):

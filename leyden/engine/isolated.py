@@ -1,7 +1,7 @@
 """The embedded backend in a process of its own, so that its Python and its torch share nothing with the agents'.
 
-The parent starts `leyden.engine.serve`, drives it through `leyden.engine.control` over loopback HTTP, and reports when it dies. It needs
-no torch itself. State and model folders are paths on the file system that both share.
+The parent starts `leyden.engine.serve`, drives it through `leyden.engine.control` over loopback HTTP, and reports when
+it dies. It needs no torch itself. State and model folders are paths on the file system that both share.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class IsolatedBackend(PolicyBackend):
     """An `EmbeddedBackend` in a child process. The child ends when this process does, however that happens."""
 
     def __init__(self, model: str | Path, *, model_name: str = "policy", **options: Any) -> None:
-        """model: a folder or a hub name; an object cannot go to another process. options: those of `EmbeddedBackend`, JSON values only."""
+        """
+        model: a folder or a hub name; an object cannot go to another process.
+        options: those of `EmbeddedBackend`, JSON values only.
+        """
         for name, value in (("model", model), ("tokenizer", options.get("tokenizer"))):
             if not (isinstance(value, str | Path) or (value is None and name == "tokenizer")):
                 raise ConfigError(
@@ -96,13 +99,13 @@ class IsolatedBackend(PolicyBackend):
         return result
 
     async def save_state(self, path: Path) -> None:
-        await self._call("save_state", {"path": str(path.absolute())})
+        await self._call("save_state", {"path": _name(path)})
 
     async def load_state(self, path: Path) -> None:
-        self._policy_version = await self._call("load_state", {"path": str(path.absolute())})
+        self._policy_version = await self._call("load_state", {"path": _name(path)})
 
     async def save_pretrained(self, path: Path) -> None:
-        await self._call("save_pretrained", {"path": str(path.absolute())})
+        await self._call("save_pretrained", {"path": _name(path)})
 
     async def statistics(self) -> EngineStatistics:
         return EngineStatistics(**await self._call("statistics", {}))
@@ -141,7 +144,7 @@ class _Child:
         self._stopping = False
         self.port = 0
         threads: int | None = options.get("threads", 1)
-        # In a session of its own: Ctrl-C in the terminal reaches the parent alone, which then stops the child in good order.
+        # In a session of its own: Ctrl-C in the terminal reaches the parent alone, which stops the child in good order.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "leyden.engine.serve"],
             stdin=subprocess.PIPE,
@@ -173,7 +176,7 @@ class _Child:
         self.port = read_answer(answer)["port"]
 
     def call(self, method: str, payload: dict[str, Any]) -> bytes:
-        """One control call; blocks until it is answered. Raises EngineError with the child's last words when it has died."""
+        """One control call, blocking. Raises EngineError with the child's last words when it has died."""
         host: str = self._options.get("host", "127.0.0.1")
         connection = http.client.HTTPConnection(host, self.port)
         headers = {"Authorization": f"Bearer {self._control_key}", "Content-Type": "application/json"}
@@ -250,4 +253,5 @@ def _environment(threads: int | None) -> dict[str, str]:
 
 def _name(source: str | Path) -> str:
     """A path as the child can open it, whatever its working directory; a hub name as it is."""
-    return str(Path(source).absolute()) if Path(source).exists() else str(source)
+    is_path = isinstance(source, Path) or Path(source).exists()
+    return str(Path(source).absolute()) if is_path else str(source)

@@ -1,7 +1,8 @@
 """Gradients of the clipped policy-gradient loss and AdamW steps on a model's own parameters.
 
-It knows sequences of token ids with behaviour log-probabilities, advantages and weights; not where they came from, and nothing of
-sampling beyond the chore that swaps the weights. Dropout is off: the trained distribution is the sampled one.
+It knows sequences of token ids with behaviour log-probabilities, advantages and weights; not where they came from, and
+nothing of sampling beyond the chore that swaps the weights. Dropout is off: the trained distribution is the sampled
+one.
 
 Shapes: N trained tokens of a micro-batch, V vocabulary.
 """
@@ -56,8 +57,8 @@ class Learner:
             if not math.isfinite(seen["loss"]):
                 self.clear_gradient()
                 raise EngineError(
-                    f"the loss of a micro-batch of {len(batch)} sequences is {seen['loss']}; the gradient has been cleared. "
-                    "Look for log-probabilities, advantages or weights that are not finite, and for a policy that moved too far"
+                    f"the loss of {len(batch)} sequences is {seen['loss']}; the gradient has been cleared. Look for "
+                    "log-probabilities, advantages or weights that are not finite, or a policy that moved too far"
                 )
             summed.backward()  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
             total.add(
@@ -87,7 +88,7 @@ class Learner:
         return norm
 
     def apply(self, params: OptimParams) -> None:
-        """Change the weights: one AdamW step with the clipped gradient, which is cleared. Run it between decode steps."""
+        """One AdamW step with the clipped gradient, which is cleared. Run it between decode steps."""
         for group in self.optimizer.param_groups:
             group.update(lr=params.learning_rate, betas=params.betas, weight_decay=params.weight_decay)
         with torch.inference_mode(False):
@@ -127,7 +128,8 @@ def check_sequences(sequences: Sequence[TrainingSequence], n_vocabulary: int, ma
             raise ConfigError(f"sequence {index} has {n} tokens; the engine's max_length is {max_length}")
         if n and sequence.weights[0]:
             raise ConfigError(
-                f"sequence {index} gives its first token the weight {sequence.weights[0]}; nothing comes before it that could predict it"
+                f"sequence {index} gives its first token the weight {sequence.weights[0]}; "
+                "nothing comes before it that could predict it"
             )
     if not any(any(sequence.weights) for sequence in sequences):
         raise ConfigError(

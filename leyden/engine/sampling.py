@@ -1,7 +1,7 @@
 """Tokens drawn from logits.
 
-One uniform number a row decides its token (inverse transform sampling), so a row with its own random generator draws the same token in
-any batch that gives it the same logits. It knows no requests and no cache.
+One uniform number a row decides its token (inverse transform sampling), so a row with its own random generator draws
+the same token in any batch that gives it the same logits. It knows no requests and no cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ __all__ = ["draw"]
 def draw(
     logits_BV: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """One token for each row, and its log-probability at the row's temperature (before top_p; at temperature 1 for temperature 0).
+    """One token for each row, and its log-probability at the row's temperature (before top_p; at temperature 1 for
+    temperature 0).
 
     uniforms: numbers in [0, 1), one a row; unused where the temperature is 0.
     """
@@ -42,11 +43,11 @@ def draw(
         greedy = torch.tensor([temperature == 0.0 for temperature in temperatures], device=device)
         tokens_B1 = torch.where(greedy[:, None], logits_BV.argmax(dim=-1, keepdim=True), tokens_B1)
     logprobs_B = logprobs_BV.gather(-1, tokens_B1)[:, 0]
-    return cast(list[int], _listed(tokens_B1[:, 0])), cast(list[float], _listed(logprobs_B))
+    return _listed(tokens_B1[:, 0]), _listed(logprobs_B)
 
 
 def _listed(tensor: Tensor) -> list[Any]:
-    return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] -- torch leaves it untyped
+    return cast(list[Any], tensor.tolist())  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
 
 
 def _nucleus(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Which cache row belongs to which request, and which finished rows a new request can continue.
 
-Bookkeeping only: it knows token ids and row numbers, no tensors and no model. A finished row stays behind until its place is needed or
-the weights change; a prompt that begins with exactly its tokens takes it over and computes only the rest.
+Bookkeeping only: it knows token ids and row numbers, no tensors and no model. A finished row stays behind until its
+place is needed or the weights change; a prompt that begins with exactly its tokens takes it over and computes only
+the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class SlotTable:
         self.reused_tokens = 0
 
     def acquire(self, prompt: Sequence[int]) -> tuple[int, int] | None:
-        """A row for `prompt` and how many of its tokens the row's cache already holds (always fewer than all: the last must run).
+        """A row for `prompt` and how many of its tokens the row's cache already holds (always fewer than all: the last
+        must run).
 
         None when every row is in use.
         """

@@ -1,7 +1,7 @@
 """A learner's weights, optimizer and random state as files: safetensors and JSON, never pickle.
 
-`engine.json` is written last and names the others, so a directory without it is not a state. It knows the learner and the decoder's
-random generator; when to save and where to keep it is the checkpoint store's business.
+`engine.json` is written last and names the others, so a directory without it is not a state. It knows the learner and
+the decoder's random generator; when to save and where to keep it is the checkpoint store's business.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType] -- os.PathLike without its type
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType] -- half typed
 from torch import Tensor
 
 from leyden.engine.learner import Learner
@@ -38,7 +38,7 @@ class LoadedState:
 
 
 def write_state(path: Path, learner: Learner, *, policy_version: int, rng: random.Random) -> None:
-    """Write `model.safetensors`, `optimizer.safetensors`, `optimizer.json` and `engine.json` into `path` (made if missing)."""
+    """Write `model.safetensors`, `optimizer.safetensors`, `optimizer.json` and `engine.json` into `path`."""
     path.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().contiguous() for name, tensor in learner.masters.items()}
     moments: dict[str, Tensor] = {}
@@ -84,7 +84,7 @@ def read_state(path: Path, learner: Learner) -> LoadedState:
 
 
 def restore_learner(learner: Learner, state: LoadedState) -> None:
-    """Put the weights and the optimizer's state in place, to the bit; the gradient is cleared. Run it between decode steps."""
+    """Put weights and optimizer state in place, to the bit; clear the gradient. Run it between decode steps."""
     with torch.inference_mode(False), torch.no_grad():
         learner.clear_gradient()
         learner.optimizer.state.clear()

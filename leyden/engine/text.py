@@ -1,4 +1,4 @@
-"""Between text and token ids: chat prompts, responses, single tokens, stop strings and text that arrives token by token.
+"""Between text and token ids: chat prompts, responses, single tokens, stop strings, text that arrives in pieces.
 
 It knows a tokenizer of transformers and nothing else. Its methods may be called from several threads.
 """
@@ -12,16 +12,18 @@ from typing import Any
 
 __all__ = ["StreamedText", "Text"]
 
+_REMEMBERED_PROMPTS = 4096
+_REMEMBERED_LENGTH = 8192
+"""Characters; longer prompts are seldom the same twice, and would fill the memory."""
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Text:
     """A tokenizer with its chat template, remembering recent prompts: agents repeat theirs a lot."""
 
-    def __init__(self, tokenizer: Any, *, remembered_prompts: int = 4096) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._prompts: OrderedDict[str, list[int]] = OrderedDict()
-        self._remembered_prompts = remembered_prompts
         self._pieces: dict[int, tuple[str, list[int]]] = {}
         # The Rust tokenizer underneath does no clean-up and is an order of magnitude quicker to call.
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
@@ -44,11 +46,14 @@ class Text:
         key = json.dumps(messages)
         ids = self._prompts.get(key)
         if ids is not None:
+            self._prompts.move_to_end(key)
             return ids
         text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        ids = self._prompts[key] = self.encode(text, special=False)
-        while len(self._prompts) > self._remembered_prompts:
-            self._prompts.popitem(last=False)
+        ids = self.encode(text, special=False)
+        if len(key) <= _REMEMBERED_LENGTH:
+            self._prompts[key] = ids
+            while len(self._prompts) > _REMEMBERED_PROMPTS:
+                self._prompts.popitem(last=False)
         return ids
 
     def encode(self, text: str, *, special: bool) -> list[int]:
@@ -75,7 +80,7 @@ class Text:
         return piece
 
     def ends_with_stop(self, stops: Sequence[str], ids: Sequence[int]) -> bool:
-        """Whether the last of `ids` completes one of `stops`; only the end is decoded, as far as a stop string can reach."""
+        """Whether the last of `ids` completes one of `stops`; decodes only as far back as those can reach."""
         text = self.decode(ids[-(4 * max(map(len, stops)) + 4) :])
         return any(stop in text for stop in stops)
 

@@ -1,7 +1,7 @@
 """OpenAI's wire format: request bodies to requests, results to response bodies. Pure functions.
 
-Conventions beyond OpenAI's are vLLM's: `return_token_ids` puts `prompt_token_ids` at the top and `token_ids` in each choice. Ours alone:
-`policy_versions` in each choice, one for each token. It knows no model and no server.
+Conventions beyond OpenAI's are vLLM's: `return_token_ids` puts `prompt_token_ids` at the top and `token_ids` in each
+choice. Ours alone: `policy_versions` in each choice, one for each token. It knows no model and no server.
 To accept a new field, add its check to `_FIELDS` and read it in `parse_request`.
 """
 
@@ -289,7 +289,7 @@ def chunk(
     prompt_ids: list[int] | None = None,
     counted: Json | None = None,
 ) -> bytes:
-    """One server-sent event. `prompt_ids`: this is the answer's first. `counted`: the usage, in a chunk without a choice."""
+    """One server-sent event. prompt_ids: it is the answer's first. counted: the usage, where there is no choice."""
     body = _head(request, response_id, f"{request.kind}.chunk" if request.kind == "chat.completion" else request.kind)
     if prompt_ids is not None and request.return_token_ids:
         body["prompt_token_ids"] = prompt_ids

@@ -2,7 +2,7 @@
 
 Lives here: `ExecutionStrategy` and the strategies. A strategy is given two bundles (coroutine functions) and knows nothing of what they
 do: it starts them, tells the runners to stop when the algorithm is done, and never leaves anything behind. To add one, implement
-`execute`, add a line to `trainer/registry.py`, and pass `tests/contracts/strategy.py`.
+`execute`, add a line to `trainer/registry.py`, and hold it to `tests/execution/`.
 """
 
 from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle

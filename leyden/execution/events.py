@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from leyden.utils.stop import StopEvent
+from leyden.utils.latch import Latch
 
 __all__ = ["ExecutionEvent", "ThreadingEvent"]
 
@@ -18,5 +18,5 @@ class ExecutionEvent(Protocol):
     async def wait_async(self) -> None: ...
 
 
-ThreadingEvent = StopEvent
+ThreadingEvent = Latch
 """The signal for threads and loops of one process."""

@@ -1,4 +1,4 @@
-"""`shm`: everything in one process. The algorithm on the caller's loop, all runners on one loop of a thread beside it.
+"""`shm`: everything in one process. The algorithm on the caller's loop, all runners on the loop of the agents (`agent_loop.py`).
 
 One loop for all runners means that a client made at module level works for every one of them; a thread of their own means that an
 algorithm that computes does not stop them.
@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
-from collections.abc import Coroutine
 from typing import Any
 
-from leyden.errors import ConfigError, LeydenError
+from leyden.errors import ConfigError
+from leyden.execution.agent_loop import Residence
 from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
 from leyden.store.base import LightningStore
-from leyden.utils.stop import StopEvent
+from leyden.utils.latch import Latch
 
 __all__ = ["SharedMemoryExecutionStrategy"]
 
 logger = logging.getLogger(__name__)
+
+_CANCEL_SECONDS = 1.5
+"""How long cancelled runners may take to end: more than an agent that swallows its cancellation is given."""
 
 
 class SharedMemoryExecutionStrategy(ExecutionStrategy):
@@ -39,8 +41,8 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
 
     async def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
         """See ExecutionStrategy.execute."""
-        stop = StopEvent()
-        runners = _LoopThread(self._run_runners(runner, store, stop), name="leyden-runners")
+        stop = Latch()
+        runners = Residence(self._run_runners(runner, store, stop))
         ended = asyncio.ensure_future(runners.wait())
         work = asyncio.ensure_future(algorithm(store, stop))
         try:
@@ -49,20 +51,23 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
                 ended.result()  # raises what ended them
                 if not work.done():
                     logger.warning("all runners have ended; the algorithm goes on alone")
-            await work
+            await asyncio.shield(work)
+            stop.set()
+            await asyncio.wait({ended})  # they finish what is under way
         except asyncio.CancelledError:
-            await self._interrupt(work, stop, runners, ended)
-            raise
-        except BaseException:
+            # The algorithm goes on meanwhile: a policy that it serves is what agents need to finish.
+            await self._end(runners, stop, ended, drain_seconds=self.drain_seconds)
             await _cancel(work)
             raise
-        finally:
-            stop.set()
-            if not ended.done():
-                await asyncio.shield(ended)
+        except BaseException:
+            await self._end(
+                runners, stop, ended, drain_seconds=0.0
+            )  # what is under way would fail for want of a policy
+            await _cancel(work)
+            raise
         ended.result()
 
-    async def _run_runners(self, runner: RunnerBundle, store: LightningStore, stop: StopEvent) -> None:
+    async def _run_runners(self, runner: RunnerBundle, store: LightningStore, stop: Latch) -> None:
         tasks = [asyncio.create_task(runner(store, worker_id, stop)) for worker_id in range(self.n_runners)]
         try:
             await asyncio.gather(*tasks)
@@ -72,59 +77,18 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _interrupt(
-        self, work: asyncio.Future[None], stop: StopEvent, runners: _LoopThread, ended: asyncio.Future[None]
-    ) -> None:
+    async def _end(self, runners: Residence, stop: Latch, ended: asyncio.Future[None], *, drain_seconds: float) -> None:
+        """Let the runners drain, then cancel them, then leave them: whatever an agent does, this ends."""
         stop.set()
-        await _cancel(work)
-        await asyncio.wait({ended}, timeout=self.drain_seconds)
+        await asyncio.wait({ended}, timeout=drain_seconds)
         if not ended.done():
             runners.cancel()
-        with contextlib.suppress(asyncio.CancelledError, LeydenError):
+            await asyncio.wait({ended}, timeout=_CANCEL_SECONDS)
+        if not ended.done():
+            logger.warning("an agent blocks the event loop of the runners and is left to itself")
+            runners.abandon()
+        with contextlib.suppress(asyncio.CancelledError, Exception):  # the first error is the one to report
             await ended
-
-
-class _LoopThread:
-    """A coroutine on an event loop of its own, in a daemon thread."""
-
-    def __init__(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._task = self._loop.create_task(work)
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._caller = asyncio.get_running_loop()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        error: BaseException | None = None
-        try:
-            self._loop.run_until_complete(self._task)
-        except BaseException as caught:  # noqa: BLE001 -- handed to the caller, who raises it
-            error = caught
-        finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-        with contextlib.suppress(RuntimeError):  # the caller's loop has ended: nobody waits
-            self._caller.call_soon_threadsafe(self._settle, error)
-
-    def _settle(self, error: BaseException | None) -> None:
-        if self._done.done():
-            return
-        if error is None:
-            self._done.set_result(None)
-        elif isinstance(error, asyncio.CancelledError):
-            self._done.cancel()
-        else:
-            self._done.set_exception(error)
-
-    async def wait(self) -> None:
-        """Return when the coroutine has; raise what it raised."""
-        await asyncio.shield(self._done)
-
-    def cancel(self) -> None:
-        """Cancel the coroutine."""
-        with contextlib.suppress(RuntimeError):  # already closed
-            self._loop.call_soon_threadsafe(self._task.cancel)
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:

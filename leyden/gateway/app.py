@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -31,7 +32,7 @@ from leyden.gateway.asgi import (
     trace_parent,
     upstream_headers,
 )
-from leyden.gateway.attempts import Attempts
+from leyden.gateway.attempts import Attempts, trace_id_of
 from leyden.gateway.record import ModelCall
 from leyden.gateway.recorder import Recorder
 from leyden.gateway.refusal import Refusal
@@ -69,11 +70,12 @@ class _Exchange:
     call: ModelCall
     send: Send
     answered: bool = False
-    """The upstream's answer is whole, or an error stands in its place; `flush` waits for the record from here on."""
+    """The upstream's answer is whole, or an error stands in its place."""
     recorded: bool = False
     streaming: bool = False
     """The head of a streamed answer has been sent: an error can only be one more event."""
     disconnected: bool = False
+    attempt_over: bool = False
 
 
 class GatewayApp:
@@ -97,7 +99,7 @@ class GatewayApp:
         self._token = None if token is None else f"Bearer {token}".encode()
         self._deterministic_seed = deterministic_seed
         self._timeout_seconds = timeout_seconds
-        self._calls: set[asyncio.Task[Any]] = set()
+        self._calls: dict[asyncio.Task[Any], _Exchange] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -109,6 +111,14 @@ class GatewayApp:
         """Give up the calls under way: each is recorded and answered with an error."""
         for task in self._calls:
             task.cancel()
+
+    def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """Give up the calls that the agent left under way, so that the attempt's record is complete when it is flushed."""
+        for task, exchange in self._calls.items():
+            call = exchange.call
+            if (call.rollout_id, call.attempt_id) == (rollout_id, attempt_id) and not exchange.answered:
+                exchange.attempt_over = True
+                task.cancel()
 
     # ---- routes ------------------------------------------------------------------------------------------------------
 
@@ -163,7 +173,12 @@ class GatewayApp:
     ) -> None:
         start_time = time.time()
         raw = await read_body(receive)
-        admission = await self._attempts.admit(rollout_id, attempt_id)
+        try:
+            admission = await self._attempts.admit(rollout_id, attempt_id)
+        except Refusal as refusal:
+            if refusal.status == HTTPStatus.GONE and self._attempts.note_late_call(rollout_id, attempt_id):
+                await self._record_late(rollout_id, attempt_id, dialect, refusal)
+            raise
         trace_id, parent_id = trace_parent(scope) or (admission.trace_id, None)
         call = ModelCall(
             rollout_id=rollout_id,
@@ -176,7 +191,8 @@ class GatewayApp:
         )
         exchange = _Exchange(call, send)
         task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._calls.add(task)
+        self._calls[task] = exchange
+        self._recorder.begin((rollout_id, attempt_id))
         watcher = asyncio.create_task(_watch(exchange, receive, task))
         try:
             await self._exchange(exchange, scope, raw, dialect)
@@ -190,7 +206,24 @@ class GatewayApp:
             await self._fail(exchange, Refusal(500, "gateway_error", f"the gateway failed with {type(error).__name__}"))
         finally:
             watcher.cancel()
-            self._calls.discard(task)
+            del self._calls[task]
+
+    async def _record_late(self, rollout_id: str, attempt_id: str, dialect: Dialect, refusal: Refusal) -> None:
+        """Leave the refused call in the record of the attempt that it came too late for."""
+        now = time.time()
+        call = ModelCall(
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            trace_id=trace_id_of((rollout_id, attempt_id)),
+            parent_id=None,
+            call_index=None,
+            operation=dialect.operation,
+            start_time=now,
+            end_time=now,
+            error=refusal.message,
+        )
+        self._recorder.begin((rollout_id, attempt_id))
+        await self._recorder.put(call)
 
     async def _exchange(self, exchange: _Exchange, scope: Scope, raw: bytes, dialect: Dialect) -> None:
         call = exchange.call
@@ -198,7 +231,7 @@ class GatewayApp:
         model = self._model(call.request)
         seed = None
         if self._deterministic_seed is not None and call.request.get("seed") is None:
-            seed = seed_for(self._deterministic_seed, call.rollout_id, call.call_index)
+            seed = seed_for(self._deterministic_seed, call.rollout_id, call.call_index or 0)
         body, hidden = prepare(
             dialect,
             raw,
@@ -281,7 +314,7 @@ class GatewayApp:
                 if assembler.error is not None and call.error is None:
                     call.error = f"the upstream answered in the stream: {assembler.error[:_ERROR_TEXT_LIMIT]}"
                 if assembler.finished:
-                    self._begin(exchange)
+                    exchange.answered = True
                 if shown:
                     await send({"type": "http.response.body", "body": b"".join(shown), "more_body": True})
         finally:
@@ -294,15 +327,10 @@ class GatewayApp:
 
     # ---- how a call ends ---------------------------------------------------------------------------------------------
 
-    def _begin(self, exchange: _Exchange) -> None:
-        if not exchange.answered:
-            exchange.answered = True
-            self._recorder.begin((exchange.call.rollout_id, exchange.call.attempt_id))
-
     async def _record(self, exchange: _Exchange) -> None:
         """Queue the record, once, before the agent can see that the answer is whole."""
+        exchange.answered = True
         if not exchange.recorded:
-            self._begin(exchange)
             exchange.recorded = True
             exchange.call.end_time = time.time()
             await self._recorder.put(exchange.call)
@@ -329,6 +357,10 @@ async def _watch(exchange: _Exchange, receive: Receive, task: asyncio.Task[Any])
 
 
 def _cancelled(exchange: _Exchange) -> Refusal:
+    if exchange.attempt_over:
+        return Refusal(
+            410, "attempt_ended", "the attempt ended before the answer was whole: the agent did not wait for it"
+        )
     if exchange.disconnected:
         return Refusal(499, "client_disconnected", "the client disconnected before the answer was whole")
     return Refusal(503, "gateway_stopped", "the gateway was stopped before the answer was whole")

@@ -16,7 +16,7 @@ from leyden.gateway.refusal import Refusal
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout
 
-__all__ = ["Admission", "AttemptKey", "Attempts"]
+__all__ = ["Admission", "AttemptKey", "Attempts", "trace_id_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,8 @@ class Attempts:
     def __init__(self, store: LightningStore) -> None:
         self._store = store
         self._live: dict[AttemptKey, _Live] = {}
-        self._ended: dict[AttemptKey, None] = {}
+        self._ended: dict[AttemptKey, bool] = {}
+        """Whether a call that came too late has been noted."""
 
     async def admit(self, rollout_id: str, attempt_id: str) -> Admission:
         """Number one call.
@@ -65,7 +66,7 @@ class Attempts:
             raise _gone(rollout_id, attempt_id, "the attempt is over")
         live = self._live.get(key)
         if live is None:
-            live = self._live[key] = _Live(trace_id=_trace_id(key))
+            live = self._live[key] = _Live(trace_id=trace_id_of(key))
         admission = Admission(call_index=live.calls, trace_id=live.trace_id)
         live.calls += 1
         now = time.monotonic()
@@ -76,10 +77,16 @@ class Attempts:
             raise _gone(rollout_id, attempt_id, "the attempt is over")
         return admission
 
+    def note_late_call(self, rollout_id: str, attempt_id: str) -> bool:
+        """Whether this is the first call of an ended attempt; only that one is worth a record, an agent may repeat it for ever."""
+        first = not self._ended.get((rollout_id, attempt_id), False)
+        self._ended[rollout_id, attempt_id] = True
+        return first
+
     def end(self, rollout_id: str, attempt_id: str) -> None:
         """Refuse all later calls of this attempt. Safe to repeat."""
         key = (rollout_id, attempt_id)
-        self._ended[key] = None
+        self._ended.setdefault(key, False)
         self._live.pop(key, None)
         if len(self._ended) > _ENDED_KEPT:
             self._ended.pop(next(iter(self._ended)), None)
@@ -124,6 +131,6 @@ def _gone(rollout_id: str, attempt_id: str, why: str) -> Refusal:
     )
 
 
-def _trace_id(key: AttemptKey) -> str:
+def trace_id_of(key: AttemptKey) -> str:
     """The same after a restart of the gateway, so that an attempt's calls stay in one trace."""
     return hashlib.sha256("\x1f".join(key).encode()).hexdigest()[:32]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import ipaddress
 import logging
 import socket
@@ -152,12 +153,16 @@ class LLMProxy:
     # ---- attempts ----------------------------------------------------------------------------------------------------
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """Refuse all later calls of this attempt with 410. Calls under way go on. Safe to repeat."""
-        if self._running is not None:
-            self._running.attempts.end(rollout_id, attempt_id)
+        """Refuse all later calls of this attempt with 410, and give up those under way. Safe to repeat."""
+        running = self._running
+        if running is not None:
+            running.attempts.end(rollout_id, attempt_id)
+            if not running.recorder.settled((rollout_id, attempt_id)):
+                with contextlib.suppress(RuntimeError):  # stopped this very moment: it gives up every call
+                    running.loop.call_soon_threadsafe(running.app.end_attempt, rollout_id, attempt_id)
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
-        """Wait until every call of this attempt whose answer has been given is in the store.
+        """Wait until every call of this attempt is in the store; call `end_attempt` first, or it waits for those under way.
 
         Raises StoreError, once, if one of them could not be written.
         """
@@ -265,6 +270,7 @@ class LLMProxy:
                 _Running(
                     recorder=recorder,
                     attempts=attempts,
+                    app=app,
                     loop=loop,
                     thread=threading.current_thread(),
                     stopped=stopped,
@@ -283,6 +289,7 @@ class _Running:
 
     recorder: Recorder
     attempts: Attempts
+    app: GatewayApp
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     stopped: concurrent.futures.Future[None]

@@ -32,7 +32,8 @@ class ModelCall:
     attempt_id: str
     trace_id: str
     parent_id: str | None
-    call_index: int
+    call_index: int | None
+    """The number of the call within its attempt, from 0; None: it came too late to have one."""
     operation: str
     start_time: float
     end_time: float = 0.0
@@ -51,7 +52,9 @@ class Refused(ValueError):
 
 def span_of(call: ModelCall) -> Span:
     """The call as a span."""
-    attributes: Attributes = {semconv.CALL_INDEX: call.call_index, semconv.GEN_AI_OPERATION: call.operation}
+    attributes: Attributes = {semconv.GEN_AI_OPERATION: call.operation}
+    if call.call_index is not None:
+        attributes[semconv.CALL_INDEX] = call.call_index
     _describe_request(call.request, attributes)
     if call.response is not None:
         _describe_response(call.response, attributes)

@@ -47,8 +47,7 @@ class Recorder:
         self._closing = False
 
     def begin(self, key: AttemptKey) -> None:
-        """From now on `flush` waits for one more call of this attempt: to be called before the agent can see that its
-        answer is whole."""
+        """From now on `flush` waits for one more call of this attempt, which must be `put` in the end."""
         self._pending[key] = self._pending.get(key, 0) + 1
 
     async def put(self, call: ModelCall) -> None:

@@ -26,6 +26,7 @@ from leyden.errors import InvalidReturn
 from leyden.store.base import LightningStore
 from leyden.tracer import Trace, current_trace, from_readable_span
 from leyden.types import AttemptedRollout, Span, reward_attributes
+from leyden.utils.text import shown
 
 __all__ = ["record_result", "result_spans"]
 
@@ -65,15 +66,15 @@ def result_spans(result: object, rollout: AttemptedRollout) -> list[Span]:
     if inspect.iscoroutine(result):
         result.close()
         raise InvalidReturn("the agent returned a coroutine that nobody awaited; define the agent with `async def`")
-    raise InvalidReturn(f"the agent returned {_shown(result)}; {_POSSIBLE}")
+    raise InvalidReturn(f"the agent returned {shown(result)}; {_POSSIBLE}")
 
 
 def _reward_span(rewards: Mapping[Any, Any], rollout: AttemptedRollout) -> Span:
     for name, value in rewards.items():
         if not isinstance(name, str):
-            raise InvalidReturn(f"the agent returned rewards with the name {_shown(name)}; names are strings")
+            raise InvalidReturn(f"the agent returned rewards with the name {shown(name)}; names are strings")
         if not isinstance(value, Real) or not _is_finite(value):
-            raise InvalidReturn(f"the agent returned {_shown(value)} as reward {name!r}; a reward is a finite number")
+            raise InvalidReturn(f"the agent returned {shown(value)} as reward {name!r}; a reward is a finite number")
     attributes = reward_attributes({name: float(value) for name, value in rewards.items()})
     trace = Trace(semconv.REWARD, rollout.rollout_id, rollout.attempt.attempt_id, None)
     span = trace.create_span(semconv.REWARD, attributes)
@@ -106,14 +107,10 @@ def _own_span(span: object, rollout: AttemptedRollout) -> Span:
     if isinstance(span, ReadableSpan):
         return from_readable_span(span, rollout_id, attempt_id)
     if not isinstance(span, Span):
-        raise InvalidReturn(f"the agent returned a list with {_shown(span)}; {_POSSIBLE}")
+        raise InvalidReturn(f"the agent returned a list with {shown(span)}; {_POSSIBLE}")
     if (span.rollout_id, span.attempt_id) != (rollout_id, attempt_id):
         raise InvalidReturn(
             f"the agent returned span {span.name!r} of attempt {span.attempt_id!r} of rollout {span.rollout_id!r}, but this is "
             f"attempt {attempt_id!r} of rollout {rollout_id!r}"
         )
     return span
-
-
-def _shown(value: object) -> str:
-    return f"{value!r:.200} (a {type(value).__name__})"

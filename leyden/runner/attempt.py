@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 from leyden import semconv
 from leyden.emitter import emit_exception
-from leyden.errors import AttemptEnded, IllegalTransition, InvalidReturn, LeydenError, MissingResource
+from leyden.errors import IllegalTransition, InvalidReturn, LeydenError, MissingResource, UnknownResources
 from leyden.litagent import LitAgent, record_result
 from leyden.runner.base import AttemptRecorder, Hook, Runner
 from leyden.runner.calls import AgentTimeout, call_async, call_sync
 from leyden.store.base import LightningStore
 from leyden.tracer import Tracer
-from leyden.types import AttemptedRollout, AttemptStatus, NamedResources, Span, find_final_reward
+from leyden.types import AttemptedRollout, AttemptStatus, NamedResources, PaginatedResult, Span, find_final_reward
+from leyden.utils.text import describe_error
 
 __all__ = ["AttemptRunner", "Outcome", "ReasonKind"]
 
@@ -55,8 +56,11 @@ class AttemptRunner:
     hooks: Sequence[Hook]
     recorders: Sequence[AttemptRecorder]
 
-    async def run(self, rollout: AttemptedRollout, resources: NamedResources | None) -> Outcome:
-        """Run one claimed rollout and report it. Cancelling this cancels the agent and reports nothing."""
+    async def run(self, rollout: AttemptedRollout, resources: Awaitable[NamedResources | None]) -> Outcome:
+        """Run one claimed rollout and report it. Cancelling this cancels the agent and reports nothing.
+
+        resources: awaited here, so that from its claim on a rollout belongs to an attempt that will be reported.
+        """
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         await self._call_hooks("on_rollout_start", rollout=rollout)
         spans: Sequence[Span] = ()
@@ -66,7 +70,7 @@ class AttemptRunner:
             ):
                 await self._call_hooks("on_trace_start", tracer=self.tracer, rollout=rollout)
                 try:
-                    outcome = await self._call_agent(rollout, resources or {})
+                    outcome = await self._call_agent(rollout, resources)
                     await self._call_hooks("on_trace_end", tracer=self.tracer, rollout=rollout)
                 finally:
                     for recorder in self.recorders:
@@ -81,9 +85,10 @@ class AttemptRunner:
         await self._report(rollout, outcome)
         return outcome
 
-    async def _call_agent(self, rollout: AttemptedRollout, resources: NamedResources) -> Outcome:
+    async def _call_agent(self, rollout: AttemptedRollout, reading: Awaitable[NamedResources | None]) -> Outcome:
         agent, timeout = self.agent, _remaining_seconds(rollout)
         try:
+            resources = _own_copy(await reading or {})
             if agent.is_async():
                 result = await call_async(lambda: agent.run_async(rollout.input, resources, rollout), timeout)
             else:
@@ -95,7 +100,7 @@ class AttemptRunner:
             return Outcome("timeout", "timeout", f"the agent did not return within timeout_seconds={limit:g}")
         except InvalidReturn as error:
             return _failed("invalid_return", error)
-        except MissingResource as error:
+        except (MissingResource, UnknownResources) as error:
             return _failed("missing_resource", error)
         except Exception as error:  # noqa: BLE001 -- the boundary: an agent may raise anything, and it is data
             emit_exception(error)
@@ -107,10 +112,15 @@ class AttemptRunner:
             return outcome
         if rollout.config.require_model_call:
             calls = await self.store.query_spans(
-                rollout.rollout_id, rollout.attempt.attempt_id, name=semconv.MODEL_CALL, limit=1
+                rollout.rollout_id,
+                rollout.attempt.attempt_id,
+                name=semconv.MODEL_CALL,
+                sort_by="status_code",
+                sort_order="desc",  # what is no ERROR comes first
+                limit=1,
             )
-            if not calls.total:
-                return Outcome("failed", "no_model_call", "the agent never called the model through the gateway")
+            if reason := _no_answer(calls):
+                return Outcome("failed", "no_model_call", reason)
         if rollout.config.require_reward and find_final_reward(spans) is None:
             return Outcome(
                 "failed", "no_reward", "the agent ended without a reward: return a number or call emit_reward(...)"
@@ -123,22 +133,37 @@ class AttemptRunner:
             await self.store.update_attempt(
                 rollout.rollout_id, rollout.attempt.attempt_id, status=outcome.status, metadata=metadata
             )
-        except (IllegalTransition, AttemptEnded) as error:
+        except IllegalTransition as error:
             logger.info(
                 "attempt %s ended as %s too late to count: %s", rollout.attempt.attempt_id, outcome.status, error
             )
 
     async def _call_hooks(self, point: str, **arguments: Any) -> None:
         for hook in self.hooks:
-            call: Callable[..., Awaitable[None]] = getattr(hook, point)
             try:
+                call: Callable[..., Awaitable[None]] = getattr(hook, point)
                 await call(agent=self.agent, runner=self.runner, **arguments)
             except Exception:
                 logger.exception("hook %s.%s failed; the attempt goes on", type(hook).__name__, point)
 
 
+def _own_copy(resources: NamedResources) -> NamedResources:
+    """An agent may change what it is given (`llm.sampling_parameters.pop(...)`); its siblings must not notice."""
+    return {name: resource.model_copy(deep=True) for name, resource in resources.items()}
+
+
+def _no_answer(calls: PaginatedResult[Span]) -> str | None:
+    """Why nothing was recorded that could be learned from; `calls` begins with an answered one if there is any."""
+    if not calls.total:
+        return "the agent never called the model through the gateway"
+    if calls[0].status.status_code != "ERROR":
+        return None
+    why = calls[0].status.description
+    return f"not one of the agent's {calls.total} model calls was answered; {why}"
+
+
 def _failed(kind: ReasonKind, error: Exception) -> Outcome:
-    text = str(error)
+    text = describe_error(error)
     return Outcome("failed", kind, f"{type(error).__name__}: {text}" if text else type(error).__name__, error)
 
 

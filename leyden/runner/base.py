@@ -11,7 +11,7 @@ from leyden.litagent import LitAgent
 from leyden.store.base import LightningStore
 from leyden.tracer import Tracer
 from leyden.types import AttemptedRollout, NamedResources, Rollout, RolloutMode, Span, TaskInput
-from leyden.utils.stop import StopEvent
+from leyden.utils.latch import Latch
 
 __all__ = ["AttemptRecorder", "Hook", "ParallelWorkerBase", "Runner"]
 
@@ -83,7 +83,7 @@ class Runner(ParallelWorkerBase, ABC):
         """Bind the store; the store knows this worker as `Worker-{worker_id}`."""
 
     @abstractmethod
-    async def iter(self, *, event: StopEvent | None = None) -> None:
+    async def iter(self, *, event: Latch | None = None) -> None:
         """Claim and run until `event` is set (or `max_rollouts` are done), then finish what is under way.
 
         What an agent does never ends the loop; a store that cannot be reached does.
@@ -96,7 +96,7 @@ class Runner(ParallelWorkerBase, ABC):
         *,
         resources: NamedResources | None = None,
         mode: RolloutMode | None = None,
-        event: StopEvent | None = None,
+        event: Latch | None = None,
     ) -> Rollout:
         """Run the agent on one task, now, and return the stored rollout. Raises what the agent raised."""
 

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from leyden.utils.text import describe_error
+
 __all__ = ["AgentTimeout", "call_async", "call_sync"]
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ class _Escaped(Exception):
     """Carries SystemExit, KeyboardInterrupt and their like out of the agent without ending the event loop."""
 
     def __init__(self, original: BaseException) -> None:
-        super().__init__(f"{type(original).__name__}: {original}")
+        super().__init__(f"{type(original).__name__}: {describe_error(original)}")
         self.original = original
 
 
@@ -95,7 +97,7 @@ async def call_sync(agent: Callable[[], Any], timeout_seconds: float | None, *, 
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             future.set_exception(error)
         else:
-            wrapped = RuntimeError(f"the agent raised {type(error).__name__}: {error}")
+            wrapped = RuntimeError(f"the agent raised {type(error).__name__}: {describe_error(error)}")
             wrapped.__cause__ = error
             future.set_exception(wrapped)
 

@@ -21,7 +21,7 @@ from leyden.runner.base import AttemptRecorder, Hook, Runner
 from leyden.store.base import LightningStore
 from leyden.tracer import OtelTracer, Tracer
 from leyden.types import NamedResources, Rollout, RolloutMode, TaskInput
-from leyden.utils.stop import StopEvent
+from leyden.utils.latch import Latch
 
 __all__ = ["LitAgentRunner"]
 
@@ -88,13 +88,13 @@ class LitAgentRunner(Runner):
         """The name under which the store knows this worker."""
         return f"Worker-{self.worker_id}"
 
-    async def iter(self, *, event: StopEvent | None = None) -> None:
+    async def iter(self, *, event: Latch | None = None) -> None:
         """See Runner.iter."""
         attempts, store = self._attempt_runner(), self._bound_store()
         running = _RunningSet()
         claiming = asyncio.create_task(self._claim(running, attempts, store))
         heartbeat = asyncio.create_task(self._heartbeat(store))
-        stopped = asyncio.create_task((event or StopEvent()).wait_async())
+        stopped = asyncio.create_task((event or Latch()).wait_async())
         try:
             await asyncio.wait({claiming, heartbeat, stopped, running.failed}, return_when=asyncio.FIRST_COMPLETED)
             await _cancel(claiming)
@@ -115,10 +115,14 @@ class LitAgentRunner(Runner):
             rollouts = await store.dequeue_many_rollouts(
                 limit=limit, worker_id=self.worker_name, timeout_seconds=_CLAIM_WAIT_SECONDS
             )
+            # Nothing is awaited between a claim and its attempts, or a stop in between would leave claims that nobody reports.
             ids = {rollout.resources_id for rollout in rollouts}
-            resources = {resources_id: await _read_resources(store, resources_id) for resources_id in ids}
+            reading = {
+                resources_id: asyncio.ensure_future(_read_resources(store, resources_id)) for resources_id in ids
+            }
             for rollout in rollouts:
-                running.start(attempts.run(rollout, resources[rollout.resources_id]), name=rollout.rollout_id)
+                resources = asyncio.shield(reading[rollout.resources_id])  # its siblings read the same
+                running.start(attempts.run(rollout, resources), name=rollout.rollout_id)
             if left is not None:
                 left -= len(rollouts)
 
@@ -128,13 +132,13 @@ class LitAgentRunner(Runner):
         *,
         resources: NamedResources | None = None,
         mode: RolloutMode | None = None,
-        event: StopEvent | None = None,
+        event: Latch | None = None,
     ) -> Rollout:
         """See Runner.step."""
         attempts, store = self._attempt_runner(), self._bound_store()
         resources_id = (await store.add_resources(resources)).resources_id if resources is not None else None
         rollout = await store.start_rollout(input, mode=mode, resources_id=resources_id, worker_id=self.worker_name)
-        outcome = await attempts.run(rollout, await _read_resources(store, rollout.resources_id))
+        outcome = await attempts.run(rollout, _read_resources(store, rollout.resources_id))
         if outcome.error is not None:
             raise outcome.error
         return await store.get_rollout_by_id(rollout.rollout_id)

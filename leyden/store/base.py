@@ -156,7 +156,8 @@ class LightningStore(ABC):
         """Claim up to `limit` rollouts, oldest first: each gets a new attempt (`preparing`) and becomes `preparing`.
 
         Waits up to `timeout_seconds` for the first one, by event; then returns what is there. `limit` <= 0 answers an empty list.
-        A claim that is cancelled while it waits has claimed nothing. With `worker_id`, the worker becomes `busy` (or `idle` when nothing came).
+        A claim that is cancelled while it waits has claimed nothing. With `worker_id`, the worker becomes `busy`, or `idle` when
+        nothing came.
         Not safe to retry blindly: a lost answer is a claimed rollout, which its timeout brings back.
         """
 
@@ -340,7 +341,10 @@ class LightningStore(ABC):
 
     @abstractmethod
     async def add_resources(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
-        """Write resources under a new id (version 1); they become the latest. With an id that is there and equal content: answers what is there."""
+        """Write resources under a new id (version 1); they become the latest.
+
+        With an id that is there and equal content: answers what is there.
+        """
 
     @abstractmethod
     async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:

@@ -5,17 +5,18 @@ It knows one connection and one lock; an operation runs inline, in the thread th
 
 from __future__ import annotations
 
-import sqlite3
-import threading
+import asyncio
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from leyden.errors import StoreClosed
 from leyden.store.notify import Signals
 from leyden.store.sql.driver import Operation
-from leyden.store.sql.sqlite import SqliteTransaction, connect, migrate, store_error
+from leyden.store.sql.session import Session
+from leyden.store.sql.sqlite import connect, migrate
 from leyden.store.sql.store import SqlLightningStore
+from leyden.store.worker import YIELD_EVERY
 
 __all__ = ["InMemoryLightningStore"]
 
@@ -28,55 +29,39 @@ class _MemoryDriver:
     url = "memory://"
 
     def __init__(self, signals: Signals) -> None:
-        self._signals = signals
-        self._lock = threading.Lock()
-        self._connection = connect(":memory:", _PRAGMAS)
-        migrate(self._connection, self.url)
-        self._transaction = SqliteTransaction(self._connection, self.url)
-        self._close = weakref.finalize(self, self._connection.close)
+        connection = connect(":memory:", _PRAGMAS)
+        migrate(connection, self.url)
+        self._session = Session(connection, self.url, "writer", signals.publish)
+        self._close = weakref.finalize(self, connection.close)
+        self._open = True
+        self._given = 0
 
-    async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
-        with self._lock:
-            try:
-                return operation(self._begin(), *args, **kwargs)
-            except sqlite3.Error as error:
-                raise store_error(self.url, error) from error
+    def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Coroutine[Any, Any, T]:
+        return self._run(operation, args, kwargs)
 
-    async def write(
+    def write(
         self,
         operation: Operation[T],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
-        undo: Operation[None]
-        | None = None,  # nothing is awaited here, so nobody can be cancelled between commit and answer
-    ) -> T:
-        with self._lock:
-            transaction = self._begin()
-            self._connection.execute("BEGIN")
-            try:
-                answer = operation(transaction, *args, **kwargs)
-                self._connection.execute("COMMIT")
-            except BaseException as error:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error):
-                    raise store_error(self.url, error) from error
-                raise
-            claimable, finished = transaction.claimable, transaction.finished
-        if claimable or finished:
-            self._signals.publish(claimable, finished)
-        return answer
+        undo: Operation[None] | None = None,  # nothing is awaited between commit and answer
+    ) -> Coroutine[Any, Any, T]:
+        return self._run(operation, args, kwargs)
+
+    async def _run(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+        self._given += 1
+        if self._given % YIELD_EVERY == 0:
+            await asyncio.sleep(0)
+        with self._session.lock:
+            if not self._open:
+                raise StoreClosed(f"{self.url} is closed; open a new store")
+            return self._session.alone(operation, args, kwargs)
 
     async def close(self) -> None:
-        with self._lock:
+        with self._session.lock:
+            self._open = False
             self._close()
-
-    def _begin(self) -> SqliteTransaction:
-        if not self._close.alive:
-            raise StoreClosed(f"{self.url} is closed; open a new store")
-        self._transaction.begin()
-        return self._transaction
 
 
 class InMemoryLightningStore(SqlLightningStore):

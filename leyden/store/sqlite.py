@@ -19,9 +19,11 @@ from leyden.errors import ConfigError, StoreError
 from leyden.store.lockfile import LockFile
 from leyden.store.notify import Signals
 from leyden.store.sql.driver import Operation
+from leyden.store.sql.session import Session
 from leyden.store.sql.sqlite import connect, migrate, store_error
 from leyden.store.sql.store import SqlLightningStore
-from leyden.store.worker import SqliteThread
+from leyden.store.sql.wal import Checkpointer
+from leyden.store.worker import SessionThread
 
 __all__ = ["Durability", "SqliteLightningStore"]
 
@@ -34,15 +36,18 @@ _SYNCHRONOUS: Mapping[Durability, str] = {"process": "NORMAL", "power": "FULL"}
 class _FileDriver:
     def __init__(self, path: Path, durability: Durability, signals: Signals) -> None:
         self.url = f"sqlite://{path}"
-        self._lock = _own(path, self.url)
-        try:
-            writer, reader = _open(path, self.url, durability)
-        except BaseException:
-            self._lock.release()
-            raise
         self._closing = threading.Lock()
-        self._writer = SqliteThread(writer, self.url, "writer", signals.publish)
-        self._reader = SqliteThread(reader, self.url, "reader")
+        lock = _own(path, self.url)
+        try:
+            writer, reader, keeper = _open(path, self.url, durability)
+        except BaseException:
+            lock.release()
+            raise
+        session = Session(writer, self.url, "writer", signals.publish)
+        self._writer = SessionThread(session, "leyden-store-writer", inline=durability == "process")
+        self._reader = SessionThread(Session(reader, self.url, "reader"), "leyden-store-reader", inline=True)
+        self._checkpointer = Checkpointer(path, keeper, session)
+        self._lock = lock  # the last attribute: a store that is only dropped lets go of it last
 
     async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
         return await self._reader.run(operation, args, kwargs)
@@ -55,13 +60,15 @@ class _FileDriver:
         *,
         undo: Operation[None] | None = None,
     ) -> T:
-        return await self._writer.run(operation, args, kwargs, undo)
+        self._checkpointer.wrote()
+        return await self._writer.run(operation, args, kwargs, undo=undo)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
         with self._closing:  # whoever closes second waits for the first
+            self._checkpointer.stop()
             self._reader.stop()
             self._writer.stop()
             self._lock.release()
@@ -91,21 +98,25 @@ def _own(path: Path, url: str) -> LockFile:
         raise StoreError(f"{url}: {error}; check that the directory can be written to") from error
 
 
-def _open(path: Path, url: str, durability: Durability) -> tuple[sqlite3.Connection, sqlite3.Connection]:
-    """The writer's and the reader's connection to an up-to-date database."""
+def _open(path: Path, url: str, durability: Durability) -> list[sqlite3.Connection]:
+    """Connections of the writer, the reader and the checkpointer to an up-to-date database."""
     target = f"file:{quote(str(path))}"
     pragmas: dict[str, str | int] = {
         "synchronous": _SYNCHRONOUS[durability],
         "temp_store": "MEMORY",
         "secure_delete": "OFF",
+        "wal_autocheckpoint": 0,
     }
+    opened: list[sqlite3.Connection] = []
     try:
-        writer = connect(target, {"journal_mode": "WAL"} | pragmas)
-        try:
-            migrate(writer, url)
-            return writer, connect(target, {"query_only": "ON"} | pragmas)
-        except BaseException:
-            writer.close()
-            raise
-    except sqlite3.Error as error:
-        raise store_error(url, error) from error
+        opened.append(connect(target, {"journal_mode": "WAL"} | pragmas))
+        migrate(opened[0], url)
+        opened.append(connect(target, {"query_only": "ON"} | pragmas))
+        opened.append(connect(target, {"busy_timeout": 0} | pragmas))
+    except BaseException as error:
+        for connection in opened:
+            connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise store_error(url, error) from error
+        raise
+    return opened

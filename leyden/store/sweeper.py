@@ -19,6 +19,8 @@ __all__ = ["Sweeper"]
 logger = logging.getLogger(__name__)
 
 _SHORTEST_SECONDS = 0.01
+_SHOWN = 3
+"""How many attempts a line of the log names."""
 
 
 class Sweeper:
@@ -51,8 +53,12 @@ class Sweeper:
 
     async def _sweep(self) -> float:
         """Sweep once; how many seconds until the next time."""
+        by_status: dict[str, list[str]] = {}
         for attempt in await self._store.sweep():
-            logger.warning("attempt %s of rollout %s is now %s", attempt.attempt_id, attempt.rollout_id, attempt.status)
+            by_status.setdefault(attempt.status, []).append(f"{attempt.attempt_id} of {attempt.rollout_id}")
+        for status, names in by_status.items():
+            shown = names[:_SHOWN] + ["..."] * (len(names) > _SHOWN)
+            logger.warning("%d attempts are now %s: %s", len(names), status, ", ".join(shown))
         deadline = await self._store.next_deadline()
         if deadline is None:
             return self._interval_seconds

@@ -1,37 +1,38 @@
-"""A thread that owns one connection, and the jobs that event loops give it.
+"""Getting operations from any thread and any event loop to one session.
 
-It knows SQLite's transactions and no operation. What is waiting when the thread comes round is one batch: a writer runs
-each job in a savepoint and commits once (group commit), a reader runs each in a transaction of its own. Answers go back
-with one call for each event loop and batch, after the commit.
+It knows threads and event loops, no operation. A short operation runs where it was asked for, when the session is free:
+handing it to another thread and back would cost more than most of them take. Everything else is a job for the session's
+own thread: what waits there when it comes round is one batch with one commit (group commit), and the answers go back
+with one call for each event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, Literal
+from typing import Any
 
 from leyden.errors import StoreClosed, StoreError
 from leyden.store.sql.driver import Operation
-from leyden.store.sql.sqlite import SqliteTransaction, store_error
+from leyden.store.sql.session import Session
+from leyden.store.sql.transaction import Long
 
-__all__ = ["Job", "Publish", "SqliteThread"]
+__all__ = ["YIELD_EVERY", "Job", "SessionThread"]
 
+_SHORT = 64
+"""An operation on more rows than this takes longer than the way to the thread and back."""
+YIELD_EVERY = 32
+"""Operations that run where they are asked for never wait; so often they let the other tasks of the loop go on."""
 _BATCH = 1024
 """At most so many jobs share a commit, so that the first of them does not wait for ever."""
 
-Publish = Callable[[int, Sequence[str]], None]
-"""Told after a commit: how many rollouts were put in the queue, and which were finished."""
-
 
 class Job:
-    """One operation on its way through a thread, and the future that somebody awaits (none: an undo)."""
+    """One operation on its way through a thread, and the future that somebody awaits (none: nobody needs to know)."""
 
     __slots__ = ("answer", "args", "error", "future", "kwargs", "loop", "operation", "undo")
 
@@ -52,24 +53,27 @@ class Job:
         self.answer: Any = None
         self.error: BaseException | None = None
 
+    @property
+    def wanted(self) -> bool:
+        """Whether its caller was not cancelled."""
+        return self.future is None or not self.future.cancelled()
 
-class SqliteThread:
-    """Runs jobs on `connection`, in the order in which they were given, until `stop`."""
 
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        url: str,
-        role: Literal["writer", "reader"],
-        publish: Publish | None = None,
-    ) -> None:
-        self._url = url
+class SessionThread:
+    """Runs operations on `session`, until `stop`.
+
+    inline: whether a short operation may run in the thread that asks for it; not where a commit waits for the disk.
+    """
+
+    def __init__(self, session: Session, name: str, *, inline: bool) -> None:
+        self._session = session
+        self._inline = inline
         self._pid = os.getpid()
         self._open = True
+        self._given = 0
         self._gate = threading.Lock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        runs = _Runs(connection, url, role, self._jobs, publish)
-        self._thread = threading.Thread(target=runs.serve, name=f"leyden-store-{role}", daemon=True)
+        self._thread = threading.Thread(target=_serve, args=(session, self._jobs), name=name, daemon=True)
         self._thread.start()
         # A store that is dropped without `close` lets its thread end, and so does the end of the program.
         self._finalizer = weakref.finalize(self, _stop, self._jobs, self._thread)
@@ -79,12 +83,38 @@ class SqliteThread:
         operation: Operation[Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        *,
         undo: Operation[None] | None = None,
     ) -> Any:
-        """The operation's answer, after its commit. See `Driver.write` for `undo`."""
-        future = asyncio.get_running_loop().create_future()
-        job = Job(operation, args, kwargs, future, undo)
-        self._give(job)
+        """The operation's answer, after its commit. See `Driver` for `undo`."""
+        self._check_process()
+        if self._inline and self._jobs.empty():
+            self._given += 1
+            if self._given % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+            if self._session.lock.acquire(blocking=False):
+                try:
+                    self._check_open()
+                    return self._session.alone(operation, args, kwargs, most=_SHORT)
+                except Long:
+                    pass
+                finally:
+                    self._session.lock.release()
+        job = Job(operation, args, kwargs, asyncio.get_running_loop().create_future(), undo)
+        return await self._through_thread(job)
+
+    def stop(self) -> None:
+        """Accept nothing more, and end after what was accepted. Blocks until then; safe to repeat."""
+        with self._gate:
+            self._open = False
+        self._finalizer()
+
+    async def _through_thread(self, job: Job) -> Any:
+        future = job.future
+        assert future is not None
+        with self._gate:
+            self._check_open()
+            self._jobs.put(job)
         try:
             return await future
         except asyncio.CancelledError:
@@ -92,115 +122,44 @@ class SqliteThread:
                 _take_back(self._jobs, job)
             raise
 
-    def stop(self) -> None:
-        """Accept no more jobs, and end after those that were accepted. Blocks until then; safe to repeat."""
-        with self._gate:
-            self._open = False
-        self._finalizer()
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreClosed(f"{self._session.url} is closed; open it again")
 
-    def _give(self, job: Job) -> None:
+    def _check_process(self) -> None:
+        """Before any lock is touched: a forked child has copies that nobody will ever release."""
         if os.getpid() != self._pid:
             raise StoreError(
-                f"{self._url} was opened by process {self._pid} and cannot be used in its forked child {os.getpid()}; "
-                "open a store of its own there, after the fork"
+                f"{self._session.url} was opened by process {self._pid} and cannot be used in its forked child "
+                f"{os.getpid()}; open a store of its own there, after the fork"
             )
-        with self._gate:
-            if not self._open:
-                raise StoreClosed(f"{self._url} is closed; open it again")
-            self._jobs.put(job)
 
 
-class _Runs:
-    """What the thread does. It holds no reference to its `SqliteThread`, so that one can be dropped."""
+def _serve(session: Session, jobs: SimpleQueue[Job | None]) -> None:
+    """The thread. It holds no reference to its `SessionThread`, so that one can be dropped."""
+    while batch := _next_batch(jobs):
+        with session.lock:
+            session.together(batch)
+        _answer(jobs, batch)
+    with session.lock:
+        session.close()
 
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        url: str,
-        role: Literal["writer", "reader"],
-        jobs: SimpleQueue[Job | None],
-        publish: Publish | None,
-    ) -> None:
-        self._connection = connection
-        self._url = url
-        self._run_batch = self._write if role == "writer" else self._read
-        self._jobs = jobs
-        self._publish = publish
-        self._transaction = SqliteTransaction(connection, url)
 
-    def serve(self) -> None:
+def _next_batch(jobs: SimpleQueue[Job | None]) -> list[Job]:
+    """All jobs that wait, at least one; empty when there will be no more."""
+    job = jobs.get()
+    batch: list[Job] = []
+    while job is not None:
+        batch.append(job)
+        if len(batch) == _BATCH:
+            return batch
         try:
-            while batch := self._next_batch():
-                self._run_batch(batch)
-                _answer(self._jobs, batch)
-        finally:
-            self._connection.close()
-
-    def _next_batch(self) -> list[Job]:
-        """All jobs that wait, at least one; empty when there will be no more."""
-        job = self._jobs.get()
-        batch: list[Job] = []
-        while job is not None:
-            batch.append(job)
-            if len(batch) == _BATCH:
-                return batch
-            try:
-                job = self._jobs.get_nowait()
-            except Empty:
-                return batch
-        if batch:
-            self._jobs.put(None)  # the end comes after this batch
-        return batch
-
-    def _write(self, batch: Sequence[Job]) -> None:
-        claimable = 0
-        finished: list[str] = []
-        try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            for job in batch:
-                if self._in_savepoint(job):
-                    claimable += self._transaction.claimable
-                    finished += self._transaction.finished
-            self._connection.execute("COMMIT")
-        except BaseException as error:  # noqa: BLE001 -- the whole batch is undone, and everybody is told
-            with suppress(sqlite3.Error):
-                self._connection.execute("ROLLBACK")
-            told = store_error(self._url, error) if isinstance(error, sqlite3.Error) else error
-            for job in batch:
-                job.error = job.error or told
-            return
-        if self._publish is not None and (claimable or finished):
-            self._publish(claimable, finished)
-
-    def _in_savepoint(self, job: Job) -> bool:
-        """Run a job; False if it changed nothing. Raises only when the database gave up the whole transaction."""
-        if job.future is not None and job.future.cancelled():
-            return False
-        self._connection.execute("SAVEPOINT job")
-        try:
-            self._transaction.begin()
-            job.answer = job.operation(self._transaction, *job.args, **job.kwargs)
-        except BaseException as error:
-            job.error = store_error(self._url, error) if isinstance(error, sqlite3.Error) else error
-            if not self._connection.in_transaction:
-                raise
-            self._connection.execute("ROLLBACK TO job")
-        self._connection.execute("RELEASE job")
-        return job.error is None
-
-    def _read(self, batch: Sequence[Job]) -> None:
-        for job in batch:
-            if job.future is not None and job.future.cancelled():
-                continue
-            try:
-                self._connection.execute("BEGIN")
-                self._transaction.begin()
-                job.answer = job.operation(self._transaction, *job.args, **job.kwargs)
-            except BaseException as error:  # noqa: BLE001 -- given to whoever awaits the job
-                job.error = store_error(self._url, error) if isinstance(error, sqlite3.Error) else error
-            finally:
-                with suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK")
+            job = jobs.get_nowait()
+        except Empty:
+            return batch
+    if batch:
+        jobs.put(None)  # the end comes after this batch
+    return batch
 
 
 def _answer(jobs: SimpleQueue[Job | None], batch: Sequence[Job]) -> None:

@@ -14,15 +14,18 @@ import logging
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from opentelemetry import trace as otel_trace
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Status, StatusCode
 
 from leyden.tracer.base import Tracer
 from leyden.tracer.trace import Trace, current_trace, trace_of
@@ -135,7 +138,7 @@ def from_readable_span(span: ReadableSpan, rollout_id: str, attempt_id: str) -> 
     """An ended OpenTelemetry span as a span of an attempt, its sequence id left to the store. Links are not kept."""
     context, parent = span.context, span.parent
     assert context is not None
-    return Span.model_construct(
+    return Span(
         rollout_id=rollout_id,
         attempt_id=attempt_id,
         sequence_id=0,
@@ -143,32 +146,48 @@ def from_readable_span(span: ReadableSpan, rollout_id: str, attempt_id: str) -> 
         span_id=f"{context.span_id:016x}",
         parent_id=None if parent is None else f"{parent.span_id:016x}",
         name=span.name,
-        status=SpanStatus.model_construct(
-            status_code=span.status.status_code.name, description=span.status.description
-        ),
+        status=_status(span.status),
         attributes=_attributes(span.attributes),
         events=[_event(event) for event in span.events],
         start_time=_seconds(span.start_time),
         end_time=_seconds(span.end_time),
-        resource=_attributes(span.resource.attributes),
-        tokens=None,
+        resource=_resource(span.resource),
     )
+
+
+def _status(status: Status) -> SpanStatus:
+    if status.status_code is StatusCode.UNSET:
+        return SpanStatus()
+    return SpanStatus(status_code=status.status_code.name, description=status.description)
+
+
+_resource_read: tuple[Resource | None, Attributes] = (None, {})
+
+
+def _resource(resource: Resource) -> Attributes:
+    """A process has one resource, or a few: the last one is not read anew for each span."""
+    global _resource_read
+    last, attributes = _resource_read
+    if last is not resource:
+        attributes = _attributes(resource.attributes)
+        _resource_read = resource, attributes
+    return attributes
 
 
 def _event(event: Event) -> SpanEvent:
-    return SpanEvent.model_construct(
-        name=event.name, timestamp=_seconds(event.timestamp), attributes=_attributes(event.attributes)
-    )
+    return SpanEvent(name=event.name, timestamp=_seconds(event.timestamp), attributes=_attributes(event.attributes))
 
 
 def _seconds(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds * _NANOSECONDS
 
 
-def _attributes(attributes: Any) -> Attributes:
+def _attributes(attributes: Mapping[str, Any] | None) -> Attributes:
     if not attributes:
         return {}
-    return {key: value if type(value) in _SCALARS else _listed(value) for key, value in attributes.items()}
+    # Reading OpenTelemetry's own mapping takes a lock for each entry; copying it takes none.
+    plain = cast(Mapping[str, Any], attributes.copy() if isinstance(attributes, BoundedAttributes) else attributes)
+    return {key: value if type(value) in _SCALARS else _listed(value) for key, value in plain.items()}
 
 
 _SCALARS = frozenset({str, bool, int, float})

@@ -24,6 +24,7 @@ from leyden.errors import InvalidEmission, NoActiveTrace
 from leyden.tracer.delivery import Outbox
 from leyden.types import Attributes, Span, SpanStatus
 from leyden.utils import ids
+from leyden.utils.text import describe_error, storable
 
 __all__ = ["LOCAL", "OpenSpan", "Trace", "active_trace", "checked_attributes", "current_trace", "exception_attributes"]
 
@@ -136,7 +137,7 @@ class Trace:
         span_id: str,
         parent: tuple[str, str | None],
     ) -> Span:
-        return Span.model_construct(
+        return Span(
             rollout_id=self.rollout_id,
             attempt_id=self.attempt_id,
             sequence_id=0,
@@ -146,11 +147,8 @@ class Trace:
             name=name,
             status=status,
             attributes=attributes,
-            events=[],
             start_time=start,
             end_time=end,
-            resource={},
-            tokens=None,
         )
 
 
@@ -191,13 +189,13 @@ def exception_attributes(error: BaseException) -> Attributes:
     prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return {
         semconv.EXCEPTION_TYPE: f"{prefix}{kind.__qualname__}",
-        semconv.EXCEPTION_MESSAGE: str(error),
-        semconv.EXCEPTION_STACKTRACE: "".join(traceback.format_exception(error)),
+        semconv.EXCEPTION_MESSAGE: describe_error(error),
+        semconv.EXCEPTION_STACKTRACE: storable("".join(traceback.format_exception(error))),
     }
 
 
 def _one_line(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()
+    return storable("".join(traceback.format_exception_only(error)).strip())
 
 
 def _checked_key(key: object) -> str:

@@ -8,17 +8,20 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from leyden.algorithm import Run
 from leyden.errors import ConfigError
 from leyden.store.base import LightningStore
+from leyden.types import failure_reason
+from leyden.utils.atomic import write_file
 
-__all__ = ["RunSummary", "newest_run", "open_run", "store_path", "summarise"]
+__all__ = ["MANIFEST", "RunSummary", "newest_run", "open_run", "store_path", "summarise"]
 
 RUNS = Path(".leyden")
-_MANIFEST = "run.json"
+MANIFEST = "run.json"
 _FORMAT = 1
+_SHOWN_REASONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,11 @@ class RunSummary:
     def __str__(self) -> str:
         counts = ", ".join(f"{count:,} {status}" for status, count in self.rollouts.items() if count) or "none"
         lines = [f"rollouts: {counts}"]
-        lines += [f"  {count:,} x {reason}" for reason, count in self.failures.items()]
+        shown = list(self.failures.items())[:_SHOWN_REASONS]
+        lines += [f"  {count:,} x {reason:.300}" for reason, count in shown]
+        if len(self.failures) > len(shown):
+            rest = sum(self.failures.values()) - sum(count for _, count in shown)
+            lines.append(f"  {rest:,} x something else ({len(self.failures) - len(shown):,} other reasons)")
         if self.run_dir is not None:
             lines.append(f"run: {self.run_dir}")
         return "\n".join(lines)
@@ -45,7 +52,7 @@ def store_path(directory: Path) -> Path:
 
 def newest_run(root: Path = RUNS) -> Path:
     """The run that was started last. Raises ConfigError when there is none."""
-    runs = sorted(root.glob(f"*/{_MANIFEST}"), key=lambda path: path.stat().st_mtime) if root.is_dir() else []
+    runs = sorted(root.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime) if root.is_dir() else []
     if not runs:
         raise ConfigError(f"there is no run to resume in {root.resolve()}; give run_dir=, or start one without resume")
     return runs[-1].parent
@@ -58,42 +65,43 @@ def open_run(directory: Path | None, *, resume: bool, options: dict[str, Any] | 
     """
     if directory is None:
         directory = newest_run() if resume else RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    manifest = directory / _MANIFEST
+    manifest = directory / MANIFEST
     if resume:
         return _read(manifest)
     if manifest.exists():
         raise ConfigError(
             f"{directory} holds a run already; pass resume=True to continue it, or choose another run_dir"
         )
-    directory.mkdir(parents=True, exist_ok=True)
     run = Run(run_id=secrets.token_hex(6), directory=directory, options=options or {})
-    manifest.write_text(
-        json.dumps({"format": _FORMAT, "run_id": run.run_id, "started": time.time(), "options": run.options})
-    )
+    content = {"format": _FORMAT, "run_id": run.run_id, "started": time.time(), "options": run.options}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_file(manifest, json.dumps(content))
+    except OSError as error:
+        raise ConfigError(f"cannot keep a run in {directory}: {error}; choose another run_dir") from error
     return run
 
 
 def _read(manifest: Path) -> Run:
     try:
-        content = json.loads(manifest.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"{manifest.parent} holds no run to resume ({_MANIFEST} is missing)") from None
+        read: Any = json.loads(manifest.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{manifest.parent} holds no run to resume ({MANIFEST} is missing)") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the run in {manifest.parent}: {error}") from error
     except ValueError as error:
         raise ConfigError(f"{manifest} is damaged: {error}") from error
+    content = cast(dict[str, Any], read) if isinstance(read, dict) else {}
+    if not isinstance(run_id := content.get("run_id"), str):
+        raise ConfigError(f"{manifest} is damaged: it names no run")
     if content.get("format") != _FORMAT:
         raise ConfigError(f"{manifest} has format {content.get('format')!r}; this version of Leyden reads {_FORMAT}")
-    return Run(run_id=content["run_id"], directory=manifest.parent, resume=True, options=content.get("options", {}))
+    return Run(run_id=run_id, directory=manifest.parent, resume=True, options=content.get("options", {}))
 
 
 async def summarise(store: LightningStore, run_dir: Path | None) -> RunSummary:
     """Counts of rollouts by status, and of failed ones by reason."""
     failed = await store.query_rollouts(status_in=["failed"])
-    reasons = Counter(_reason(getattr(rollout, "attempt", None)) for rollout in failed)
+    reasons = Counter(failure_reason(rollout) for rollout in failed)
     statistics = await store.statistics()
     return RunSummary(run_dir, dict(statistics["rollouts_by_status"]), dict(reasons.most_common()))
-
-
-def _reason(attempt: Any) -> str:
-    if attempt is None:
-        return "failed before its first attempt"
-    return str(attempt.metadata.get("reason") or f"attempt ended as {attempt.status}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from leyden.adapter import LlmProxyTraceToTriplet, TraceAdapter
 from leyden.algorithm import Algorithm, Baseline, Dataset, FastAlgorithm, Run
-from leyden.errors import ConfigError, RunInterrupted
+from leyden.errors import ConfigError, RunInterrupted, StoreError
 from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.gateway import LLMProxy
 from leyden.litagent import LitAgent, check_resources
@@ -21,6 +21,7 @@ from leyden.runner.calls import call_sync
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, Sweeper
 from leyden.tracer import OtelTracer, Tracer
 from leyden.trainer.blocking import run_blocking
+from leyden.trainer.checks import check_dataset, checked_hooks, checked_resources, exclusively, require_used
 from leyden.trainer.init_utils import build_component
 from leyden.trainer.registry import (
     AdapterRegistry,
@@ -32,7 +33,7 @@ from leyden.trainer.registry import (
 )
 from leyden.trainer.run_directory import RunSummary, open_run, store_path, summarise
 from leyden.types import NamedResources
-from leyden.utils.stop import StopEvent
+from leyden.utils.latch import Latch
 
 __all__ = ["Trainer"]
 
@@ -99,10 +100,11 @@ class Trainer:
             LitAgentRunner,
             {"tracer": self.tracer, **{name: value for name, value in options.items() if value is not None}},
         )
+        require_used(self.runner, **options, tracer=None if tracer is None else self.tracer)
         self._store_spec = store
         self.llm_proxy = build_component(llm_proxy, expected_type=LLMProxy, spec_name="llm_proxy")
-        self.hooks: tuple[Hook, ...] = (hooks,) if isinstance(hooks, Hook) else tuple(hooks or ())
-        self.initial_resources = initial_resources
+        self.hooks = checked_hooks(hooks)
+        self.initial_resources = checked_resources(initial_resources)
         self.run_dir = None if run_dir is None else Path(run_dir)
 
     @property
@@ -123,12 +125,13 @@ class Trainer:
         resume: continue the run in `run_dir` (or the newest one) from its last finished step.
         Raises RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is kept.
         """
-        algorithm = self._checked(agent, self.algorithm)
-        run, store = self._open(resume)
-        try:
-            return run_blocking(self._execute(agent, algorithm, run, store, train_dataset, val_dataset))
-        except KeyboardInterrupt:
-            raise RunInterrupted(_how_to_resume(run.directory)) from None
+        algorithm = self._checked(agent, self.algorithm, train_dataset, val_dataset)
+        with exclusively(self, algorithm):
+            run, store = self._open(resume)
+            try:
+                return run_blocking(self._execute(agent, algorithm, run, store, train_dataset, val_dataset))
+            except KeyboardInterrupt:
+                raise RunInterrupted(_how_to_resume(run.directory)) from None
 
     async def afit(
         self,
@@ -139,9 +142,10 @@ class Trainer:
         resume: bool = False,
     ) -> RunSummary:
         """`fit` for async code. Cancelling it stops the run as Ctrl-C does."""
-        algorithm = self._checked(agent, self.algorithm)
-        run, store = self._open(resume)
-        return await self._execute(agent, algorithm, run, store, train_dataset, val_dataset)
+        algorithm = self._checked(agent, self.algorithm, train_dataset, val_dataset)
+        with exclusively(self, algorithm):
+            run, store = self._open(resume)
+            return await self._execute(agent, algorithm, run, store, train_dataset, val_dataset)
 
     def dev(
         self, agent: LitAgent[Any], train_dataset: Dataset | None = None, *, val_dataset: Dataset | None = None
@@ -155,15 +159,24 @@ class Trainer:
             raise TypeError(
                 f"dev() needs a FastAlgorithm (Baseline is one), not {type(algorithm).__name__}; use fit() to train"
             )
-        checked = self._checked(agent, algorithm)
-        store = self._build_store() if self._store_spec is not None else InMemoryLightningStore()
-        run = Run(run_id="dev")
-        return run_blocking(self._execute(agent, checked, run, store, train_dataset, val_dataset))
+        checked = self._checked(agent, algorithm, train_dataset, val_dataset)
+        with exclusively(self, checked):
+            store = self._build_store() if self._store_spec is not None else InMemoryLightningStore()
+            run = Run(run_id="dev")
+            return run_blocking(self._execute(agent, checked, run, store, train_dataset, val_dataset))
 
     # ---- before a run --------------------------------------------------------------------------------------------------
 
-    def _checked(self, agent: LitAgent[Any], algorithm: Algorithm | None) -> Algorithm | None:
+    def _checked(
+        self,
+        agent: LitAgent[Any],
+        algorithm: Algorithm | None,
+        train_dataset: Dataset | None,
+        val_dataset: Dataset | None,
+    ) -> Algorithm | None:
         """Everything that can be known to be wrong before anything starts."""
+        check_dataset("train_dataset", train_dataset)
+        check_dataset("val_dataset", val_dataset)
         if not isinstance(agent, LitAgent):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass plain functions
             raise ConfigError(
                 f"the agent is a {type(agent).__name__}; decorate the function with @rollout, @llm_rollout or "
@@ -216,14 +229,29 @@ class Trainer:
             self.runner.init(agent, hooks=self.hooks, recorders=() if proxy is None else (proxy,))
             stack.callback(self.runner.teardown)
 
-            async def algorithm_bundle(store: LightningStore, event: StopEvent) -> None:
-                await self._algorithm_bundle(algorithm, run, store, proxy, event, train_dataset, val_dataset)
+            ready = Latch()
+
+            async def algorithm_bundle(store: LightningStore, event: Latch) -> None:
+                try:
+                    await self._algorithm_bundle(algorithm, run, store, proxy, ready, event, train_dataset, val_dataset)
+                finally:
+                    ready.set()  # nobody waits for an algorithm that has ended
+
+            async def runner_bundle(store: LightningStore, worker_id: int, event: Latch) -> None:
+                await ready.wait_async()
+                await self._runner_bundle(store, worker_id, event)
 
             try:
-                await self.strategy.execute(algorithm_bundle, self._runner_bundle, store)
+                await self.strategy.execute(algorithm_bundle, runner_bundle, store)
             except asyncio.CancelledError:
                 await store.release_claims()
-                logger.warning(_how_to_resume(run.directory))
+                logger.info(_how_to_resume(run.directory))
+                raise
+            except Exception as error:
+                with contextlib.suppress(StoreError):  # it may be what failed
+                    await store.release_claims()
+                if run.directory is not None:
+                    error.add_note(_how_to_resume(run.directory))
                 raise
             summary = await summarise(store, run.directory)
         if summary.failures:
@@ -252,14 +280,18 @@ class Trainer:
         run: Run,
         store: LightningStore,
         proxy: LLMProxy | None,
-        event: StopEvent,
+        ready: Latch,
+        event: Latch,
         train_dataset: Dataset | None,
         val_dataset: Dataset | None,
     ) -> None:
         """The algorithm with its collaborators; without one, wait to be stopped."""
+        if algorithm is None or not algorithm.holds_runners:
+            ready.set()
         if algorithm is None:
             await event.wait_async()
             return
+        algorithm.set_ready(ready)
         algorithm.set_trainer(self)
         algorithm.set_store(store)
         algorithm.set_adapter(self.adapter)
@@ -272,7 +304,7 @@ class Trainer:
         else:
             await call_sync(lambda: algorithm.run(train_dataset, val_dataset), None, name="leyden-algorithm")
 
-    async def _runner_bundle(self, store: LightningStore, worker_id: int, event: StopEvent) -> None:
+    async def _runner_bundle(self, store: LightningStore, worker_id: int, event: Latch) -> None:
         """One worker: a copy of the runner, set up, run until the event, always torn down."""
         runner = copy.copy(self.runner)
         runner.init_worker(worker_id, store)

@@ -35,6 +35,7 @@ from leyden.types.rollout import (
     RolloutMode,
     RolloutStatus,
     TaskInput,
+    failure_reason,
 )
 from leyden.types.span import (
     Attributes,
@@ -96,6 +97,7 @@ __all__ = [
     "attempt_after_span",
     "check_attempt_transition",
     "check_rollout_transition",
+    "failure_reason",
     "find_final_reward",
     "find_reward_spans",
     "get_reward_value",

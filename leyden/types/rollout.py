@@ -18,6 +18,7 @@ __all__ = [
     "RolloutMode",
     "RolloutStatus",
     "TaskInput",
+    "failure_reason",
 ]
 
 TaskInput = Any
@@ -108,6 +109,16 @@ class AttemptedRollout(Rollout):
                 f"attempt {self.attempt.attempt_id!r} is of rollout {self.attempt.rollout_id!r}, not of {self.rollout_id!r}"
             )
         return self
+
+
+def failure_reason(rollout: Rollout) -> str:
+    """Why a rollout that did not succeed did not, as far as its newest attempt knows: one line, without the ids, to be counted."""
+    if not isinstance(rollout, AttemptedRollout):
+        return f"{rollout.status} before its first attempt"
+    attempt = rollout.attempt
+    reason = str(attempt.metadata.get("reason") or f"its attempt is {attempt.status}")
+    reason = reason.replace(rollout.rollout_id, "(rollout)").replace(attempt.attempt_id, "(attempt)")
+    return " ".join(reason.split())
 
 
 class EnqueueRolloutRequest(BaseModel):

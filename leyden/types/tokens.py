@@ -81,7 +81,10 @@ class TokenRecord(BaseModel):
         form, prompt, response, logprobs, versions = _HEADER.unpack_from(data)
         if form != _FORMAT:
             raise ValueError(f"token record format {form} is not known here; this version reads format {_FORMAT}")
-        body = zlib.decompress(data[_HEADER.size :])
+        try:
+            body = zlib.decompress(data[_HEADER.size :])
+        except zlib.error as error:
+            raise ValueError(f"a token record of {len(data)} bytes is damaged: {error}") from None
         parts: list[bytes] = []
         start = 0
         for length in (prompt, response, max(logprobs, 0), max(versions, 0)):

@@ -1,4 +1,4 @@
-"""What every `PolicyBackend` does. Import the tests and give them a fixture `backend` (not started, a small model, 260 tokens).
+"""What every `PolicyBackend` does. Import the tests and give them a fixture `backend`, not started.
 
     from tests.contracts.engine import *
 

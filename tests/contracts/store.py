@@ -46,7 +46,9 @@ def span_of(rollout: AttemptedRollout, span_id: str = "00000000000000aa", **fiel
     return Span(rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id, **given)
 
 
-async def claimed(store: LightningStore, task: Any = "task", worker_id: str | None = None, **fields: Any) -> AttemptedRollout:
+async def claimed(
+    store: LightningStore, task: Any = "task", worker_id: str | None = None, **fields: Any
+) -> AttemptedRollout:
     """A rollout that was enqueued and claimed."""
     await store.enqueue_rollout(task, **fields)
     rollout = await store.dequeue_rollout(worker_id)
@@ -285,13 +287,27 @@ async def test_waiting_for_an_unknown_rollout_raises_at_once(store: LightningSto
 async def test_ten_thousand_rollouts_can_be_waited_for(store: LightningStore) -> None:
     n = 10_000
     rollouts = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(n)])
-    waiting = asyncio.create_task(
-        store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=60.0)
-    )
+    waiting = asyncio.create_task(store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=60.0))
     await asyncio.sleep(0)
-    for rollout in rollouts:
-        await store.update_rollout(rollout.rollout_id, status="cancelled")
+    await asyncio.gather(*(store.update_rollout(rollout.rollout_id, status="cancelled") for rollout in rollouts))
     assert len(await waiting) == n
+
+
+async def test_a_task_that_calls_without_end_lets_others_go_on(store: LightningStore) -> None:
+    rollout = await store.start_rollout(1)
+    others = 0
+
+    async def tick() -> None:
+        nonlocal others
+        while True:
+            await asyncio.sleep(0)
+            others += 1
+
+    ticking = asyncio.create_task(tick())
+    for _ in range(200):
+        await store.get_next_span_sequence_id(rollout.rollout_id, rollout.attempt.attempt_id)
+    ticking.cancel()
+    assert others > 2
 
 
 async def test_threads_with_loops_of_their_own_share_the_work(store: LightningStore) -> None:
@@ -299,7 +315,9 @@ async def test_threads_with_loops_of_their_own_share_the_work(store: LightningSt
     taken: list[Any] = []
 
     async def work() -> None:
-        while (rollout := await store.dequeue_rollout(threading.current_thread().name, timeout_seconds=0.3)) is not None:
+        while (
+            rollout := await store.dequeue_rollout(threading.current_thread().name, timeout_seconds=0.3)
+        ) is not None:
             await store.add_span(span_of(rollout))
             await store.update_attempt(**ids(rollout), status="succeeded")
             taken.append(rollout.input)
@@ -664,9 +682,7 @@ async def test_a_heartbeat_keeps_an_attempt_alive(store: LightningStore) -> None
 
 
 async def test_a_timeout_is_retried_where_the_config_says_so(store: LightningStore) -> None:
-    rollout = await claimed(
-        store, config=RolloutConfig(timeout_seconds=1, max_attempts=2, retry_condition=["timeout"])
-    )
+    rollout = await claimed(store, config=RolloutConfig(timeout_seconds=1, max_attempts=2, retry_condition=["timeout"]))
     await store.sweep(rollout.attempt.start_time + 2)
     again = await store.dequeue_rollout()
     assert again is not None

@@ -98,14 +98,16 @@ def test_each_turn_extends_the_last_prompt_and_reply_token_by_token(tokenizer, s
 
 
 def test_the_policy_wins_about_as_often_as_its_teacher(model, tokenizer) -> None:
-    # 1,000 games have a standard error of 0.016
-    assert success_rate(model, tokenizer, games=1000, seed=1) == pytest.approx(0.45, abs=0.05)
+    # 1,000 games have a standard error of 0.016; the teacher wins 0.447, the fitted policy 0.433 of 12,000
+    assert success_rate(model, tokenizer, games=1000, seed=1) == pytest.approx(0.44, abs=0.05)
 
 
 def test_the_same_seed_makes_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("one", "two", "other"):
         seed = "1" if name == "other" else "0"
-        make_weights.main(["--out", str(tmp_path / name), "--seed", seed, "--steps", "5", "--games", "100"])
+        make_weights.main(
+            ["--out", str(tmp_path / name), "--seed", seed, "--steps", "5", "--games", "100", "--rounds", "1"]
+        )
     capsys.readouterr()
     files = {file.name for file in (tmp_path / "one").iterdir()}
     assert files == {file.name for file in FOLDER.iterdir()}

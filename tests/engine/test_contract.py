@@ -13,7 +13,7 @@ from tests.contracts.engine import *  # noqa: F403
 from tests.engine import tiny
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make(tmp_path_factory.mktemp("model"))
 
@@ -25,7 +25,7 @@ def backend(request: pytest.FixtureRequest, model_folder: Path) -> PolicyBackend
     return EmbeddedBackend(model_folder, deterministic=request.param == "deterministic")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def child(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[IsolatedBackend, Path]]:
     """One child process for all tests (it takes seconds to import torch), and its first state."""
     backend, first = IsolatedBackend(model_folder), tmp_path_factory.mktemp("first")

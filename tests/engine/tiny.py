@@ -42,7 +42,7 @@ def model(
     seed: int = 0,
     **options: Any,
 ) -> Any:
-    """A random causal LM of any architecture that takes these sizes. Its next-token distribution is far from uniform."""
+    """A random causal LM of any architecture that takes these sizes, its next-token distribution far from uniform."""
     options = {
         "vocab_size": 260,
         "hidden_size": hidden,

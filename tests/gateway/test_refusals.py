@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import aiohttp
@@ -12,8 +13,8 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from leyden import semconv
 from leyden.gateway import LLMProxy
 from leyden.store import InMemoryLightningStore
-from leyden.testing import FakeUpstream
-from tests.gateway.caller import Caller, new_caller, say
+from leyden.testing import FakeUpstream, Misbehaviour
+from tests.gateway.caller import Caller, new_caller, say, until
 
 
 class Counted:
@@ -61,7 +62,45 @@ async def test_an_attempt_that_the_runner_ended_is_410(caller: Caller, upstream:
     assert caller.rollout_id in error.message
     assert caller.attempt_id in error.message
     assert len(upstream.requests) == 1
-    assert len(await caller.spans()) == 1
+
+
+async def test_the_first_late_call_is_in_the_record_of_its_attempt_and_no_more(caller: Caller) -> None:
+    await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    await caller.store.update_attempt(caller.rollout_id, caller.attempt_id, status="succeeded")
+    caller.proxy.end_attempt(caller.rollout_id, caller.attempt_id)
+    for _ in range(3):
+        await Counted(caller.llm.endpoint).refused()
+    answered, late = await caller.spans()
+    assert (answered.status.status_code, late.status.status_code) == ("OK", "ERROR")
+    assert "the attempt is over" in str(late.status.description)
+    assert late.tokens is None
+    attempt = await caller.store.get_attempt_by_id(caller.rollout_id, caller.attempt_id)
+    assert attempt.status == "succeeded"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_that_the_agent_left_under_way_are_given_up_and_recorded_as_that(
+    caller: Caller, upstream: FakeUpstream, stream: bool
+) -> None:
+    upstream.misbehave(Misbehaviour(chunk_delay_seconds=30) if stream else Misbehaviour(delay_seconds=30))
+    call = asyncio.create_task(
+        caller.client.chat.completions.create(model="fake", messages=say("later"), stream=stream)
+    )
+    await until(lambda: upstream.requests)
+    async with asyncio.timeout(5):
+        caller.proxy.end_attempt(caller.rollout_id, caller.attempt_id)
+        span = await caller.span()
+    assert (span.status.status_code, span.tokens) == ("ERROR", None)
+    assert "did not wait" in str(span.status.description)
+    if stream:
+        async with await call as answer:
+            with pytest.raises(openai.APIError, match="did not wait"):
+                async for _ in answer:
+                    pass
+    else:
+        with pytest.raises(openai.APIStatusError) as refused:
+            await call
+        assert refused.value.status_code == 410
 
 
 async def test_an_attempt_that_ended_in_the_store_is_410_even_after_a_restart(caller: Caller) -> None:

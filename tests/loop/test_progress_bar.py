@@ -157,7 +157,7 @@ def test_on_a_terminal_the_bar_moves_within_an_iteration_and_garbles_no_log() ->
         f"LOG logged {step * 10 + done} END" for step in range(3) for done in range(5)
     ]
     assert [line for line in shown if "printed" in line] == [f"printed {step}" for step in range(3)]
-    assert re.search(r"3/5 rollouts .* rollouts/s +\S+ tokens/s", output), "live within an iteration"
+    assert re.search(r"[1-4]/5 rollouts .* rollouts/s +\S+ tokens/s", output), "live within an iteration"
     runs = [line for line in shown if line.startswith("iteration")]
     assert len(runs) == 1 and runs[0].startswith("iteration 3/3") and "reward 2.25" in runs[0]
     assert [line for line in shown if line][-1] == "the end"

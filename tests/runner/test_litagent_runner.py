@@ -16,7 +16,7 @@ from leyden.litagent import LitAgent
 from leyden.runner import Hook
 from leyden.store import InMemoryLightningStore
 from leyden.types import RolloutConfig, find_final_reward
-from leyden.utils.stop import StopEvent
+from leyden.utils.latch import Latch
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def run_all(store: InMemoryLightningStore, agent: LitAgent[Any], tasks: li
     hooks = options.pop("hooks", ())
     rollouts = [await store.enqueue_rollout(task, config=config) for task in tasks]
     ids = [rollout.rollout_id for rollout in rollouts]
-    stop = StopEvent()
+    stop = Latch()
     async with ly.LitAgentRunner(**options).run_context(agent=agent, store=store, hooks=hooks) as runner:
         work = asyncio.create_task(runner.iter(event=stop))
         await store.wait_for_rollouts(rollout_ids=ids, timeout=30)
@@ -85,12 +85,51 @@ async def test_sync_agents_run_at_the_same_time_in_threads_of_their_own(store: I
     assert all(len(recorded) == 2 for recorded in spans.values())
 
 
-class Unprintable(Exception):
+class Unlucky(Exception):
     pass
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+    __repr__ = __str__
+
+
+class UnprintableExit(BaseException):
+    __str__ = __repr__ = Unprintable.__str__
+
+
 async def raises(task: Any) -> float:
-    raise Unprintable("no such luck")
+    raise Unlucky("no such luck")
+
+
+async def raises_what_has_no_text(task: Any) -> float:
+    raise Unprintable
+
+
+async def exits_without_text(task: Any) -> float:
+    raise UnprintableExit
+
+
+def raises_in_a_thread_what_has_no_text(task: Any) -> float:
+    raise UnprintableExit
+
+
+async def raises_what_utf8_cannot_say(task: Any) -> float:
+    raise ValueError("half a pair: \udc80")
+
+
+async def raises_megabytes(task: Any) -> float:
+    raise ValueError("x" * 3_000_000 + "the end")
+
+
+async def returns_what_has_no_text(task: Any) -> Any:
+    return Unprintable()
+
+
+async def emits_what_utf8_cannot_say(task: Any) -> None:
+    ly.emit_message("half a pair: \udc80")
 
 
 async def exits(task: Any) -> float:
@@ -144,7 +183,14 @@ async def returns_nothing(task: Any) -> None:
 @pytest.mark.parametrize(
     ("function", "status", "kind", "reason"),
     [
-        (raises, "failed", "exception", "Unprintable: no such luck"),
+        (raises, "failed", "exception", "Unlucky: no such luck"),
+        (raises_what_has_no_text, "failed", "exception", "Unprintable: (its __str__ raised RuntimeError)"),
+        (exits_without_text, "failed", "exception", "UnprintableExit: (its __str__ raised RuntimeError)"),
+        (raises_in_a_thread_what_has_no_text, "failed", "exception", "UnprintableExit: (its __str__ raised"),
+        (raises_what_utf8_cannot_say, "failed", "exception", "ValueError: half a pair: \\udc80"),
+        (raises_megabytes, "failed", "exception", "the end"),
+        (returns_what_has_no_text, "failed", "invalid_return", "whose __repr__ raised RuntimeError"),
+        (emits_what_utf8_cannot_say, "failed", "no_reward", "without a reward"),
         (exits, "failed", "exception", "SystemExit: 3"),
         (interrupts, "failed", "exception", "KeyboardInterrupt"),
         (cancels_itself, "failed", "exception", "cancelled itself"),
@@ -165,6 +211,7 @@ async def test_whatever_an_agent_does_is_recorded_with_its_reason(
     (attempt,) = await run_all(store, ly.rollout(function), [1], config=config)
     assert (attempt.status, attempt.metadata["reason_kind"]) == (status, kind)
     assert reason in attempt.metadata["reason"]
+    assert len(attempt.metadata["reason"]) < 20_000
     assert attempt.end_time is not None
 
 
@@ -214,6 +261,83 @@ async def test_a_missing_resource_fails_the_attempt_and_says_what_there_is(store
     (attempt,) = await run_all(store, agent, [1])
     assert attempt.metadata["reason_kind"] == "missing_resource"
     assert "greeting" in attempt.metadata["reason"]
+
+
+class StoreThatLost(InMemoryLightningStore):
+    """As when resources were removed by hand, or a rollout was written by something else."""
+
+    lost = ""
+
+    async def get_resources_by_id(self, resources_id: str) -> Any:
+        return await super().get_resources_by_id("rs-nowhere" if resources_id == self.lost else resources_id)
+
+
+async def test_resources_that_are_not_there_fail_their_own_attempt_only() -> None:
+    @ly.rollout
+    async def agent(task: int) -> float:
+        return 1.0
+
+    async with StoreThatLost() as store:
+        store.lost = (await store.add_resources({"greeting": ly.PromptTemplate(template="hi")})).resources_id
+        bad = await store.enqueue_rollout(1, resources_id=store.lost)
+        await store.add_resources({"greeting": ly.PromptTemplate(template="hello")})
+        (good,) = await run_all(store, agent, [2])
+        assert good.status == "succeeded"
+        (finished,) = await store.wait_for_rollouts(rollout_ids=[bad.rollout_id], timeout=5)
+        attempt = await store.get_latest_attempt(finished.rollout_id)
+        assert attempt is not None
+        assert attempt.metadata["reason_kind"] == "missing_resource"
+
+
+async def test_what_an_agent_changes_in_its_resources_its_siblings_do_not_see(store: InMemoryLightningStore) -> None:
+    seen: list[Any] = []
+
+    @ly.rollout
+    async def agent(task: int, llm: ly.LLM, resources: Any) -> float:
+        seen.append(llm.sampling_parameters.pop("temperature", "gone"))
+        seen.append(len(resources))
+        resources.clear()
+        return 1.0
+
+    await store.add_resources(
+        {"llm": ly.LLM(endpoint="http://there/v1", model="m", sampling_parameters={"temperature": 1.0})}
+    )
+    await run_all(store, agent, [1, 2, 3])
+    assert seen == [1.0, 1] * 3
+
+
+class StoreThatReadsSlowly(InMemoryLightningStore):
+    reading = Latch()
+
+    async def get_resources_by_id(self, resources_id: str) -> Any:
+        self.reading.set()
+        await asyncio.sleep(0.05)
+        return await super().get_resources_by_id(resources_id)
+
+
+async def test_a_stop_right_after_a_claim_leaves_no_attempt_behind() -> None:
+    """Whatever was claimed is run, however unlucky the moment: nothing stays `preparing`."""
+
+    @ly.rollout
+    async def agent(task: int) -> float:
+        return 1.0
+
+    async with StoreThatReadsSlowly() as store:
+        await store.add_resources({"greeting": ly.PromptTemplate(template="hi")})
+        for task in range(3):
+            await store.enqueue_rollout(task)
+        async with ly.LitAgentRunner().run_context(agent=agent, store=store) as runner:
+            await asyncio.wait_for(runner.iter(event=store.reading), 20)
+        assert (await store.statistics())["rollouts_by_status"]["succeeded"] == 3
+
+
+async def test_what_is_no_hook_is_logged_and_goes_no_further(store: InMemoryLightningStore) -> None:
+    @ly.rollout
+    async def agent(task: int) -> float:
+        return 1.0
+
+    (attempt,) = await run_all(store, agent, [1], hooks=[object()])
+    assert attempt.status == "succeeded"
 
 
 async def test_hooks_run_at_their_four_points_in_order_and_may_fail(store: InMemoryLightningStore) -> None:
@@ -288,7 +412,7 @@ async def test_a_runner_ends_by_itself_after_max_rollouts(store: InMemoryLightni
 
 
 async def test_stopping_finishes_what_is_under_way_and_claims_nothing_more(store: InMemoryLightningStore) -> None:
-    started, stop = asyncio.Event(), StopEvent()
+    started, stop = asyncio.Event(), Latch()
 
     @ly.rollout
     async def agent(task: int) -> float:

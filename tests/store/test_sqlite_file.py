@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -129,8 +130,9 @@ def test_another_processs_file_is_refused_and_free_again_when_it_was_killed(tmp_
 
 
 FORKER = """
-    import asyncio, os, sys, time
+    import asyncio, os, sys, time, warnings
     from leyden.errors import StoreError
+    warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the point here
     from leyden.store import SqliteLightningStore
     store = SqliteLightningStore(sys.argv[1])
     child = os.fork()
@@ -307,6 +309,41 @@ async def test_a_full_disk_fails_the_batch_and_later_ones_go_on(tmp_path: Path) 
         await pragma(store, "max_page_count = 100000")
         await store.enqueue_rollout("after")
         assert [rollout.input for rollout in await store.query_rollouts()] == ["before", "after"]
+
+
+async def test_the_log_is_copied_into_the_file_and_begins_again(tmp_path: Path) -> None:
+    log = tmp_path / "x.db-wal"
+    async with SqliteLightningStore(tmp_path / "x.db") as store:
+        for _ in range(1000):
+            await store.enqueue_rollout("x" * 100_000)
+        for _ in range(1000):
+            if log.stat().st_size < 2**25:
+                break
+            await store.update_worker("w")
+            await asyncio.sleep(0.01)
+        assert log.stat().st_size < 2**25
+        assert (tmp_path / "x.db").stat().st_size > 50_000_000
+
+
+async def test_a_long_read_holds_up_no_write_and_no_checkpoint_for_ever(tmp_path: Path) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def read(tx: Any) -> int:
+        tx.expect(None)
+        before = tx.one("count_attempts")[0]
+        entered.set()
+        assert release.wait(30)
+        return tx.one("count_attempts")[0] - before
+
+    async with SqliteLightningStore(tmp_path / "x.db") as store:
+        reading = asyncio.create_task(store._driver.read(read, (), {}))
+        await asyncio.to_thread(entered.wait, 30)
+        for _ in range(500):
+            await store.start_rollout("x" * 100_000)
+        assert not reading.done()
+        release.set()
+        assert await reading == 0  # it saw one moment of the store
+        assert len(await store.query_rollouts()) == 500
 
 
 async def pragma(store: SqliteLightningStore, setting: str) -> Any:

@@ -45,7 +45,10 @@ class Model:
             return
         if attempt.status in ("preparing", "running", "succeeded"):
             self.status = attempt.status
-        elif attempt.status in self.config.retry_condition and len(self.tries) - self.interrupted < self.config.max_attempts:
+        elif (
+            attempt.status in self.config.retry_condition
+            and len(self.tries) - self.interrupted < self.config.max_attempts
+        ):
             self.status = "requeuing"
         else:
             self.status = "failed"
@@ -143,7 +146,10 @@ class Machine(RuleBasedStateMachine):
         assert self.do(self.store.get_next_span_sequence_id(key, tried.attempt_id)) == tried.drawn
 
     @precondition(any_tried)
-    @rule(data=st.data(), status=st.sampled_from(["preparing", "running", "succeeded", "failed", "timeout", "unresponsive"]))
+    @rule(
+        data=st.data(),
+        status=st.sampled_from(["preparing", "running", "succeeded", "failed", "timeout", "unresponsive"]),
+    )
     def report(self, data: st.DataObject, status: Any) -> None:
         key, rollout, tried = self.pick(data)
         legal = status == tried.status or (tried.status not in ENDED and status != "preparing")
@@ -234,7 +240,7 @@ class FileMachine(Machine):
 
 TestMemory = Machine.TestCase
 TestMemory.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestSqlite = FileMachine.TestCase
-TestSqlite.settings = settings(TestMemory.settings, max_examples=8)
+TestSqlite.settings = settings(TestMemory.settings, max_examples=12)

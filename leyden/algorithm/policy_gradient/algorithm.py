@@ -7,6 +7,8 @@ every token keeps the log-probability and the version it was sampled with.
 
 from __future__ import annotations
 
+import itertools
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -30,13 +32,17 @@ from leyden.types import (
     RolloutMode,
     Span,
     Triplet,
+    failure_reason,
     find_final_reward,
 )
 from leyden.utils import ids
 
 __all__ = ["PolicyGradient"]
 
+logger = logging.getLogger(__name__)
+
 _PROGRESS_SECONDS = 0.5
+_SHOWN_REASONS = 5
 
 
 @dataclass(slots=True)
@@ -44,6 +50,7 @@ class _Collected:
     """The rollouts of one step, by place in the batch; None where one failed or cannot be trained on."""
 
     rollouts: list[RolloutData | None] = field(default_factory=list[RolloutData | None])
+    """None: failed, or not to be trained on."""
     rewards: list[float] = field(default_factory=list[float])
     model_calls: int = 0
     response_tokens: int = 0
@@ -95,14 +102,26 @@ class PolicyGradient(IterativeAlgorithm):
         seed: int = 0,
         **loop_options: Any,
     ) -> None:
-        super().__init__(max_iters=n_steps, val_every_n_iters=val_every_n_steps, **loop_options)
         _require_positive(
-            tasks_per_step=tasks_per_step, epochs=epochs, minibatch_size=minibatch_size, max_tokens=max_tokens
+            n_steps=n_steps,
+            tasks_per_step=tasks_per_step,
+            epochs=epochs,
+            minibatch_size=minibatch_size,
+            max_tokens=max_tokens,
+            max_attempts=max_attempts,
+            val_every_n_steps=val_every_n_steps,
         )
+        super().__init__(max_iters=n_steps, val_every_n_iters=val_every_n_steps, **loop_options)
         if rollouts_per_task < 2:
             raise ConfigError(f"rollouts_per_task is {rollouts_per_task}; a group needs at least 2 to compare")
         if temperature <= 0:
             raise ConfigError(f"temperature is {temperature}; a policy that is trained must be sampled, above 0")
+        if timeout_seconds is not None and timeout_seconds <= 0:
+            raise ConfigError(f"timeout_seconds is {timeout_seconds}; it must be above 0, or None for no limit")
+        if warmup_steps < 0:
+            raise ConfigError(f"warmup_steps is {warmup_steps}; it must be 0 or more")
+        if not resource_name:
+            raise ConfigError(f"resource_name is {resource_name!r}; agents find the policy under this name")
         self.backend = backend
         self.tasks_per_step, self.rollouts_per_task = tasks_per_step, rollouts_per_task
         self.minibatch_size = minibatch_size or tasks_per_step * rollouts_per_task
@@ -158,8 +177,10 @@ class PolicyGradient(IterativeAlgorithm):
         inputs = [self._train[index] for index in tasks for _ in range(self.rollouts_per_task)]
         collected = await self._collect("train", iteration, inputs)
         sampled = time.perf_counter()
-        if not collected.rewards:
-            raise NoTrainingData(f"every rollout of step {iteration} failed: {_counts(collected.failures)}")
+        if not any(collected.rollouts):
+            raise NoTrainingData(f"step {iteration + 1} has nothing to train on. {_explanation(collected)}")
+        if collected.refused_calls:
+            logger.warning("step %d does not train on all of its rollouts. %s", iteration + 1, _explanation(collected))
         data = build_step(self._groups(collected), scale_advantages=self.scale_advantages)
         return {
             **_rollout_metrics(collected, seconds=sampled - started),
@@ -195,25 +216,41 @@ class PolicyGradient(IterativeAlgorithm):
 
     async def _collect(self, mode: RolloutMode, iteration: int, inputs: Sequence[Any]) -> _Collected:
         """Enqueue, wait by event, read back. The place in `inputs` is the place in the answer."""
-        store, run_id = self.get_store(), self.get_run().run_id
-        requests = [
-            EnqueueRolloutRequest(
-                rollout_id=ids.derived_id("ro", run_id, mode, iteration, place),
-                input=value,
-                mode=mode,
-                resources_id=self._resources_id,
-                config=self.rollout_config,
-                metadata={"step": iteration, "place": place},
-            )
-            for place, value in enumerate(inputs)
-        ]
-        rollouts = await store.enqueue_many_rollouts(requests)
+        store = self.get_store()
+        rollouts = await self._enqueue(mode, iteration, inputs)
         finished = await self._wait([rollout.rollout_id for rollout in rollouts])
         spans_of = await store.query_spans_of([rollout.rollout_id for rollout in rollouts])
         collected = _Collected()
         for rollout in rollouts:
             self._add(collected, finished[rollout.rollout_id], spans_of[rollout.rollout_id])
+        if collected.failures:
+            # Raises if the policy has died: that is why they failed, and no figure of theirs counts.
+            await self.backend.statistics()
         return collected
+
+    async def _enqueue(self, mode: RolloutMode, iteration: int, inputs: Sequence[Any]) -> Sequence[Rollout]:
+        """The rollouts of one stage; those that an earlier process enqueued are met again, finished or not.
+
+        A stage in which every rollout had failed is sampled anew, under other ids: what broke it may have been mended since.
+        """
+        for generation in itertools.count():
+            salt = [generation] if generation else []
+            rollouts = await self.get_store().enqueue_many_rollouts(
+                [
+                    EnqueueRolloutRequest(
+                        rollout_id=ids.derived_id("ro", self.get_run().run_id, mode, iteration, place, *salt),
+                        input=value,
+                        mode=mode,
+                        resources_id=self._resources_id,
+                        config=self.rollout_config,
+                        metadata={"step": iteration, "place": place},
+                    )
+                    for place, value in enumerate(inputs)
+                ]
+            )
+            if any(rollout.status not in ("failed", "cancelled") for rollout in rollouts):
+                return rollouts
+        raise AssertionError("itertools.count() ends")
 
     async def _wait(self, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
         """All of them, finished. The wait ends by event; its timeout is only the time between two looks at the progress."""
@@ -224,21 +261,41 @@ class PolicyGradient(IterativeAlgorithm):
                 return {rollout.rollout_id: rollout for rollout in finished}
 
     def _add(self, collected: _Collected, rollout: Rollout, spans: Sequence[Span]) -> None:
-        triplets: list[Triplet] = self.get_adapter().adapt(spans)
+        triplets = self._triplets(spans)
         collected.model_calls += len(triplets)
         collected.response_tokens += sum(len(triplet.response.token_ids) for triplet in triplets)
         reward = find_final_reward(spans)
         if rollout.status != "succeeded" or reward is None:
-            attempt = getattr(rollout, "attempt", None)
-            collected.failures[str(attempt.metadata.get("reason", rollout.status)) if attempt else rollout.status] += 1
+            collected.failures[failure_reason(rollout)] += 1
             collected.rollouts.append(None)
             return
         collected.rewards.append(reward)
-        refused = [reason for triplet in triplets if (reason := refusal(triplet)) is not None]
+        refused = [reason for triplet in triplets if (reason := self._refusal(triplet)) is not None]
         collected.refused_calls.update(refused)
         # A rollout with a hole in its record is not trained on: what the policy did there would get no gradient.
-        data = None if refused else RolloutData(rollout.rollout_id, reward, merge_triplets(triplets, reward=reward))
-        collected.rollouts.append(data)
+        trajectories = [] if refused else merge_triplets(triplets, reward=reward)
+        collected.rollouts.append(RolloutData(rollout.rollout_id, reward, trajectories) if trajectories else None)
+
+    def _triplets(self, spans: Sequence[Span]) -> list[Triplet]:
+        adapter = self.get_adapter()
+        triplets: list[Any] = adapter.adapt(spans)
+        for item in triplets:
+            if not isinstance(item, Triplet):
+                raise ConfigError(
+                    f"PolicyGradient trains on Triplets, but adapter={type(adapter).__name__} gave a {type(item).__name__}; "
+                    "use LlmProxyTraceToTriplet, which is the default"
+                )
+        return triplets
+
+    def _refusal(self, triplet: Triplet) -> str | None:
+        """Why a call cannot be trained on, None when it can: its log-probabilities must be of the policy that is trained."""
+        temperature = triplet.metadata.get("temperature", 1.0)  # the default of every OpenAI-compatible server
+        if abs(temperature - self.loss.temperature) > 1e-6:
+            return (
+                f"the agent sampled at temperature {temperature:g}, the policy is trained at {self.loss.temperature:g}: "
+                "use llm.sampling_parameters['temperature'] in the agent, or PolicyGradient(temperature=...)"
+            )
+        return refusal(triplet)
 
     def _groups(self, collected: _Collected) -> list[Group]:
         size = self.rollouts_per_task
@@ -295,8 +352,15 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
+def _explanation(collected: _Collected) -> str:
+    kinds = {"Failed rollouts": collected.failures, "Model calls that cannot be trained on": collected.refused_calls}
+    return ". ".join(f"{kind}: {_counts(reasons)}" for kind, reasons in kinds.items() if reasons)
+
+
 def _counts(reasons: Counter[str]) -> str:
-    return "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(5))
+    shown = [f"{count} x {reason:.300}" for reason, count in reasons.most_common(_SHOWN_REASONS)]
+    rest = reasons.total() - sum(count for _, count in reasons.most_common(_SHOWN_REASONS))
+    return "; ".join(shown + [f"{rest} x something else"] * (rest > 0))
 
 
 def _require_positive(**options: int | None) -> None:

@@ -1,6 +1,7 @@
 """`ModelForward`: logits for decoding (with a cache) and for training (with a gradient), and the cache's storage.
 
-Shapes: B rows of a batch, S new tokens of a row (padded), T tokens a row attends to, N tokens of a batch without padding, V vocabulary.
+Shapes: B rows of a batch, S new tokens of a row (padded), T tokens a row attends to, N tokens of a batch without
+padding, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ModelForward(Protocol):
         ...
 
     def logits_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
-        """Logits (sum of len(positions[b]), V) after the tokens at `positions[b]` of each sequence, in order; differentiable."""
+        """Logits (N, V) after the N tokens at `positions[b]` of each sequence b, in order; differentiable."""
         ...
 
     def release(self) -> None:
@@ -38,9 +39,10 @@ class ModelForward(Protocol):
 
 
 class KeyValueStore:
-    """Keys and values of every layer in preallocated rows: tensors (rows, length, heads, dim), grown by doubling as needed.
+    """Keys and values of every layer in preallocated rows: tensors (rows, length, heads, dim).
 
-    Doubling keeps a short conversation on a long-context model small. Rows keep their content until they are written over.
+    They grow by doubling, which keeps short conversations on a long-context model small. Rows keep their content until
+    they are written over.
     """
 
     def __init__(self, max_rows: int, max_length: int) -> None:

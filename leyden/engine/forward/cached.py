@@ -1,8 +1,9 @@
 """Any causal model of transformers through its own `forward`: with transformers' cache, or without one.
 
-`CachedForward` hands the model a transformers `Cache` whose layers keep keys and values in the rows of a `KeyValueStore`, so rows of
-different lengths share a batch, stay after they finish and can be continued. To the model a batch looks left-padded: the last token of
-every row is in the last column, positions and the attention mask say where each row begins. `UncachedForward` runs whole sequences every
+`CachedForward` hands the model a transformers `Cache` whose layers keep keys and values in the rows of a
+`KeyValueStore`, so rows of different lengths share a batch, stay after they finish and can be continued. To the model a
+batch looks left-padded: the last token of every row is in the last column, positions and the attention mask say where
+each row begins. `UncachedForward` runs whole sequences every
 step: slow, and right for any model, those with a recurrent state included.
 """
 
@@ -155,7 +156,7 @@ class _RowLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store the new tokens' keys and values (B, heads, S, dim); return those of the whole rows (B, heads, T, dim)."""
+        """Store the new keys and values (B, heads, S, dim); return those of the whole rows (B, heads, T, dim)."""
         plan = self._plan
         keys = key_states.transpose(1, 2)[plan.batch_N, plan.column_N]
         values = value_states.transpose(1, 2)[plan.batch_N, plan.column_N]

@@ -1,8 +1,8 @@
 """Pick the fastest way to compute logits that is proven equal to the model's own forward.
 
-Every candidate runs the same probe: ragged prompts in one batch, single tokens after them, rows of both kinds together, a row continued
-after a pause. Its logits must match those of the model on each sequence alone. A candidate that raises or differs is passed over, and the
-log says why.
+Every candidate runs the same probe: ragged prompts in one batch, single tokens after them, rows of both kinds together,
+a row continued after a pause. Its logits must match those of the model on each sequence alone. A candidate that
+raises or differs is passed over, and the log says why.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def choose_forward(
         try:
             forward = candidate(model, max_rows=max(max_rows, _PROBE_ROWS), max_length=max_length)
             probe(model, forward)
-        except Exception as error:  # noqa: BLE001 -- whatever a foreign layout does wrong, the next candidate may be right
+        except Exception as error:  # noqa: BLE001 -- whatever goes wrong in one, the next may be right
             name = getattr(candidate, "name", getattr(candidate, "__name__", str(candidate)))
             reasons.append(f"{name}: {type(error).__name__}: {error}")
             logger.info("not used: %s", reasons[-1])

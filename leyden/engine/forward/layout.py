@@ -1,11 +1,12 @@
 """The fast path for the Llama layout (Llama, Mistral, Qwen2, Qwen3), written over the model's own sub-modules.
 
-What makes it fast: tokens of all rows side by side without padding, single tokens and new prompts in one pass, the last layer's queries
-and MLP only for the tokens that somebody asked about, fused norms, and keys and values written where they stay. Projections are called as
-modules, so adapters (LoRA) and quantised layers inside them count. What it may not assume is refused in `__init__`, what it gets wrong
-is found by the probe (`choose`).
+What makes it fast: tokens of all rows side by side without padding, single tokens and new prompts in one pass, the last
+layer's queries and MLP only for the tokens that somebody asked about, fused norms, and keys and values written
+where they stay. Projections are called as modules, so adapters (LoRA) and quantised layers inside them count. What
+it may not assume is refused in `__init__`, what it gets wrong is found by the probe (`choose`).
 
-Shapes: N tokens of a batch, B rows, S new tokens of a row, T tokens a row attends to, H heads, K key-value heads, G = H / K, D head size.
+Shapes: N tokens of a batch, B rows, S new tokens of a row, T tokens a row attends to, H heads, K key-value heads,
+G = H / K, D head size.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from leyden.engine.forward.base import KeyValueStore
 from leyden.errors import ConfigError
@@ -65,7 +66,9 @@ class LayoutForward:
     def logits_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
         width = max(map(len, sequences))
         ids_BS = torch.tensor([[*s, *([0] * (width - len(s)))] for s in sequences], device=self.device)
-        chosen_N = torch.tensor([b * width + at for b, where in enumerate(positions) for at in where], device=self.device)
+        chosen_N = torch.tensor(
+            [b * width + at for b, where in enumerate(positions) for at in where], device=self.device
+        )
         rotary = self._cos[:width], self._sin[:width]
         x = self._embed(ids_BS)
         for layer in self._layers[:-1]:
@@ -92,7 +95,7 @@ class LayoutForward:
         n, n_heads, size = q_BHD.shape
         # The heads of one group share keys: let them be the query positions of one head.
         q_BKGD = q_BHD.view(n, keys.shape[2], -1, size)
-        attended = F.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             q_BKGD, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=rows.mask_B11T
         )
         return attended.reshape(n, n_heads * size)
@@ -105,11 +108,11 @@ class LayoutForward:
         padded[rows.places_N] = q_NHD
         q_BKGSD = padded.view(-1, rows.width, n_kv, n_heads // n_kv, size).permute(0, 2, 3, 1, 4)
         mask_B1GST = rows.mask_B1ST[:, :, None].expand(-1, -1, n_heads // n_kv, -1, -1)
-        attended = F.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             q_BKGSD.flatten(2, 3), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask_B1GST.flatten(2, 3)
         )
-        attended_BSKGD = attended.unflatten(2, (n_heads // n_kv, rows.width)).permute(0, 3, 1, 2, 4)
-        return attended_BSKGD.reshape(-1, n_heads * size)[rows.places_N]
+        attended_BKGSD = attended.reshape(-1, n_kv, n_heads // n_kv, rows.width, size)
+        return attended_BKGSD.permute(0, 3, 1, 2, 4).reshape(-1, n_heads * size)[rows.places_N]
 
 
 class _Layer:
@@ -179,9 +182,7 @@ class _Batch:
     """Where those are among the N; None: the N are exactly those, in order."""
 
     @classmethod
-    def of(
-        cls, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int], like: Tensor
-    ) -> _Batch:
+    def of(cls, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int], like: Tensor) -> _Batch:
         lengths = [len(sequence) for sequence in sequences]
         singles = [b for b, length in enumerate(lengths) if length - cached[b] == 1]
         prompts = [b for b, length in enumerate(lengths) if length - cached[b] > 1]
@@ -210,9 +211,7 @@ class _Batch:
         )
 
 
-def _some(
-    singles: list[int], every: _Single, rows: Sequence[int], lengths: list[int], like: Tensor
-) -> _Single | None:
+def _some(singles: list[int], every: _Single, rows: Sequence[int], lengths: list[int], like: Tensor) -> _Single | None:
     if len(singles) in (0, len(rows)):
         return every if singles else None
     return _single([rows[b] for b in singles], [lengths[b] for b in singles], like)
@@ -241,7 +240,7 @@ def _prompts(
 
 
 def _mask(hidden: Tensor, like: Tensor) -> Tensor:
-    """Minus infinity where `hidden`, in the type that attention adds it in (a boolean mask would be converted in every layer)."""
+    """Minus infinity where `hidden`; a boolean mask would be converted in every layer."""
     return torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf).to(like.device)
 
 
@@ -250,14 +249,16 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     groups = q.shape[2] // k.shape[2]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
-    attended = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+    attended = functional.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
+    )
     return attended.transpose(1, 2).flatten(2)
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:
     """The norm in one kernel where the module is a root-mean-square norm, the module itself otherwise."""
     if type(module).__name__.endswith("RMSNorm"):
-        return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
+        return functional.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
     return module(x)
 
 
@@ -281,7 +282,7 @@ def _check_layout(config: Any, max_length: int) -> None:
     window = getattr(config, "sliding_window", None)
     if window is not None and window < max_length:
         raise ConfigError(f"attention slides over {window} tokens, max_length is {max_length}")
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     rope_type = rope.get("rope_type", "default")
     if rope_type not in _ROPE_TYPES:
         raise ConfigError(f"rotary embedding of type {rope_type!r} depends on the length of the sequence")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 __all__ = ["Driver", "Operation"]
@@ -21,18 +21,18 @@ class Driver(Protocol):
         """Where the database is."""
         ...
 
-    async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+    def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Coroutine[Any, Any, T]:
         """Run an operation that only reads; it sees everything that was acknowledged."""
         ...
 
-    async def write(
+    def write(
         self,
         operation: Operation[T],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
         undo: Operation[None] | None = None,
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Run an operation and answer after its commit; then publish what it said.
 
         `undo` is run with the answer as its argument when the operation was committed and its caller was cancelled

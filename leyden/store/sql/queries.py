@@ -23,7 +23,7 @@ def load_queries() -> Mapping[str, str]:
 
 
 def parse_queries(text: str) -> Mapping[str, str]:
-    """The queries of a file in the form above. Raises ValueError for one without a description, or a name used twice."""
+    """The queries of a file in the form above. Raises ValueError for a missing description or a repeated name."""
     queries: dict[str, str] = {}
     parts = _NAME_LINE.split(text)[1:]
     for name, body in zip(parts[::2], parts[1::2], strict=True):

@@ -1,4 +1,4 @@
--- Every statement of the store, by name. Parameters are `:name`; `{other}` stands for another query of this file.
+-- Every statement of the store, by name. Parameters are `:name` (or `?`, in the one that runs most); `{other}` stands for another query of this file.
 -- A line `-- name: x` begins a query, the comment below it says what it is for.
 
 -- name: select_rollouts
@@ -11,10 +11,6 @@ FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.sequence_id = r.
 -- name: get_rollout
 -- One rollout with its latest attempt.
 {select_rollouts} WHERE r.rollout_id = :rollout_id
-
--- name: get_rollout_by_seq
--- The same by its place in the queue.
-{select_rollouts} WHERE r.seq = :seq
 
 -- name: get_rollout_with_attempt
 -- One rollout with one of its attempts, NULLs if it has no such attempt.
@@ -38,13 +34,14 @@ INSERT INTO rollouts (rollout_id, status, mode, resources_id, input, config, met
                       timeout_seconds, unresponsive_seconds)
 VALUES (:rollout_id, :status, :mode, :resources_id, :input, :config, :metadata, :start_time, :attempts,
         :timeout_seconds, :unresponsive_seconds)
-RETURNING seq
 
--- name: claim_rollouts
--- Take the oldest that wait, in one statement; the answer comes in any order.
-UPDATE rollouts SET status = 'preparing', attempts = attempts + 1
-WHERE seq IN (SELECT seq FROM rollouts WHERE status IN ('queuing', 'requeuing') ORDER BY seq LIMIT :limit)
-RETURNING seq, rollout_id, status, mode, resources_id, input, config, metadata, start_time, end_time, attempts, interrupted
+-- name: next_in_queue
+-- The oldest that wait, each like a row of `select_rollouts` without its attempt. Its transaction lets nobody else take them:
+-- SQLite has one writer at a time; PostgreSQL adds FOR UPDATE SKIP LOCKED. SQLite needs to be told the index.
+SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
+       r.attempts, r.interrupted
+FROM rollouts r INDEXED BY rollouts_queue
+WHERE r.status IN ('queuing', 'requeuing') ORDER BY r.seq LIMIT :limit
 
 -- name: begin_attempt
 -- A rollout goes on to its next attempt.
@@ -98,7 +95,7 @@ SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config,
        r.attempts, r.interrupted,
        a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata
 FROM attempts a JOIN rollouts r ON r.seq = a.rollout
-WHERE a.status IN ('preparing', 'running', 'unresponsive')
+WHERE a.end_time IS NULL
 
 -- name: select_overdue
 -- Those of them whose time is over, or which have been silent for too long.
@@ -113,7 +110,7 @@ SELECT min(a.start_time + r.timeout_seconds),
        min(CASE WHEN a.status <> 'unresponsive'
            THEN coalesce(a.last_heartbeat_time, a.start_time) + r.unresponsive_seconds END)
 FROM attempts a JOIN rollouts r ON r.seq = a.rollout
-WHERE a.status IN ('preparing', 'running', 'unresponsive')
+WHERE a.end_time IS NULL
 
 -- name: count_attempts
 -- For statistics.
@@ -125,12 +122,15 @@ SELECT r.seq, r.status, r.attempts, a.sequence_id, a.status, a.last_span, a.work
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.attempt_id = :attempt_id
 WHERE r.rollout_id = :rollout_id
 
+-- name: select_span_counters
+-- The attempts of one rollout, each with the highest span number drawn: about how many spans it has.
+SELECT sequence_id, attempt_id, last_span FROM attempts WHERE rollout = :seq
+
 -- name: insert_span
--- A span, unless the attempt has it already.
+-- A span, unless the attempt has it already; values in the order of `rows.span_values`.
 INSERT INTO spans (rollout, attempt, sequence_id, span_id, trace_id, parent_id, name, status_code, status_description,
                    start_time, end_time, attributes, events, resource, tokens)
-VALUES (:rollout, :attempt, :sequence_id, :span_id, :trace_id, :parent_id, :name, :status_code, :status_description,
-        :start_time, :end_time, :attributes, :events, :resource, :tokens)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (rollout, attempt, span_id) DO NOTHING
 
 -- name: draw_span_sequence

@@ -46,7 +46,7 @@ __all__ = [
     "rollout_alone",
     "rollout_from",
     "span_from",
-    "span_parameters",
+    "span_values",
     "text_of",
     "worker_from",
 ]
@@ -82,9 +82,9 @@ def text_of(value: Any, what: str) -> str:
             raise ConfigError(f"{what} must be a JSON value: {error}") from None
 
 
-def from_text(text: str | None) -> Any:
-    """The inverse of `text_of`; an empty dict for None."""
-    if text is None:
+def from_text(text: str) -> Any:
+    """The inverse of `text_of`; an empty dict for the empty text."""
+    if not text:
         return {}
     try:
         return from_json(text)
@@ -94,7 +94,7 @@ def from_text(text: str | None) -> Any:
 
 def config_of(row: Row) -> RolloutConfig:
     """The config of a row of `select_rollouts`."""
-    return RolloutConfig() if row[CONFIG] is None else RolloutConfig.model_validate_json(row[CONFIG])
+    return RolloutConfig() if not row[CONFIG] else RolloutConfig.model_validate_json(row[CONFIG])
 
 
 def rollout_fields(row: Row) -> dict[str, Any]:
@@ -148,24 +148,30 @@ def attempt_from(rollout_id: str, row: Row) -> Attempt:
     )
 
 
-def span_parameters(span: Span) -> dict[str, Any]:
-    """The columns of a span, without those that place it (rollout, attempt, sequence id)."""
-    return {
-        "span_id": span.span_id,
-        "trace_id": span.trace_id,
-        "parent_id": span.parent_id,
-        "name": span.name,
-        "status_code": span.status.status_code,
-        "status_description": span.status.description,
-        "start_time": span.start_time,
-        "end_time": span.end_time,
-        "attributes": text_of(span.attributes, "the attributes of a span") if span.attributes else None,
-        "events": text_of([event.model_dump() for event in span.events], "the events of a span")
-        if span.events
-        else None,
-        "resource": text_of(span.resource, "the resource of a span") if span.resource else None,
-        "tokens": span.tokens.pack() if span.tokens is not None else None,
-    }
+def span_values(rollout: int, attempt: int, sequence_id: int, span: Span) -> tuple[Any, ...]:
+    """The values of `insert_span`."""
+    return (
+        rollout,
+        attempt,
+        sequence_id,
+        span.span_id,
+        span.trace_id,
+        span.parent_id,
+        _utf8(span.name),
+        span.status.status_code,
+        _utf8(span.status.description),
+        span.start_time,
+        span.end_time,
+        text_of(span.attributes, "the attributes of a span") if span.attributes else "",
+        text_of(span.events, "the events of a span") if span.events else "",
+        text_of(span.resource, "the resource of a span") if span.resource else "",
+        span.tokens.pack() if span.tokens is not None else None,
+    )
+
+
+def _utf8(text: str | None) -> str | None:
+    """Text as a column takes it: a lone surrogate, which UTF-8 cannot say, is written out."""
+    return text if text is None or text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def span_from(rollout_id: str, attempt_ids: dict[int, str], row: Row) -> Span:
@@ -184,7 +190,7 @@ def span_from(rollout_id: str, attempt_ids: dict[int, str], row: Row) -> Span:
             "name": name,
             "status": build(SpanStatus, {"status_code": status_code, "description": status_description}),
             "attributes": from_text(attributes),
-            "events": [] if events is None else [build(SpanEvent, event) for event in from_text(events)],
+            "events": [] if not events else [build(SpanEvent, event) for event in from_text(events)],
             "start_time": start_time,
             "end_time": end_time,
             "resource": from_text(resource),

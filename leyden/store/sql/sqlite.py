@@ -15,9 +15,9 @@ from typing import Any
 
 from leyden.errors import StoreError
 from leyden.store.sql.queries import load_queries
-from leyden.store.sql.transaction import Row
+from leyden.store.sql.transaction import Long, Row
 
-__all__ = ["SqliteTransaction", "connect", "migrate", "store_error"]
+__all__ = ["SqliteTransaction", "connect", "migrate", "statements", "store_error"]
 
 _APPLICATION_ID = 0x4C595244  # "LYRD" in the file's header: a Leyden store
 _REMEDIES = {
@@ -60,7 +60,7 @@ def migrate(connection: sqlite3.Connection, url: str) -> None:
                 f"{url} was written by a newer Leyden (schema {version}, this one knows {len(migrations)}); upgrade it"
             )
         for script in migrations[version:]:
-            for statement in _statements(script):
+            for statement in statements(script):
                 connection.execute(statement)
         if version < len(migrations):
             connection.execute(f"PRAGMA user_version = {len(migrations)}")
@@ -86,16 +86,29 @@ class SqliteTransaction:
         self.store_url = store_url
         self._cursor = connection.cursor()
         self._queries = load_queries()
-        self.begin()
+        self.begin(None)
 
-    def begin(self) -> None:
-        """Another operation begins: its time is now, and it has said nothing yet."""
+    def begin(self, most: int | None) -> None:
+        """Another operation begins, now; it may be about `most` rows (None: any) and has said nothing yet."""
+        self._most = most
         self.now = time.time()
         self.claimable = 0
         self.finished: list[str] = []
 
+    def expect(self, rows: int | None, /) -> None:
+        if self._most is not None and (rows is None or rows > self._most):
+            raise Long
+
     def run(self, query: str, /, **parameters: Any) -> int:
         return self._cursor.execute(self._queries[query], parameters).rowcount
+
+    def insert(self, query: str, /, **parameters: Any) -> int:
+        key = self._cursor.execute(self._queries[query], parameters).lastrowid
+        assert key is not None
+        return key
+
+    def put(self, query: str, values: Sequence[Any], /) -> int:
+        return self._cursor.execute(self._queries[query], values).rowcount
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:
         return self._cursor.execute(self._queries[query], parameters).fetchone()
@@ -126,7 +139,8 @@ def _migrations() -> Sequence[str]:
     return [entry.read_text(encoding="utf-8") for entry in scripts]
 
 
-def _statements(script: str) -> Iterator[str]:
+def statements(script: str) -> Iterator[str]:
+    """The statements of a migration, one by one. Raises StoreError for one that does not end."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

@@ -70,8 +70,7 @@ class SqlLightningStore(LightningStore):
         )
 
     async def close(self) -> None:
-        closing = self._driver.close()
-        await closing
+        await self._driver.close()
         self._signals.close()
 
     start_rollout = _writes(LightningStore.start_rollout, rollouts.start_rollout)
@@ -148,9 +147,12 @@ class SqlLightningStore(LightningStore):
     async def _wait(self, rollout_ids: Sequence[str], needed: int, timeout: float | None) -> Sequence[Rollout]:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._signals.rollouts(rollout_ids, needed=needed) as waiter:
-            finished = await self._driver.read(rollouts.finished_rollouts, (rollout_ids,), {})
+            finished = await self._finished(rollout_ids)
             if len(finished) >= needed or (timeout is not None and timeout <= 0):
                 return finished
             if not self._signals.found(waiter, [rollout.rollout_id for rollout in finished]):
                 await waiter.wait(None if deadline is None else deadline - time.monotonic())
+        return await self._finished(rollout_ids)
+
+    async def _finished(self, rollout_ids: Sequence[str]) -> Sequence[Rollout]:
         return await self._driver.read(rollouts.finished_rollouts, (rollout_ids,), {})

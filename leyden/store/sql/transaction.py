@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-__all__ = ["Row", "Transaction"]
+__all__ = ["Long", "Row", "Transaction"]
 
 Row = Sequence[Any]
 """One row of an answer, in the order of the query's columns."""
+
+
+class Long(Exception):
+    """The operation touches more rows than it may here; the driver runs it again where it may take its time."""
 
 
 class Transaction(Protocol):
@@ -26,8 +30,23 @@ class Transaction(Protocol):
     finished: list[str]
     """The rollouts that this operation finished: whoever waits for them is told after the commit."""
 
+    def expect(self, rows: int | None, /) -> None:
+        """Say, before anything is written, how many rows it will be about (None: nobody knows, perhaps many).
+
+        Raises Long where the driver wants so long an operation elsewhere. An operation that says nothing is short.
+        """
+        ...
+
     def run(self, query: str, /, **parameters: Any) -> int:
         """Run a statement; answers how many rows it changed."""
+        ...
+
+    def insert(self, query: str, /, **parameters: Any) -> int:
+        """Run an INSERT of one row; answers its generated key."""
+        ...
+
+    def put(self, query: str, values: Sequence[Any], /) -> int:
+        """`run` for a statement with `?` instead of names."""
         ...
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:

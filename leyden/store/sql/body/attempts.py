@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Any, Literal
 
 from leyden.errors import IllegalTransition
@@ -14,7 +13,6 @@ from leyden.store.sql.rows import (
     ATTEMPT,
     ATTEMPTS,
     INTERRUPTED,
-    MODE,
     ROLLOUT_ID,
     SEQ,
     STATUS,
@@ -69,8 +67,12 @@ _INTERRUPTED = {"reason": "the process that owned the attempt ended", "reason_ki
 
 def claim(tx: Transaction, limit: int, worker_id: str | None) -> list[AttemptedRollout]:
     """`dequeue_many_rollouts` without the waiting."""
-    rows = sorted(tx.all("claim_rollouts", limit=limit), key=itemgetter(SEQ))
-    claimed = [new_attempt(tx, row, sequence_id=row[ATTEMPTS], worker_id=worker_id, heard="claimed") for row in rows]
+    tx.expect(limit)
+    claimed: list[AttemptedRollout] = []
+    for row in tx.all("next_in_queue", limit=limit):
+        sequence_id = row[ATTEMPTS] + 1
+        tx.run("begin_attempt", seq=row[SEQ], attempts=sequence_id)
+        claimed.append(new_attempt(tx, row, sequence_id=sequence_id, worker_id=worker_id, heard="claimed"))
     if not claimed and worker_id is not None:
         tx.run("worker_found_nothing", worker_id=worker_id, now=tx.now)
     return claimed
@@ -97,13 +99,13 @@ def start_attempt(tx: Transaction, rollout_id: str, worker_id: str | None = None
     check_rollout_transition(rollout_id, row[STATUS], "preparing")
     sequence_id = row[ATTEMPTS] + 1
     tx.run("begin_attempt", seq=row[SEQ], attempts=sequence_id)
-    return new_attempt(tx, (*row[:STATUS], "preparing", *row[MODE:]), sequence_id=sequence_id, worker_id=worker_id)
+    return new_attempt(tx, row, sequence_id=sequence_id, worker_id=worker_id)
 
 
 def new_attempt(
     tx: Transaction, row: Row, *, sequence_id: int, worker_id: str | None, heard: Literal["claimed", "busy"] = "busy"
 ) -> AttemptedRollout:
-    """The next attempt of a rollout that was just moved to `preparing`; `row` begins like one of `select_rollouts`."""
+    """The next attempt of a rollout that was just moved to `preparing`; `row` begins like `select_rollouts`."""
     rollout_id = row[ROLLOUT_ID]
     attempt_id = ids.attempt_id()
     tx.run(
@@ -116,8 +118,10 @@ def new_attempt(
     )
     if worker_id is not None:
         tx.run(f"worker_{heard}", worker_id=worker_id, now=tx.now, rollout_id=rollout_id, attempt_id=attempt_id)
-    new = (sequence_id, attempt_id, "preparing", worker_id, tx.now, None, None, None)
-    return attempted(row, attempt_from(rollout_id, new))
+    new = (sequence_id, attempt_id, "preparing", worker_id, tx.now, None, None, "")
+    rollout = attempted(row, attempt_from(rollout_id, new))
+    rollout.status = "preparing"
+    return rollout
 
 
 # ---- reporting -------------------------------------------------------------------------------------------------------
@@ -149,7 +153,7 @@ def update_attempt(
         return before
     if before.finished:
         raise IllegalTransition(
-            f"attempt {before.attempt_id!r} of rollout {rollout_id!r} ended as {before.status!r} and stays as it ended; "
+            f"attempt {before.attempt_id!r} of rollout {rollout_id!r} ended as {before.status!r} and stays so; "
             f"{', '.join(changes)} cannot change any more"
         )
     return _write(tx, row, before, after)
@@ -158,17 +162,21 @@ def update_attempt(
 def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
     if now is not None:
         tx.now = now
+    tx.expect(None)
     changed: list[Attempt] = []
     for row in tx.all("select_overdue", now=tx.now):
         before = attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])
         limit = config_of(row).timeout_seconds
-        out_of_time = limit is not None and before.start_time + limit <= tx.now
-        status = "timeout" if out_of_time else "unresponsive"
-        changed.append(_write(tx, row, before, before.model_copy(update={"status": status})))
+        changes: dict[str, Any] = {"status": "unresponsive"}  # not final, so it leaves no reason behind
+        if limit is not None and before.start_time + limit <= tx.now:
+            reason = f"the agent did not return within timeout_seconds={limit:g}"
+            changes = {"status": "timeout", "metadata": before.metadata | {"reason": reason, "reason_kind": "timeout"}}
+        changed.append(_write(tx, row, before, before.model_copy(update=changes)))
     return changed
 
 
 def release_claims(tx: Transaction) -> Sequence[str]:
+    tx.expect(None)
     released: dict[str, None] = {}
     for row in tx.all("select_unfinished"):
         before = attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])
@@ -183,6 +191,7 @@ def release_claims(tx: Transaction) -> Sequence[str]:
 
 def next_deadline(tx: Transaction) -> float | None:
     """When `sweep` will have something to do if nothing more is heard of any attempt; None for never."""
+    tx.expect(None)
     row = tx.one("next_deadlines")
     known = [time for time in row or () if time is not None]
     return min(known, default=None)
@@ -244,7 +253,7 @@ def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -
         worker_id=after.worker_id,
         end_time=after.end_time,
         last_heartbeat_time=after.last_heartbeat_time,
-        metadata=text_of(after.metadata, "the metadata of an attempt") if after.metadata else None,
+        metadata=text_of(after.metadata, "the metadata of an attempt") if after.metadata else "",
     )
     if (after.status, after.worker_id) != (before.status, before.worker_id):
         follow_attempt(tx, before, after)

@@ -73,6 +73,7 @@ def start_rollout(
 
 
 def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+    tx.expect(len(rollouts))
     answer: list[Rollout] = []
     for request in rollouts:
         if request.rollout_id is not None:
@@ -111,6 +112,7 @@ def query_rollouts(
     filters.contains("r.rollout_id", rollout_id_contains)
     filters.among("r.mode", mode_in)
     where = filters.sql()
+    tx.expect(None)
     items = [rollout_from(row) for row in tx.page("select_rollouts", where + page, filters.parameters)]
     all_there = limit == -1 and offset == 0
     total = len(items) if all_there else tx.page("count_rollouts", where, filters.parameters)[0][0]
@@ -149,6 +151,7 @@ def update_rollout(
 
 def finished_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollout]:
     """Those of the rollouts that are finished, in the order given. Raises UnknownRollout, naming the first."""
+    tx.expect(len(rollout_ids))
     answer: list[Rollout] = []
     for rollout_id in dict.fromkeys(rollout_ids):
         if rollout_key(tx, rollout_id)[2] in ROLLOUT_FINISHED:
@@ -160,10 +163,10 @@ def _insert(tx: Transaction, request: EnqueueRolloutRequest, resources_id: str |
     """A new rollout, as a row of `select_rollouts` without an attempt."""
     rollout_id = request.rollout_id or ids.rollout_id()
     task = text_of(request.input, "the input of a rollout")
-    metadata = text_of(request.metadata, "the metadata of a rollout") if request.metadata else None
+    metadata = text_of(request.metadata, "the metadata of a rollout") if request.metadata else ""
     config = _config_columns(request.config)
     attempts = 0 if status == "queuing" else 1
-    seq = tx.one(
+    seq = tx.insert(
         "insert_rollout",
         rollout_id=rollout_id,
         status=status,
@@ -175,16 +178,15 @@ def _insert(tx: Transaction, request: EnqueueRolloutRequest, resources_id: str |
         attempts=attempts,
         **config,
     )
-    assert seq is not None
     return (
-        *(seq[0], rollout_id, status, request.mode, resources_id, task, config["config"], metadata, tx.now, None),
+        *(seq, rollout_id, status, request.mode, resources_id, task, config["config"], metadata, tx.now, None),
         *(attempts, 0),
     )
 
 
 def _config_columns(config: RolloutConfig | None) -> dict[str, Any]:
     if config is None:
-        return {"config": None, "timeout_seconds": None, "unresponsive_seconds": None}
+        return {"config": "", "timeout_seconds": None, "unresponsive_seconds": None}
     return {
         "config": config.model_dump_json(exclude_defaults=True),
         "timeout_seconds": config.timeout_seconds,

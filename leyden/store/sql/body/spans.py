@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Literal
 
-from leyden.store.sql.body.lookup import attempt_row, rollout_key, unknown_attempt, unknown_rollout
+from leyden.store.sql.body.lookup import rollout_key, unknown_attempt, unknown_rollout
 from leyden.store.sql.pages import Filters, order_and_limit
-from leyden.store.sql.rows import ATTEMPT, span_from, span_parameters
+from leyden.store.sql.rows import span_from, span_values
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import (
     ATTEMPT_FINISHED,
@@ -23,6 +24,7 @@ from leyden.types import (
 
 __all__ = ["add_many_spans", "get_many_span_sequence_ids", "query_spans", "query_spans_of"]
 
+_OWNER = attrgetter("rollout_id", "attempt_id")
 _SORTABLE = {
     name: f"s.{name}"
     for name in ("sequence_id", "start_time", "end_time", "name", "trace_id", "span_id", "parent_id", "status_code")
@@ -30,13 +32,15 @@ _SORTABLE = {
 
 
 def add_many_spans(tx: Transaction, spans: Sequence[Span]) -> Sequence[Span]:
+    tx.expect(len(spans))
     added: list[Span] = []
-    for (rollout_id, attempt_id), group in groupby(spans, key=lambda span: (span.rollout_id, span.attempt_id)):
+    for (rollout_id, attempt_id), group in groupby(spans, key=_OWNER):
         added += _add_to_attempt(tx, _target(tx, rollout_id, attempt_id), group)
     return added
 
 
 def get_many_span_sequence_ids(tx: Transaction, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
+    tx.expect(len(rollout_attempt_ids))
     drawn: list[int] = []
     for rollout_id, attempt_id in rollout_attempt_ids:
         target = _target(tx, rollout_id, attempt_id)
@@ -74,23 +78,26 @@ def query_spans(
     filters.contains("s.parent_id", parent_id_contains)
     filters.equal("s.name", name)
     filters.contains("s.name", name_contains)
-    if attempt_id is None:
-        seq = rollout_key(tx, rollout_id)[0]
-        attempt_ids = {row[0]: row[1] for row in tx.all("select_attempts", seq=seq)}
-        where = filters.sql("s.rollout = :seq")
-        parameters = filters.parameters | {"seq": seq}
-    else:
-        row = attempt_row(tx, rollout_id, attempt_id)
-        attempt_ids = {row[ATTEMPT]: row[ATTEMPT + 1]}
-        where = filters.sql("s.rollout = :seq", "s.attempt = :attempt")
-        parameters = filters.parameters | {"seq": row[0], "attempt": row[ATTEMPT]}
-    items = [span_from(rollout_id, attempt_ids, found) for found in tx.page("select_spans", where + page, parameters)]
+    seq, attempts, _ = rollout_key(tx, rollout_id)
+    counters = tx.all("select_span_counters", seq=seq)
+    always, parameters = ["s.rollout = :seq"], filters.parameters | {"seq": seq}
+    if attempt_id is not None:
+        counters = [row for row in counters if (row[0] == attempts if attempt_id == "latest" else row[1] == attempt_id)]
+        if not counters:
+            raise unknown_attempt(tx, rollout_id, attempt_id)
+        always.append("s.attempt = :attempt")
+        parameters["attempt"] = counters[0][0]
+    tx.expect(sum(row[2] for row in counters))
+    where = filters.sql(*always)
+    attempt_ids = {row[0]: row[1] for row in counters}
+    items = [span_from(rollout_id, attempt_ids, row) for row in tx.page("select_spans", where + page, parameters)]
     whole = limit == -1 and offset == 0
     total = len(items) if whole else tx.page("count_spans_of", where, parameters)[0][0]
     return PaginatedResult(items, limit, offset, total)
 
 
 def query_spans_of(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, list[Span]]:
+    tx.expect(None)
     answer: dict[str, list[Span]] = {}
     for rollout_id in rollout_ids:
         attempts = rollout_key(tx, rollout_id)[1]
@@ -114,9 +121,7 @@ def _add_to_attempt(tx: Transaction, target: Row, spans: Iterable[Span]) -> list
     added: list[Span] = []
     for span in spans:
         sequence_id = span.sequence_id or last_span + 1
-        if not tx.run(
-            "insert_span", rollout=rollout, attempt=attempt, sequence_id=sequence_id, **span_parameters(span)
-        ):
+        if not tx.put("insert_span", span_values(rollout, attempt, sequence_id, span)):
             continue
         last_span = max(last_span, sequence_id)
         added.append(span if span.sequence_id else span.model_copy(update={"sequence_id": sequence_id}))

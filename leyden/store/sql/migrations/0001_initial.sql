@@ -8,8 +8,8 @@ CREATE TABLE rollouts (
     mode TEXT,
     resources_id TEXT,
     input TEXT NOT NULL,                 -- JSON
-    config TEXT,                         -- JSON; NULL: all defaults
-    metadata TEXT,                       -- JSON; NULL: empty
+    config TEXT NOT NULL,                -- JSON; '': all defaults
+    metadata TEXT NOT NULL,              -- JSON; '': empty (binding NULL is slower)
     start_time REAL NOT NULL,
     end_time REAL,
     attempts INTEGER NOT NULL DEFAULT 0, -- how many were made: the latest one's sequence_id
@@ -27,13 +27,13 @@ CREATE TABLE attempts (
     status TEXT NOT NULL,
     worker_id TEXT,
     start_time REAL NOT NULL,
-    end_time REAL,
+    end_time REAL,                       -- NULL: unfinished
     last_heartbeat_time REAL,
-    metadata TEXT,                       -- JSON; NULL: empty
+    metadata TEXT NOT NULL DEFAULT '',   -- JSON; '': empty
     last_span INTEGER NOT NULL DEFAULT 0, -- the highest span sequence id drawn
     PRIMARY KEY (rollout, sequence_id)
 ) WITHOUT ROWID;
-CREATE INDEX attempts_unfinished ON attempts (start_time) WHERE status IN ('preparing', 'running', 'unresponsive');
+CREATE INDEX attempts_unfinished ON attempts (start_time) WHERE end_time IS NULL; -- IN would cost each update 20 us
 
 CREATE TABLE spans (
     key INTEGER PRIMARY KEY,             -- the order of arrival
@@ -48,9 +48,9 @@ CREATE TABLE spans (
     status_description TEXT,
     start_time REAL,
     end_time REAL,
-    attributes TEXT,                     -- JSON; NULL: empty, as for the next two
-    events TEXT,
-    resource TEXT,
+    attributes TEXT NOT NULL,            -- JSON; '': empty, as for the next two
+    events TEXT NOT NULL,
+    resource TEXT NOT NULL,
     tokens BLOB                          -- TokenRecord.pack()
 );
 CREATE UNIQUE INDEX spans_of_attempt ON spans (rollout, attempt, span_id);

@@ -1,4 +1,4 @@
-"""One stop signal that threads and event loops can both wait for."""
+"""A gate that opens once, and that threads and event loops can both wait for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-__all__ = ["StopEvent"]
+__all__ = ["Latch"]
 
 
-class StopEvent:
-    """Set once from anywhere (a thread, a loop, a signal handler); waits are woken, never polled."""
+class Latch:
+    """Closed, then open for ever: set from any thread, loop or signal handler; waits are woken, never polled."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -18,7 +18,7 @@ class StopEvent:
         self._wake: set[Callable[[], None]] = set()
 
     def set(self) -> None:
-        """Ask everyone who holds this event to stop. Safe to repeat."""
+        """Open it, and wake everyone who waits. Safe to repeat."""
         with self._lock:
             self._event.set()
             waiting, self._wake = self._wake, set()
@@ -26,15 +26,15 @@ class StopEvent:
             wake()
 
     def is_set(self) -> bool:
-        """Whether stopping was asked for."""
+        """Whether it is open."""
         return self._event.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block this thread until set or `timeout` seconds have passed; answers `is_set()`."""
+        """Block this thread until it is open or `timeout` seconds have passed; answers `is_set()`."""
         return self._event.wait(timeout)
 
     async def wait_async(self) -> None:
-        """Wait on the running loop until set."""
+        """Wait on the running loop until it is open."""
         loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def wake() -> None:

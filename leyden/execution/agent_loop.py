@@ -1,0 +1,144 @@
+"""The event loop that agents live on: one for the process, the same for every run in it.
+
+An agent's clients (a module-level `AsyncOpenAI`, a session) keep connections that belong to the loop on which they were first used; on
+another one they fail. So a second `fit`, or two trainers at once, must not bring a loop of their own. It runs in a daemon thread from
+the first run on and knows nothing of runners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextvars
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Coroutine, Generator
+from contextvars import ContextVar
+from typing import Any
+
+__all__ = ["AgentLoop", "Residence"]
+
+logger = logging.getLogger(__name__)
+
+_LEFTOVER_SECONDS = 1.0
+"""How long what agents left running may take to end when it is cancelled."""
+_EXIT_SECONDS = 0.5
+
+_RESIDENCE: ContextVar[Residence | None] = ContextVar("leyden_residence", default=None)
+
+
+class Residence:
+    """One coroutine on the loop of the agents, with every task that it or its agents start."""
+
+    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self._home = AgentLoop.of_this_process()
+        self._work: asyncio.Task[None] | None = None
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._home.loop.call_soon_threadsafe(self._move_in, work, context=contextvars.copy_context())
+
+    async def wait(self) -> None:
+        """Return when the coroutine and what it left behind have ended; raise what it raised."""
+        await asyncio.shield(asyncio.wrap_future(self._ended))
+
+    def cancel(self) -> None:
+        """Cancel the coroutine."""
+        self._home.loop.call_soon_threadsafe(lambda: self._work and self._work.cancel())
+
+    def abandon(self) -> None:
+        """Wait no longer: an agent blocks the loop. It is left to itself, and the next run gets another loop."""
+        self._home.give_up()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        """Remember a task that was started here."""
+        self._tasks.add(task)
+
+    def _move_in(self, work: Coroutine[Any, Any, None]) -> None:
+        _RESIDENCE.set(self)
+        self._work = asyncio.get_running_loop().create_task(work)
+        seen_out = asyncio.get_running_loop().create_task(self._see_out(self._work))
+        seen_out.add_done_callback(lambda _: self._settle())
+
+    async def _see_out(self, work: asyncio.Task[None]) -> None:
+        await asyncio.wait({work})
+        left = {task for task in self._tasks if not task.done()} - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            _, stubborn = await asyncio.wait(left, timeout=_LEFTOVER_SECONDS)
+            if stubborn:
+                logger.warning("%d tasks that agents left behind do not let themselves be cancelled", len(stubborn))
+
+    def _settle(self) -> None:
+        work = self._work
+        assert work is not None
+        if self._ended.done():
+            return  # abandoned
+        if work.cancelled():
+            self._ended.cancel()
+        elif (error := work.exception()) is not None:
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+
+
+class AgentLoop:
+    """The thread and its loop."""
+
+    _current: AgentLoop | None = None
+    _lock = threading.Lock()
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._finished = False
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(_new_task)
+        self._thread = threading.Thread(target=self._run, name="leyden-agents", daemon=True)
+        contextvars.Context().run(self._thread.start)  # from an empty context: the thread belongs to no trace
+        atexit.register(self._finish)
+
+    @classmethod
+    def of_this_process(cls) -> AgentLoop:
+        """The one loop; a forked child gets its own."""
+        with cls._lock:
+            if cls._current is None or cls._current._pid != os.getpid():
+                cls._current = cls()
+            return cls._current
+
+    def give_up(self) -> None:
+        """Let the next run have another loop."""
+        with self._lock:
+            if AgentLoop._current is self:
+                AgentLoop._current = None
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        while not self._finished:  # `loop.stop()` is not an agent's to say
+            try:
+                self.loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:  # asyncio lets these out of any task
+                logger.error("a task that an agent started raised %s; the others go on", type(error).__name__)
+
+    def _finish(self) -> None:
+        if self._pid != os.getpid():
+            return
+        self._finished = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_EXIT_SECONDS)  # an agent that blocks it ends with the process
+        if not self.loop.is_running():
+            self.loop.close()
+
+
+def _new_task(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any] | Generator[Any, None, Any], **options: Any
+) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
+    residence = _RESIDENCE.get()
+    if residence is not None:
+        residence.add(task)
+    return task

@@ -1,0 +1,127 @@
+"""One SQLite connection at work: an operation in a transaction of its own, or many that share a commit.
+
+It knows transactions and what to publish after them, no thread: whoever holds `lock` may use it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, Protocol
+
+from leyden.store.sql.driver import Operation
+from leyden.store.sql.sqlite import SqliteTransaction, store_error
+
+__all__ = ["Publish", "Session", "Work"]
+
+Publish = Callable[[int, Sequence[str]], None]
+"""Told after a commit: how many rollouts were put in the queue, and which were finished."""
+
+
+class Work(Protocol):
+    """One operation of a batch, and what became of it."""
+
+    operation: Operation[Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    answer: Any
+    error: BaseException | None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody still awaits the answer; if not, it is left out."""
+        ...
+
+
+class Session:
+    """A connection and what is done with it. A reader's transactions change nothing and publish nothing."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        url: str,
+        role: Literal["reader", "writer"],
+        publish: Publish | None = None,
+    ) -> None:
+        self.lock = threading.Lock()
+        """Held by the one thread that uses the session."""
+        self.url = url
+        self._connection = connection
+        self._begin = "BEGIN IMMEDIATE" if role == "writer" else "BEGIN"
+        self._publish = publish
+        self._transaction = SqliteTransaction(connection, url)
+
+    def alone(
+        self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, most: int | None = None
+    ) -> Any:
+        """Run one operation and commit. Raises what it raises (the database's errors as StoreError), and has changed
+        nothing then.
+
+        most: raises Long if the operation expects to touch more rows.
+        """
+        connection, transaction = self._connection, self._transaction
+        try:
+            connection.execute(self._begin)
+            transaction.begin(most)
+            answer = operation(transaction, *args, **kwargs)
+            connection.execute("COMMIT")
+        except BaseException as error:
+            self._undo("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise store_error(self.url, error) from error
+            raise
+        self._tell(transaction.claimable, transaction.finished)
+        return answer
+
+    def together(self, batch: Sequence[Work]) -> None:
+        """Run many operations, each in a savepoint, and commit once: one that raises undoes itself alone.
+
+        The outcome is left in each of them. When the commit fails, all have failed.
+        """
+        claimable = 0
+        finished: list[str] = []
+        try:
+            self._connection.execute(self._begin)
+            for work in batch:
+                if work.wanted and self._in_savepoint(work):
+                    claimable += self._transaction.claimable
+                    finished += self._transaction.finished
+            self._connection.execute("COMMIT")
+        except BaseException as error:  # noqa: BLE001 -- the whole batch is undone, and everybody is told
+            self._undo("ROLLBACK")
+            told = self._told(error)
+            for work in batch:
+                work.error = work.error or told
+        else:
+            self._tell(claimable, finished)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _in_savepoint(self, work: Work) -> bool:
+        """Whether it changed something. Raises only when the database has given up the whole transaction."""
+        self._connection.execute("SAVEPOINT work")
+        try:
+            self._transaction.begin(None)
+            work.answer = work.operation(self._transaction, *work.args, **work.kwargs)
+        except BaseException as error:
+            work.error = self._told(error)
+            if not self._connection.in_transaction:
+                raise
+            self._connection.execute("ROLLBACK TO work")
+        self._connection.execute("RELEASE work")
+        return work.error is None
+
+    def _tell(self, claimable: int, finished: Sequence[str]) -> None:
+        if self._publish is not None and (claimable or finished):
+            self._publish(claimable, finished)
+
+    def _told(self, error: BaseException) -> BaseException:
+        return store_error(self.url, error) if isinstance(error, sqlite3.Error) else error
+
+    def _undo(self, statement: str) -> None:
+        with suppress(sqlite3.Error):  # the database may have rolled back by itself
+            self._connection.execute(statement)

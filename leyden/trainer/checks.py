@@ -1,0 +1,78 @@
+"""What can be wrong with a trainer's arguments, found before anything starts. Each refusal says what was given and what is possible."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, cast
+
+from leyden.errors import ConfigError
+from leyden.runner import Hook, Runner
+from leyden.types import NamedResources, Resource
+
+__all__ = ["check_dataset", "checked_hooks", "checked_resources", "exclusively", "require_used"]
+
+_busy: set[int] = set()
+_busy_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def exclusively(*parts: Any) -> Generator[None]:
+    """A trainer and an algorithm hold the state of one run at a time. Raises ConfigError while one of `parts` is in a run."""
+    given = {id(part): type(part).__name__ for part in parts if part is not None}
+    with _busy_lock:
+        for name in (name for key, name in given.items() if key in _busy):
+            raise ConfigError(f"this {name} is in a run already; make another {name}, or wait until that run has ended")
+        _busy.update(given)
+    try:
+        yield
+    finally:
+        with _busy_lock:
+            _busy.difference_update(given)
+
+
+def require_used(runner: Runner, **options: Any) -> None:
+    """Refuse an option that the runner given does not follow: it would be lost without a word."""
+    for name, value in options.items():
+        if value is not None and getattr(runner, name, value) != value:
+            raise ConfigError(
+                f"{name}={value!r}, but the runner given has {name}={getattr(runner, name)!r}; say it to the runner only"
+            )
+
+
+def check_dataset(name: str, dataset: object) -> None:
+    """Refuse what has no length or no items by index (a generator)."""
+    if dataset is not None and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ConfigError(
+            f"{name} is a {type(dataset).__name__}; give a list, or anything else with a length and items by index"
+        )
+
+
+def checked_hooks(hooks: Any) -> tuple[Hook, ...]:
+    """One hook or several, as a tuple."""
+    several = isinstance(hooks, Sequence)
+    given: tuple[Any, ...] = tuple(cast(Sequence[Any], hooks)) if several else () if hooks is None else (hooks,)
+    for hook in given:
+        if not isinstance(hook, Hook):
+            raise ConfigError(f"hooks has {hook!r:.200} (a {type(hook).__name__}); give instances of leyden.Hook")
+    return given
+
+
+def checked_resources(resources: Any) -> NamedResources | None:
+    """Resources by name."""
+    if resources is None:
+        return None
+    if not isinstance(resources, Mapping):
+        raise ConfigError(
+            f"initial_resources is a {type(resources).__name__}; give a dict of resources by name, for example "
+            "{'prompt': PromptTemplate(template='...')}"
+        )
+    checked: dict[str, Any] = {}
+    for name, resource in cast(Mapping[Any, Any], resources).items():
+        if not isinstance(name, str) or not isinstance(resource, Resource):
+            raise ConfigError(
+                f"initial_resources[{name!r}] is a {type(resource).__name__}; possible: LLM, ProxyLLM, PromptTemplate"
+            )
+        checked[name] = resource
+    return checked

@@ -1,0 +1,34 @@
+"""Text of things that other people wrote: exceptions and values of agents, which may be huge, unprintable, or raise when asked."""
+
+from __future__ import annotations
+
+__all__ = ["describe_error", "shown", "storable"]
+
+_LIMIT = 10_000
+"""Characters that are kept of a message: enough for a person, harmless in a database."""
+
+
+def storable(text: str, *, limit: int = _LIMIT) -> str:
+    """`text` as any file or database takes it: lone surrogates written out, the middle of a very long one left out."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
+
+
+def describe_error(error: BaseException) -> str:
+    """The error's message, whatever its `__str__` does; empty when it has none."""
+    try:
+        return storable(str(error))
+    except Exception as trouble:  # noqa: BLE001 -- an agent's own class, which may do anything
+        return f"(its __str__ raised {type(trouble).__name__})"
+
+
+def shown(value: object, *, limit: int = 200) -> str:
+    """The `repr` of a value and its type, whatever its `__repr__` does."""
+    try:
+        text = storable(repr(value))[:limit]
+    except Exception as trouble:  # noqa: BLE001 -- an agent's own class, which may do anything
+        text = f"something whose __repr__ raised {type(trouble).__name__}"
+    return f"{text} (a {type(value).__name__})"

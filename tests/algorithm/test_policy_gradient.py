@@ -1,0 +1,438 @@
+"""Policy gradients end to end, with a real model: whatever an agent does is trained on or told, and the policy learns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+openai = pytest.importorskip("openai")
+
+import leyden as ly  # noqa: E402
+from leyden.demo.run import WEIGHTS  # noqa: E402
+from leyden.errors import ConfigError, EngineError, NoTrainingData  # noqa: E402
+from leyden.loop import LogWriter  # noqa: E402
+from leyden.store import InMemoryLightningStore, SqliteLightningStore  # noqa: E402
+from leyden.types import AttemptedRollout, failure_reason  # noqa: E402
+
+Agent = Callable[..., Awaitable[Any]]
+
+
+class Rows(LogWriter):
+    """Keeps what the loop writes."""
+
+    def __init__(self) -> None:
+        self.train: list[dict[str, Any]] = []
+        self.val: list[dict[str, Any]] = []
+
+    def write(self, row: Any) -> None:
+        (self.train if row.stage == "train" else self.val).append(row.metrics)
+
+
+@functools.cache
+def client() -> Any:
+    """One for the whole process, as most programs have it: every fit of this file uses it."""
+    return openai.AsyncOpenAI(base_url="http://unused", api_key="unused", max_retries=0)
+
+
+async def ask(llm: ly.LLM, text: str = "guess 0..9", **options: Any) -> Any:
+    arguments = {"model": llm.model, "max_tokens": 4, "temperature": 1.0} | options
+    messages = [{"role": "user", "content": text}]
+    return await client().with_options(base_url=llm.endpoint).chat.completions.create(messages=messages, **arguments)
+
+
+def policy_gradient(rows: Rows, **options: Any) -> ly.PolicyGradient:
+    backend = options.pop("backend", None) or ly.EmbeddedBackend(WEIGHTS, device="cpu", max_length=128, seed=1)
+    defaults = {"n_steps": 1, "tasks_per_step": 2, "rollouts_per_task": 3, "max_tokens": 4}
+    return ly.PolicyGradient(backend, writers=[rows], **(defaults | options))
+
+
+# ---- agents that do not do what they should ---------------------------------------------------------------------------------
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+
+async def raises(llm: ly.LLM) -> float:
+    await ask(llm)
+    raise ValueError("no such luck")
+
+
+async def raises_what_has_no_text(llm: ly.LLM) -> float:
+    raise Unprintable
+
+
+async def exits(llm: ly.LLM) -> float:
+    raise SystemExit(3)
+
+
+async def returns_text(llm: ly.LLM) -> Any:
+    await ask(llm)
+    return "done"
+
+
+async def returns_nothing(llm: ly.LLM) -> None:
+    await ask(llm)
+
+
+async def never_calls(llm: ly.LLM) -> float:
+    return 1.0
+
+
+async def calls_in_vain(llm: ly.LLM) -> float:
+    try:
+        await ask(llm, max_tokens=-1)
+    except openai.APIError:
+        pass
+    return random.random()
+
+
+async def calls_another_model(llm: ly.LLM) -> float:
+    await ask(llm, model="gpt-4")
+    return 1.0
+
+
+async def says_too_much(llm: ly.LLM) -> float:
+    await ask(llm, "guess 0..9 " * 100)
+    return 1.0
+
+
+async def hangs(llm: ly.LLM) -> float:
+    await ask(llm)
+    await asyncio.sleep(3600)
+    return 1.0
+
+
+def blocks(llm: ly.LLM) -> float:
+    threading.Event().wait(3)
+    return 1.0
+
+
+FAILURES: list[tuple[Callable[..., Any], str, str]] = [
+    (raises, "exception", "ValueError: no such luck"),
+    (raises_what_has_no_text, "exception", "Unprintable: (its __str__ raised RuntimeError)"),
+    (exits, "exception", "SystemExit: 3"),
+    (returns_text, "invalid_return", "'done'"),
+    (returns_nothing, "no_reward", "without a reward"),
+    (never_calls, "no_model_call", "never called the model"),
+    (calls_in_vain, "no_model_call", "'max_tokens' must be an integer"),
+    (calls_another_model, "exception", "no model 'gpt-4'"),
+    (says_too_much, "exception", "the context has 128"),
+    (hangs, "timeout", "timeout_seconds=1"),
+    (blocks, "timeout", "timeout_seconds=1"),
+]
+
+
+async def plays_well(llm: ly.LLM) -> float:
+    await ask(llm)
+    return random.random()
+
+
+def agent_of(bad: Callable[..., Any]) -> Any:
+    """Tasks "good" are played as they should be, by the same agent."""
+    if asyncio.iscoroutinefunction(bad):
+
+        @ly.llm_rollout
+        async def agent(task: str, llm: ly.LLM) -> Any:
+            return await (plays_well if task == "good" else bad)(llm)
+
+        return agent
+
+    @ly.llm_rollout
+    def sync_agent(task: str, llm: ly.LLM) -> Any:
+        if task != "good":
+            return bad(llm)
+        with openai.OpenAI(base_url=llm.endpoint, api_key="unused") as blocking:
+            blocking.chat.completions.create(
+                model=llm.model, messages=[{"role": "user", "content": "guess 0..9"}], max_tokens=4, temperature=1.0
+            )
+        return random.random()
+
+    return sync_agent
+
+
+async def stored(directory: Path) -> list[AttemptedRollout]:
+    async with SqliteLightningStore(directory / "store.sqlite") as store:
+        return [rollout for rollout in await store.query_rollouts() if isinstance(rollout, AttemptedRollout)]
+
+
+@pytest.mark.parametrize(("bad", "kind", "reason"), FAILURES, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_bad_rollout_is_recorded_with_its_reason_and_the_others_are_trained_on(
+    tmp_path: Path, bad: Callable[..., Any], kind: str, reason: str
+) -> None:
+    rows = Rows()
+    trainer = ly.Trainer(algorithm=policy_gradient(rows, timeout_seconds=1.0), run_dir=tmp_path / "run")
+    summary = trainer.fit(agent_of(bad), ["good", "bad"])
+    assert {status: count for status, count in summary.rollouts.items() if count} == {"succeeded": 3, "failed": 3}
+    assert sum(summary.failures.values()) == 3
+    assert all(reason in text for text in summary.failures)
+    rollouts = asyncio.run(stored(tmp_path / "run"))
+    assert all(rollout.attempt.finished for rollout in rollouts)
+    failed = [rollout for rollout in rollouts if rollout.status == "failed"]
+    assert {rollout.attempt.metadata["reason_kind"] for rollout in failed} == {kind}
+    assert (rows.train[0]["failed"], rows.train[0]["small_groups"], rows.train[0]["optimizer_steps"]) == (3, 1, 1)
+
+
+def test_all_kinds_of_bad_agents_in_one_run_with_the_policy_in_its_own_process(tmp_path: Path) -> None:
+    kinds = {bad.__name__: bad for bad, _, _ in FAILURES if asyncio.iscoroutinefunction(bad)}
+
+    @ly.llm_rollout
+    async def agent(task: str, llm: ly.LLM) -> Any:
+        return await kinds.get(task, plays_well)(llm)
+
+    rows = Rows()
+    algorithm = policy_gradient(
+        rows,
+        backend=ly.IsolatedBackend(WEIGHTS, device="cpu", max_length=128),
+        n_steps=2,
+        tasks_per_step=len(kinds) + 3,
+        timeout_seconds=2.0,
+    )
+    summary = ly.Trainer(algorithm=algorithm, run_dir=tmp_path / "run").fit(agent, [*kinds, "good", "fine", "well"])
+    assert {status: count for status, count in summary.rollouts.items() if count} == {
+        "succeeded": 2 * 3 * 3,
+        "failed": 2 * 3 * len(kinds),
+    }
+    assert sum(summary.failures.values()) == 2 * 3 * len(kinds)
+    assert [row["optimizer_steps"] for row in rows.train] == [1, 1]
+
+
+def test_a_step_in_which_everything_fails_ends_the_run_with_the_reasons_and_a_resumed_one_tries_again(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(NoTrainingData, match="6 x ValueError: no such luck"):
+        ly.Trainer(algorithm=policy_gradient(Rows()), run_dir=tmp_path / "run").fit(agent_of(raises), ["bad", "worse"])
+    rows = Rows()
+    trainer = ly.Trainer(algorithm=policy_gradient(rows), run_dir=tmp_path / "run")
+    summary = trainer.fit(agent_of(raises), ["good", "good"], resume=True)
+    assert rows.train[0]["failed"] == 0
+    assert summary.rollouts["succeeded"] == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"temperature": 0.3}, "the agent sampled at temperature 0.3, the policy is trained at 1:"),
+        ({"n": 2}, "2 choices"),
+    ],
+    ids=["temperature", "n"],
+)
+def test_calls_that_cannot_be_trained_on_are_told_and_never_pass_in_silence(
+    tmp_path: Path, options: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @ly.llm_rollout
+    async def agent(task: str, llm: ly.LLM) -> float:
+        await ask(llm, **(options if task == "bad" else {}))
+        return random.random()
+
+    with pytest.raises(NoTrainingData) as ended:
+        ly.Trainer(algorithm=policy_gradient(Rows()), store="memory").fit(agent, ["bad"])
+    assert reason in str(ended.value)
+    rows = Rows()
+    ly.Trainer(algorithm=policy_gradient(rows), store="memory").fit(agent, ["bad", "good"])
+    assert (rows.train[0]["refused_calls"], rows.train[0]["trained_tokens"] > 0) == (3, True)
+    assert reason in caplog.text
+
+
+# ---- agents that do unusual things, which is their right --------------------------------------------------------------------
+
+
+async def asks_twice_at_once(llm: ly.LLM) -> float:
+    await asyncio.gather(ask(llm), ask(llm))
+    return random.random()
+
+
+async def rewrites_history(llm: ly.LLM) -> float:
+    await ask(llm)
+    await ask(llm, "guess 0..5")
+    return random.random()
+
+
+async def streams(llm: ly.LLM) -> float:
+    async for _ in await ask(llm, stream=True):
+        pass
+    return random.random()
+
+
+async def leaves_a_task_that_calls_too_late(llm: ly.LLM) -> float:
+    await ask(llm)
+
+    async def late() -> None:
+        await asyncio.sleep(0.1)
+        with pytest.raises(openai.APIStatusError, match="410"):
+            await ask(llm)
+        refused.append(llm.endpoint)
+
+    leftovers.add(asyncio.create_task(late()))
+    return random.random()
+
+
+async def leaves_a_call_under_way(llm: ly.LLM) -> float:
+    await ask(llm)
+    leftovers.add(asyncio.create_task(ask_in_vain(llm)))
+    await asyncio.sleep(0.005)
+    return random.random()
+
+
+async def ask_in_vain(llm: ly.LLM) -> None:
+    with contextlib.suppress(openai.APIStatusError):
+        await ask(llm)
+
+
+refused: list[str] = []
+leftovers: set[asyncio.Task[Any]] = set()
+
+
+@pytest.mark.parametrize(
+    ("function", "calls"),
+    [
+        (asks_twice_at_once, 2),
+        (rewrites_history, 2),
+        (streams, 1),
+        (leaves_a_task_that_calls_too_late, 1),
+        (leaves_a_call_under_way, None),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_unusual_agents_are_trained_on_with_all_of_their_calls(function: Agent, calls: int | None) -> None:
+    @ly.llm_rollout
+    async def agent(task: int, llm: ly.LLM) -> float:
+        return await function(llm)
+
+    rows = Rows()
+    refused.clear()
+    ly.Trainer(algorithm=policy_gradient(rows, n_steps=2), store="memory").fit(agent, [1, 2])
+    for row in rows.train:
+        assert (row["failed"], row["refused_calls"], row["small_groups"], row["flat_groups"]) == (0, 0, 0, 0)
+        assert calls is None or row["model_calls"] == 6 * calls
+        assert row["logprob_difference"] < 1e-3
+    if function is leaves_a_task_that_calls_too_late:
+        assert len(refused) >= 6, "those of the first step had the time of the second"
+
+
+def test_the_policy_is_the_same_model_for_sync_agents_in_threads() -> None:
+    rows = Rows()
+    ly.Trainer(algorithm=policy_gradient(rows), store="memory").fit(agent_of(blocks), ["good", "good"])
+    assert (rows.train[0]["failed"], rows.train[0]["optimizer_steps"]) == (0, 1)
+
+
+# ---- wrong uses, and things that break --------------------------------------------------------------------------------------
+
+
+def test_an_adapter_that_gives_something_else_is_named() -> None:
+    with pytest.raises(ConfigError, match="adapter=TraceToTrajectory gave a Trajectory"):
+        ly.Trainer(algorithm=policy_gradient(Rows()), adapter="trajectory", store="memory").fit(
+            agent_of(raises), ["good"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rollouts_per_task": 1}, "rollouts_per_task is 1"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"minibatch_size": 0}, "minibatch_size is 0"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"tasks_per_step": 0}, "tasks_per_step is 0"),
+        ({"n_steps": 0}, "n_steps is 0"),
+        ({"val_every_n_steps": 0}, "val_every_n_steps is 0"),
+        ({"timeout_seconds": 0.0}, "timeout_seconds is 0.0"),
+        ({"max_attempts": 0}, "max_attempts is 0"),
+        ({"warmup_steps": -1}, "warmup_steps is -1"),
+        ({"resource_name": ""}, "resource_name is ''"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_wrong_options_are_refused_with_their_name_and_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        policy_gradient(Rows(), **options)
+
+
+def test_data_that_are_missing_or_no_data_are_refused(tmp_path: Path) -> None:
+    agent = agent_of(raises)
+    for data in (None, []):
+        with pytest.raises(ConfigError, match="train_dataset"):
+            ly.Trainer(algorithm=policy_gradient(Rows()), store="memory").fit(agent, data)
+    with pytest.raises(ConfigError, match="train_dataset is a generator"):
+        ly.Trainer(algorithm=policy_gradient(Rows()), store="memory").fit(agent, (task for task in "ab"))  # type: ignore[arg-type]
+
+
+def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_a_resumed_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    backend = ly.IsolatedBackend(WEIGHTS, device="cpu", max_length=128)
+    killed: list[int] = []
+
+    @ly.llm_rollout
+    async def agent(task: str, llm: ly.LLM) -> float:
+        if not killed:
+            import psutil
+
+            killed.extend(
+                child.pid for child in psutil.Process().children() if "leyden.engine.serve" in child.cmdline()
+            )
+            os.kill(killed[0], signal.SIGKILL)
+        await ask(llm)
+        return random.random()
+
+    started = time.monotonic()
+    with pytest.raises(EngineError, match="killed by SIGKILL"):
+        ly.Trainer(algorithm=policy_gradient(Rows(), backend=backend), run_dir=tmp_path / "run").fit(agent, ["a", "b"])
+    assert time.monotonic() - started < 30
+    assert all(rollout.finished for rollout in asyncio.run(stored(tmp_path / "run")))
+    rows = Rows()
+    ly.Trainer(algorithm=policy_gradient(rows), run_dir=tmp_path / "run").fit(agent, ["a", "b"], resume=True)
+    assert rows.train[0]["optimizer_steps"] == 1
+
+
+# ---- learning ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_learns_a_toy_problem_whose_best_answer_is_known() -> None:
+    """The reward is 1 for "4" and 0 for all else: the best policy always says 4, the given one does so in one game of four."""
+
+    @ly.llm_rollout
+    async def agent(task: int, llm: ly.LLM) -> float:
+        answer = await ask(llm, **llm.sampling_parameters)
+        return float((answer.choices[0].message.content or "").strip() == "4")
+
+    rows = Rows()
+    algorithm = policy_gradient(
+        rows,
+        n_steps=8,
+        tasks_per_step=2,
+        rollouts_per_task=32,
+        minibatch_size=16,
+        epochs=2,
+        optim=ly.OptimParams(learning_rate=2e-3),
+        warmup_steps=1,
+        seed=3,
+    )
+    ly.Trainer(algorithm=algorithm, store="memory", concurrency=64).fit(agent, [0])
+    assert rows.train[0]["reward"] < 0.5
+    assert sum(row["reward"] for row in rows.train[-3:]) / 3 > 0.9
+
+
+async def test_validation_measures_without_training() -> None:
+    rows = Rows()
+    algorithm = policy_gradient(rows, n_steps=2, val_every_n_steps=1, validate_first=True)
+    async with InMemoryLightningStore() as store:
+        await ly.Trainer(algorithm=algorithm, store=store).afit(agent_of(raises), ["good"], val_dataset=["good"] * 5)
+        rollouts = await store.query_rollouts(mode_in=["val"])
+        assert {failure_reason(rollout) for rollout in rollouts if rollout.status != "succeeded"} == set()
+    assert [row["rollouts"] for row in rows.val] == [5, 5, 5]
+    assert algorithm.rollouts_per_task == 3

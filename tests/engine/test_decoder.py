@@ -1,0 +1,254 @@
+"""Sampling: distribution, seeds, the reuse of finished rows, and new weights in the middle of a response."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+from itertools import groupby
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leyden.engine import EmbeddedBackend, OptimParams, PolicyLoss, Sample, SamplingParams
+from leyden.engine.sampling import draw
+from leyden.engine.slots import SlotTable
+from leyden.errors import ConfigError, EngineError
+from leyden.types import TrainingSequence
+from tests.engine import tiny
+from tests.engine.waiting import until_sampling
+
+torch.set_num_threads(1)
+
+
+def table(model: Any, tokens: list[int]) -> torch.Tensor:
+    """Log-probabilities (T, V) of a plain forward pass."""
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([tokens])).logits[0].log_softmax(-1)
+
+
+def check_logprobs(model: Any, prompt: list[int], sample: Sample) -> None:
+    wanted = table(model, prompt + sample.token_ids)
+    for index, (token, logprob) in enumerate(zip(sample.token_ids, sample.logprobs, strict=True)):
+        assert logprob == pytest.approx(float(wanted[len(prompt) + index - 1, token]), abs=1e-5)
+
+
+async def one(backend: EmbeddedBackend, prompt: list[int], **params: Any) -> Sample:
+    (sample,) = await backend.sample([prompt], SamplingParams(**params))
+    return sample
+
+
+async def step(backend: EmbeddedBackend, learning_rate: float = 1e-2) -> None:
+    data = TrainingSequence([1, 2, 3, 4], [0, -5.0, -5.0, -5.0], [1.0] * 4, [0, 1.0, 1.0, 1.0])
+    await backend.forward_backward([data], PolicyLoss())
+    await backend.optim_step(OptimParams(learning_rate=learning_rate))
+
+
+async def test_logprobs_are_those_of_a_forward_pass_however_requests_overlap():
+    model, rng = tiny.model(), random.Random(0)
+    async with EmbeddedBackend(model, max_batch_rows=8) as backend:
+        prompts = [[rng.randrange(260) for _ in range(rng.randrange(1, 60))] for _ in range(40)]
+
+        async def late(prompt: list[int]) -> Sample:
+            await asyncio.sleep(rng.random() / 20)
+            return await one(backend, prompt, max_tokens=rng.randrange(1, 30))
+
+        for prompt, sample in zip(prompts, await asyncio.gather(*map(late, prompts)), strict=True):
+            check_logprobs(model, prompt, sample)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mamba", "qwen3"])
+async def test_any_architecture_is_sampled_and_trained_alike(kind: str):
+    options: dict[str, Any] = {"gpt2": {"n_positions": 128}, "mamba": {"state_size": 4}, "qwen3": {"head_dim": 32}}[
+        kind
+    ]
+    model = tiny.model(kind, **options)
+    async with EmbeddedBackend(model, max_length=100) as backend:
+        tokens = [1, 50, 51]
+        for _ in range(3):
+            sample = await one(backend, tokens, max_tokens=6)
+            check_logprobs(model, tokens, sample)
+            data = TrainingSequence(
+                tokens + sample.token_ids,
+                [0.0] * len(tokens) + sample.logprobs,
+                [1.0] * (len(tokens) + len(sample.token_ids)),
+                [0.0] * len(tokens) + [1.0] * len(sample.token_ids),
+            )
+            assert (await backend.forward_backward([data], PolicyLoss())).max_logprob_difference < 1e-5
+            await backend.optim_step(OptimParams(learning_rate=1e-3))
+            tokens = [*tokens, *sample.token_ids, 60, 61]
+
+
+async def test_a_conversation_continues_in_the_cache_of_its_last_turn():
+    model = tiny.model()
+    async with EmbeddedBackend(model) as backend:
+        tokens, expected = [1, 50, 51, 52], 0
+        for _ in range(4):
+            sample = await one(backend, tokens, max_tokens=5)
+            check_logprobs(model, tokens, sample)
+            assert (await backend.statistics()).extra["reused_prompt_tokens"] == expected
+            expected += len(tokens) + len(sample.token_ids) - 1  # the last sampled token was never run
+            tokens = [*tokens, *sample.token_ids, 60, 61, 62]
+
+
+async def test_a_step_drops_every_kept_row():
+    model = tiny.model()
+    async with EmbeddedBackend(model) as backend:
+        first = await one(backend, [1, 50, 51, 52], max_tokens=5)
+        await step(backend)
+        longer = [1, 50, 51, 52, *first.token_ids, 60]
+        check_logprobs(model, longer, await one(backend, longer, max_tokens=5))
+        assert (await backend.statistics()).extra["reused_prompt_tokens"] == 0
+
+
+async def test_each_token_has_the_version_and_the_weights_that_drew_it():
+    model, before = tiny.model(), tiny.model()
+    model.generation_config.eos_token_id = None  # it is not to end before the step
+    async with EmbeddedBackend(model) as backend:
+        prompt = [1, 50, 51]
+        sampling = asyncio.create_task(one(backend, prompt, max_tokens=400))
+        await until_sampling(backend, n_tokens=20)
+        await step(backend, learning_rate=1e-3)
+        sample = await sampling
+        assert [version for version, _ in groupby(sample.policy_versions)] == [0, 1]
+        tables = [table(m, prompt + sample.token_ids) for m in (before, model)]
+        for index, (token, logprob, version) in enumerate(
+            zip(sample.token_ids, sample.logprobs, sample.policy_versions, strict=True)
+        ):
+            assert logprob == pytest.approx(float(tables[version][len(prompt) + index - 1, token]), abs=1e-5)
+
+
+async def test_in_deterministic_mode_neither_order_nor_company_changes_an_answer():
+    prompts = [[1, 50 + i, 60] for i in range(6)]
+
+    async def answers(order: list[int], together: bool) -> dict[int, Sample]:
+        async with EmbeddedBackend(tiny.model(), deterministic=True) as backend:
+            ask = [one(backend, prompts[i], max_tokens=8, seed=i) for i in order]
+            samples = await asyncio.gather(*ask) if together else [await asked for asked in ask]
+        return dict(zip(order, samples, strict=True))
+
+    assert await answers([0, 1, 2, 3, 4, 5], True) == await answers([5, 3, 1, 0, 2, 4], False)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+async def test_a_deterministic_backend_demands_a_seed():
+    async with EmbeddedBackend(tiny.model(), deterministic=True) as backend:
+        with pytest.raises(ConfigError, match="seed"):
+            await one(backend, [1, 2])
+
+
+async def test_a_seed_gives_the_same_tokens_in_any_company():
+    async with EmbeddedBackend(tiny.model()) as backend:
+        alone = await one(backend, [1, 2, 3], max_tokens=10, seed=5)
+        crowd = [one(backend, [1, 9, i], max_tokens=10) for i in range(20)]
+        among, *_ = await asyncio.gather(one(backend, [1, 2, 3], max_tokens=10, seed=5), *crowd)
+        assert among.token_ids == alone.token_ids
+
+
+async def test_stopping_fails_the_requests_under_way():
+    model = tiny.model()
+    model.generation_config.eos_token_id = None
+    backend = EmbeddedBackend(model)
+    await backend.start()
+    sampling = asyncio.create_task(one(backend, [1, 2], max_tokens=500))
+    await until_sampling(backend)
+    await backend.stop()
+    with pytest.raises(EngineError, match="stopped"):
+        await sampling
+
+
+async def test_more_requests_than_rows_wait_their_turn():
+    model = tiny.model()
+    async with EmbeddedBackend(model, max_batch_rows=2) as backend:
+        samples = await backend.sample([[1, i] for i in range(50)], SamplingParams(max_tokens=3))
+        for i, sample in enumerate(samples):
+            check_logprobs(model, [1, i], sample)
+
+
+async def test_weights_that_are_not_finite_fail_the_request_and_not_the_engine():
+    model = tiny.model()
+    async with EmbeddedBackend(model) as backend:
+        kept = model.model.norm.weight.detach().clone()
+        with torch.no_grad():
+            model.model.norm.weight.fill_(math.nan)
+        with pytest.raises(EngineError, match="not finite"):
+            await one(backend, [1, 2, 3])
+        with torch.no_grad():
+            model.model.norm.weight.copy_(kept)
+        check_logprobs(model, [1, 2, 3], await one(backend, [1, 2, 3]))
+
+
+def test_draws_follow_the_tempered_distribution():
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    n, rng = 20_000, random.Random(0)
+    for temperature in (0.5, 1.0, 2.0):
+        tokens, logprobs = draw(logits.expand(n, -1), [temperature] * n, [1.0] * n, [rng.random() for _ in range(n)])
+        wanted = (logits[0] / temperature).softmax(-1)
+        counts = Counter(tokens)
+        for token in range(4):
+            p = float(wanted[token])
+            assert abs(counts[token] / n - p) < 5 * math.sqrt(p * (1 - p) / n)
+        assert logprobs[0] == pytest.approx(math.log(float(wanted[tokens[0]])), abs=1e-5)
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it_and_reports_the_whole_distribution():
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    n, rng = 2000, random.Random(0)
+    tokens, logprobs = draw(logits.expand(n, -1), [1.0] * n, [0.7] * n, [rng.random() for _ in range(n)])
+    assert set(tokens) == {0, 1}
+    assert Counter(tokens)[0] / n == pytest.approx(0.5 / 0.8, abs=0.05)
+    assert logprobs[tokens.index(1)] == pytest.approx(math.log(0.3), abs=1e-5)
+
+
+def test_temperature_zero_takes_the_likeliest_token():
+    logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
+    tokens, logprobs = draw(logits, [0.0, 0.0, 0.0, 0.0, 1.0], [1.0] * 5, [0.99] * 5)
+    assert tokens[:4] == logits.argmax(-1).tolist()[:4]
+    assert logprobs[0] == pytest.approx(float(logits.log_softmax(-1)[0].max()), abs=1e-5)
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(0, 3), st.booleans()), max_size=40
+    )
+)
+def test_a_row_given_out_holds_exactly_the_prefix_that_it_promises(events: list[tuple[list[int], int, bool]]):
+    slots = SlotTable(4)
+    held: dict[int, list[int]] = {}
+    used: dict[int, list[int]] = {}
+    for prompt, pick, keep in events:
+        if pick == 3:
+            slots.forget()
+            held.clear()
+        place = slots.acquire(prompt)
+        if place is None:
+            assert len(used) == 4
+            row = sorted(used)[pick % 4]
+            tokens = used.pop(row)
+            slots.release(row, tokens if keep else ())
+            held[row] = tokens if keep else []
+            continue
+        row, cached = place
+        assert row not in used
+        assert cached < len(prompt)
+        if cached:
+            kept = held[row]
+            assert prompt[: len(kept)] == kept
+            assert cached == min(len(kept), len(prompt) - 1)
+        held.pop(row, None)
+        used[row] = prompt
+
+
+def test_the_longest_prefix_wins_and_the_oldest_row_is_evicted():
+    slots = SlotTable(3)
+    rows = [slots.acquire([9, index]) for index in range(3)]
+    assert all(row is not None for row in rows)
+    for row, tokens in zip(rows, ([1, 2], [1, 2, 3], [5, 6]), strict=True):
+        assert row is not None
+        slots.release(row[0], tokens)
+    assert slots.acquire([1, 2, 3, 4]) == (rows[1][0], 3)
+    assert slots.acquire([7]) == (rows[0][0], 0)

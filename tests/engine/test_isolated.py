@@ -1,0 +1,179 @@
+"""Life and death of the child process, and what importing the package costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from leyden.engine import EmbeddedBackend, IsolatedBackend, SamplingParams, policy_backend
+from leyden.errors import ConfigError, EngineError
+from tests.engine import tiny
+from tests.engine.waiting import until_sampling
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("model"))
+
+
+def child_of(pid: int) -> psutil.Process:
+    """The engine process that `pid` started."""
+    (child,) = [p for p in psutil.Process(pid).children() if "leyden.engine.serve" in p.cmdline()]
+    return child
+
+
+def gone(process: psutil.Process, seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+async def test_a_killed_child_is_reported_with_how_it_ended(folder: Path):
+    async with IsolatedBackend(folder) as backend:
+        child = child_of(os.getpid())
+        endless = asyncio.create_task(backend.sample([[1, i] for i in range(100)], SamplingParams(max_tokens=500)))
+        await until_sampling(backend)
+        child.send_signal(signal.SIGKILL)
+        with pytest.raises(EngineError, match=f"pid {child.pid}.*SIGKILL.*\n.*logits come from"):
+            await endless
+        with pytest.raises(EngineError, match="SIGKILL"):
+            await backend.statistics()
+
+
+async def test_stopping_is_quick_even_with_work_under_way(folder: Path):
+    backend = IsolatedBackend(folder)
+    await backend.start()
+    child = child_of(os.getpid())
+    endless = asyncio.create_task(backend.sample([[1, i] for i in range(100)], SamplingParams(max_tokens=500)))
+    await until_sampling(backend)
+    started = time.monotonic()
+    await backend.stop()
+    assert time.monotonic() - started < 2
+    with pytest.raises(EngineError, match="stopped during sample"):
+        await endless
+    assert gone(child)
+
+
+PARENT = """
+import asyncio, os, signal, sys
+from leyden.engine import IsolatedBackend
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background would hand down "ignore"
+async def main():
+    await IsolatedBackend(sys.argv[1]).start()
+    if sys.argv[2] == "fork" and os.fork() == 0:
+        import time
+        time.sleep(60)
+    print("up", flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def parent(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has started a backend, in a process group of its own, as a terminal would make one."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(folder), request.param],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        process_group=0,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    yield process
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("parent", ["alone", "fork"], indirect=True)
+def test_a_parent_that_is_killed_leaves_no_child(parent: subprocess.Popen[bytes]):
+    child = child_of(parent.pid)
+    parent.kill()
+    parent.wait()
+    assert gone(child)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("parent", ["alone"], indirect=True)
+def test_ctrl_c_does_not_reach_the_child_before_its_parent_ends(parent: subprocess.Popen[bytes]):
+    child = child_of(parent.pid)
+    os.kill(parent.pid, signal.SIGSTOP)
+    os.killpg(parent.pid, signal.SIGINT)
+    child.send_signal(signal.SIGINT)
+    assert not gone(child, seconds=0.5)
+    os.kill(parent.pid, signal.SIGCONT)
+    assert parent.wait(timeout=10) != 0
+    assert gone(child)
+
+
+async def test_a_child_that_cannot_start_says_why(tmp_path: Path):
+    backend = IsolatedBackend(tmp_path / "nothing")
+    with pytest.raises(EngineError, match="cannot load"):
+        await backend.start()
+    with pytest.raises(EngineError, match="not running"):
+        backend.endpoint()
+    await backend.stop()
+
+
+async def test_training_is_refused_without_the_control_key(folder: Path):
+    async with EmbeddedBackend(folder, control_key="right") as backend:
+        url = backend.endpoint().endpoint.replace("/v1", "/control/statistics")
+        async with aiohttp.ClientSession() as session:
+            for headers, status in (
+                ({}, 401),
+                ({"Authorization": "Bearer no"}, 401),
+                ({"Authorization": "Bearer right"}, 200),
+            ):
+                async with session.post(url, json={}, headers=headers) as answer:
+                    assert answer.status == status
+    async with EmbeddedBackend(folder) as backend:
+        url = backend.endpoint().endpoint.replace("/v1", "/control/statistics")
+        async with aiohttp.ClientSession() as session, session.post(url, json={}) as answer:
+            assert answer.status == 404
+
+
+def test_what_cannot_go_to_another_process_is_refused_at_once(folder: Path):
+    with pytest.raises(ConfigError, match="Qwen2ForCausalLM"):
+        IsolatedBackend(tiny.model())
+    with pytest.raises(ConfigError, match="tokenizer is a"):
+        IsolatedBackend(folder, tokenizer=tiny.tokenizer())
+    with pytest.raises(ConfigError, match="max_batch_rows"):
+        IsolatedBackend(folder, max_batch_rows=0)
+    with pytest.raises(TypeError, match="colour"):
+        IsolatedBackend(folder, colour="red")
+
+
+def test_one_function_makes_either(folder: Path):
+    assert isinstance(policy_backend(folder), EmbeddedBackend)
+    assert isinstance(policy_backend(folder, isolate=True), IsolatedBackend)
+
+
+def test_importing_the_package_loads_no_model_library_and_no_server():
+    code = "import leyden.engine, sys, json; print(json.dumps(sorted(sys.modules)))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
+    assert not {"torch", "transformers", "safetensors", "numpy", "uvicorn", "starlette", "aiohttp"} & set(
+        json.loads(output)
+    )

@@ -1,0 +1,224 @@
+"""The loss and its figures against formulas written out by hand; gradients do not depend on how data is cut up."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leyden.engine import OptimParams, PolicyLoss
+from leyden.engine.forward.cached import CachedForward
+from leyden.engine.forward.layout import LayoutForward
+from leyden.engine.learner import Learner, micro_batches
+from leyden.errors import ConfigError
+from leyden.types import TrainingSequence
+from tests.engine import tiny
+
+torch.set_num_threads(1)
+
+
+def learner(model: Any = None, *, way: Any = LayoutForward, max_tokens: int = 512) -> Learner:
+    model = tiny.model() if model is None else model
+    return Learner(model, way(model, max_rows=4, max_length=128), max_tokens_per_microbatch=max_tokens)
+
+
+def a_batch(seed: int, n: int = 6) -> list[TrainingSequence]:
+    """Sequences of several turns, with log-probabilities near what a random model says."""
+    rng = random.Random(seed)
+    batch: list[TrainingSequence] = []
+    for _ in range(n):
+        length = rng.randrange(3, 40)
+        weights = [0.0, *(rng.choice([0.0, 0.0, 0.1, 1.0]) for _ in range(length - 1))]
+        batch.append(
+            TrainingSequence(
+                token_ids=[rng.randrange(260) for _ in range(length)],
+                logprobs=[rng.uniform(-6.5, -4.5) for _ in range(length)],
+                advantages=[rng.gauss(0, 1) for _ in range(length)],
+                weights=weights,
+            )
+        )
+    batch[0].weights[-1] = 1.0
+    return batch
+
+
+def gradient(of: Learner) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in of.parameters.items() if p.grad is not None}
+
+
+def by_hand(model: Any, batch: list[TrainingSequence], loss: PolicyLoss) -> dict[str, float]:
+    """The formulas of `PolicyLoss` and `ForwardBackwardResult`, one token at a time in double precision."""
+    total = kl = entropy = clipped = largest = 0.0
+    n = 0
+    for sequence in batch:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([sequence.token_ids])).logits[0].double() / loss.temperature
+        table = logits.log_softmax(-1)
+        for t, weight in enumerate(sequence.weights):
+            if weight == 0:
+                continue
+            logp = float(table[t - 1, sequence.token_ids[t]])
+            ratio = math.exp(logp - sequence.logprobs[t])
+            bounded = min(max(ratio, 1 - loss.clip_low), 1 + loss.clip_high)
+            advantage = sequence.advantages[t]
+            total -= weight * min(ratio * advantage, bounded * advantage)
+            kl += ratio - 1 - math.log(ratio)
+            clipped += bounded != ratio
+            entropy -= float((table[t - 1].exp() * table[t - 1]).sum())
+            largest = max(largest, abs(logp - sequence.logprobs[t]))
+            n += 1
+    return {
+        "loss": total,
+        "kl": kl / n,
+        "clip_fraction": clipped / n,
+        "entropy": entropy / n,
+        "max_logprob_difference": largest,
+        "n_trained": n,
+    }
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    low=st.floats(0.05, 0.5),
+    high=st.floats(0.05, 0.9),
+    temperature=st.sampled_from([0.7, 1.0, 1.3]),
+)
+@settings(max_examples=20, deadline=None)
+def test_the_loss_and_its_figures_are_those_of_the_formulas(seed: int, low: float, high: float, temperature: float):
+    model, batch = tiny.model(), a_batch(seed)
+    loss = PolicyLoss(clip_low=low, clip_high=high, temperature=temperature)
+    result = learner(model).forward_backward(batch, loss)
+    wanted = by_hand(model, batch, loss)
+    for name, value in wanted.items():
+        assert getattr(result, name) == pytest.approx(value, rel=1e-3, abs=1e-4), name
+    assert result.n_sequences == len(batch)
+
+
+def test_the_gradient_is_that_of_the_formula():
+    model, batch, loss = tiny.model(), a_batch(3), PolicyLoss(clip_low=0.3, clip_high=0.6)
+    twin = copy.deepcopy(model)
+    total = torch.zeros(())
+    for s in batch:
+        logp = twin(input_ids=torch.tensor([s.token_ids])).logits[0].log_softmax(-1)
+        for t in range(1, len(s.token_ids)):
+            ratio = torch.exp(logp[t - 1, s.token_ids[t]] - s.logprobs[t])
+            bounded = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
+            total = total - s.weights[t] * torch.minimum(ratio * s.advantages[t], bounded * s.advantages[t])
+    total.backward()
+    ours = learner(model)
+    ours.forward_backward(batch, loss)
+    wanted = {name: p.grad for name, p in twin.named_parameters()}
+    for name, got in gradient(ours).items():
+        torch.testing.assert_close(got, wanted[name], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("way", [LayoutForward, CachedForward])
+@given(seed=st.integers(0, 10**6), max_tokens=st.integers(1, 300))
+@settings(max_examples=10, deadline=None)
+def test_micro_batches_change_no_gradient(way: Any, seed: int, max_tokens: int):
+    batch = a_batch(seed)
+    whole, cut = learner(way=way, max_tokens=10**6), learner(way=way, max_tokens=max_tokens)
+    first = whole.forward_backward(batch, PolicyLoss())
+    second = cut.forward_backward(batch, PolicyLoss())
+    assert first.loss == pytest.approx(second.loss, rel=1e-4, abs=1e-4)
+    assert first.n_tokens == second.n_tokens
+    wanted = gradient(whole)
+    for name, got in gradient(cut).items():
+        torch.testing.assert_close(got, wanted[name], atol=1e-4, rtol=1e-3)
+
+
+def test_a_merged_conversation_has_the_gradient_of_its_separate_calls():
+    first, second = [5, 6, 7, 8], [9, 10, 11]
+    merged = TrainingSequence(first + second, [-5.0] * 7, [0.5] * 7, [0, 0, 1.0, 1.0, 0, 1.0, 1.0])
+    calls = [
+        TrainingSequence(first, [-5.0] * 4, [0.5] * 4, [0, 0, 1.0, 1.0]),
+        TrainingSequence(first + second, [-5.0] * 7, [0.5] * 7, [0, 0, 0, 0, 0, 1.0, 1.0]),
+    ]
+    one, two = learner(), learner()
+    together = one.forward_backward([merged], PolicyLoss())
+    apart = two.forward_backward(calls, PolicyLoss())
+    assert together.loss == pytest.approx(apart.loss, rel=1e-5)
+    assert together.n_tokens < apart.n_tokens
+    wanted = gradient(two)
+    for name, got in gradient(one).items():
+        torch.testing.assert_close(got, wanted[name], atol=1e-5, rtol=1e-4)
+
+
+def test_sequences_without_weight_and_tokens_after_the_last_weight_are_not_run():
+    batch = a_batch(1)
+    padded = [
+        replace(
+            s,
+            token_ids=[*s.token_ids, 7, 7],
+            logprobs=[*s.logprobs, 0.0, 0.0],
+            advantages=[*s.advantages, 9.0, 9.0],
+            weights=[*s.weights, 0.0, 0.0],
+        )
+        for s in batch
+    ]
+    idle = replace(batch[0], weights=[0.0] * len(batch[0].weights))
+    one, two = learner(), learner()
+    plain, more = one.forward_backward(batch, PolicyLoss()), two.forward_backward([*padded, idle], PolicyLoss())
+    assert more.n_tokens == plain.n_tokens
+    assert more.n_sequences == plain.n_sequences + 1
+    assert all(torch.equal(got, gradient(one)[name]) for name, got in gradient(two).items())
+
+
+def test_micro_batches_keep_their_token_budget_and_every_sequence():
+    batch = [s for s in a_batch(5, n=40) if any(s.weights)]
+    seen = 0
+    from leyden.engine.learner import _Trained  # the unit that micro_batches takes
+
+    for part in micro_batches([_Trained.of(s) for s in batch], 64):
+        width = max(len(s.inputs) for s in part)
+        assert len(part) == 1 or len(part) * width <= 64
+        seen += len(part)
+    assert seen == len(batch)
+
+
+def test_the_gradient_is_clipped_to_its_norm():
+    ours = learner()
+    ours.forward_backward(a_batch(2), PolicyLoss())
+    before = math.sqrt(sum(float(g.pow(2).sum()) for g in gradient(ours).values()))
+    assert ours.clip(OptimParams(max_grad_norm=0.01)) == pytest.approx(before, rel=1e-4)
+    after = math.sqrt(sum(float(g.pow(2).sum()) for g in gradient(ours).values()))
+    assert after == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_step_is_that_of_torch_adamw():
+    model, batch = tiny.model(), a_batch(4)
+    ours = learner(model)
+    ours.forward_backward(batch, PolicyLoss())
+    params = OptimParams(learning_rate=3e-3, betas=(0.8, 0.95), weight_decay=0.1, max_grad_norm=1e9)
+    twin = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    for name, grad in gradient(ours).items():
+        twin[name].grad = grad
+    torch.optim.AdamW(twin.values(), lr=3e-3, betas=(0.8, 0.95), weight_decay=0.1).step()
+    ours.clip(params)
+    ours.apply(params)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), twin[name].detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_half_precision_weights_are_stepped_in_single_precision():
+    model = tiny.model().to(torch.bfloat16)
+    ours = learner(model)
+    ours.forward_backward(a_batch(4), PolicyLoss())
+    small = OptimParams(learning_rate=1e-5)
+    ours.clip(small)
+    masters = {name: m.detach().clone() for name, m in ours.masters.items()}
+    ours.apply(small)
+    assert all(not torch.equal(m, masters[name]) for name, m in ours.masters.items())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, ours.masters[name].to(torch.bfloat16))
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    with pytest.raises(ConfigError, match="requires_grad"):
+        learner(tiny.model().requires_grad_(False))

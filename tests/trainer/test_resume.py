@@ -1,0 +1,102 @@
+"""A run that is killed continues from its last finished step: nothing lost, nothing done twice, the same weights in the end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("openai")
+
+N_STEPS = 4
+ROLLOUTS = 12
+CHILD = Path(__file__).with_name("resume_child.py")
+ROOT = Path(__file__).parents[2]
+
+
+def start(directory: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    command = [sys.executable, str(CHILD), str(directory), str(N_STEPS), *arguments]
+    return subprocess.Popen(
+        command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output.decode()
+
+
+def weights(directory: Path) -> bytes:
+    return (directory / "model" / "model.safetensors").read_bytes()
+
+
+def rows(directory: Path) -> list[dict[str, str]]:
+    with (directory / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def attempts(directory: Path) -> Counter[int]:
+    """Successful attempts by rollout."""
+    with sqlite3.connect(directory / "store.sqlite") as database:
+        found = database.execute("SELECT rollout FROM attempts WHERE status = 'succeeded'").fetchall()
+    return Counter(rollout for (rollout,) in found)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("uninterrupted") / "run"
+    prepare(directory)
+    finish(start(directory, "resume"))
+    return directory
+
+
+def prepare(directory: Path) -> None:
+    """A run of the same name in every directory: rollout ids, and so the samples, are derived from it."""
+    from leyden.trainer.run_directory import open_run
+
+    open_run(directory, resume=False)
+    manifest = directory / "run.json"
+    text = manifest.read_text()
+    manifest.write_text(json.dumps(json.loads(text) | {"run_id": "feedfacecafe"}))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.faults), pytest.param(2, marks=pytest.mark.faults)]
+)
+def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path: Path, seed: int) -> None:
+    directory, chance = tmp_path / "run", random.Random(seed)
+    prepare(directory)
+    kills = 0
+    while True:
+        process = start(directory, "resume")
+        wanted = min(kills + 1, N_STEPS - 1)  # each life gets a step further, and is killed somewhere in the next one
+        while process.poll() is None and not (directory / "checkpoints" / f"step-{wanted:06d}").exists():
+            time.sleep(0.02)
+        if process.poll() is not None or kills == 2:
+            break
+        time.sleep(chance.uniform(0.0, 1.0))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    finish(process)
+    assert kills == 2
+    assert weights(directory) == weights(uninterrupted)
+    timeless = [name for name in rows(directory)[0] if "second" not in name]
+    assert [[row[name] for name in timeless] for row in rows(directory)] == [
+        [row[name] for name in timeless] for row in rows(uninterrupted)
+    ]
+    assert len(attempts(directory)) == N_STEPS * ROLLOUTS
+    assert set(attempts(directory).values()) == {1}, "a rollout was done twice"

@@ -1,0 +1,212 @@
+"""The trainer: specs in, a run out, and every wrong thing said before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leyden as ly
+from leyden.algorithm import Algorithm
+from leyden.errors import ConfigError, MissingResource
+from leyden.store import InMemoryLightningStore, SqliteLightningStore
+
+
+@ly.rollout
+async def double(task: int) -> float:
+    return 2.0 * task
+
+
+@ly.prompt_rollout
+async def greet(task: str, prompt_template: ly.PromptTemplate) -> float:
+    return float(len(prompt_template.format(name=task)))
+
+
+async def rewards(store: ly.LightningStore) -> list[float | None]:
+    rollouts = await store.query_rollouts()
+    spans = await store.query_spans_of([rollout.rollout_id for rollout in rollouts])
+    return [ly.find_final_reward(spans[rollout.rollout_id]) for rollout in rollouts]
+
+
+def test_fit_keeps_the_run_in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    summary = ly.Trainer(algorithm="baseline", n_runners=3).fit(double, [1, 2, 3])
+    (directory,) = (tmp_path / ".leyden").iterdir()
+    assert summary.run_dir is not None
+    assert summary.run_dir.resolve() == directory.resolve()
+    assert json.loads((directory / "run.json").read_text())["format"] == 1
+
+    async def read() -> list[float | None]:
+        async with SqliteLightningStore(directory / "store.sqlite") as store:
+            return await rewards(store)
+
+    assert asyncio.run(read()) == [2.0, 4.0, 6.0]
+
+
+async def test_afit_runs_on_the_callers_loop_and_fit_under_a_running_one() -> None:
+    async with InMemoryLightningStore() as store:
+        await ly.Trainer(algorithm="baseline", store=store).afit(double, [1])
+        ly.Trainer(algorithm="baseline", store=store).fit(double, [2])  # what a notebook does
+        assert await rewards(store) == [2.0, 4.0]
+
+
+async def test_a_store_of_the_users_stays_open_and_our_own_is_closed() -> None:
+    async with InMemoryLightningStore() as store:
+        await ly.Trainer(algorithm="baseline", store=store).afit(double, [1])
+        assert (await store.statistics())["total_rollouts"] == 1
+
+
+def test_an_agent_method_and_every_registered_spec_work_together() -> None:
+    trainer = ly.Trainer(
+        algorithm={"type": "baseline", "n_epochs": 2},
+        tracer="dummy",
+        adapter="trajectory",
+        store="memory",
+        runner={"type": "litagent", "concurrency": 2},
+        strategy={"type": "shm", "n_runners": 2},
+    )
+    assert trainer.n_runners == 2
+    assert trainer.fit(double, [1, 2], val_dataset=[3]).rollouts["succeeded"] == 6
+
+
+def test_a_free_function_and_a_sync_function_are_algorithms() -> None:
+    seen: list[Any] = []
+
+    @ly.algo
+    def ask(*, store: ly.LightningStore, train_dataset: list[int], val_dataset: list[int] | None = None) -> None:
+        async def work() -> None:
+            rollouts = [await store.enqueue_rollout(task) for task in train_dataset]
+            seen.extend(await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in rollouts]))
+
+        asyncio.run(work())
+
+    ly.Trainer(algorithm=ask, store="memory").fit(double, [1, 2])
+    assert [rollout.status for rollout in seen] == ["succeeded", "succeeded"]
+
+
+def test_what_an_algorithm_raises_is_raised_and_nothing_is_left_running() -> None:
+    @ly.algo
+    async def broken(*, train_dataset: list[int]) -> None:
+        raise ZeroDivisionError("in the algorithm")
+
+    with pytest.raises(ZeroDivisionError, match="in the algorithm"):
+        ly.Trainer(algorithm=broken, store="memory").fit(double, [1])
+
+
+def test_without_an_algorithm_runners_work_on_what_is_there_until_stopped() -> None:
+    async def work() -> list[float | None]:
+        async with InMemoryLightningStore() as store:
+            fit = asyncio.create_task(ly.Trainer(store=store).afit(double))
+            rollout = await store.enqueue_rollout(21)
+            await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=20)
+            fit.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await fit
+            return await rewards(store)
+
+    assert asyncio.run(work()) == [42.0]
+
+
+def test_dev_takes_only_a_fast_algorithm() -> None:
+    @ly.algo
+    async def slow(*, store: Any) -> None: ...
+
+    with pytest.raises(TypeError, match="use fit\\(\\) to train"):
+        ly.Trainer(algorithm=slow).dev(double, [1])
+
+
+def test_a_missing_resource_is_an_error_before_anything_starts(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with pytest.raises(MissingResource, match="PromptTemplate"):
+        ly.Trainer(algorithm="baseline", run_dir=directory).fit(greet, ["Ada"])
+    assert not directory.exists()
+
+
+def test_a_policy_gradient_agent_that_wants_a_prompt_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    backend = ly.IsolatedBackend(tmp_path / "no such model")
+    with pytest.raises(MissingResource, match="PromptTemplate"):
+        ly.Trainer(algorithm=ly.PolicyGradient(backend), run_dir=tmp_path / "run").fit(greet, ["Ada"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "smh"}, "did you mean 'shm'?"),
+        ({"algorithm": "baselin"}, "did you mean 'baseline'?"),
+        ({"n_runners": 0}, "n_runners is 0"),
+        ({"concurrency": 0}, "concurrency is 0"),
+        ({"strategy": {"type": "shm", "n_runners": 2}, "n_runners": 3}, "n_runners=3"),
+        ({"store": "mysql"}, "'mysql' is not known"),
+    ],
+)
+def test_a_wrong_option_says_what_was_given_and_what_is_possible(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ly.Trainer(**options).dev(double, [1])
+    assert message in str(refused.value)
+
+
+def test_a_plain_function_is_refused_with_the_decorators_named() -> None:
+    with pytest.raises(ConfigError, match="@rollout"):
+        ly.Trainer().dev(lambda task: 1.0, [1])  # type: ignore[arg-type]
+
+
+def test_a_run_directory_is_not_used_twice_unless_resumed(tmp_path: Path) -> None:
+    trainer = ly.Trainer(algorithm="baseline", run_dir=tmp_path / "run")
+    trainer.fit(double, [1])
+    with pytest.raises(ConfigError, match="resume=True"):
+        trainer.fit(double, [1])
+    assert trainer.fit(double, [2], resume=True).rollouts["succeeded"] == 2
+    with pytest.raises(ConfigError, match="holds no run"):
+        ly.Trainer(algorithm="baseline", run_dir=tmp_path / "other").fit(double, [1], resume=True)
+
+
+INTERRUPTED = """
+import asyncio, sys
+import leyden as ly
+
+@ly.rollout
+async def waits(task):
+    print("started", flush=True)
+    await asyncio.sleep(3600)
+
+ly.Trainer(algorithm="baseline", run_dir=sys.argv[1]).fit(waits, [1, 2, 3])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_soon_keeps_everything_and_says_how_to_resume(tmp_path: Path, number: int) -> None:
+    directory = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(directory)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    asked = time.monotonic()
+    os.kill(process.pid, number)
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - asked < 5
+    assert "resume=True" in errors, errors
+    assert str(directory) in errors
+
+    async def statuses() -> set[str]:
+        async with SqliteLightningStore(directory / "store.sqlite") as store:
+            return {rollout.status for rollout in await store.query_rollouts()}
+
+    assert asyncio.run(statuses()) == {"requeuing"}
+
+
+def test_algorithms_that_are_given_nothing_say_what_is_missing() -> None:
+    class Bare(Algorithm):
+        def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None: ...
+
+    for name in ("store", "adapter", "run", "trainer"):
+        with pytest.raises(ConfigError, match=f"set_{name}"):
+            getattr(Bare(), f"get_{name}")()

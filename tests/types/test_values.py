@@ -1,0 +1,138 @@
+"""Rewards, ids, resources and rollouts as values."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from leyden.errors import ConfigError
+from leyden.types import (
+    LLM,
+    UNSET,
+    Attempt,
+    AttemptedRollout,
+    NamedResources,
+    PaginatedResult,
+    PromptTemplate,
+    ProxyLLM,
+    RolloutConfig,
+    Span,
+    find_final_reward,
+    find_reward_spans,
+    get_reward_value,
+    get_rewards_from_span,
+    is_reward_span,
+    reward_attributes,
+)
+from leyden.utils import ids
+
+
+def span(**attributes: object) -> Span:
+    return Span.model_validate(
+        {
+            "rollout_id": "r",
+            "attempt_id": "a",
+            "sequence_id": 1,
+            "trace_id": "t",
+            "span_id": "s",
+            "name": "n",
+            "attributes": attributes,
+        }
+    )
+
+
+@given(st.dictionaries(st.text(min_size=1), st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_rewards_written_in_a_span_are_read_from_it_in_order(rewards: dict[str, float]) -> None:
+    found = span(**reward_attributes(rewards))
+    assert list(get_rewards_from_span(found).items()) == list(rewards.items())
+    assert get_reward_value(found) == next(iter(rewards.values()))
+    assert is_reward_span(found)
+
+
+@pytest.mark.parametrize("bad", [{}, {"r": float("nan")}, {"r": float("inf")}])
+def test_a_reward_that_is_no_number_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="reward"):
+        reward_attributes(bad)
+
+
+def test_the_final_reward_is_the_last_one() -> None:
+    spans = [span(**reward_attributes({"a": 1.0})), span(), span(**reward_attributes({"a": 0.0})), span()]
+    assert find_final_reward(spans) == 0.0
+    assert find_reward_spans(spans) == [spans[0], spans[2]]
+    assert find_final_reward([span()]) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "form"),
+    [
+        (ids.rollout_id, "ro-[0-9a-f]{12}"),
+        (ids.attempt_id, "at-[0-9a-f]{8}"),
+        (ids.resources_id, "rs-[0-9a-f]{12}"),
+        (ids.trace_id, "[0-9a-f]{32}"),
+        (ids.span_id, "[0-9a-f]{16}"),
+    ],
+)
+def test_ids_have_the_shape_of_their_kind_and_do_not_repeat(make: object, form: str) -> None:
+    made = [make() for _ in range(200)]  # type: ignore[operator]
+    assert all(re.fullmatch(form, name) for name in made)
+    assert len(set(made)) == 200
+
+
+@given(st.lists(st.text() | st.integers(), max_size=4), st.lists(st.text() | st.integers(), max_size=4))
+def test_derived_ids_are_equal_for_equal_parts(a: list[str | int], b: list[str | int]) -> None:
+    assert ids.derived_id("ro", *a) == ids.derived_id("ro", *a)
+    same = "\x1f".join(map(str, a)) == "\x1f".join(map(str, b))
+    assert (ids.derived_id("ro", *a) == ids.derived_id("ro", *b)) == same
+
+
+def test_resources_are_read_back_as_their_kind() -> None:
+    adapter = TypeAdapter(NamedResources)
+    resources = {
+        "a": LLM(endpoint="e", model="m"),
+        "b": ProxyLLM(endpoint="e", model="m"),
+        "c": PromptTemplate(template="t"),
+    }
+    read = adapter.validate_json(adapter.dump_json(resources))
+    assert read == resources
+    assert [type(value) for value in read.values()] == [LLM, ProxyLLM, PromptTemplate]
+
+
+def test_a_proxys_url_carries_the_ids_and_needs_them() -> None:
+    proxy = ProxyLLM(endpoint="http://x:1/v1/", model="m")
+    assert proxy.get_base_url("r", "a") == "http://x:1/rollout/r/attempt/a/v1"
+    assert type(proxy.with_attempted_rollout("r", "a")) is LLM
+    with pytest.raises(ConfigError, match="attempt_id"):
+        proxy.get_base_url("r")
+
+
+def test_a_template_says_which_value_is_missing() -> None:
+    assert PromptTemplate(template="{a} {{b}}").format(a=1) == "1 {b}"
+    with pytest.raises(ConfigError, match="'a'"):
+        PromptTemplate(template="{a}").format(b=1)
+    with pytest.raises(ConfigError, match="jinja"):
+        PromptTemplate(template="x", engine="jinja").format()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"max_attempts": 0}, {"timeout_seconds": 0}, {"unresponsive_seconds": -1}, {"retries": 2}]
+)
+def test_a_config_that_cannot_be_is_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        RolloutConfig.model_validate(bad)
+
+
+def test_a_rollout_is_not_given_anothers_attempt() -> None:
+    attempt = Attempt(rollout_id="other", attempt_id="a", sequence_id=1, start_time=0.0)
+    with pytest.raises(ValidationError, match="other"):
+        AttemptedRollout(rollout_id="mine", input=None, start_time=0.0, attempt=attempt)
+
+
+def test_a_page_is_a_sequence_and_unset_is_false() -> None:
+    page = PaginatedResult([1, 2, 3], limit=3, offset=0, total=9)
+    assert (list(page), page[1], list(page[1:]), len(page)) == ([1, 2, 3], 2, [2, 3], 3)
+    assert not UNSET
+    assert repr(UNSET) == "UNSET"
