@@ -13,18 +13,26 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 PEER = "bench-agentlightning"
 PEER_NAME = "agentlightning 0.3.0, in memory"
 
-ROLLOUTS = 1000
 PAIRS = 5
+SLICES = 10
+SLICE = 64
+"""Rollouts of one side before it is the other's turn."""
 KEPT = 10_000
 """Finished rollouts whose memory is measured."""
 KEPT_BY_PEER = 2_000
 """The same for the peer, whose memory grows in proportion; its figure is scaled."""
+
+Answer = dict[str, float]
+Ask = Callable[[int], Answer]
 
 LEYDEN = """
 import os
@@ -88,31 +96,30 @@ def resident_mb():
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * 4096 / 1e6
 
-async def measure(mode, rollouts, tasks, directory):
+async def serve(mode, tasks, directory):
     store = make_store(directory)
     bulk = mode != "single"
-    for _ in range(20):
-        await one_rollout(store, bulk)
-    gc.collect()
-    before, cpu, began = resident_mb(), time.process_time(), time.perf_counter()
-    if tasks == 1:
-        taken = [await one_rollout(store, bulk) for _ in range(rollouts)]
-        seconds, cpu_s = (sum(column) for column in zip(*taken))
-    else:
-        async def work():
-            for _ in range(rollouts // tasks):
-                await one_rollout(store, bulk)
+    for line in sys.stdin:
+        gc.collect()
+        cpu, began, before = time.process_time(), time.perf_counter(), resident_mb()
+        if tasks == 1:
+            taken = [await one_rollout(store, bulk) for _ in range(int(line))]
+            seconds, cpu_s = (sum(column) for column in zip(*taken))
+        else:
+            async def work():
+                for _ in range(int(line) // tasks):
+                    await one_rollout(store, bulk)
 
-        await asyncio.gather(*(work() for _ in range(tasks)))
-        seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
-    gc.collect()
-    kept, resident = resident_mb() - before, resident_mb()
+            await asyncio.gather(*(work() for _ in range(tasks)))
+            seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+        gc.collect()
+        resident = resident_mb()
+        answer = {"seconds": seconds, "cpu_s": cpu_s, "kept_mb": resident - before, "resident_mb": resident}
+        print(json.dumps(answer), flush=True)
     if hasattr(store, "close"):
         await store.close()
-    return {"rate": rollouts / seconds, "cpu_s": cpu_s, "kept_mb": kept, "resident_mb": resident}
 
-mode, rollouts, tasks, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] or None
-print(json.dumps(asyncio.run(measure(mode, rollouts, tasks, directory))))
+asyncio.run(serve(sys.argv[1], int(sys.argv[2]), sys.argv[3] or None))
 """
 
 RATES = {
@@ -131,21 +138,29 @@ def main(peer_python: str | None) -> list[dict[str, Any]]:
 
 
 def rate_row(name: str, mode: str, tasks: int, in_file: bool, peer_python: str | None) -> dict[str, Any]:
-    """Leyden and its peer in turn."""
-    ours: list[dict[str, float]] = []
-    theirs: list[dict[str, float]] = []
-    for _ in range(PAIRS):
-        ours.append(run_leyden(mode, ROLLOUTS, tasks, in_file=in_file))
-        if peer_python is not None:
-            theirs.append(run(peer_python, AGENT_LIGHTNING, mode, ROLLOUTS // 2, tasks))
-    ratios = [a["rate"] / b["rate"] for a, b in zip(ours, theirs, strict=False)]
+    """Leyden and its peer in turn, slice by slice, so that both meet the same weather."""
+    pairs: list[tuple[Run, Run]] = []
+    with ExitStack() as stack:
+        ours = stack.enter_context(leyden(mode, tasks, in_file=in_file))
+        theirs = stack.enter_context(side(peer_python, AGENT_LIGHTNING, mode, tasks)) if peer_python else None
+        for ask in filter(None, (ours, theirs)):
+            ask(SLICE)
+        for _ in range(PAIRS):
+            pair = Run(), Run()
+            for _ in range(SLICES):
+                pair[0].add(ours(SLICE))
+                if theirs is not None:
+                    pair[1].add(theirs(SLICE))
+            pairs.append(pair)
+    rates = [SLICE * SLICES / run.seconds for run, _ in pairs]
+    peers = [SLICE * SLICES / run.seconds for _, run in pairs if run.seconds]
     return row(
         name,
         "rollouts/s",
-        statistics.median(run["rate"] for run in ours),
-        statistics.median(run["rate"] for run in theirs) if theirs else None,
-        ratios or [run["rate"] for run in ours],
-        statistics.median(run["cpu_s"] for run in ours),
+        statistics.median(rates),
+        statistics.median(peers) if peers else None,
+        [a / b for a, b in zip(rates, peers, strict=True)] if peers else rates,
+        statistics.median(run.cpu_s for run, _ in pairs),
     )
 
 
@@ -153,14 +168,17 @@ def memory_rows(peer_python: str | None) -> list[dict[str, Any]]:
     """Megabytes for 10,000 finished rollouts: what memory keeps of them, and a process that has them in a file."""
     peer = None
     if peer_python is not None:
-        kept = run(peer_python, AGENT_LIGHTNING, "bulk", KEPT_BY_PEER, 1)["kept_mb"]
-        peer = kept * KEPT / KEPT_BY_PEER
+        with side(peer_python, AGENT_LIGHTNING, "bulk", 1) as ask:
+            ask(SLICE)
+            peer = ask(KEPT_BY_PEER)["kept_mb"] * KEPT / KEPT_BY_PEER
     rows: list[dict[str, Any]] = []
     for name, in_file, figure in (
         ("memory kept by 10,000 rollouts, store in memory", False, "kept_mb"),
         ("whole process with 10,000 rollouts, store in a file", True, "resident_mb"),
     ):
-        ours = run_leyden("bulk", KEPT, 1, in_file=in_file)
+        with leyden("bulk", 1, in_file=in_file) as ask:
+            ask(SLICE)
+            ours = ask(KEPT)
         spread = [ours[figure]] if peer is None else [peer / ours[figure]]
         rows.append(row(name, "MB", ours[figure], peer, spread, ours["cpu_s"]))
     return rows
@@ -182,27 +200,61 @@ def row(name: str, unit: str, leyden: float, peer: float | None, spread: list[fl
     }
 
 
-def run_leyden(mode: str, rollouts: int, tasks: int, *, in_file: bool) -> dict[str, float]:
-    """One run of this side."""
-    with tempfile.TemporaryDirectory() as directory:
-        return run(sys.executable, LEYDEN, mode, rollouts, tasks, directory if in_file else "")
+@dataclass
+class Run:
+    """The slices of one run of one side."""
+
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+    def add(self, answer: Answer) -> None:
+        """One more slice."""
+        self.seconds += answer["seconds"]
+        self.cpu_s += answer["cpu_s"]
 
 
-def run(python: str, side: str, mode: str, rollouts: int, tasks: int, directory: str = "") -> dict[str, float]:
-    """One run of either side, in an interpreter of its own."""
+@contextmanager
+def leyden(mode: str, tasks: int, *, in_file: bool) -> Iterator[Ask]:
+    """This side."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        side(sys.executable, LEYDEN, mode, tasks, directory if in_file else "") as ask,
+    ):
+        yield ask
+
+
+@contextmanager
+def side(python: str, head: str, mode: str, tasks: int, directory: str = "") -> Iterator[Ask]:
+    """Either side in an interpreter of its own, asked to do so many rollouts at a time."""
     root = Path(__file__).resolve().parent.parent
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(
-        [python, "-W", "ignore", "-c", side + WORKLOAD, mode, str(rollouts), str(tasks), directory],
-        capture_output=True,
+    program = subprocess.Popen(
+        [python, "-W", "ignore", "-c", head + WORKLOAD, mode, str(tasks), directory],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
         cwd=root,
         env=environ | {"PYTHONPATH": str(root)},
     )
-    if done.returncode:
-        raise RuntimeError(f"{python} {mode} exits {done.returncode}\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    assert program.stdin is not None
+    assert program.stdout is not None
+    stdin, stdout = program.stdin, program.stdout
+
+    def ask(rollouts: int) -> Answer:
+        stdin.write(f"{rollouts}\n")
+        stdin.flush()
+        while (line := stdout.readline()) and not line.startswith("{"):
+            pass
+        if not line:
+            raise RuntimeError(f"{python} {mode} exits {program.wait()}")
+        return json.loads(line)
+
+    with program:
+        try:
+            yield ask
+        except BaseException:
+            program.kill()
+            raise
 
 
 if __name__ == "__main__":
