@@ -122,9 +122,10 @@ SELECT r.seq, r.status, r.attempts, a.sequence_id, a.status, a.last_span, a.work
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.attempt_id = :attempt_id
 WHERE r.rollout_id = :rollout_id
 
--- name: select_span_counters
--- The attempts of one rollout, each with the highest span number drawn: about how many spans it has.
-SELECT sequence_id, attempt_id, last_span FROM attempts WHERE rollout = :seq
+-- name: get_span_counters
+-- A rollout with each of its attempts (NULLs where there is none) and the highest span number drawn: about how many it has.
+SELECT r.seq, r.attempts, a.sequence_id, a.attempt_id, a.last_span
+FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq WHERE r.rollout_id = :rollout_id
 
 -- name: insert_span
 -- A span, unless the attempt has it already; values in the order of `rows.span_values`.

@@ -78,18 +78,21 @@ def query_spans(
     filters.contains("s.parent_id", parent_id_contains)
     filters.equal("s.name", name)
     filters.contains("s.name", name_contains)
-    seq, attempts, _ = rollout_key(tx, rollout_id)
-    counters = tx.all("select_span_counters", seq=seq)
+    counters = tx.all("get_span_counters", rollout_id=rollout_id)
+    if not counters:
+        raise unknown_rollout(tx, rollout_id)
+    seq, latest = counters[0][:2]
     always, parameters = ["s.rollout = :seq"], filters.parameters | {"seq": seq}
     if attempt_id is not None:
-        counters = [row for row in counters if (row[0] == attempts if attempt_id == "latest" else row[1] == attempt_id)]
+        column, wanted = (2, latest) if attempt_id == "latest" else (3, attempt_id)
+        counters = [row for row in counters if row[2] is not None and row[column] == wanted]
         if not counters:
             raise unknown_attempt(tx, rollout_id, attempt_id)
         always.append("s.attempt = :attempt")
-        parameters["attempt"] = counters[0][0]
-    tx.expect(sum(row[2] for row in counters))
+        parameters["attempt"] = counters[0][2]
+    tx.expect(sum(row[4] for row in counters if row[2] is not None))
     where = filters.sql(*always)
-    attempt_ids = {row[0]: row[1] for row in counters}
+    attempt_ids = {row[2]: row[3] for row in counters}
     items = [span_from(rollout_id, attempt_ids, row) for row in tx.page("select_spans", where + page, parameters)]
     whole = limit == -1 and offset == 0
     total = len(items) if whole else tx.page("count_spans_of", where, parameters)[0][0]
