@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("openai")
 
-N_STEPS = 4
+N_STEPS = 5
 ROLLOUTS = 12
 CHILD = Path(__file__).with_name("resume_child.py")
 ROOT = Path(__file__).parents[2]
@@ -87,7 +87,7 @@ def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path:
             time.sleep(0.02)
         if process.poll() is not None or kills == 2:
             break
-        time.sleep(chance.uniform(0.0, 1.0))
+        time.sleep(chance.uniform(0.0, 0.3))
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         kills += 1
