@@ -92,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not remembered.exists():
             parser.error(f"--resume {run_dir}: no run of this example is there ({remembered.name} is missing)")
         options = json.loads(remembered.read_text())
+    elif remembered.exists():
+        parser.error(f"--run-dir {run_dir} holds a run already; continue it with --resume, or choose another folder")
     else:
         options = {"steps": given.steps, "seed": given.seed, "held_out": given.held_out}
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -89,6 +89,14 @@ def test_the_command_says_the_scores_and_leaves_a_model(run_dir: Path) -> None:
 
 
 @pytest.mark.slow
+def test_another_run_in_the_same_folder_is_refused_and_changes_nothing(run_dir: Path) -> None:
+    done = train("--steps", 7, "--run-dir", run_dir)
+    assert done.returncode == 2
+    assert "holds a run already" in done.stderr
+    assert json.loads((run_dir / "options.json").read_text())["steps"] == 2
+
+
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_own_options(run_dir: Path) -> None:
     done = train("--resume", run_dir)
     assert done.returncode == 0, done.stderr
