@@ -1,4 +1,4 @@
-"""The sub-commands by name, and what every one of them shares: errors as one line, Ctrl-C as exit code 130."""
+"""The sub-commands by name, and what every one of them shares: errors as one line, exit codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from leyden import __version__
 from leyden.cli.demo import demo
-from leyden.errors import LeydenError, RunInterrupted
+from leyden.errors import LeydenError
 
 __all__ = ["app", "main"]
 
@@ -44,11 +44,6 @@ def main() -> None:
     console = Console(stderr=True, highlight=False)
     try:
         app()
-    except RunInterrupted as stop:
-        console.print(f"\n{stop}", soft_wrap=True, markup=False)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        sys.exit(130)
     except LeydenError as error:
         console.print(f"leyden: {error}", style="red", soft_wrap=True, markup=False)
         sys.exit(1)

@@ -69,7 +69,11 @@ def demo(
     try:
         result, summary = run_demo(directory)
     except RunInterrupted:
-        raise RunInterrupted(f"stopped; everything finished is kept. {how_to_go_on}") from None
+        # said here: the command line's library turns every KeyboardInterrupt into an exit without a word
+        Console(stderr=True).print(
+            f"\nstopped; everything finished is kept. {how_to_go_on}", soft_wrap=True, markup=False
+        )
+        raise typer.Exit(130) from None
     except ConfigError:
         raise
     except LeydenError as error:

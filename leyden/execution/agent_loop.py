@@ -77,11 +77,12 @@ class Residence:
     def _settle(self) -> None:
         work = self._work
         assert work is not None
+        error = None if work.cancelled() else work.exception()
         if self._ended.done():
             return  # abandoned
         if work.cancelled():
             self._ended.cancel()
-        elif (error := work.exception()) is not None:
+        elif error is not None:
             self._ended.set_exception(error)
         else:
             self._ended.set_result(None)
@@ -127,11 +128,20 @@ class AgentLoop:
     def _finish(self) -> None:
         if self._pid != os.getpid():
             return
-        self._finished = True
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(_EXIT_SECONDS)  # an agent that blocks it ends with the process
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop)
+        self._thread.join(2 * _EXIT_SECONDS)  # an agent that blocks it ends with the process
         if not self.loop.is_running():
             self.loop.close()
+
+    async def _end(self) -> None:
+        """A program that ends in the middle of a run still lets agents leave their `with` blocks."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_EXIT_SECONDS)
+        self._finished = True
+        self.loop.stop()
 
 
 def _new_task(

@@ -239,7 +239,8 @@ class Trainer:
 
             async def runner_bundle(store: LightningStore, worker_id: int, event: Latch) -> None:
                 await ready.wait_async()
-                await self._runner_bundle(store, worker_id, event)
+                if not event.is_set():
+                    await self._runner_bundle(store, worker_id, event)
 
             try:
                 await self.strategy.execute(algorithm_bundle, runner_bundle, store)

@@ -10,10 +10,12 @@ import random
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -371,7 +373,7 @@ def test_data_that_are_missing_or_no_data_are_refused(tmp_path: Path) -> None:
         ly.Trainer(algorithm=policy_gradient(Rows()), store="memory").fit(agent, (task for task in "ab"))  # type: ignore[arg-type]
 
 
-def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_a_resumed_run_goes_on(
+def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_what_was_lost_is_sampled_again(
     tmp_path: Path,
 ) -> None:
     backend = ly.IsolatedBackend(WEIGHTS, device="cpu", max_length=128)
@@ -379,24 +381,24 @@ def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_a_res
 
     @ly.llm_rollout
     async def agent(task: str, llm: ly.LLM) -> float:
-        if not killed:
-            import psutil
-
-            killed.extend(
-                child.pid for child in psutil.Process().children() if "leyden.engine.serve" in child.cmdline()
-            )
-            os.kill(killed[0], signal.SIGKILL)
         await ask(llm)
+        if not killed:  # the first one has its answer, the others will have none
+            children = psutil.Process().children()
+            killed.extend(child.pid for child in children if "leyden.engine.serve" in child.cmdline())
+            os.kill(killed[0], signal.SIGKILL)
         return random.random()
 
     started = time.monotonic()
+    directory = tmp_path / "run"
     with pytest.raises(EngineError, match="killed by SIGKILL"):
-        ly.Trainer(algorithm=policy_gradient(Rows(), backend=backend), run_dir=tmp_path / "run").fit(agent, ["a", "b"])
+        algorithm = policy_gradient(Rows(), backend=backend)
+        ly.Trainer(algorithm=algorithm, run_dir=directory, concurrency=1).fit(agent, ["a", "b"])
     assert time.monotonic() - started < 30
-    assert all(rollout.finished for rollout in asyncio.run(stored(tmp_path / "run")))
+    assert Counter(rollout.status for rollout in asyncio.run(stored(directory))) == {"succeeded": 1, "failed": 5}
     rows = Rows()
-    ly.Trainer(algorithm=policy_gradient(rows), run_dir=tmp_path / "run").fit(agent, ["a", "b"], resume=True)
-    assert rows.train[0]["optimizer_steps"] == 1
+    ly.Trainer(algorithm=policy_gradient(rows), run_dir=directory).fit(agent, ["a", "b"], resume=True)
+    assert (rows.train[0]["rollouts"], rows.train[0]["failed"]) == (6, 0)
+    assert Counter(rollout.status for rollout in asyncio.run(stored(directory))) == {"succeeded": 6, "failed": 5}
 
 
 # ---- learning ---------------------------------------------------------------------------------------------------------------

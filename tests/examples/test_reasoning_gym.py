@@ -16,7 +16,10 @@ reasoning_gym = pytest.importorskip("reasoning_gym")
 for name in ("torch", "transformers", "openai"):
     pytest.importorskip(name)
 
-pytestmark = pytest.mark.timeout(240)  # a run of two steps starts two processes and loads torch in one of them
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+]  # a run of two steps starts two processes and loads torch in one of them
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "reasoning_gym"

@@ -7,7 +7,6 @@ every token keeps the log-probability and the version it was sampled with.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections import Counter
@@ -22,7 +21,7 @@ from leyden.algorithm.base import Dataset
 from leyden.algorithm.iterative import IterativeAlgorithm, Metrics
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData, StepData, build_step, minibatches, task_indices
 from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend, PolicyLoss
-from leyden.errors import ConfigError, NoTrainingData
+from leyden.errors import ConfigError, EngineError, NoTrainingData
 from leyden.types import (
     EnqueueRolloutRequest,
     NamedResources,
@@ -42,6 +41,8 @@ __all__ = ["PolicyGradient"]
 logger = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 0.5
+_LOST = "lost_with_the_policy"
+"""In a rollout's metadata: it failed because the policy's process had died."""
 _SHOWN_REASONS = 5
 
 
@@ -223,34 +224,52 @@ class PolicyGradient(IterativeAlgorithm):
         collected = _Collected()
         for rollout in rollouts:
             self._add(collected, finished[rollout.rollout_id], spans_of[rollout.rollout_id])
-        if collected.failures:
-            # Raises if the policy has died: that is why they failed, and no figure of theirs counts.
-            await self.backend.statistics()
+        if failed := [rollout for rollout in finished.values() if rollout.status == "failed"]:
+            await self._check_policy(failed)
         return collected
 
     async def _enqueue(self, mode: RolloutMode, iteration: int, inputs: Sequence[Any]) -> Sequence[Rollout]:
         """The rollouts of one stage; those that an earlier process enqueued are met again, finished or not.
 
-        A stage in which every rollout had failed is sampled anew, under other ids: what broke it may have been mended since.
+        What was lost with the policy, and a stage in which every rollout had failed, is sampled anew, under other ids: what broke
+        it may have been mended since.
         """
-        for generation in itertools.count():
-            salt = [generation] if generation else []
+        generations = [0] * len(inputs)
+        while True:
             rollouts = await self.get_store().enqueue_many_rollouts(
                 [
-                    EnqueueRolloutRequest(
-                        rollout_id=ids.derived_id("ro", self.get_run().run_id, mode, iteration, place, *salt),
-                        input=value,
-                        mode=mode,
-                        resources_id=self._resources_id,
-                        config=self.rollout_config,
-                        metadata={"step": iteration, "place": place},
-                    )
-                    for place, value in enumerate(inputs)
+                    self._request(mode, iteration, place, generation, value)
+                    for place, (generation, value) in enumerate(zip(generations, inputs, strict=True))
                 ]
             )
-            if any(rollout.status not in ("failed", "cancelled") for rollout in rollouts):
+            none_succeeds = all(rollout.status in ("failed", "cancelled") for rollout in rollouts)
+            again = [place for place, rollout in enumerate(rollouts) if none_succeeds or _LOST in rollout.metadata]
+            if not again:
                 return rollouts
-        raise AssertionError("itertools.count() ends")
+            for place in again:
+                generations[place] += 1
+
+    def _request(
+        self, mode: RolloutMode, iteration: int, place: int, generation: int, value: Any
+    ) -> EnqueueRolloutRequest:
+        salt = [generation] if generation else []
+        return EnqueueRolloutRequest(
+            rollout_id=ids.derived_id("ro", self.get_run().run_id, mode, iteration, place, *salt),
+            input=value,
+            mode=mode,
+            resources_id=self._resources_id,
+            config=self.rollout_config,
+            metadata={"step": iteration, "place": place},
+        )
+
+    async def _check_policy(self, failed: Sequence[Rollout]) -> None:
+        """Raise if the policy has died, and note that these failed for that: those that were quick enough are no fair sample."""
+        try:
+            await self.backend.statistics()
+        except EngineError:
+            for rollout in failed:
+                await self.get_store().update_rollout(rollout.rollout_id, metadata={**rollout.metadata, _LOST: True})
+            raise
 
     async def _wait(self, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
         """All of them, finished. The wait ends by event; its timeout is only the time between two looks at the progress."""
