@@ -390,8 +390,8 @@ def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_what_
 
     started = time.monotonic()
     directory = tmp_path / "run"
+    algorithm = policy_gradient(Rows(), backend=backend)
     with pytest.raises(EngineError, match="killed by SIGKILL"):
-        algorithm = policy_gradient(Rows(), backend=backend)
         ly.Trainer(algorithm=algorithm, run_dir=directory, concurrency=1).fit(agent, ["a", "b"])
     assert time.monotonic() - started < 30
     assert Counter(rollout.status for rollout in asyncio.run(stored(directory))) == {"succeeded": 1, "failed": 5}
