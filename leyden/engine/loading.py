@@ -5,7 +5,10 @@ It knows transformers' loading conventions; nothing of decoding or gradients.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +21,9 @@ from leyden.engine.text import Text
 from leyden.errors import ConfigError, EngineError
 
 __all__ = ["LoadedPolicy", "load_policy", "write_pretrained"]
+
+
+_loading = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +67,33 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
     model = policy.model
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()
-    model.save_pretrained(path)
+    with _quietly_alone():
+        model.save_pretrained(path)
     if policy.text is not None:
         policy.text.tokenizer.save_pretrained(path)
 
 
 def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
-    shows_progress = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # a bar for a load of milliseconds garbles the caller's own output
-    try:
-        return factory.from_pretrained(str(name), **options)
-    except Exception as error:  # loading fails in as many ways as there are formats
-        raise EngineError(f"{factory.__name__} cannot load {str(name)!r}: {type(error).__name__}: {error}") from error
-    finally:
-        if shows_progress:
-            transformers_logging.enable_progress_bar()
+    with _quietly_alone():
+        try:
+            return factory.from_pretrained(str(name), **options)
+        except Exception as error:  # loading fails in as many ways as there are formats
+            raise EngineError(
+                f"{factory.__name__} cannot load {str(name)!r}: {type(error).__name__}: {error}"
+            ) from error
+
+
+@contextlib.contextmanager
+def _quietly_alone() -> Generator[None]:
+    """One at a time: transformers patches torch while it loads, and two loads at once leave it patched for the whole process."""
+    with _loading:
+        shows_progress = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()  # a bar for a load of milliseconds garbles the caller's own output
+        try:
+            yield
+        finally:
+            if shows_progress:
+                transformers_logging.enable_progress_bar()
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from leyden.algorithm import Run
 from leyden.errors import ConfigError
 from leyden.store.base import LightningStore
-from leyden.types import failure_reason
+from leyden.types import RolloutStatus, failure_reason
 from leyden.utils.atomic import write_file
 
 __all__ = ["MANIFEST", "RunSummary", "newest_run", "open_run", "store_path", "summarise"]
@@ -26,7 +26,7 @@ _SHOWN_REASONS = 5
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a run did. `failures` counts the reasons of failed rollouts, most frequent first."""
+    """What a run did: rollouts by status (each of them, 0 included), reasons of failed ones, most frequent first."""
 
     run_dir: Path | None
     rollouts: dict[str, int] = field(default_factory=dict[str, int])
@@ -104,4 +104,6 @@ async def summarise(store: LightningStore, run_dir: Path | None) -> RunSummary:
     failed = await store.query_rollouts(status_in=["failed"])
     reasons = Counter(failure_reason(rollout) for rollout in failed)
     statistics = await store.statistics()
-    return RunSummary(run_dir, dict(statistics["rollouts_by_status"]), dict(reasons.most_common()))
+    by_status = statistics["rollouts_by_status"]
+    counts = {status: by_status.get(status, 0) for status in get_args(RolloutStatus)}
+    return RunSummary(run_dir, counts, dict(reasons.most_common()))

@@ -1,0 +1,132 @@
+"""`Baseline`: every task once an epoch, in the right mode, with no more in the queue than was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import leyden as ly
+from leyden.errors import ConfigError
+from leyden.store import InMemoryLightningStore
+
+
+@ly.rollout
+async def double(task: int) -> float:
+    return 2.0 * task
+
+
+async def modes(baseline: ly.Baseline, train: Any, val: Any = None, agent: Any = double) -> Counter[tuple[Any, Any]]:
+    async with InMemoryLightningStore() as store:
+        await ly.Trainer(algorithm=baseline, store=store).afit(agent, train, val_dataset=val)
+        return Counter((rollout.mode, rollout.input) for rollout in await store.query_rollouts())
+
+
+@pytest.mark.parametrize(
+    ("split", "n_train"), [(0.0, 0), (0.25, 1), (0.5, 2), (0.75, 3), (1.0, 4)], ids=lambda value: str(value)
+)
+async def test_without_a_validation_set_the_training_set_is_split(split: float, n_train: int) -> None:
+    found = await modes(ly.Baseline(train_split=split), [10, 20, 30, 40])
+    expected = [("train" if place < n_train else "val", task) for place, task in enumerate([10, 20, 30, 40])]
+    assert found == Counter(expected)
+
+
+async def test_with_a_validation_set_nothing_is_split() -> None:
+    assert await modes(ly.Baseline(train_split=0.5), [1, 2], [3]) == {("train", 1): 1, ("train", 2): 1, ("val", 3): 1}
+
+
+async def test_a_validation_set_alone_is_enough() -> None:
+    assert await modes(ly.Baseline(), None, [3]) == {("val", 3): 1}
+
+
+async def test_every_task_is_run_once_an_epoch() -> None:
+    assert set((await modes(ly.Baseline(n_epochs=3), [1, 2], [3])).values()) == {3}
+
+
+class WatchedStore(InMemoryLightningStore):
+    """Counts what is enqueued and not finished."""
+
+    most = 0
+    enqueued = 0
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[ly.Rollout]:
+        answer = await super().enqueue_many_rollouts(rollouts)
+        self.enqueued += len(answer)
+        finished = await self.query_rollouts(status_in=["succeeded", "failed"], limit=1)
+        self.most = max(self.most, self.enqueued - finished.total)
+        return answer
+
+
+@pytest.mark.parametrize(("limit", "most"), [(1, 1), (3, 3), (None, 12), (100, 12)])
+async def test_no_more_rollouts_are_in_the_queue_than_asked_for(limit: int | None, most: int) -> None:
+    @ly.rollout
+    async def slow(task: int) -> float:
+        await asyncio.sleep(0.01)
+        return 1.0
+
+    async with WatchedStore() as store:
+        summary = await ly.Trainer(algorithm=ly.Baseline(max_queue_length=limit), store=store).afit(
+            slow, list(range(12))
+        )
+        assert summary.rollouts["succeeded"] == 12
+        assert store.most == most
+
+
+async def test_bad_rollouts_are_counted_and_the_others_go_on() -> None:
+    @ly.rollout
+    async def picky(task: int) -> float:
+        if task == 2:
+            raise ValueError("not 2")
+        return 1.0
+
+    async with InMemoryLightningStore() as store:
+        summary = await ly.Trainer(algorithm="baseline", store=store).afit(picky, [1, 2, 3])
+    assert (summary.rollouts["succeeded"], summary.failures) == (2, {"ValueError: not 2": 1})
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "shown", "hidden"),
+    [
+        ("none", "reward 2.0", "leyden.reward"),
+        ("keys", "leyden.reward.0.value", ": 2.0"),
+        ("key_values", "'leyden.reward.0.value': 2.0", "never"),
+    ],
+)
+async def test_each_rollout_is_logged_as_much_as_asked_for(
+    verbosity: Any, shown: str, hidden: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="leyden")
+    await modes(ly.Baseline(span_verbosity=verbosity), [1])
+    assert shown in caplog.text
+    assert hidden not in caplog.text
+    assert "1 of 1 rollouts finished, mean reward 2.000" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_epochs": 0}, "n_epochs is 0"),
+        ({"train_split": 1.5}, "train_split is 1.5"),
+        ({"polling_interval": 0.0}, "polling_interval is 0.0"),
+        ({"max_queue_length": 0}, "max_queue_length is 0"),
+        ({"span_verbosity": "all"}, "span_verbosity is 'all'; possible: 'none', 'keys', 'key_values'"),
+    ],
+)
+def test_wrong_options_are_refused_with_their_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ly.Baseline(**options)
+
+
+@pytest.mark.parametrize("data", [None, []])
+def test_no_data_is_an_error(data: Any) -> None:
+    with pytest.raises(ConfigError, match="pass a train_dataset or a val_dataset"):
+        ly.Trainer(algorithm="baseline").dev(double, data)
+
+
+def test_a_task_that_is_no_json_value_is_named() -> None:
+    with pytest.raises(ConfigError, match="the input of a rollout must be a JSON value"):
+        ly.Trainer(algorithm="baseline").dev(double, [object()])
