@@ -1,4 +1,5 @@
-"""What one step trains on, as properties: every rollout weighs the same, every task has its turn, and all of it is a function of the seed."""
+"""What one step trains on, as properties: every rollout weighs the same, every task has its turn, and all of
+it is a function of the seed."""
 
 from __future__ import annotations
 
