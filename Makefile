@@ -10,6 +10,8 @@ endif
 VENV := .venv
 PY := $(VENV)/bin/python
 SUITABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+# How many tests run at a time: one for each CPU that this process may use.
+WORKERS ?= logical
 ENV_FILES := pyproject.toml constraints/install.py constraints/dev.txt
 
 # Packages are installed without bytecode, which Python then writes for what is used. Where that is forbidden, each start
@@ -55,7 +57,7 @@ demo: $(VENV)/.installed-demo
 	@$(VENV)/bin/leyden demo $(ARGS)
 
 test: $(VENV)/.installed-dev
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check

@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME`: run a benchmark, write down its rows, bring the README's table up to date."""
+"""`python -m benchmarks NAME`: run a benchmark, write down its rows, bring the pages that show them up to date."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks import report
 from benchmarks.harness import ROOT, Peer
 from constraints.install import SetUpFailed, environment, install, is_installed
 
-NOT_BENCHMARKS = {"__init__", "__main__", "harness", "report"}
+NOT_BENCHMARKS = {"__init__", "__main__", "harness", "report", "sides"}
 
 
 def names() -> list[str]:
@@ -57,11 +57,11 @@ def main() -> int:
         return 2 if options.name else 0
     benchmark = importlib.import_module(f"benchmarks.{options.name}")
     peer = find_peer(getattr(benchmark, "PEER", None), python=options.peer_python, prepare=options.prepare)
-    rows = benchmark.main(peer)
-    path = report.save(options.name, rows)
-    report.rewrite_table()
-    print(report.table(rows), end="")
-    print(f"written to {path.relative_to(ROOT)} and README.md")
+    measured = benchmark.main(peer)
+    path = report.save(options.name, measured)
+    report.rewrite_pages()
+    print(report.shown(measured), end="")
+    print(f"written to {path.relative_to(ROOT)} and docs/benchmarks.md")
     return 0
 
 

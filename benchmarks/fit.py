@@ -1,9 +1,10 @@
 """Tasks a second that `Trainer.fit(Baseline)` gets through with an agent that does nothing: what the road itself costs.
 
-Four runners, an async agent that answers at once. Leyden runs `shm`, with its durable file (what `fit` does by default) and in memory. Its
-peer keeps its store in memory only. It runs with its default settings and strategy (`cs`; its `shm` takes one runner only: with four it
-aborts), then with the settings that suit it best here, found by hand. Every round runs each side once. Only `fit` itself is timed: no
-import and no set-up of the process, on either side.
+Four runners, an async agent that answers at once. Leyden runs `shm`, with its durable file (what `fit` does by default) and in memory, and
+`ipc` and `cs`, whose runners are processes, with the file. Its peer keeps its store in memory only. It runs with its default settings and
+strategy (`cs`; its `shm` takes one runner only: with four it aborts), then with the settings that suit it best here, found by hand. Every
+round runs each side once. Only `fit` itself is timed, which starts the runners' processes: no import and no set-up of the calling process,
+on either side.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ async def agent(task: int, prompt_template: PromptTemplate) -> float:
     return float(task % 2)
 
 
-def fit(store: str | None) -> Sample:
+def fit(store: str | None, strategy: str = "shm") -> Sample:
     """One run over `N_TASKS` tasks; None is the file that `fit` makes by default."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             algorithm=Baseline(),
             n_runners=N_RUNNERS,
+            strategy=strategy,
             store=store,
             initial_resources={"prompt": PromptTemplate(template="{x}", engine="f-string")},
             run_dir=Path(folder) / "run",
@@ -65,6 +67,9 @@ def main(peer: Peer | None) -> list[Row]:
     durable, memory = "fit(Baseline), 4 runners, defaults (durable)", "fit(Baseline), 4 runners, store in memory"
     by_default = f"defaults, {N_TASKS_PEER['default']} tasks"
     rows = [row(durable, "file", "default", by_default), row(memory, "memory", "default", by_default)]
+    for strategy in ("ipc", "cs"):
+        name = f"fit(Baseline), 4 runners in processes ({strategy}), durable"
+        rows.append(row(name, strategy, "tuned-cs", "tuned by hand, cs, 4 runners"))
     if peer is not None:
         rows.append(row(durable, "file", "tuned-cs", "tuned by hand, cs, 4 runners"))
         rows.append(row(memory, "memory", "tuned-shm-1", "tuned by hand, shm, 1 runner"))
@@ -72,7 +77,12 @@ def main(peer: Peer | None) -> list[Row]:
 
 
 def _sides(peer: Peer | None) -> dict[str, Callable[[], Sample]]:
-    sides: dict[str, Callable[[], Sample]] = {"file": lambda: fit(None), "memory": lambda: fit("memory")}
+    sides: dict[str, Callable[[], Sample]] = {
+        "file": lambda: fit(None),
+        "memory": lambda: fit("memory"),
+        "ipc": lambda: fit(None, "ipc"),
+        "cs": lambda: fit(None, "cs"),
+    }
     if peer is not None:
         for settings, n_tasks in N_TASKS_PEER.items():
             sides[settings] = _peer_side(peer, settings, n_tasks)

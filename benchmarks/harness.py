@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import time
@@ -94,8 +95,8 @@ class Peer:
 
 def cpu_seconds() -> float:
     """CPU seconds of this process, all its threads, and its children that have ended."""
-    now = os.times()
-    return now.user + now.system + now.children_user + now.children_system
+    both = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return sum(used.ru_utime + used.ru_stime for used in both)
 
 
 def rate(work: Callable[[], float]) -> Sample:

@@ -9,18 +9,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leyden.adapter import LlmProxyTraceToTriplet, TraceAdapter, TraceToTrajectory
+    from leyden.adapter import (
+        LlmProxyTraceToTriplet,
+        RewardMatchPolicy,
+        TraceAdapter,
+        TracerTraceToTriplet,
+        TraceToMessages,
+        TraceToTrajectory,
+        TraceToTriplet,
+        TraceTree,
+    )
     from leyden.algorithm import Algorithm, Baseline, FastAlgorithm, IterativeAlgorithm, PolicyGradient, algo
     from leyden.emitter import emit_annotation, emit_exception, emit_message, emit_object, emit_reward, operation
     from leyden.engine import EmbeddedBackend, IsolatedBackend, OptimParams, PolicyBackend, PolicyLoss
     from leyden.errors import LeydenError
     from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
+    from leyden.execution.client_server import ClientServerExecutionStrategy
+    from leyden.execution.inter_process import InterProcessExecutionStrategy
+    from leyden.execution.ray import RayExecutionStrategy
     from leyden.gateway import LLMProxy
     from leyden.litagent import LitAgent, llm_rollout, prompt_rollout, rollout
     from leyden.loop import Callback, Checkpoint, ConsoleWriter, CsvWriter, EarlyStopping, ProgressBar, TrainLoop
+    from leyden.monitor import Monitor
     from leyden.runner import Hook, LitAgentRunner, Runner
-    from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, open_store
-    from leyden.tracer import DummyTracer, OtelTracer, Tracer
+    from leyden.runner.process import ProcessAgent, ProcessOutput
+    from leyden.store import (
+        InMemoryLightningStore,
+        LightningStore,
+        LightningStoreClient,
+        LightningStoreServer,
+        PostgresLightningStore,
+        SqliteLightningStore,
+        open_store,
+    )
+    from leyden.tracer import AgentOpsTracer, DummyTracer, LightningSpanProcessor, OtelTracer, Tracer, WeaveTracer
     from leyden.trainer import Trainer
     from leyden.types import (
         LLM,
@@ -29,6 +51,7 @@ if TYPE_CHECKING:
         NamedResources,
         PromptTemplate,
         ProxyLLM,
+        Retention,
         Rollout,
         RolloutConfig,
         Span,
@@ -39,7 +62,16 @@ if TYPE_CHECKING:
     from leyden.utils.logs import setup_logging
 
 _HOMES = {
-    "leyden.adapter": ("LlmProxyTraceToTriplet", "TraceAdapter", "TraceToTrajectory"),
+    "leyden.adapter": (
+        "LlmProxyTraceToTriplet",
+        "RewardMatchPolicy",
+        "TraceAdapter",
+        "TraceToMessages",
+        "TraceToTrajectory",
+        "TraceToTriplet",
+        "TraceTree",
+        "TracerTraceToTriplet",
+    ),
     "leyden.algorithm": ("Algorithm", "Baseline", "FastAlgorithm", "IterativeAlgorithm", "PolicyGradient", "algo"),
     "leyden.emitter": (
         "emit_annotation",
@@ -52,6 +84,9 @@ _HOMES = {
     "leyden.engine": ("EmbeddedBackend", "IsolatedBackend", "OptimParams", "PolicyBackend", "PolicyLoss"),
     "leyden.errors": ("LeydenError",),
     "leyden.execution": ("ExecutionStrategy", "SharedMemoryExecutionStrategy"),
+    "leyden.execution.client_server": ("ClientServerExecutionStrategy",),
+    "leyden.execution.inter_process": ("InterProcessExecutionStrategy",),
+    "leyden.execution.ray": ("RayExecutionStrategy",),
     "leyden.gateway": ("LLMProxy",),
     "leyden.litagent": ("LitAgent", "llm_rollout", "prompt_rollout", "rollout"),
     "leyden.loop": (
@@ -63,9 +98,26 @@ _HOMES = {
         "ProgressBar",
         "TrainLoop",
     ),
+    "leyden.monitor": ("Monitor",),
     "leyden.runner": ("Hook", "LitAgentRunner", "Runner"),
-    "leyden.store": ("InMemoryLightningStore", "LightningStore", "SqliteLightningStore", "open_store"),
-    "leyden.tracer": ("DummyTracer", "OtelTracer", "Tracer"),
+    "leyden.runner.process": ("ProcessAgent", "ProcessOutput"),
+    "leyden.store": (
+        "InMemoryLightningStore",
+        "LightningStore",
+        "LightningStoreClient",
+        "LightningStoreServer",
+        "PostgresLightningStore",
+        "SqliteLightningStore",
+        "open_store",
+    ),
+    "leyden.tracer": (
+        "AgentOpsTracer",
+        "DummyTracer",
+        "LightningSpanProcessor",
+        "OtelTracer",
+        "Tracer",
+        "WeaveTracer",
+    ),
     "leyden.trainer": ("Trainer",),
     "leyden.types": (
         "LLM",
@@ -74,6 +126,7 @@ _HOMES = {
         "NamedResources",
         "PromptTemplate",
         "ProxyLLM",
+        "Retention",
         "Rollout",
         "RolloutConfig",
         "Span",
@@ -88,12 +141,14 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __version__ = "0.1.0.dev0"
 __all__ = [
     "LLM",
+    "AgentOpsTracer",
     "Algorithm",
     "Attempt",
     "AttemptedRollout",
     "Baseline",
     "Callback",
     "Checkpoint",
+    "ClientServerExecutionStrategy",
     "ConsoleWriter",
     "CsvWriter",
     "DummyTracer",
@@ -103,23 +158,34 @@ __all__ = [
     "FastAlgorithm",
     "Hook",
     "InMemoryLightningStore",
+    "InterProcessExecutionStrategy",
     "IsolatedBackend",
     "IterativeAlgorithm",
     "LLMProxy",
     "LeydenError",
+    "LightningSpanProcessor",
     "LightningStore",
+    "LightningStoreClient",
+    "LightningStoreServer",
     "LitAgent",
     "LitAgentRunner",
     "LlmProxyTraceToTriplet",
+    "Monitor",
     "NamedResources",
     "OptimParams",
     "OtelTracer",
     "PolicyBackend",
     "PolicyGradient",
     "PolicyLoss",
+    "PostgresLightningStore",
+    "ProcessAgent",
+    "ProcessOutput",
     "ProgressBar",
     "PromptTemplate",
     "ProxyLLM",
+    "RayExecutionStrategy",
+    "Retention",
+    "RewardMatchPolicy",
     "Rollout",
     "RolloutConfig",
     "Runner",
@@ -127,12 +193,17 @@ __all__ = [
     "Span",
     "SqliteLightningStore",
     "TraceAdapter",
+    "TraceToMessages",
     "TraceToTrajectory",
+    "TraceToTriplet",
+    "TraceTree",
     "Tracer",
+    "TracerTraceToTriplet",
     "TrainLoop",
     "Trainer",
     "Trajectory",
     "Triplet",
+    "WeaveTracer",
     "__version__",
     "algo",
     "emit_annotation",

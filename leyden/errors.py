@@ -20,13 +20,16 @@ __all__ = [
     "MissingResource",
     "NoActiveTrace",
     "NoTrainingData",
+    "ProcessFailed",
     "RunInterrupted",
+    "RunnerDied",
     "StoreClosed",
     "StoreError",
     "UnknownAttempt",
     "UnknownResources",
     "UnknownRollout",
     "UnknownWorker",
+    "Untranslatable",
 ]
 
 
@@ -43,7 +46,7 @@ class MissingResource(LeydenError, LookupError):
 
 
 class StoreError(LeydenError, RuntimeError):
-    """The store could not do what was asked (disk full, file in use, a newer file format)."""
+    """The store could not do what was asked (disk full, file in use, a newer file format, a database or server that is away)."""
 
 
 class StoreClosed(StoreError):
@@ -51,7 +54,7 @@ class StoreClosed(StoreError):
 
 
 class UnknownRollout(LeydenError, ValueError):
-    """A rollout id that this store has never seen."""
+    """A rollout id that this store does not have: it never had it, or its retention has forgotten it."""
 
 
 class UnknownAttempt(LeydenError, ValueError):
@@ -59,7 +62,7 @@ class UnknownAttempt(LeydenError, ValueError):
 
 
 class UnknownResources(LeydenError, ValueError):
-    """A resources id that this store has never seen."""
+    """A resources id that this store does not have: it never had it, or its retention has forgotten it."""
 
 
 class UnknownWorker(LeydenError, ValueError):
@@ -86,6 +89,10 @@ class InvalidEmission(AgentError, ValueError):
     """The agent emitted a value that cannot be recorded (a reward that is not finite, an object that is not JSON)."""
 
 
+class ProcessFailed(AgentError):
+    """The program of a ProcessAgent ended in a way that is no result."""
+
+
 class InvalidMetrics(LeydenError, TypeError):
     """A training step returned something that is not a mapping of names to numbers."""
 
@@ -106,5 +113,18 @@ class NoTrainingData(LeydenError, RuntimeError):
     """A step has no rollout that could be trained on; the message counts the reasons."""
 
 
+class RunnerDied(LeydenError, RuntimeError):
+    """A runner's process could not start, or died at once again and again; the message has its own traceback."""
+
+
 class RunInterrupted(LeydenError, KeyboardInterrupt):
     """The run was stopped by Ctrl-C or SIGTERM; everything finished is kept and the message says how to resume."""
+
+
+class Untranslatable(LeydenError, ValueError):
+    """A request or an answer says something that another API has no words for; nothing of it is left out silently."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        """field: where it stands, as `messages[2].content[0].type`."""
+        super().__init__(f"{field} {problem}")
+        self.field = field

@@ -9,11 +9,13 @@ from typing import Final
 
 # Span names
 ANNOTATION: Final = "leyden.annotation"
+EMBEDDINGS: Final = "leyden.embeddings"
 EXCEPTION: Final = "leyden.exception"
 MESSAGE: Final = "leyden.message"
 MODEL_CALL: Final = "leyden.model_call"
 OBJECT: Final = "leyden.object"
 OPERATION: Final = "leyden.operation"
+PROCESS: Final = "leyden.process"
 REWARD: Final = "leyden.reward"
 VIRTUAL: Final = "leyden.virtual"
 
@@ -22,9 +24,28 @@ ROLLOUT_ID: Final = "leyden.rollout_id"
 ATTEMPT_ID: Final = "leyden.attempt_id"
 SEQUENCE_ID: Final = "leyden.span_sequence_id"
 
+# The links of a span, as JSON: a list of `{"trace_id": ..., "span_id": ..., "attributes": {...}}`
+LINKS: Final = "leyden.links"
+
 # Rewards: `leyden.reward.0.name`, `leyden.reward.0.value`, ...; index 0 is the primary one
 REWARD_PREFIX: Final = "leyden.reward"
 PRIMARY_REWARD: Final = "primary"
+
+# The same rewards as OpenTelemetry says them, for backends that know nothing of Leyden: an event for each dimension
+GEN_AI_EVALUATION: Final = "gen_ai.evaluation.result"
+GEN_AI_EVALUATION_NAME: Final = "gen_ai.evaluation.name"
+GEN_AI_EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"
+# What a span is about, told by an attribute of the other span and its value: `leyden.link.0.key_match` ("gen_ai.response.id",
+# "span_id", any attribute's name) and `leyden.link.0.value_match`
+LINK_PREFIX: Final = "leyden.link"
+
+# Agent Lightning's names of the same things, which what reads spans understands too
+AGL_ANNOTATION: Final = "agentlightning.annotation"
+AGL_REWARD: Final = "agentlightning.reward"
+AGL_LINK_PREFIX: Final = "agentlightning.link"
+AGL_OPERATION_NAME: Final = "agentlightning.operation.name"
+AGL_OPERATION_INPUT: Final = "agentlightning.operation.input"
+AGL_OPERATION_OUTPUT: Final = "agentlightning.operation.output"
 
 # Emitted values
 MESSAGE_BODY: Final = "leyden.message.body"
@@ -34,6 +55,20 @@ OBJECT_JSON: Final = "leyden.object.json"
 OPERATION_NAME: Final = "leyden.operation.name"
 OPERATION_INPUT: Final = "leyden.operation.input"
 OPERATION_OUTPUT: Final = "leyden.operation.output"
+
+# Programs (OpenTelemetry's names where it has them)
+PROCESS_COMMAND: Final = "process.command_args"
+PROCESS_PID: Final = "process.pid"
+PROCESS_EXIT_CODE: Final = "process.exit.code"
+PROCESS_SIGNAL: Final = "leyden.process.signal"
+PROCESS_CAUSE: Final = "leyden.process.cause"
+PROCESS_STDOUT: Final = "leyden.process.stdout"
+PROCESS_STDERR: Final = "leyden.process.stderr"
+PROCESS_STDOUT_BYTES: Final = "leyden.process.stdout_bytes"
+PROCESS_STDERR_BYTES: Final = "leyden.process.stderr_bytes"
+PROCESS_CPU_SECONDS: Final = "leyden.process.cpu_seconds"
+PROCESS_MEMORY_BYTES: Final = "leyden.process.memory_bytes"
+PROCESS_LEFT: Final = "leyden.process.left"
 
 # Exceptions (OpenTelemetry's names)
 EXCEPTION_TYPE: Final = "exception.type"
@@ -55,6 +90,8 @@ GEN_AI_REQUEST_PREFIX: Final = "gen_ai.request"
 
 # The number of a model call within its attempt, in the order of arrival, from 0
 CALL_INDEX: Final = "leyden.call_index"
+RETRY_OF: Final = "leyden.retry_of"
+"""The span id of the failed try that this call is sent again after; both have one `CALL_INDEX`."""
 
 # Why a model call cannot be trained on, when it cannot
 TOKENS_REFUSED: Final = "leyden.tokens.refused"

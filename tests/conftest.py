@@ -5,12 +5,13 @@ even imported unless its group is asked for, since its modules import what only 
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-GROUP_FOLDERS = ("faults", "frameworks", "ray", "verl", "browser", "postgres")
+GROUP_FOLDERS = ("faults", "frameworks", "crewai", "ray", "verl", "browser", "backends", "tracers")
 
 # before anything imports torch: two threads that spin cost a small machine more than they give
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,6 +21,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # a key of the developer's own must never be used, nor decide whether a test passes
 for secret in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "WANDB_API_KEY"):
     os.environ.pop(secret, None)
+# in the background of a script Ctrl-C is ignored, and programs that tests start would inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def group_of(path: Path) -> str | None:

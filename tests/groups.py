@@ -44,30 +44,42 @@ class Group:
     """The most it may take, its environment's set-up included."""
     missing: Callable[[], str | None] = nothing
     """What this machine lacks for it, or None."""
+    together: bool = False
+    """Its tests mostly wait, so that some run beside each other; those that share something are an `xdist_group`."""
 
 
 GROUPS = [
-    Group("slow", "dev", 8),
-    Group("faults", "dev", 8),
-    Group("frameworks", "frameworks", 8),
+    Group("slow", "dev", 14, together=True),
+    Group("faults", "dev", 12, together=True),
+    Group("backends", "backends", 12),
+    Group("ray", "ray", 8),
+    Group("tracers", "tracers", 8),
+    Group("frameworks", "frameworks", 12),
+    Group("crewai", "crewai", 12),
     Group("browser", "browser", 6),
-    Group("postgres", "postgres", 5),
-    Group("ray", "ray", 6),
     Group("verl", "verl", 10),
+    Group("long", "dev", 30),
     Group("gpu", "dev", 10, missing=an_nvidia_gpu),
 ]
 
 
-def has_tests(group: Group) -> bool:
-    """Whether any test belongs to the group, found without importing one."""
-    if any((TESTS / group.name).rglob("test_*.py")):
-        return True
+def parts(group: Group) -> list[Path]:
+    """The folders and files in `tests/` where any test belongs to the group, found without importing one.
+
+    Only these are given to pytest: others import what the group's environment may not have.
+    """
     mark = re.compile(rf"mark\.{group.name}\b")
-    return any(mark.search(path.read_text()) for path in TESTS.rglob("test_*.py"))
+    entries = sorted(entry for entry in TESTS.iterdir() if entry.is_dir() or entry.name.startswith("test_"))
+    return [
+        entry
+        for entry in entries
+        if (entry.name == group.name and any(entry.rglob("test_*.py")))
+        or any(mark.search(path.read_text()) for path in ([entry] if entry.is_file() else entry.rglob("*.py")))
+    ]
 
 
 def reason_to_skip(group: Group, seconds_left: float, *, asked_for: bool) -> str | None:
-    if not has_tests(group):
+    if not parts(group):
         return "no tests yet"
     if not asked_for and (lacks := group.missing()):
         return lacks
@@ -83,7 +95,8 @@ def run(group: Group) -> int:
         if status := call([sys.executable, INSTALL, group.environment], ends):
             return status
         python = environment(group.environment).python
-        return call([python, "-m", "pytest", "-m", group.name, "tests"], ends)
+        beside = ["-n", "logical", "--dist", "loadgroup"] if group.together else []
+        return call([python, "-m", "pytest", *beside, "-m", group.name, *parts(group)], ends)
     except subprocess.TimeoutExpired:
         print(f"group {group.name}: stopped, its {group.minutes:g} minutes are over", flush=True)
         return RAN_OUT_OF_TIME

@@ -24,7 +24,7 @@ async def solve(task: Task, llm: LLM) -> float:
     """Answer `task["question"]`; the reward is the verifier's score, 0.0 to 1.0."""
     answer = (
         await client()
-        .with_options(base_url=llm.endpoint)
+        .with_options(base_url=llm.endpoint, api_key=llm.api_key)
         .chat.completions.create(
             model=llm.model, messages=[{"role": "user", "content": task["question"]}], **llm.sampling_parameters
         )

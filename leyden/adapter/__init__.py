@@ -2,10 +2,47 @@
 
 Lives here: `TraceAdapter` and the adapters that ship. They know spans and training data; they know no store, model or tokenizer
 (text is never tokenised again). To add one, subclass `TraceAdapter` and pass it to `Trainer(adapter=...)`.
+
+What the spans mean is found out once, for all adapters: `normalise` reads one span of any dialect, `calls` joins what was seen several
+times, `tree` says what was part of what, `selection` whose call and whose reward it is.
 """
 
 from leyden.adapter.base import Adapter, TraceAdapter
+from leyden.adapter.calls import model_calls
+from leyden.adapter.messages import OpenAIMessages, TraceToMessages
+from leyden.adapter.normalise import (
+    AgentView,
+    ModelCallView,
+    ToolCallView,
+    read_agent,
+    read_model_call,
+    read_tool_call,
+)
+from leyden.adapter.selection import RewardMatchPolicy
+from leyden.adapter.token_graph import TokenGraph, TokenNode
 from leyden.adapter.trajectory import TraceToTrajectory, merge_triplets
-from leyden.adapter.triplet import LlmProxyTraceToTriplet
+from leyden.adapter.tree import TraceTree
+from leyden.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToTriplet
 
-__all__ = ["Adapter", "LlmProxyTraceToTriplet", "TraceAdapter", "TraceToTrajectory", "merge_triplets"]
+__all__ = [
+    "Adapter",
+    "AgentView",
+    "LlmProxyTraceToTriplet",
+    "ModelCallView",
+    "OpenAIMessages",
+    "RewardMatchPolicy",
+    "TokenGraph",
+    "TokenNode",
+    "ToolCallView",
+    "TraceAdapter",
+    "TraceToMessages",
+    "TraceToTrajectory",
+    "TraceToTriplet",
+    "TraceTree",
+    "TracerTraceToTriplet",
+    "merge_triplets",
+    "model_calls",
+    "read_agent",
+    "read_model_call",
+    "read_tool_call",
+]

@@ -1,100 +1,137 @@
-"""The gateway's record to triplets: one for each model call, with the reward that followed it.
+"""Model calls to triplets: one for each call, with the reward that followed it.
 
-Only what the gateway recorded counts: exact token ids or none. A call whose tokens could not be proven keeps its text and says why in
-`metadata["refused"]`; it is never trained on.
+`TracerTraceToTriplet` takes the calls of every source, so it knows agents and judges; `LlmProxyTraceToTriplet` takes only what a gateway
+recorded. Exact token ids or none: a call whose tokens could not be proven keeps its text and says why in `metadata["refused"]`; it is
+never trained on.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 from leyden import semconv
 from leyden.adapter.base import TraceAdapter
-from leyden.types import Span, Triplet, TripletPrompt, TripletResponse, get_reward_value
+from leyden.adapter.calls import model_calls
+from leyden.adapter.chat import image_urls
+from leyden.adapter.normalise import ModelCallView
+from leyden.adapter.selection import RewardMatchPolicy, match_rewards, select_calls
+from leyden.adapter.tree import TraceTree
+from leyden.types import Span, Triplet, TripletPrompt, TripletResponse
 
-__all__ = ["LlmProxyTraceToTriplet"]
+__all__ = ["LlmProxyTraceToTriplet", "TraceToTriplet", "TracerTraceToTriplet"]
+
+_PROXY_SPANS = (semconv.MODEL_CALL, "raw_gen_ai_request", "litellm_request")
+
+
+class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
+    """Every call of an attempt that succeeded, whoever recorded it, in order; a call that several recorded is one.
+
+    `metadata` of a triplet: `span_id`, `sequence_id`, `response_id`, `agent_name` (None: no agent), `model`, `temperature`, `refused`.
+    """
+
+    def __init__(
+        self,
+        repair_hierarchy: bool = True,
+        llm_call_match: str | None = None,
+        agent_match: str | None = None,
+        exclude_llm_call_in_reward: bool = True,
+        reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
+        _skip_empty_token_spans: bool = False,
+    ) -> None:
+        """Choose what becomes a triplet.
+
+        repair_hierarchy: find a place for spans that float (`TraceTree.repair_hierarchy`), so that calls find their agents.
+        llm_call_match: a regular expression; only calls that were seen as a span whose name it finds. None: every model call.
+        agent_match: a regular expression; only calls whose nearest agent has a name in which it finds something. None: of any or no agent.
+        exclude_llm_call_in_reward: leave out calls below a reward, a judge's for instance.
+        reward_match: which call a reward belongs to.
+        _skip_empty_token_spans: leave out calls without token ids. A rollout is then trained on without them.
+        """
+        self.repair_hierarchy = repair_hierarchy
+        self.llm_call_match = llm_call_match
+        self.agent_match = agent_match
+        self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
+        self.reward_match = RewardMatchPolicy(reward_match)
+        self._skip_empty_token_spans = _skip_empty_token_spans
+
+    def adapt(self, source: Sequence[Span]) -> list[Triplet]:
+        """One triplet for each selected call of one attempt."""
+        if not source:
+            return []
+        tree = TraceTree.from_spans(source)
+        selected = select_calls(
+            source,
+            tree,
+            agent_match=self.agent_match,
+            llm_call_match=self.llm_call_match,
+            exclude_llm_call_in_reward=self.exclude_llm_call_in_reward,
+            repair_hierarchy=self.repair_hierarchy,
+        )
+        if self._skip_empty_token_spans:
+            selected = [call for call in selected if call.view.tokens is not None]
+        rewards = match_rewards([call.view for call in selected], source, self.reward_match, tree)
+        return [
+            _triplet(call.view, reward, agent_name=call.agent) for call, reward in zip(selected, rewards, strict=True)
+        ]
+
+    def visualize(
+        self,
+        source: Sequence[Span],
+        filename: str | Path = "trace_tree",
+        interested_span_match: str | None = None,
+    ) -> TraceTree:
+        """Draw the tree that the calls are selected from as `filename`.svg, and answer it; see `TraceTree.visualize`."""
+        tree = TraceTree.from_spans(source)
+        if self.repair_hierarchy:
+            tree.repair_hierarchy()
+        tree.visualize(filename, interested_span_match)
+        return tree
+
+
+TraceToTriplet = TracerTraceToTriplet
+"""The seeds' name."""
 
 
 class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):
-    """Spans named `leyden.model_call` in the order in which the calls started; a repeated response id is one call.
+    """The calls that a gateway recorded (Leyden's, or Agent Lightning's proxy), in the order in which they came to it.
 
-    A reward belongs to the last call that had ended when it was emitted, and to the first call if none had. Several rewards of one
-    call: the last one stands. Failed calls (status ERROR) are left out.
+    Equal response ids of equal answers are one call. A reward belongs to the latest call without one that had ended when it was
+    emitted. Failed calls (status ERROR) are left out.
     """
 
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:
         """One triplet for each model call of one attempt."""
-        calls = _distinct(span for span in sorted(source, key=_started) if _is_answered_call(span))
-        rewards: list[float | None] = [None] * len(calls)
-        for span in sorted(source, key=_started):
-            value = get_reward_value(span)
-            if value is not None and calls:
-                rewards[_call_before(calls, span)] = value
-        return [_triplet(call, reward) for call, reward in zip(calls, rewards, strict=True)]
+        calls = [
+            call for call in model_calls([span for span in source if span.name in _PROXY_SPANS]) if not call.failed
+        ]
+        return [_triplet(call, reward) for call, reward in zip(calls, match_rewards(calls, source), strict=True)]
 
 
-def _is_answered_call(span: Span) -> bool:
-    return span.name == semconv.MODEL_CALL and span.status.status_code != "ERROR"
-
-
-def _started(span: Span) -> tuple[float, int]:
-    return (span.start_time or 0.0, span.sequence_id)
-
-
-def _ended(span: Span) -> float:
-    return span.end_time if span.end_time is not None else (span.start_time or 0.0)
-
-
-def _call_before(calls: Sequence[Span], reward: Span) -> int:
-    moment = _ended(reward)
-    before = [index for index, call in enumerate(calls) if _ended(call) <= moment]
-    return before[-1] if before else 0
-
-
-def _distinct(calls: Any) -> list[Span]:
-    seen: set[str] = set()
-    kept: list[Span] = []
-    for call in calls:
-        key = str(call.attributes.get(semconv.GEN_AI_RESPONSE_ID) or call.span_id)
-        if key not in seen:
-            seen.add(key)
-            kept.append(call)
-    return kept
-
-
-def _triplet(call: Span, reward: float | None) -> Triplet:
-    metadata: dict[str, Any] = {"span_id": call.span_id, "sequence_id": call.sequence_id}
-    if response_id := call.attributes.get(semconv.GEN_AI_RESPONSE_ID):
-        metadata["response_id"] = response_id
-    temperature = call.attributes.get(f"{semconv.GEN_AI_REQUEST_PREFIX}.temperature")
-    if temperature is not None:
-        metadata["temperature"] = temperature
+def _triplet(call: ModelCallView, reward: float | None, **metadata: Any) -> Triplet:
+    known = {
+        "span_id": call.span.span_id,
+        "sequence_id": call.span.sequence_id,
+        "response_id": call.response_id,
+        "model": call.model,
+        "temperature": call.settings.get("temperature"),
+        "refused": call.refused,
+    }
     tokens = call.tokens
-    if tokens is None:
-        metadata["refused"] = call.attributes.get(semconv.TOKENS_REFUSED, "the call was recorded without token ids")
     return Triplet(
         prompt=TripletPrompt(
             token_ids=[] if tokens is None else tokens.prompt_ids,
-            raw_content=_content(call, semconv.GEN_AI_INPUT_MESSAGES),
+            raw_content=call.input_messages,
+            image_urls=image_urls(call.input_messages),
         ),
         response=TripletResponse(
             token_ids=[] if tokens is None else tokens.response_ids,
-            raw_content=_content(call, semconv.GEN_AI_OUTPUT_MESSAGES),
+            raw_content=call.output_messages,
             logprobs=None if tokens is None else tokens.logprobs,
             policy_versions=None if tokens is None else tokens.policy_versions,
+            loss_mask=None if tokens is None else tokens.loss_mask,
         ),
         reward=reward,
-        metadata=metadata,
+        metadata={name: value for name, value in known.items() if value is not None} | metadata,
     )
-
-
-def _content(call: Span, attribute: str) -> Any:
-    text = call.attributes.get(attribute)
-    if not isinstance(text, str):
-        return cast(Any, text)
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

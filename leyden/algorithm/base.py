@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,11 @@ class Algorithm(ABC):
     holds_runners: bool = False
     """Whether runners must not claim before `announce_ready`: a resumed queue is full, and the policy is not restored yet."""
 
+    resumable: bool = False
+    """Whether `run` can be called again after it has failed, and then continues from its newest checkpoint (`get_run().resume`)."""
+
     _ready: Latch | None = None
+    _interrupt: Callable[[], Awaitable[None]] | None = None
     _trainer: weakref.ref[Any] | None = None
     _store: LightningStore | None = None
     _adapter: TraceAdapter[Any] | None = None
@@ -82,6 +86,18 @@ class Algorithm(ABC):
         """Let the runners claim."""
         if self._ready is not None:
             self._ready.set()
+
+    def set_interrupt(self, interrupt: Callable[[], Awaitable[None]]) -> None:
+        """Give what ends the runners of this run, for `interrupt_runners`."""
+        self._interrupt = interrupt
+
+    async def interrupt_runners(self) -> None:
+        """For an algorithm that has failed, before it tears down what agents need: they must not fail for want of it.
+
+        Runners drain, as when a run is stopped from outside; what they did not finish goes back to the queue and does not count.
+        """
+        if self._interrupt is not None:
+            await self._interrupt()
 
     def set_trainer(self, trainer: Any) -> None:
         """Remember the trainer, weakly; for users, no part of Leyden reads it."""
@@ -139,6 +155,11 @@ class Algorithm(ABC):
         if self._run is None:
             raise self._not_set("run")
         return self._run
+
+    @property
+    def pin(self) -> str:
+        """The name under which this run pins the rollouts that it will still read (`EnqueueRolloutRequest.pin`)."""
+        return f"run {self.get_run().run_id}"
 
     def _not_set(self, what: str) -> ConfigError:
         name = type(self).__name__

@@ -16,6 +16,9 @@ __all__ = ["Baseline", "FastAlgorithm"]
 
 logger = logging.getLogger(__name__)
 
+_LET_GO = 100
+"""Rollouts that have been reported are let go together, when there are so many."""
+
 SpanVerbosity = Literal["none", "keys", "key_values"]
 
 
@@ -83,12 +86,13 @@ class Baseline(FastAlgorithm):
         store, total, finished = self.get_store(), len(tasks), 0
         rewards: list[float] = []
         waiting: set[str] = set()
+        reported = 0
         upcoming = iter(tasks)
         last_line = asyncio.get_running_loop().time()
         while True:
             room = None if self.max_queue_length is None else self.max_queue_length - len(waiting)
             requests = [
-                EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id)
+                EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id, pin=self.pin)
                 for task, mode in itertools.islice(upcoming, room)
             ]
             waiting.update(rollout.rollout_id for rollout in await store.enqueue_many_rollouts(requests))
@@ -98,6 +102,10 @@ class Baseline(FastAlgorithm):
             waiting.difference_update(rollout.rollout_id for rollout in done)
             rewards += await self._report(done)
             finished += len(done)
+            reported += len(done)
+            if reported >= _LET_GO or not waiting:
+                await store.pin(self.pin, list(waiting))
+                reported = 0
             now = asyncio.get_running_loop().time()
             if now - last_line >= self.polling_interval or finished == total:
                 last_line = now

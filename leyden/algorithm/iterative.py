@@ -8,15 +8,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from leyden.algorithm.base import Algorithm, Dataset
 from leyden.loop import Callback, Checkpoint, LogWriter, Metrics, TrainLoop, Vessel
+from leyden.loop.callbacks import HookResult
 
 __all__ = ["IterativeAlgorithm", "Metrics"]
 
 
 class IterativeAlgorithm(Algorithm):
     """Override `step`, and `setup`, `validate`, `save`, `load`, `finish`, `teardown` where there is something to do.
+
+    Enqueue a step's rollouts with `pin=self.pin`: they stay, whatever retention says, until the step is in a checkpoint.
 
     max_iters: steps in all, those before a resume included.
     val_every_n_iters: validate after every so many steps; None: never.
@@ -27,6 +31,7 @@ class IterativeAlgorithm(Algorithm):
     """
 
     holds_runners = True
+    resumable = True
 
     def __init__(
         self,
@@ -49,7 +54,7 @@ class IterativeAlgorithm(Algorithm):
         """Do step `iteration`, counted from 0, and answer what there is to know of it."""
 
     async def setup(self, train_dataset: Dataset | None, val_dataset: Dataset | None) -> None:
-        """Before the first step of this process."""
+        """Before the first step of this process, and again when it is restarted after a failure: begin as if nothing had been done."""
 
     async def validate(self, iteration: int) -> Metrics:
         """Measure, after `iteration` steps, and change nothing."""
@@ -79,13 +84,17 @@ class IterativeAlgorithm(Algorithm):
             checkpoint = Checkpoint(
                 run.directory / "checkpoints", every_n_iters=self.checkpoint_every, keep=self.keep_checkpoints
             )
-        self._loop = self._new_loop(() if checkpoint is None else (checkpoint,))
+        let_go = _LetGo(self, checkpoint)
+        self._loop = self._new_loop((let_go,) if checkpoint is None else (checkpoint, let_go))
         saved = checkpoint.latest() if checkpoint is not None and run.resume else None
         try:
             await self.setup(train_dataset, val_dataset)
             await self._loop.arun(self, resume=saved)
             if self._loop.current_iter >= self.max_iters:
                 await self.finish()
+        except Exception:
+            await self.interrupt_runners()
+            raise
         finally:
             await self.teardown()
 
@@ -97,6 +106,23 @@ class IterativeAlgorithm(Algorithm):
             callbacks=[_Ready(self), *self.callbacks, *more],
             writers=self.writers,
         )
+
+
+class _LetGo(Callback):
+    """Lets go of the pinned rollouts once nobody would read them again: no resume begins before this iteration any more."""
+
+    runs_last: ClassVar[bool] = True
+
+    def __init__(self, algorithm: IterativeAlgorithm, checkpoint: Checkpoint | None) -> None:
+        self._algorithm, self._checkpoint = algorithm, checkpoint
+
+    def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
+        """The checkpoint, which came before, may have been written."""
+        if self._checkpoint is not None and self._checkpoint.last_saved < loop.current_iter:
+            return None
+        return self._algorithm.get_store().pin(self._algorithm.pin, [])
+
+    on_fit_end = on_iter_end
 
 
 class _Ready(Callback):

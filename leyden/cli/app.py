@@ -10,6 +10,10 @@ from rich.console import Console
 
 from leyden import __version__
 from leyden.cli.demo import demo
+from leyden.cli.gateway import gateway
+from leyden.cli.store import store
+from leyden.cli.store_export import export
+from leyden.cli.workers import workers
 from leyden.errors import LeydenError
 
 __all__ = ["app", "main"]
@@ -22,6 +26,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(gateway)
+app.command()(workers)
+store_commands = typer.Typer(rich_markup_mode=None)
+store_commands.callback(invoke_without_command=True)(store)
+store_commands.command()(export)
+app.add_typer(store_commands, name="store")
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, TypeVar, overload
@@ -16,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from leyden import semconv
 from leyden.errors import ConfigError
 from leyden.tracer import OpenSpan, current_trace
+from leyden.utils.text import as_json
 
 __all__ = ["Operation", "operation"]
 
@@ -31,11 +31,11 @@ class OperationStep:
 
     def set_input(self, value: Any) -> None:
         """Record what the operation works on; what JSON cannot say is recorded as its `repr`."""
-        self._span.set({semconv.OPERATION_INPUT: _as_json(value)})
+        self._span.set({semconv.OPERATION_INPUT: as_json(value)})
 
     def set_output(self, value: Any) -> None:
         """Record what came out, likewise."""
-        self._span.set({semconv.OPERATION_OUTPUT: _as_json(value)})
+        self._span.set({semconv.OPERATION_OUTPUT: as_json(value)})
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Add attributes. Raises InvalidEmission for a value that has no attribute form."""
@@ -137,10 +137,3 @@ def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict
         return dict(signature.bind(*args, **kwargs).arguments)
     except TypeError:  # the call itself is about to say so
         return {"args": args, "kwargs": kwargs}
-
-
-def _as_json(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, default=repr)
-    except (TypeError, ValueError, RecursionError):  # keys that are no strings, circles
-        return json.dumps(repr(value), ensure_ascii=False)

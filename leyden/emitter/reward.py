@@ -10,7 +10,7 @@ from typing import Any
 from leyden import semconv
 from leyden.emitter.emit import emit_span, with_user_attributes
 from leyden.errors import InvalidEmission
-from leyden.types import Span, reward_attributes
+from leyden.types import Attributes, Span, SpanEvent, reward_attributes
 
 __all__ = ["emit_reward"]
 
@@ -24,6 +24,8 @@ def emit_reward(
 ) -> Span:
     """Say how well the agent did. An algorithm reads the last primary reward of an attempt.
 
+    The span says it in Leyden's attributes, and for other backends in a `gen_ai.evaluation.result` event for each name.
+
     reward: a finite number, or numbers by name.
     primary_key: which of several names is the primary reward; needed when there is more than one.
     Raises InvalidEmission for what is no finite number and for a missing or unknown primary_key, NoActiveTrace outside a trace.
@@ -35,8 +37,15 @@ def emit_reward(
     else:
         named = {semconv.PRIMARY_REWARD: reward}
     checked = {name: _finite(name, value) for name, value in named.items()}
-    own = reward_attributes(checked)
-    return emit_span("emit_reward", semconv.REWARD, with_user_attributes(own, attributes), propagate=propagate)
+    told = with_user_attributes(reward_attributes(checked), attributes)
+    events = [_evaluation(name, value) for name, value in checked.items()]
+    return emit_span("emit_reward", semconv.REWARD, told, propagate=propagate, events=events)
+
+
+def _evaluation(name: str, value: float) -> SpanEvent:
+    """A dimension as any OpenTelemetry backend reads it."""
+    said: Attributes = {semconv.GEN_AI_EVALUATION_NAME: name, semconv.GEN_AI_EVALUATION_SCORE: value}
+    return SpanEvent(name=semconv.GEN_AI_EVALUATION, attributes=said)
 
 
 def _primary_first(rewards: Mapping[str, float], primary_key: str | None) -> Mapping[str, float]:

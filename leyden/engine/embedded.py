@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,17 +28,17 @@ from leyden.engine.base import (
 )
 from leyden.errors import ConfigError, EngineError
 from leyden.types import LLM, TrainingSequence
+from leyden.utils.listening import is_loopback, listen, netloc
 
 if TYPE_CHECKING:
     from leyden.engine.decoder import Decoder
-    from leyden.engine.http_thread import HttpThread
     from leyden.engine.learner import Learner
     from leyden.engine.loading import LoadedPolicy
+    from leyden.utils.asgi import AsgiThread
 
 __all__ = ["EmbeddedBackend"]
 
 T = TypeVar("T")
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class EmbeddedBackend(PolicyBackend):
@@ -81,7 +82,7 @@ class EmbeddedBackend(PolicyBackend):
         host, port: of the endpoint; port 0 takes a free one. Any address but loopback needs `api_key`.
         control_key: also serve training, to whoever has this key (how `IsolatedBackend` drives its child).
         """
-        if host not in _LOOPBACK and not api_key:
+        if not is_loopback(host) and not api_key:
             raise ConfigError(f"host={host!r} can be reached from other machines; set api_key, or use 127.0.0.1")
         for name, value in (
             ("max_batch_rows", max_batch_rows),
@@ -120,8 +121,8 @@ class EmbeddedBackend(PolicyBackend):
 
     def endpoint(self) -> LLM:
         running = self._started()
-        host = f"[{self._address[0]}]" if ":" in self._address[0] else self._address[0]
-        return LLM(endpoint=f"http://{host}:{running.port}/v1", model=self.model_name, api_key=self._api_key)
+        address = netloc(self._address[0], running.port)
+        return LLM(endpoint=f"http://{address}/v1", model=self.model_name, api_key=self._api_key)
 
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Sample]:
         from leyden.engine.sampler import sample
@@ -193,9 +194,9 @@ class EmbeddedBackend(PolicyBackend):
         from leyden.engine.decoder import Decoder
         from leyden.engine.endpoint import Endpoint, EndpointOptions
         from leyden.engine.forward.choose import choose_forward
-        from leyden.engine.http_thread import HttpThread
         from leyden.engine.learner import Learner
         from leyden.engine.loading import load_policy
+        from leyden.utils.asgi import AsgiThread
 
         if self._threads is not None:
             torch.set_num_threads(self._threads)
@@ -229,12 +230,21 @@ class EmbeddedBackend(PolicyBackend):
             control_key=self._control_key,
         )
         routes = control_routes(self) if self._control_key else None
-        server = HttpThread(
-            Endpoint(decoder, policy.text, options, routes), host=self._address[0], port=self._address[1]
-        )
-        port = server.start()
+        listener = self._listen()
+        port = int(listener.getsockname()[1])
+        server = AsgiThread(Endpoint(decoder, policy.text, options, routes), name="leyden-engine-http")
+        server.start(listener)
         decoder.start()
         return _Running(policy, learner, decoder, server, executor, port, max_length)
+
+    def _listen(self) -> socket.socket:
+        host, port = self._address
+        try:
+            return listen(host, port)
+        except OSError as error:
+            raise EngineError(
+                f"the engine cannot listen on host={host!r}, port={port}: {error.strerror}; port=0 takes a free port"
+            ) from error
 
     def _stop(self) -> None:
         with self._lock:
@@ -261,7 +271,7 @@ class _Running:
         policy: LoadedPolicy,
         learner: Learner,
         decoder: Decoder,
-        server: HttpThread,
+        server: AsgiThread,
         executor: ThreadPoolExecutor,
         port: int,
         max_length: int,

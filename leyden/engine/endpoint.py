@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from leyden.dialects import openai_error, sse_event, usage
 from leyden.engine.decoder import Decoder, Generation
 from leyden.engine.text import StreamedText, Text, cut_at_stop
 from leyden.engine.wire import (
@@ -25,10 +26,8 @@ from leyden.engine.wire import (
     Kind,
     RequestError,
     chunk,
-    error_body,
     parse_request,
     response,
-    usage,
 )
 from leyden.errors import LeydenError
 
@@ -76,10 +75,10 @@ class Endpoint:
             await self._route(scope, receive, send)
         except RequestError as error:
             await _answer(
-                send, error.status, error_body(str(error), status=error.status, param=error.param, code=error.code)
+                send, error.status, openai_error(error.status, str(error), param=error.param, code=error.code)
             )
         except LeydenError as error:
-            await _answer(send, 500, error_body(str(error), status=500))
+            await _answer(send, 500, openai_error(500, str(error)))
 
     async def _route(self, scope: Message, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -151,7 +150,7 @@ class Endpoint:
         except LeydenError as error:
             if not started:
                 raise
-            await send(_sse(error_body(str(error), status=500)))
+            await send(_sse(openai_error(500, str(error))))
         if request.include_usage:
             counted = usage(len(prompt_ids), sum(len(g.token_ids) for g in call.generations))
             data = chunk(request, response_id, None, self._piece, counted=counted)
@@ -353,4 +352,4 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
 
 
 def _sse(body: bytes) -> Message:
-    return {"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": True}
+    return {"type": "http.response.body", "body": sse_event(body), "more_body": True}

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-__all__ = ["Choice", "CompletionRequest", "RequestError", "chunk", "error_body", "parse_request", "response", "usage"]
+from leyden.dialects import Json, sse_event, usage
+
+__all__ = ["Choice", "CompletionRequest", "RequestError", "chunk", "parse_request", "response"]
 
 Kind = Literal["chat.completion", "text_completion"]
-Json = dict[str, Any]
 
 
 class RequestError(Exception):
@@ -28,12 +29,6 @@ class RequestError(Exception):
         self.status = status
         self.param = param
         self.code = code
-
-
-def error_body(message: str, *, status: int, param: str | None = None, code: str | None = None) -> bytes:
-    """OpenAI's error object."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,12 +291,7 @@ def chunk(
     body["choices"] = [] if choice is None else [_choice(request, choice, pieces, chunked=True)]
     if request.include_usage:
         body["usage"] = counted
-    return b"data: " + json.dumps(body).encode() + b"\n\n"
-
-
-def usage(n_prompt: int, n_response: int) -> Json:
-    """OpenAI's token counts."""
-    return {"prompt_tokens": n_prompt, "completion_tokens": n_response, "total_tokens": n_prompt + n_response}
+    return sse_event(json.dumps(body).encode())
 
 
 def _head(request: CompletionRequest, response_id: str, kind: str) -> Json:

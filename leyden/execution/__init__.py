@@ -2,15 +2,19 @@
 
 Lives here: `ExecutionStrategy` and the strategies. A strategy is given two bundles (coroutine functions) and knows nothing of what they
 do: it starts them, tells the runners to stop when the algorithm is done, and never leaves anything behind. To add one, implement
-`execute`, add a line to `trainer/registry.py`, and hold it to `tests/execution/`.
+`execute`, add a line to `trainer/registry.py`, and hold it to `tests/contracts/strategy.py`.
+
+`ClientServerExecutionStrategy`, `InterProcessExecutionStrategy` and `RayExecutionStrategy` are in modules of their own, which bring
+processes and servers.
 """
 
-from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
+from leyden.execution.base import AlgorithmBundle, Elsewhere, ExecutionStrategy, RunnerBundle
 from leyden.execution.events import ExecutionEvent, ThreadingEvent
 from leyden.execution.shared_memory import SharedMemoryExecutionStrategy
 
 __all__ = [
     "AlgorithmBundle",
+    "Elsewhere",
     "ExecutionEvent",
     "ExecutionStrategy",
     "RunnerBundle",

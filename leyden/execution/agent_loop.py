@@ -19,6 +19,8 @@ from collections.abc import Coroutine, Generator
 from contextvars import ContextVar
 from typing import Any
 
+from leyden.utils.own_loop import new_own_loop
+
 __all__ = ["AgentLoop", "Residence"]
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class Residence:
 
     def abandon(self) -> None:
         """Wait no longer: an agent blocks the loop. It is left to itself, and the next run gets another loop."""
+        logger.warning("an agent blocks the event loop of the runners and is left to itself")
         self._home.give_up()
         if not self._ended.done():
             self._ended.set_result(None)
@@ -77,12 +80,11 @@ class Residence:
     def _settle(self) -> None:
         work = self._work
         assert work is not None
-        error = None if work.cancelled() else work.exception()
         if self._ended.done():
             return  # abandoned
-        if work.cancelled():
+        if not work.done() or work.cancelled():  # a second Ctrl-C does not wait for the first to have its effect
             self._ended.cancel()
-        elif error is not None:
+        elif error := work.exception():
             self._ended.set_exception(error)
         else:
             self._ended.set_result(None)
@@ -97,7 +99,7 @@ class AgentLoop:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._finished = False
-        self.loop = asyncio.new_event_loop()
+        self.loop = new_own_loop()
         self.loop.set_task_factory(_new_task)
         self._thread = threading.Thread(target=self._run, name="leyden-agents", daemon=True)
         contextvars.Context().run(self._thread.start)  # from an empty context: the thread belongs to no trace
@@ -140,6 +142,7 @@ class AgentLoop:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=_EXIT_SECONDS)
+        await self.loop.shutdown_asyncgens()  # what belongs to the loop (sessions) is closed by them
         self._finished = True
         self.loop.stop()
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from leyden.store.base import LightningStore
 from leyden.utils.latch import Latch
 
-__all__ = ["AlgorithmBundle", "ExecutionStrategy", "RunnerBundle"]
+__all__ = ["AlgorithmBundle", "Elsewhere", "ExecutionStrategy", "PortableRunnerBundle", "RunnerBundle", "RunsAgain"]
+
+
+class RunsAgain(Exception):
+    """Raised by an algorithm bundle whose algorithm has failed (its cause) and is started again, by another `execute`: runners
+    elsewhere are not told that the work is over.
+    """
 
 
 class AlgorithmBundle(Protocol):
@@ -23,15 +31,54 @@ class RunnerBundle(Protocol):
     async def __call__(self, store: LightningStore, worker_id: int, event: Latch) -> None: ...
 
 
+class PortableRunnerBundle(RunnerBundle, Protocol):
+    """A runner bundle that another process can be given (`travel.py`): there `init` goes before it and `teardown` after it."""
+
+    @property
+    def worker_names(self) -> Sequence[str]:
+        """Under which the store knows the workers, by worker id."""
+        ...
+
+    def init(self) -> None: ...
+    def teardown(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What a gateway must be for runners that were not started by the algorithm's process."""
+
+    host: str
+    """Where the algorithm's servers listen."""
+    gateway_port: int
+    secret: str | None
+    """What both sides know and agents are not told."""
+
+
 class ExecutionStrategy(ABC):
     """Runs one algorithm bundle and `n_runners` runner bundles against one store."""
 
     n_runners: int
+    runs_algorithm: bool = True
+    """False where the algorithm runs elsewhere, and only runners here."""
+
+    def check(self) -> None:
+        """Called before anything of a run is opened. Raises ConfigError if this process cannot start one."""
+
+    def remote_store(self) -> LightningStore | None:
+        """The store to work on, where another process serves it; None: the run's own."""
+        return None
+
+    def elsewhere(self) -> Elsewhere | None:
+        """Where runners and algorithm are started apart from each other; None: they are not."""
+        return None
 
     @abstractmethod
-    async def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> None:
+    async def execute(
+        self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, *, ready: Latch | None = None
+    ) -> None:
         """Return when the algorithm is done and the runners have drained.
 
+        ready: runners begin when it is open; None: at once.
         Whatever ends first with an error stops the other side and is raised. Cancelling this (Ctrl-C) gives the runners `drain_seconds`
         to finish, then cancels them, then the algorithm. It ends in a few seconds, whatever an agent does.
         """

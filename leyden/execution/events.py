@@ -6,7 +6,7 @@ from typing import Protocol
 
 from leyden.utils.latch import Latch
 
-__all__ = ["ExecutionEvent", "ThreadingEvent"]
+__all__ = ["ExecutionEvent", "StopSignal", "ThreadingEvent"]
 
 
 class ExecutionEvent(Protocol):
@@ -20,3 +20,16 @@ class ExecutionEvent(Protocol):
 
 ThreadingEvent = Latch
 """The signal for threads and loops of one process."""
+
+
+class StopSignal(Latch):
+    """What tells runners to stop, as the algorithm's bundle is given it: an algorithm that has failed can end them first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.obeyed = Latch(), Latch()
+
+    async def end_runners(self) -> None:
+        """Let them drain as when a run is stopped from outside, and wait until they have ended."""
+        self.asked.set()
+        await self.obeyed.wait_async()

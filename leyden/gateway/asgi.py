@@ -7,42 +7,55 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import cast
+from urllib.parse import unquote
 
 import aiohttp
 
+from leyden import semconv
+from leyden.dialects import DIALECTS, Dialect
 from leyden.gateway.refusal import Refusal
+from leyden.utils.asgi import Receive, Scope, Send
 
 __all__ = [
     "Headers",
     "Receive",
     "Scope",
     "Send",
+    "attempt_of_headers",
     "downstream_headers",
+    "given_key",
     "header",
     "read_body",
     "send_json",
     "send_refusal",
+    "speaks_anthropic",
     "trace_parent",
     "upstream_headers",
 ]
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 _HOP_BY_HOP = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"),
     *("upgrade", "host", "content-length", "content-encoding", "expect"),
 }
-_OF_THE_GATEWAY = {"authorization", "api-key", "x-api-key", "cookie", "accept-encoding"}
+_OF_THE_GATEWAY = {
+    "authorization",
+    "api-key",
+    "x-api-key",
+    "cookie",
+    "accept-encoding",
+    "x-leyden-rollout",
+    "x-leyden-attempt",
+}
 """What the agent tells the gateway, not the model's server; the connection to the latter chooses its own
 compression."""
 _NOT_UPSTREAM = frozenset(name.encode() for name in _HOP_BY_HOP | _OF_THE_GATEWAY)
 _NOT_DOWNSTREAM = frozenset(_HOP_BY_HOP)
+_ANTHROPIC_VERSION = "2023-06-01"
+"""The only one there is; a client of OpenAI's does not say it."""
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _JSON: Headers = [(b"content-type", b"application/json")]
 
@@ -59,13 +72,40 @@ def trace_parent(scope: Scope) -> tuple[str, str] | None:
     return (found[1].decode(), found[2].decode()) if found else None
 
 
-def upstream_headers(scope: Scope, api_key: str | None) -> list[tuple[str, str]]:
-    """The agent's headers as the upstream gets them."""
+def attempt_of_headers(scope: Scope) -> tuple[str, str] | None:
+    """(rollout id, attempt id), percent-encoded in `x-leyden-rollout` and `x-leyden-attempt`, else in W3C's `baggage`."""
+    rollout, attempt = header(scope, b"x-leyden-rollout"), header(scope, b"x-leyden-attempt")
+    if not (rollout and attempt):
+        members = (
+            member.partition(b";")[0].partition(b"=") for member in (header(scope, b"baggage") or b"").split(b",")
+        )
+        carried = {name.strip(): value.strip() for name, _, value in members}
+        rollout, attempt = carried.get(semconv.ROLLOUT_ID.encode()), carried.get(semconv.ATTEMPT_ID.encode())
+    return (unquote(rollout.decode("latin-1")), unquote(attempt.decode("latin-1"))) if rollout and attempt else None
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a client of Anthropic's asks; all of them say the version of the API that they speak."""
+    return header(scope, b"anthropic-version") is not None
+
+
+def given_key(scope: Scope) -> bytes:
+    """The API key that the client sent, where OpenAI's clients or where Anthropic's put it."""
+    bearer = header(scope, b"authorization") or b""
+    if bearer.lower().startswith(b"bearer "):
+        return bearer[len(b"bearer ") :].strip()
+    return header(scope, b"x-api-key") or b""
+
+
+def upstream_headers(scope: Scope, api_key: str | None, dialect: Dialect) -> list[tuple[str, str]]:
+    """The agent's headers as the upstream gets them. dialect: the one that the upstream is spoken to in."""
     given = cast(Iterable[tuple[bytes, bytes]], scope["headers"])
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in given if name not in _NOT_UPSTREAM]
-    if api_key is not None:
-        headers.append(("authorization", f"Bearer {api_key}"))
-    return headers
+    if dialect is DIALECTS["messages"]:
+        if not speaks_anthropic(scope):
+            headers.append(("anthropic-version", _ANTHROPIC_VERSION))
+        return headers if api_key is None else [*headers, ("x-api-key", api_key)]
+    return headers if api_key is None else [*headers, ("authorization", f"Bearer {api_key}")]
 
 
 def downstream_headers(response: aiohttp.ClientResponse) -> Headers:
@@ -98,7 +138,7 @@ async def send_json(send: Send, body: bytes, *, status: int = 200, headers: Head
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_refusal(send: Send, refusal: Refusal) -> None:
-    """Answer with an error in OpenAI's shape."""
+async def send_refusal(send: Send, refusal: Refusal, dialect: Dialect) -> None:
+    """Answer with an error as clients of `dialect` read it."""
     with contextlib.suppress(OSError):
-        await send_json(send, refusal.body(), status=refusal.status, headers=[*_JSON, *refusal.headers])
+        await send_json(send, refusal.body(dialect), status=refusal.status, headers=[*_JSON, *refusal.headers])

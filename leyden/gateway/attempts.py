@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from leyden.errors import LeydenError, UnknownAttempt, UnknownRollout
+from leyden.gateway.limits import Spent
 from leyden.gateway.refusal import Refusal
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout
@@ -37,12 +38,18 @@ class Admission:
     """The number of the call within its attempt, from 0."""
     trace_id: str
     """The trace of the attempt's calls that bring no trace of their own."""
+    mode: str | None
+    """Of the rollout."""
+    spent: Spent
+    """By the attempt so far."""
 
 
 @dataclass(slots=True)
 class _Live:
     trace_id: str
     calls: int = 0
+    mode: str | None = None
+    spent: Spent = field(default_factory=Spent)
     check_again_at: float = 0.0
 
 
@@ -55,8 +62,8 @@ class Attempts:
         self._ended: dict[AttemptKey, bool] = {}
         """Whether a call that came too late has been noted."""
 
-    async def admit(self, rollout_id: str, attempt_id: str) -> Admission:
-        """Number one call.
+    async def admit(self, rollout_id: str, attempt_id: str, *, call_index: int | None = None) -> Admission:
+        """Number one call; call_index: the number that it has already, if it is sent again.
 
         Raises Refusal: 404 for ids that the store does not know, 410 for an attempt that is over, 503 when the store
         cannot say.
@@ -67,15 +74,15 @@ class Attempts:
         live = self._live.get(key)
         if live is None:
             live = self._live[key] = _Live(trace_id=trace_id_of(key))
-        admission = Admission(call_index=live.calls, trace_id=live.trace_id)
-        live.calls += 1
+        if call_index is None:
+            call_index, live.calls = live.calls, live.calls + 1
         now = time.monotonic()
         if now >= live.check_again_at:
-            await self._check(key)
+            await self._check(key, live)
             live.check_again_at = now + _RECHECK_SECONDS
         if key in self._ended:
             raise _gone(rollout_id, attempt_id, "the attempt is over")
-        return admission
+        return Admission(call_index=call_index, trace_id=live.trace_id, mode=live.mode, spent=live.spent)
 
     def note_late_call(self, rollout_id: str, attempt_id: str) -> bool:
         """Whether this is the first call of an ended attempt; only that one is worth a record, an agent may repeat it for ever."""
@@ -91,10 +98,10 @@ class Attempts:
         if len(self._ended) > _ENDED_KEPT:
             self._ended.pop(next(iter(self._ended)), None)
 
-    async def _check(self, key: AttemptKey) -> None:
+    async def _check(self, key: AttemptKey, live: _Live) -> None:
         rollout_id, attempt_id = key
         try:
-            over = await self._why_over(rollout_id, attempt_id)
+            over = await self._why_over(rollout_id, attempt_id, live)
         except (UnknownRollout, UnknownAttempt) as error:
             self._live.pop(key, None)
             noun = "rollout" if isinstance(error, UnknownRollout) else "attempt"
@@ -111,8 +118,9 @@ class Attempts:
             self.end(rollout_id, attempt_id)
             raise _gone(rollout_id, attempt_id, over)
 
-    async def _why_over(self, rollout_id: str, attempt_id: str) -> str | None:
+    async def _why_over(self, rollout_id: str, attempt_id: str, live: _Live) -> str | None:
         rollout = await self._store.get_rollout_by_id(rollout_id)
+        live.mode = rollout.mode
         if isinstance(rollout, AttemptedRollout) and rollout.attempt.attempt_id == attempt_id:
             attempt = rollout.attempt
         else:

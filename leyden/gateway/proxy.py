@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import ipaddress
 import logging
+import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, cast
 
@@ -22,11 +22,16 @@ import aiohttp
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.attempts import Attempts
+from leyden.gateway.gate import Gate
+from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.recorder import Failures, Recorder
-from leyden.gateway.server import AsgiServer
+from leyden.gateway.remote import RemoteRecorder, control_key_of
 from leyden.gateway.upstream import UpstreamModel, upstream_models
 from leyden.store.base import LightningStore
-from leyden.types import LLM, ProxyLLM
+from leyden.types import LLM, NamedResources, ProxyLLM
+from leyden.utils.asgi import AsgiServer
+from leyden.utils.attempt_key import NO_TOKEN, attempt_key
+from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
 
 __all__ = ["LLMProxy"]
 
@@ -41,10 +46,11 @@ _CLIENT_KEEP_ALIVE_SECONDS = 75
 _UPSTREAM_KEEP_ALIVE_SECONDS = 3.0
 """Shorter than servers keep one (uvicorn and vLLM: 5 s), for the same reason."""
 _CONNECT_SECONDS = 10.0
+_MODES = ("train", "val", "test")
 
 
 class LLMProxy:
-    """An OpenAI-compatible server that passes calls on to models and records each in its attempt.
+    """A server of OpenAI's and Anthropic's APIs that passes calls on to models and records each in its attempt.
 
     `start` before use, `stop` after (or `async with`); both may be repeated, and a restart keeps the address. All
     methods may be called from any thread and any event loop, `start` and `stop` from one at a time.
@@ -61,6 +67,13 @@ class LLMProxy:
         launch_mode: Literal["thread"] = "thread",
         deterministic_seed: int | None = None,
         token: str | None = None,
+        access_host: str | None = None,
+        keep_alive_seconds: float = 15.0,
+        upstream_retries: int = 2,
+        pause_wait_seconds: float = 300.0,
+        attempt_limits: AttemptLimits | None = None,
+        sampling_overrides: Mapping[str, Mapping[str, Any]] | None = None,
+        durable: bool = False,
     ) -> None:
         """Nothing is opened before `start`.
 
@@ -68,21 +81,50 @@ class LLMProxy:
         byte included. deterministic_seed: give each request that has no `seed` one that depends on this number, the
         rollout's id and the number of the call in its attempt, so that a rerun of the same rollout id samples the same.
         token: what clients must send as their API key; required when `host` is not a loopback address.
+        access_host: under which agents reach this machine, where `host` does not say it. None: `host`; and where that stands for all
+        addresses of the machine (0.0.0.0), runners look for the gateway on the machine of the store.
+        keep_alive_seconds: a stream that is silent for so long gets a comment, which clients skip and networks count as life.
+        upstream_retries: how often a call is sent again, with growing pauses, to a server that cannot be reached, or to another server
+        of the model after 429, 502, 503 or 504; only before the first byte of an answer.
+        pause_wait_seconds: how long a call waits while the gateway is paused, before it gets 429 with Retry-After.
+        attempt_limits: what each attempt may spend; a call beyond that gets 429 and is not to be tried again.
+        sampling_overrides: by mode ("train", "val", "test"), fields that replace those of every request of such rollouts, named as the
+        agents' API names them: {"val": {"temperature": 0}}.
+        durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
+        written behind the answer, and a crash of this process loses the last few hundredths of a second.
+        model_list: a model that is named several times has several servers. An attempt stays with one while it is well.
         Raises ConfigError.
         """
         if launch_mode != "thread":
             raise ConfigError(f"launch_mode is {launch_mode!r}; possible: 'thread'")
         if not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds is {timeout_seconds}; it must be above 0")
-        if token is None and not _is_loopback(host):
+        if upstream_retries < 0:
+            raise ConfigError(f"upstream_retries is {upstream_retries}; it must be at least 0")
+        if not keep_alive_seconds > 0:
+            raise ConfigError(f"keep_alive_seconds is {keep_alive_seconds}; it must be above 0")
+        if token is None and not is_loopback(host):
             raise ConfigError(f"host {host!r} can be reached from other machines: give token=..., or bind to 127.0.0.1")
         self._host = host
+        self._access_host = access_host or host
         self._port = port
-        self._models = upstream_models(model_list or ())
+        self._limits = attempt_limits or AttemptLimits()
+        self._models = self._checked(model_list or ())
+        self._sampling_overrides = {mode: dict(fields) for mode, fields in (sampling_overrides or {}).items()}
+        if unknown := sorted(set(self._sampling_overrides) - set(_MODES)):
+            raise ConfigError(f"sampling_overrides: no mode {unknown[0]!r}; possible: {', '.join(map(repr, _MODES))}")
+        if not pause_wait_seconds > 0:
+            raise ConfigError(f"pause_wait_seconds is {pause_wait_seconds}; it must be above 0")
+        self._pause_wait_seconds = pause_wait_seconds
+        self._durable = durable
         self._store = store
         self._timeout_seconds = timeout_seconds
+        self._keep_alive_seconds = keep_alive_seconds
+        self._upstream_retries = upstream_retries
         self._deterministic_seed = deterministic_seed
         self._token = token
+        self._control_key = secrets.token_urlsafe(32)
+        """What runners in other processes show when they end an attempt."""
         self._failures: Failures = {}
         self._running: _Running | None = None
 
@@ -92,6 +134,11 @@ class LLMProxy:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.shield(self.stop())
+
+    def __reduce__(self) -> tuple[Callable[..., RemoteRecorder], tuple[Any, ...]]:
+        """In another process, a gateway is a recorder of the attempts that are made there."""
+        root = f"http://{netloc(reachable(self._access_host), self._listening_port())}"
+        return RemoteRecorder, (root, self._control_key)
 
     # ---- options -----------------------------------------------------------------------------------------------------
 
@@ -107,16 +154,38 @@ class LLMProxy:
 
     def update_model_list(self, model_list: ModelList) -> None:
         """Serve these models from the next call on; no restart. Raises ConfigError, and the old list stays."""
-        self._models = upstream_models(model_list)
+        self._models = self._checked(model_list)
+
+    def _checked(self, model_list: ModelList) -> dict[str, tuple[UpstreamModel, ...]]:
+        models = upstream_models(model_list)
+        if self._limits.cost is not None:
+            for server in (server for servers in models.values() for server in servers):
+                if server.price_per_million is None:
+                    raise ConfigError(
+                        f"attempt_limits: cost={self._limits.cost:g} needs a price of {server.model_name!r}; "
+                        "give its UpstreamModel price_per_million=(of prompts, of answers)"
+                    )
+        return models
+
+    def share_control(self, secret: str | None) -> None:
+        """Let runners that were started elsewhere end attempts here: those that know `secret` (`FoundGateways`)."""
+        self._control_key = control_key_of(secret)
+
+    @property
+    def host(self) -> str:
+        """The address that the gateway is bound to."""
+        return self._host
 
     @property
     def endpoint(self) -> str:
-        """The base URL of the gateway itself, without an attempt. Raises GatewayError before `start` if no `port` was
-        given."""
+        """The base URL of the gateway itself, without an attempt, as agents are given it. Raises GatewayError before `start` if no
+        `port` was given."""
+        return f"http://{netloc(self._access_host, self._listening_port())}/v1"
+
+    def _listening_port(self) -> int:
         if self._port is None:
             raise GatewayError("the gateway has no address yet: start it first, or give it a port=")
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}/v1"
+        return self._port
 
     def as_resource(
         self,
@@ -134,12 +203,19 @@ class LLMProxy:
         resource = ProxyLLM(
             endpoint=self.endpoint,
             model=name,
-            api_key=self._token or "EMPTY",  # OpenAI's client insists on some key
-            sampling_parameters={**self._models[name].sampling_parameters, **(sampling_parameters or {})},
+            api_key=self._token or NO_TOKEN,  # OpenAI's client insists on some key
+            sampling_parameters={**self._models[name][0].sampling_parameters, **(sampling_parameters or {})},
         )
         if rollout_id is None and attempt_id is None:
             return resource
         return resource.with_attempted_rollout(cast(str, rollout_id), cast(str, attempt_id))
+
+    def make_key(self, rollout_id: str, attempt_id: str) -> str:
+        """The API key of one attempt, for programs whose base URL cannot carry the ids: `sk-leyden-<rollout>.<attempt>.<hmac>`.
+
+        It is made with the gateway's token, lets its holder call in this attempt only, and stays valid while the token does.
+        """
+        return attempt_key(self._token, rollout_id, attempt_id)
 
     def _model_name(self, model: str | None) -> str:
         models = list(self._models)
@@ -152,12 +228,15 @@ class LLMProxy:
 
     # ---- attempts ----------------------------------------------------------------------------------------------------
 
+    def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
+        """Nothing: attempts are met when they call."""
+
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
         """Refuse all later calls of this attempt with 410, and give up those under way. Safe to repeat."""
         running = self._running
         if running is not None:
             running.attempts.end(rollout_id, attempt_id)
-            if not running.recorder.settled((rollout_id, attempt_id)):
+            if running.app.remembers or not running.recorder.settled((rollout_id, attempt_id)):
                 with contextlib.suppress(RuntimeError):  # stopped this very moment: it gives up every call
                     running.loop.call_soon_threadsafe(running.app.end_attempt, rollout_id, attempt_id)
 
@@ -173,6 +252,26 @@ class LLMProxy:
                 raise failure
         elif not running.recorder.settled(key):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running.recorder.flush(key), running.loop))
+
+    # ---- updates of the weights --------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Hold calls up from now on, until `resume`; those at the model go on. Raises GatewayError if the gateway is not running."""
+        await self._at_the_gate(Gate.close)
+
+    async def drain(self) -> None:
+        """`pause`, and wait until no call is at the model. Raises GatewayError if the gateway is not running."""
+        await self._at_the_gate(Gate.drain)
+
+    async def resume(self) -> None:
+        """Let the calls that wait go on. Raises GatewayError if the gateway is not running."""
+        await self._at_the_gate(Gate.open)
+
+    async def _at_the_gate(self, act: Callable[[Gate], Coroutine[Any, Any, None]]) -> None:
+        running = self._running
+        if running is None:
+            raise GatewayError("the gateway is not running, so it holds no calls: start it first")
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(running.gate), running.loop))
 
     # ---- the server --------------------------------------------------------------------------------------------------
 
@@ -198,7 +297,7 @@ class LLMProxy:
 
         def run() -> None:
             try:
-                with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                with asyncio.Runner(loop_factory=loop_factory()) as runner:
                     runner.run(self._serve(store, listener, ready, stopped))
             except BaseException as error:
                 logger.exception("the gateway on %s ended", self.endpoint)
@@ -227,14 +326,9 @@ class LLMProxy:
         await self.start()
 
     def _listen(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self._host, self._port or 0))
-            listener.listen(2048)
+            listener = listen(self._host, self._port or 0)
         except OSError as error:
-            listener.close()
             raise GatewayError(
                 f"the gateway cannot listen on {self._host}, port {self._port}: {error.strerror or error}; "
                 "give LLMProxy another port=, or port=None for a free one"
@@ -251,6 +345,7 @@ class LLMProxy:
     ) -> None:
         recorder = Recorder(store, self._failures)
         attempts = Attempts(store)
+        gate = Gate(self._pause_wait_seconds)
         async with _upstream_session(self._timeout_seconds) as session:
             app = GatewayApp(
                 session=session,
@@ -258,8 +353,15 @@ class LLMProxy:
                 recorder=recorder,
                 models=lambda: self._models,
                 token=self._token,
+                control_key=lambda: self._control_key,
                 deterministic_seed=self._deterministic_seed,
                 timeout_seconds=self._timeout_seconds,
+                keep_alive_seconds=self._keep_alive_seconds,
+                upstream_retries=self._upstream_retries,
+                gate=gate,
+                limits=self._limits,
+                sampling_overrides=self._sampling_overrides,
+                durable=self._durable,
             )
             server = AsgiServer(app, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS)
             await server.start(listener)
@@ -271,6 +373,7 @@ class LLMProxy:
                     recorder=recorder,
                     attempts=attempts,
                     app=app,
+                    gate=gate,
                     loop=loop,
                     thread=threading.current_thread(),
                     stopped=stopped,
@@ -290,6 +393,7 @@ class _Running:
     recorder: Recorder
     attempts: Attempts
     app: GatewayApp
+    gate: Gate
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     stopped: concurrent.futures.Future[None]
@@ -302,20 +406,3 @@ def _upstream_session(timeout_seconds: float) -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
     )
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

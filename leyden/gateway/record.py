@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from leyden import semconv
-from leyden.gateway.wire import dump
+from leyden.dialects import dump
 from leyden.types import Attributes, Span, SpanStatus, TokenRecord
 from leyden.utils import ids
 
@@ -36,11 +36,13 @@ class ModelCall:
     """The number of the call within its attempt, from 0; None: it came too late to have one."""
     operation: str
     start_time: float
+    retry_of: str | None = None
+    """The span id of the failed try that this one follows."""
     end_time: float = 0.0
     request: Json = field(default_factory=dict[str, Any])
-    """The agent's request; the seed that the gateway added is part of it."""
+    """The agent's request, in chat whatever it came in; the seed that the gateway added is part of it."""
     response: Json | None = None
-    """The upstream's answer, put together if it was a stream; None when none came."""
+    """The upstream's answer, in chat too, put together if it was a stream; None when none came."""
     error: str | None = None
     """Why the call failed, if it did."""
     span_id: str = field(default_factory=ids.span_id)
@@ -55,14 +57,19 @@ def span_of(call: ModelCall) -> Span:
     attributes: Attributes = {semconv.GEN_AI_OPERATION: call.operation}
     if call.call_index is not None:
         attributes[semconv.CALL_INDEX] = call.call_index
+    if call.retry_of is not None:
+        attributes[semconv.RETRY_OF] = call.retry_of
     _describe_request(call.request, attributes)
     if call.response is not None:
         _describe_response(call.response, attributes)
-    tokens = None
-    try:
-        tokens = token_record(call)
-    except Refused as refused:
-        attributes[semconv.TOKENS_REFUSED] = str(refused)
+    name, tokens = semconv.MODEL_CALL, None
+    if call.operation == "embeddings":
+        name = semconv.EMBEDDINGS
+    else:
+        try:
+            tokens = token_record(call)
+        except Refused as refused:
+            attributes[semconv.TOKENS_REFUSED] = str(refused)
     status = (
         SpanStatus(status_code="OK") if call.error is None else SpanStatus(status_code="ERROR", description=call.error)
     )
@@ -73,7 +80,7 @@ def span_of(call: ModelCall) -> Span:
         trace_id=call.trace_id,
         span_id=call.span_id,
         parent_id=call.parent_id,
-        name=semconv.MODEL_CALL,
+        name=name,
         status=status,
         attributes=attributes,
         start_time=call.start_time,
@@ -161,8 +168,9 @@ def _describe_request(request: Json, attributes: Attributes) -> None:
         if isinstance(value := request.get(name), int | float):
             attributes[f"{semconv.GEN_AI_REQUEST_PREFIX}.{name}"] = value
     messages = request.get("messages")
-    if messages is None and "prompt" in request:
-        messages = [{"role": "user", "content": request["prompt"]}]
+    for name in ("prompt", "input"):
+        if messages is None and name in request:
+            messages = [{"role": "user", "content": request[name]}]
     if messages is not None:
         attributes[semconv.GEN_AI_INPUT_MESSAGES] = _text(messages)
     if request.get("tools") is not None:
@@ -181,6 +189,9 @@ def _describe_response(response: Json, attributes: Attributes) -> None:
         ):
             if isinstance(count := counted.get(name), int):
                 attributes[key] = count
+    for name in ("content", "output"):  # an answer that cannot be told in chat, as it came
+        if name in response:
+            attributes[semconv.GEN_AI_OUTPUT_MESSAGES] = _text([{"role": "assistant", "content": response[name]}])
     choices = response.get("choices")
     if isinstance(choices, list):
         found = [cast(Json, choice) for choice in cast(list[Any], choices) if isinstance(choice, dict)]

@@ -42,6 +42,8 @@ class Recorder:
         self._queue: deque[ModelCall] = deque()
         self._pending: dict[AttemptKey, int] = {}
         self._waiters: dict[AttemptKey, list[asyncio.Future[None]]] = {}
+        self._awaited: dict[str, asyncio.Future[None]] = {}
+        """By span id: who waits until one call is written."""
         self._ready = asyncio.Event()
         self._space = asyncio.Event()
         self._closing = False
@@ -60,6 +62,16 @@ class Recorder:
             self._ready.set()
         elif len(self._queue) == 1:
             asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._ready.set)
+
+    async def put_durably(self, call: ModelCall) -> None:
+        """`put`, and wait until it is in the store. Raises StoreError if it cannot be written; `flush` tells of that too."""
+        written = self._awaited[call.span_id] = asyncio.get_running_loop().create_future()
+        try:
+            await self.put(call)
+            self._ready.set()
+            await written
+        finally:
+            del self._awaited[call.span_id]
 
     def settled(self, key: AttemptKey) -> bool:
         """Whether everything of this attempt is in the store. May be asked from any thread."""
@@ -97,12 +109,14 @@ class Recorder:
             try:
                 spans.append(span_of(call))
             except Exception as error:  # noqa: BLE001 -- an answer nobody foresaw must not stop all other records
-                self._fail(call.rollout_id, call.attempt_id, error)
+                self._fail(call.rollout_id, call.attempt_id, call.span_id, error)
         try:
             await self._store.add_many_spans(spans)
         except Exception:  # noqa: BLE001 -- tried again one by one, where each is told
             await self._write_one_by_one(spans)
         for call in batch:
+            if (written := self._awaited.get(call.span_id)) and not written.done():
+                written.set_result(None)
             self._settle((call.rollout_id, call.attempt_id))
 
     async def _write_one_by_one(self, spans: list[Span]) -> None:
@@ -111,9 +125,9 @@ class Recorder:
             try:
                 await self._store.add_many_spans([span])
             except Exception as error:  # noqa: BLE001 -- the siblings must be written; flush tells of this one
-                self._fail(span.rollout_id, span.attempt_id, error)
+                self._fail(span.rollout_id, span.attempt_id, span.span_id, error)
 
-    def _fail(self, rollout_id: str, attempt_id: str, error: Exception) -> None:
+    def _fail(self, rollout_id: str, attempt_id: str, span_id: str, error: Exception) -> None:
         message = (
             f"a model call of rollout {rollout_id!r}, attempt {attempt_id!r} could not be recorded in "
             f"{self._store.url}: {type(error).__name__}: {error}"
@@ -122,6 +136,8 @@ class Recorder:
         failure = StoreError(message)
         failure.__cause__ = error
         self._failures.setdefault((rollout_id, attempt_id), failure)
+        if (written := self._awaited.get(span_id)) and not written.done():
+            written.set_exception(StoreError(message))
 
     def _settle(self, key: AttemptKey) -> None:
         left = self._pending[key] - 1

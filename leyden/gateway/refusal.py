@@ -1,43 +1,40 @@
-"""Errors in the shape that OpenAI clients read.
+"""The gateway's own answers in place of the model's.
 
-It knows HTTP statuses and OpenAI's error object, not why anything is refused.
+It knows HTTP statuses, not why anything is refused, and leaves the shape to the dialect of whoever asked.
 """
 
 from __future__ import annotations
 
-import json
+from leyden.dialects import Dialect
 
-__all__ = ["Refusal", "error_body"]
+__all__ = ["Refusal"]
 
 
 class Refusal(Exception):
-    """The gateway's own answer in place of the model's."""
+    """An error that the gateway tells an agent."""
 
-    def __init__(self, status: int, code: str, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None, retry_after_seconds: int | None = None
+    ) -> None:
+        """retry_after_seconds: when the same request may succeed."""
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
         self.param = param
-
-    @property
-    def kind(self) -> str:
-        """OpenAI's `error.type`."""
-        if self.status == 401:
-            return "authentication_error"
-        return "invalid_request_error" if self.status < 500 else "api_error"
+        self.retry_after_seconds = retry_after_seconds
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """A refusal of the request itself is final: no client should send it again."""
+        if self.retry_after_seconds is not None:
+            return [(b"retry-after", str(self.retry_after_seconds).encode())]
         return [(b"x-should-retry", b"false")] if self.status < 500 else []
 
-    def body(self) -> bytes:
-        """OpenAI's error object."""
-        return error_body(self.message, kind=self.kind, code=self.code, param=self.param)
+    def body(self, dialect: Dialect) -> bytes:
+        """The error as clients of `dialect` read it."""
+        return dialect.error(self.status, self.message, code=self.code, param=self.param)
 
-
-def error_body(message: str, *, kind: str, code: str, param: str | None = None) -> bytes:
-    """OpenAI's error object as JSON."""
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    return json.dumps({"error": error}, ensure_ascii=False).encode()
+    def event(self, dialect: Dialect) -> bytes:
+        """The error as an event of a stream."""
+        return dialect.error_event(self.status, self.message, code=self.code, param=self.param)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from leyden.dialects import DIALECTS, Dialect, DialectName
 from leyden.errors import ConfigError
 from leyden.types import LLM, ProxyLLM
 
@@ -17,7 +18,7 @@ __all__ = ["UpstreamModel", "upstream_models"]
 
 @dataclass(frozen=True, slots=True)
 class UpstreamModel:
-    """One model that agents may ask for, and the OpenAI-compatible server that answers."""
+    """One model that agents may ask for, and the server that answers."""
 
     model_name: str
     """The name that agents use."""
@@ -31,6 +32,12 @@ class UpstreamModel:
     record_tokens: bool = True
     """Ask the server for token ids and log-probabilities (vLLM's `return_token_ids`). Switch it off for a server that
     refuses fields it does not know, such as api.openai.com: its calls are recorded as text only."""
+    dialects: tuple[DialectName, ...] = ("chat", "completions", "embeddings")
+    """What the server speaks, best first. Calls in another dialect are translated. With `record_tokens`, so are those in
+    any but chat and completions where the server speaks chat: no other dialect gives token ids."""
+
+    price_per_million: tuple[float, float] | None = None
+    """What a million tokens of prompts and of answers cost, in any unit; for `AttemptLimits.cost`."""
 
     def __post_init__(self) -> None:
         if not self.model_name:
@@ -41,22 +48,41 @@ class UpstreamModel:
                 "it must be an http(s) base URL such as http://127.0.0.1:8000/v1"
             )
 
+        if unknown := [name for name in self.dialects if name not in DIALECTS]:
+            raise ConfigError(
+                f"model_list: dialects of {self.model_name!r} has {unknown[0]!r}; possible: {', '.join(DIALECTS)}"
+            )
+
+    def dialect_for(self, client: Dialect) -> Dialect | None:
+        """The dialect in which the server is asked for what came in `client`; None if it cannot be."""
+        spoken = [DIALECTS[name] for name in self.dialects]
+        if client.translates and self.record_tokens and DIALECTS["chat"] in spoken:
+            return DIALECTS["chat"]
+        if client in spoken:
+            return client
+        return next((dialect for dialect in spoken if dialect.translates), None) if client.translates else None
+
     def url(self, path: str) -> str:
         """The URL of `path` (`chat/completions`) at the server."""
         return f"{self.endpoint.rstrip('/')}/{path}"
 
 
-def upstream_models(model_list: Sequence[UpstreamModel | LLM | Mapping[str, Any]]) -> dict[str, UpstreamModel]:
-    """The models of `model_list` by name.
+def upstream_models(
+    model_list: Sequence[UpstreamModel | LLM | Mapping[str, Any]],
+) -> dict[str, tuple[UpstreamModel, ...]]:
+    """The servers of each model of `model_list`, by the model's name.
 
-    Raises ConfigError for an entry that is no model, an unknown key, and a name given twice.
+    Raises ConfigError for an entry that is no model, an unknown key, and a name given twice with one endpoint.
     """
-    models: dict[str, UpstreamModel] = {}
+    models: dict[str, tuple[UpstreamModel, ...]] = {}
     for entry in model_list:
         model = _upstream_model(entry)
-        if model.model_name in models:
-            raise ConfigError(f"model_list names {model.model_name!r} twice; one model name has one endpoint")
-        models[model.model_name] = model
+        others = models.get(model.model_name, ())
+        if any(other.endpoint == model.endpoint for other in others):
+            raise ConfigError(
+                f"model_list names {model.model_name!r} twice at {model.endpoint}; several servers of a model have an endpoint each"
+            )
+        models[model.model_name] = (*others, model)
     return models
 
 

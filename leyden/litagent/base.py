@@ -10,6 +10,7 @@ import weakref
 from typing import Any, Generic, TypeVar
 
 from leyden.errors import ConfigError
+from leyden.tracer import Tracer
 from leyden.types import AttemptedRollout, NamedResources
 
 __all__ = ["LitAgent", "check_resources"]
@@ -84,6 +85,11 @@ class LitAgent(Generic[T]):
     def get_runner(self) -> Any:
         """The runner. Raises ConfigError outside a run."""
         return self._alive(self._runner, "runner")
+
+    @property
+    def tracer(self) -> Tracer:
+        """What records this agent's work. Raises ConfigError outside a run."""
+        return self.get_runner().tracer
 
     def _alive(self, reference: weakref.ref[Any] | None, noun: str) -> Any:
         found = None if reference is None else reference()

@@ -59,10 +59,19 @@ class FunctionalLitAgent(LitAgent[Any]):
         """Raise MissingResource if the function needs something that is not among `resources`."""
         self._binder.check(resources)
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function as it was before it was decorated."""
+        return self._function
+
     def __reduce__(self) -> tuple[Any, ...]:
         """By name where the name leads here (a decorated function), else as the function and its options."""
         if _find(self.__module__, self.__qualname__) is self:
             return _load, (self.__module__, self.__qualname__)
+        return self.reduce_by_value()
+
+    def reduce_by_value(self) -> tuple[Any, ...]:
+        """As the function and its options, for a process where the name leads nowhere."""
         return _rebuild, (self._function, self._options)
 
 

@@ -45,7 +45,8 @@ class Checkpoint(Callback):
             raise ConfigError(f"every_n_iters is {every_n_iters}; it must be at least 1")
         self.every_n_iters, self.save_on_end = every_n_iters, save_on_end
         self.store = CheckpointStore(dirpath, keep=keep, config=config)
-        self._last_saved = 0
+        self.last_saved = 0
+        """The iteration of the newest checkpoint that this run wrote or was resumed from."""
 
     def latest(self) -> SavedCheckpoint | None:
         """The checkpoint to resume from, None if there is none yet. Raises CheckpointError; see `CheckpointStore.latest`."""
@@ -53,7 +54,7 @@ class Checkpoint(Callback):
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Refuse a directory that is ahead of this run; clear away what a kill left."""
-        self._last_saved = loop.current_iter
+        self.last_saved = loop.current_iter
         for iteration in reversed(self.store.steps()):
             if iteration > loop.current_iter and self.store.damage(iteration) is None:
                 raise CheckpointError(
@@ -68,7 +69,7 @@ class Checkpoint(Callback):
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Save iterations that are not saved yet."""
-        return self._save(loop, vessel) if self.save_on_end and loop.current_iter > self._last_saved else None
+        return self._save(loop, vessel) if self.save_on_end and loop.current_iter > self.last_saved else None
 
     def _save(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         iteration = loop.current_iter
@@ -76,7 +77,7 @@ class Checkpoint(Callback):
         if inspect.isawaitable(saving):
             return self._save_async(saving, loop, iteration)
         self.store.commit(iteration, loop.state_dict())
-        self._last_saved = iteration
+        self.last_saved = iteration
         return None
 
     async def _save_async(self, saving: Awaitable[object], loop: TrainLoop, iteration: int) -> None:
@@ -88,4 +89,4 @@ class Checkpoint(Callback):
         except asyncio.CancelledError:
             await commit
             raise
-        self._last_saved = iteration
+        self.last_saved = iteration

@@ -13,13 +13,29 @@ from typing import Any, Literal
 
 from leyden import semconv
 from leyden.emitter import emit_exception
-from leyden.errors import IllegalTransition, InvalidReturn, LeydenError, MissingResource, UnknownResources
+from leyden.errors import (
+    IllegalTransition,
+    InvalidReturn,
+    LeydenError,
+    MissingResource,
+    UnknownResources,
+    UnknownRollout,
+)
 from leyden.litagent import LitAgent, record_result
 from leyden.runner.base import AttemptRecorder, Hook, Runner
 from leyden.runner.calls import AgentTimeout, call_async, call_sync
 from leyden.store.base import LightningStore
-from leyden.tracer import Tracer
-from leyden.types import AttemptedRollout, AttemptStatus, NamedResources, PaginatedResult, Span, find_final_reward
+from leyden.tracer import Tracer, current_trace
+from leyden.types import (
+    AttemptedRollout,
+    AttemptStatus,
+    NamedResources,
+    PaginatedResult,
+    ProxyLLM,
+    Span,
+    find_final_reward,
+)
+from leyden.utils.listening import beside
 from leyden.utils.text import describe_error
 
 __all__ = ["AttemptRunner", "Outcome", "ReasonKind"]
@@ -41,6 +57,11 @@ class Outcome:
     error: Exception | None = None
     """What the agent raised."""
 
+    @property
+    def completed(self) -> bool:
+        """Whether the agent came to its end, good or bad, and what it did was recorded."""
+        return self.reason_kind not in ("timeout", "recording")
+
 
 SUCCEEDED = Outcome("succeeded")
 
@@ -56,11 +77,17 @@ class AttemptRunner:
     hooks: Sequence[Hook]
     recorders: Sequence[AttemptRecorder]
 
+    @property
+    def agent_name(self) -> str:
+        """For messages."""
+        return getattr(self.agent, "__qualname__", type(self.agent).__name__)
+
     async def run(self, rollout: AttemptedRollout, resources: Awaitable[NamedResources | None]) -> Outcome:
         """Run one claimed rollout and report it. Cancelling this cancels the agent and reports nothing.
 
         resources: awaited here, so that from its claim on a rollout belongs to an attempt that will be reported.
         """
+        claimed = time.monotonic()
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         await self._call_hooks("on_rollout_start", rollout=rollout)
         spans: Sequence[Span] = ()
@@ -70,7 +97,7 @@ class AttemptRunner:
             ):
                 await self._call_hooks("on_trace_start", tracer=self.tracer, rollout=rollout)
                 try:
-                    outcome = await self._call_agent(rollout, resources)
+                    outcome = await self._call_agent(rollout, resources, claimed)
                     await self._call_hooks("on_trace_end", tracer=self.tracer, rollout=rollout)
                 finally:
                     for recorder in self.recorders:
@@ -85,10 +112,15 @@ class AttemptRunner:
         await self._report(rollout, outcome)
         return outcome
 
-    async def _call_agent(self, rollout: AttemptedRollout, reading: Awaitable[NamedResources | None]) -> Outcome:
-        agent, timeout = self.agent, _remaining_seconds(rollout)
+    async def _call_agent(
+        self, rollout: AttemptedRollout, reading: Awaitable[NamedResources | None], claimed: float
+    ) -> Outcome:
+        agent, timeout = self.agent, _remaining_seconds(rollout, claimed)
         try:
-            resources = _own_copy(await reading or {})
+            resources = _own_copy(await reading or {}, store_url=self.store.url)
+            for recorder in self.recorders:
+                recorder.begin_attempt(rollout.rollout_id, rollout.attempt.attempt_id, resources)
+            _route_model_calls(resources, rollout)
             if agent.is_async():
                 result = await call_async(lambda: agent.run_async(rollout.input, resources, rollout), timeout)
             else:
@@ -133,7 +165,7 @@ class AttemptRunner:
             await self.store.update_attempt(
                 rollout.rollout_id, rollout.attempt.attempt_id, status=outcome.status, metadata=metadata
             )
-        except IllegalTransition as error:
+        except (IllegalTransition, UnknownRollout) as error:  # it is over, perhaps so long that it is forgotten
             logger.info(
                 "attempt %s ended as %s too late to count: %s", rollout.attempt.attempt_id, outcome.status, error
             )
@@ -147,9 +179,25 @@ class AttemptRunner:
                 logger.exception("hook %s.%s failed; the attempt goes on", type(hook).__name__, point)
 
 
-def _own_copy(resources: NamedResources) -> NamedResources:
-    """An agent may change what it is given (`llm.sampling_parameters.pop(...)`); its siblings must not notice."""
-    return {name: resource.model_copy(deep=True) for name, resource in resources.items()}
+def _route_model_calls(resources: NamedResources, rollout: AttemptedRollout) -> None:
+    """Let model calls that know nothing of Leyden go to the gateway, where the attempt has one."""
+    llm = next((resource for resource in resources.values() if isinstance(resource, ProxyLLM)), None)
+    trace = current_trace()
+    if llm is not None and trace is not None:
+        ids = rollout.rollout_id, rollout.attempt.attempt_id
+        trace.route.base_url, trace.route.api_key = llm.get_base_url(*ids), llm.get_api_key(*ids)
+
+
+def _own_copy(resources: NamedResources, *, store_url: str) -> NamedResources:
+    """An agent may change what it is given (`llm.sampling_parameters.pop(...)`); its siblings must not notice.
+
+    A gateway at an address that stands for all of its machine's (0.0.0.0) is beside the store, where this process reaches that.
+    """
+    copies = {name: resource.model_copy(deep=True) for name, resource in resources.items()}
+    for resource in copies.values():
+        if isinstance(resource, ProxyLLM):
+            resource.endpoint = beside(resource.endpoint, store_url)
+    return copies
 
 
 def _no_answer(calls: PaginatedResult[Span]) -> str | None:
@@ -167,6 +215,7 @@ def _failed(kind: ReasonKind, error: Exception) -> Outcome:
     return Outcome("failed", kind, f"{type(error).__name__}: {text}" if text else type(error).__name__, error)
 
 
-def _remaining_seconds(rollout: AttemptedRollout) -> float | None:
+def _remaining_seconds(rollout: AttemptedRollout, claimed: float) -> float | None:
+    """How long the agent may still take, by this machine's clock (`claimed`: monotonic); the store's may say another time of day."""
     limit = rollout.config.timeout_seconds
-    return None if limit is None else max(0.0, rollout.attempt.start_time + limit - time.time())
+    return None if limit is None else max(0.0, claimed + limit - time.monotonic())

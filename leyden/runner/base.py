@@ -19,6 +19,10 @@ __all__ = ["AttemptRecorder", "Hook", "ParallelWorkerBase", "Runner"]
 class AttemptRecorder(Protocol):
     """Something that records an attempt's model calls behind the agent's back (the gateway is one)."""
 
+    def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
+        """The agent is about to be called, with these resources."""
+        ...
+
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
         """The attempt is over: later calls are refused."""
         ...
@@ -79,8 +83,12 @@ class Runner(ParallelWorkerBase, ABC):
         """Bind the agent. `recorders`: see AttemptRecorder."""
 
     @abstractmethod
-    def init_worker(self, worker_id: int, store: LightningStore) -> None:
-        """Bind the store; the store knows this worker as `Worker-{worker_id}`."""
+    def init_worker(self, worker_id: int, store: LightningStore, *, worker_name: str | None = None) -> None:
+        """Bind the store, and the name under which it knows this worker.
+
+        worker_name: unique among all that work on the store; by default `Worker-{worker_id}`, with host and process before it
+        where the store is shared with other processes.
+        """
 
     @abstractmethod
     async def iter(self, *, event: Latch | None = None) -> None:

@@ -1,25 +1,34 @@
 """Call an agent so that nothing it does can hurt its siblings: not an exception of any kind, not a hang.
 
 An async agent runs as a task of the runner's loop and is cancelled when its time is over; one that swallows the cancellation is
-abandoned. A sync agent runs in a daemon thread of its own and is abandoned, since a thread cannot be stopped.
+abandoned. A sync agent runs in a daemon thread of its own and is abandoned, since a thread cannot be stopped. A child that an agent forks
+ends where the agent ends: it is no second runner.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
+import os
+import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from leyden.utils.text import describe_error
 
-__all__ = ["AgentTimeout", "call_async", "call_sync"]
+__all__ = ["AgentTimeout", "call_async", "call_sync", "overdue_seconds"]
 
 logger = logging.getLogger(__name__)
 
 _CANCEL_GRACE_SECONDS = 1.0
+_ENDS: dict[asyncio.Future[Any], float] = {}
+"""When the time of each async agent in flight is over (monotonic)."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ENDS.clear)  # none of them is in flight there
 
 
 class AgentTimeout(Exception):
@@ -34,8 +43,18 @@ class _Escaped(Exception):
         self.original = original
 
 
+def overdue_seconds() -> float:
+    """How long ago the time of an async agent was over that is still in flight; 0 or less: of none. From any thread.
+
+    More than a few seconds means that the event loop does not run: nobody cancels the agent.
+    """
+    return time.monotonic() - min(_ENDS.copy().values(), default=float("inf"))
+
+
 async def call_async(agent: Callable[[], Awaitable[Any]], timeout_seconds: float | None) -> Any:
     """The async agent's result. Raises what it raised, or AgentTimeout; cancelling the caller cancels the agent."""
+
+    pid = os.getpid()
 
     async def contained() -> Any:
         try:
@@ -44,8 +63,12 @@ async def call_async(agent: Callable[[], Awaitable[Any]], timeout_seconds: float
             raise
         except BaseException as error:
             raise _Escaped(error) from error
+        finally:
+            _end_if_forked(pid, sys.exception())
 
     task = asyncio.ensure_future(contained())
+    if timeout_seconds is not None:
+        _ENDS[task] = time.monotonic() + timeout_seconds
     try:
         await asyncio.wait({task}, timeout=timeout_seconds)
         if not task.done():
@@ -54,6 +77,8 @@ async def call_async(agent: Callable[[], Awaitable[Any]], timeout_seconds: float
     except asyncio.CancelledError:
         await _cancel(task)
         raise
+    finally:
+        _ENDS.pop(task, None)
     return _result(task)
 
 
@@ -67,6 +92,17 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
         task.add_done_callback(_retrieve)
     else:
         _retrieve(task)
+
+
+def _end_if_forked(pid: int, error: BaseException | None) -> None:
+    """End this process if an agent of process `pid` forked it; with the exit code that a program would have that ends so."""
+    if os.getpid() == pid or isinstance(error, GeneratorExit):
+        return
+    code = error.code if isinstance(error, SystemExit) else error and 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:
@@ -87,7 +123,7 @@ async def call_sync(agent: Callable[[], Any], timeout_seconds: float | None, *, 
     """The sync agent's result, from a daemon thread called `name` that sees the caller's context variables."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
+    context, pid = contextvars.copy_context(), os.getpid()
 
     def settle(result: Any, error: BaseException | None) -> None:
         if future.done():
@@ -107,6 +143,7 @@ async def call_sync(agent: Callable[[], Any], timeout_seconds: float | None, *, 
             result = context.run(agent)
         except BaseException as error:  # noqa: BLE001 -- handed to the awaiting runner
             failure = error
+        _end_if_forked(pid, failure)
         try:
             loop.call_soon_threadsafe(settle, result, failure)
         except RuntimeError:

@@ -7,17 +7,21 @@ attempt.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import socket
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-import psutil
-
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, StoreError
 from leyden.litagent import LitAgent
+from leyden.monitor.system import SystemProbe
+from leyden.options import check_number
 from leyden.runner.attempt import AttemptRunner, Outcome
 from leyden.runner.base import AttemptRecorder, Hook, Runner
+from leyden.runner.watchdog import InFlight, LagWatchdog
 from leyden.store.base import LightningStore
 from leyden.tracer import OtelTracer, Tracer
 from leyden.types import NamedResources, Rollout, RolloutMode, TaskInput
@@ -28,6 +32,7 @@ __all__ = ["LitAgentRunner"]
 logger = logging.getLogger(__name__)
 
 _CLAIM_WAIT_SECONDS = 30.0
+_FAREWELL_SECONDS = 1.0
 
 
 class LitAgentRunner(Runner):
@@ -36,7 +41,8 @@ class LitAgentRunner(Runner):
     tracer: records what the agent does; OtelTracer when None.
     concurrency: rollouts in flight at a time.
     max_rollouts: end after this many; None: no limit.
-    heartbeat_interval: seconds between two reports of this worker's state to the store.
+    heartbeat_interval: seconds between two reports of this worker's state to the store. With the answer it learns whether it was asked
+        to pause (`LightningStore.pause_worker`): then it finishes what it has, and claims nothing until it is asked to go on.
     """
 
     def __init__(
@@ -47,18 +53,17 @@ class LitAgentRunner(Runner):
         max_rollouts: int | None = None,
         heartbeat_interval: float = 10.0,
     ) -> None:
-        if concurrency < 1:
-            raise ConfigError(f"concurrency is {concurrency}; it must be at least 1")
-        if max_rollouts is not None and max_rollouts < 1:
-            raise ConfigError(f"max_rollouts is {max_rollouts}; it must be at least 1, or None for no limit")
-        if heartbeat_interval <= 0:
-            raise ConfigError(f"heartbeat_interval is {heartbeat_interval}; it must be above 0 seconds")
+        check_number("concurrency", concurrency, at_least=1, whole=True)
+        check_number("max_rollouts", max_rollouts, at_least=1, whole=True, or_none="no limit")
+        check_number("heartbeat_interval", heartbeat_interval, above=0)
         self.tracer = OtelTracer() if tracer is None else tracer
         self.concurrency, self.max_rollouts, self.heartbeat_interval = concurrency, max_rollouts, heartbeat_interval
         self._agent: LitAgent[Any] | None = None
         self._hooks: Sequence[Hook] = ()
         self._recorders: Sequence[AttemptRecorder] = ()
         self._store: LightningStore | None = None
+        self.worker_name = "Worker"
+        """The name under which the store knows this worker; `init_worker` says it."""
 
     def init(
         self, agent: LitAgent[Any], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()
@@ -68,9 +73,11 @@ class LitAgentRunner(Runner):
         agent.set_runner(self)
         self.tracer.init()
 
-    def init_worker(self, worker_id: int, store: LightningStore) -> None:
-        """Bind the store and the name `Worker-{worker_id}`."""
+    def init_worker(self, worker_id: int, store: LightningStore, *, worker_name: str | None = None) -> None:
+        """See Runner.init_worker."""
         self.worker_id, self._store = worker_id, store
+        shared = f"{socket.gethostname()}-{os.getpid()}-" if store.capabilities["zero_copy"] else ""
+        self.worker_name = worker_name or f"{shared}Worker-{worker_id}"
         self.tracer.init_worker(worker_id, store)
 
     def teardown_worker(self, worker_id: int) -> None:
@@ -83,18 +90,17 @@ class LitAgentRunner(Runner):
         self.tracer.teardown()
         self._agent = None
 
-    @property
-    def worker_name(self) -> str:
-        """The name under which the store knows this worker."""
-        return f"Worker-{self.worker_id}"
-
     async def iter(self, *, event: Latch | None = None) -> None:
         """See Runner.iter."""
+        with LagWatchdog.beside_this_loop() as watchdog:
+            await self._iter(watchdog, event or Latch())
+
+    async def _iter(self, watchdog: LagWatchdog, event: Latch) -> None:
         attempts, store = self._attempt_runner(), self._bound_store()
-        running = _RunningSet()
-        claiming = asyncio.create_task(self._claim(running, attempts, store))
-        heartbeat = asyncio.create_task(self._heartbeat(store))
-        stopped = asyncio.create_task((event or Latch()).wait_async())
+        running, pause = _RunningSet(watchdog), _Pause()
+        claiming = asyncio.create_task(self._claim_unless_paused(running, attempts, store, pause))
+        heartbeat = asyncio.create_task(self._heartbeat(store, running, pause))
+        stopped = asyncio.create_task(event.wait_async())
         try:
             await asyncio.wait({claiming, heartbeat, stopped, running.failed}, return_when=asyncio.FIRST_COMPLETED)
             await _cancel(claiming)
@@ -102,18 +108,34 @@ class LitAgentRunner(Runner):
                 if ended.done() and not ended.cancelled():
                     ended.result()
             await running.drained()
+            await _cancel(heartbeat)
+            await self._say_farewell(store, running)
         finally:
             await _cancel(claiming, heartbeat, stopped, *running.tasks)
             running.failed.cancel()
 
+    async def _claim_unless_paused(
+        self, running: _RunningSet, attempts: AttemptRunner, store: LightningStore, pause: _Pause
+    ) -> None:
+        """Claim until cancelled or until `max_rollouts` are claimed; a pause ends a claim that waits, as the end of the run does."""
+        while True:
+            await pause.over.wait()
+            claiming = asyncio.create_task(self._claim(running, attempts, store))
+            paused = asyncio.create_task(pause.begun.wait())
+            try:
+                await asyncio.wait({claiming, paused}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await _cancel(claiming, paused)
+            if not claiming.cancelled():
+                return claiming.result()
+
     async def _claim(self, running: _RunningSet, attempts: AttemptRunner, store: LightningStore) -> None:
         """Claim and start rollouts until cancelled or until `max_rollouts` are claimed."""
-        left = self.max_rollouts
-        while left is None or left > 0:
+        while self.max_rollouts is None or running.started < self.max_rollouts:
             room = await running.room(self.concurrency)
-            limit = room if left is None else min(room, left)
-            rollouts = await store.dequeue_many_rollouts(
-                limit=limit, worker_id=self.worker_name, timeout_seconds=_CLAIM_WAIT_SECONDS
+            limit = room if self.max_rollouts is None else min(room, self.max_rollouts - running.started)
+            rollouts = await running.watchdog.claim(
+                store, limit=limit, worker_id=self.worker_name, timeout_seconds=_CLAIM_WAIT_SECONDS
             )
             # Nothing is awaited between a claim and its attempts, or a stop in between would leave claims that nobody reports.
             ids = {rollout.resources_id for rollout in rollouts}
@@ -122,9 +144,7 @@ class LitAgentRunner(Runner):
             }
             for rollout in rollouts:
                 resources = asyncio.shield(reading[rollout.resources_id])  # its siblings read the same
-                running.start(attempts.run(rollout, resources), name=rollout.rollout_id)
-            if left is not None:
-                left -= len(rollouts)
+                running.start(attempts.run(rollout, resources), InFlight(attempts.agent_name, rollout, store))
 
     async def step(
         self,
@@ -157,15 +177,31 @@ class LitAgentRunner(Runner):
             )
         return self._store
 
-    async def _heartbeat(self, store: LightningStore) -> None:
-        process = psutil.Process()
-        process.cpu_percent()
+    async def _heartbeat(self, store: LightningStore, running: _RunningSet, pause: _Pause) -> None:
+        probe, latency, before = SystemProbe(), dict[str, float](), (time.monotonic(), 0)
         while True:
-            await store.update_worker(
-                self.worker_name,
-                {"pid": os.getpid(), "cpu_percent": process.cpu_percent(), "rss_bytes": process.memory_info().rss},
-            )
+            figures = {"heartbeat_seconds": self.heartbeat_interval, **probe.read(), **running.figures(), **latency}
+            started = time.monotonic()
+            if running.ended and started > before[0]:
+                figures["attempts_per_second"] = (running.ended - before[1]) / (started - before[0])
+            before = started, running.ended
+            worker = await store.update_worker(self.worker_name, figures)
+            latency = {"store_latency_seconds": time.monotonic() - started}
+            if pause.set(worker.paused):
+                logger.warning(
+                    "%s %s",
+                    self.worker_name,
+                    "was asked to pause: it claims nothing" if worker.paused else "claims again",
+                )
             await asyncio.sleep(self.heartbeat_interval)
+
+    async def _say_farewell(self, store: LightningStore, running: _RunningSet) -> None:
+        """A last heartbeat, so that the silence from here on alarms nobody; the store may have gone first."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                await store.update_worker(
+                    self.worker_name, {"ended": True, **SystemProbe().read(), **running.figures()}
+                )
 
 
 async def _read_resources(store: LightningStore, resources_id: str | None) -> NamedResources | None:
@@ -175,18 +211,46 @@ async def _read_resources(store: LightningStore, resources_id: str | None) -> Na
     return None if update is None else update.resources
 
 
-class _RunningSet:
-    """The attempts in flight: how many more fit, when all are done, and the first one that failed to report."""
+class _Pause:
+    """Whether claiming is to wait, as two events: it has begun, it is over."""
 
     def __init__(self) -> None:
+        self.begun, self.over = asyncio.Event(), asyncio.Event()
+        self.over.set()
+
+    def set(self, paused: bool) -> bool:
+        """Begin it or end it; False where it was so already."""
+        here, there = (self.begun, self.over) if paused else (self.over, self.begun)
+        changed = not here.is_set()
+        there.clear()
+        here.set()
+        return changed
+
+
+class _RunningSet:
+    """The attempts in flight: how many more fit, when all are done, the first that failed to report; and how the others ended."""
+
+    def __init__(self, watchdog: LagWatchdog) -> None:
+        self.watchdog = watchdog
         self.tasks: set[asyncio.Task[Outcome]] = set()
+        self.started = self.ended = self.completed = self.succeeded = 0
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
 
-    def start(self, attempt: Coroutine[Any, Any, Outcome], *, name: str) -> None:
-        task = asyncio.create_task(attempt, name=name)
+    def start(self, attempt: Coroutine[Any, Any, Outcome], in_flight: InFlight) -> None:
+        task = self.watchdog.start(attempt, in_flight)
+        self.started += 1
         self.tasks.add(task)
         task.add_done_callback(self._ended)
+
+    def figures(self) -> dict[str, float | int | str]:
+        """What a heartbeat says of them."""
+        return {
+            "rollouts_running": len(self.tasks),
+            "attempts_ended": self.ended,
+            "attempts_completed": self.completed,
+            "attempts_succeeded": self.succeeded,
+        }
 
     async def room(self, concurrency: int) -> int:
         """How many more may be started; waits until it is at least one."""
@@ -205,9 +269,17 @@ class _RunningSet:
     def _ended(self, task: asyncio.Task[Outcome]) -> None:
         self.tasks.discard(task)
         self._changed.set()
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not self.failed.done():
+        if task.cancelled():
+            return
+        if (error := task.exception()) is None:
+            self._count(task.result())
+        elif not self.failed.done():
             self.failed.set_exception(error)
+
+    def _count(self, outcome: Outcome) -> None:
+        self.ended += 1
+        self.completed += outcome.completed
+        self.succeeded += outcome.status == "succeeded"
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:

@@ -3,19 +3,21 @@
 The protocol knows no database and no network. Contracts that hold for every method:
 
 - Unknown ids raise (`UnknownRollout`, `UnknownAttempt`, `UnknownResources`, `UnknownWorker`); an empty answer means empty.
+- An id that a caller makes has 1 to 200 printable characters; any other one raises ConfigError where something would get it as its name.
 - Returned objects are the caller's own copies.
+- JSON has no NaN and no infinite number, so no value that is given has one (ConfigError): it could not be told to another process.
 - Final statuses are final. An attempt that is over, or was superseded, can still add spans to its own record and can change nothing else.
 - An answer means committed: it survives the death of any process (a file store; memory survives nothing).
 - Whether a call may be repeated is said on it ("Safe to retry"). Where the caller makes the id, a repeat is not a second row.
 - Every method may be called from any thread and any event loop.
 
-To write a store: implement the abstract methods and pass `tests/contracts/store.py`.
+To write a store: implement the abstract methods and pass `tests/contracts/store/`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from typing_extensions import TypedDict
@@ -28,16 +30,22 @@ from leyden.types import (
     EnqueueRolloutRequest,
     FilterLogic,
     NamedResources,
+    News,
     PaginatedResult,
     ResourcesUpdate,
+    Retention,
     Rollout,
     RolloutConfig,
     RolloutMode,
     RolloutStatus,
+    Sample,
     SortOrder,
     Span,
+    SpanKind,
+    SpanPage,
     TaskInput,
     Unset,
+    UpdateAttemptRequest,
     Worker,
     WorkerStatus,
 )
@@ -51,7 +59,9 @@ class StoreCapabilities(TypedDict):
     thread_safe: bool
     async_safe: bool
     zero_copy: bool
-    """Whether other processes can share it by its URL."""
+    """Whether other processes, on other machines too, can share it by its URL."""
+    swept: bool
+    """Whether somebody else sweeps it already (a server does); if not, whoever opened it runs a `Sweeper`."""
     otlp_traces: bool
     durable: bool
     """Whether it survives the end of the process."""
@@ -76,7 +86,7 @@ class LightningStore(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where it is: `memory://` or `sqlite:///absolute/path`; errors name it."""
+        """Where it is: `memory://`, `sqlite:///absolute/path`, `postgresql://...` or `http://...`, without a password; errors name it."""
 
     @property
     @abstractmethod
@@ -109,12 +119,14 @@ class LightningStore(ABC):
         metadata: dict[str, Any] | None = None,
         worker_id: str | None = None,
         *,
+        priority: int = 0,
         rollout_id: str | None = None,
+        attempt_id: str | None = None,
     ) -> AttemptedRollout:
         """A new rollout, already claimed: status `preparing`, attempt 1. `resources_id` None means the latest there are, if any.
 
         Raises UnknownResources for a `resources_id` that is not in the store, ConfigError if `rollout_id` is taken.
-        Not safe to retry without `rollout_id`; with it, a repeat raises and nothing is doubled.
+        Safe to retry with both ids: where that rollout has that attempt already, both are answered as they are.
         """
 
     async def enqueue_rollout(
@@ -125,11 +137,18 @@ class LightningStore(ABC):
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
         *,
+        priority: int = 0,
         rollout_id: str | None = None,
     ) -> Rollout:
         """A new rollout in the queue (`queuing`, no attempt). One line of `enqueue_many_rollouts`, with its contract."""
         request = EnqueueRolloutRequest(
-            input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata, rollout_id=rollout_id
+            input=input,
+            mode=mode,
+            resources_id=resources_id,
+            config=config,
+            metadata=metadata,
+            priority=priority,
+            rollout_id=rollout_id,
         )
         return (await self.enqueue_many_rollouts([request]))[0]
 
@@ -139,33 +158,55 @@ class LightningStore(ABC):
 
         `resources_id` None means the latest at this moment, if any. A `rollout_id` that is already there is not enqueued again: the
         stored rollout is returned as it is (whatever its status), so the call is safe to retry where the caller made the ids.
+        A request's `pin` holds in either case.
         Raises UnknownResources, naming the first unknown id.
         """
 
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, timeout_seconds: float = 0.0
+        self, worker_id: str | None = None, *, timeout_seconds: float = 0.0, claim_id: str | None = None
     ) -> AttemptedRollout | None:
         """Claim one rollout; None when there is none. See `dequeue_many_rollouts`."""
-        claimed = await self.dequeue_many_rollouts(limit=1, worker_id=worker_id, timeout_seconds=timeout_seconds)
+        claimed = await self.dequeue_many_rollouts(
+            limit=1, worker_id=worker_id, timeout_seconds=timeout_seconds, claim_id=claim_id
+        )
         return claimed[0] if claimed else None
 
     @abstractmethod
     async def dequeue_many_rollouts(
-        self, *, limit: int = 1, worker_id: str | None = None, timeout_seconds: float = 0.0
+        self,
+        *,
+        limit: int = 1,
+        worker_id: str | None = None,
+        timeout_seconds: float = 0.0,
+        claim_id: str | None = None,
     ) -> Sequence[AttemptedRollout]:
-        """Claim up to `limit` rollouts, oldest first: each gets a new attempt (`preparing`) and becomes `preparing`.
+        """Claim up to `limit` rollouts, each with a new attempt (`preparing`); it becomes `preparing` itself.
 
+        Order: by priority, then age. A step of priority goes before at most `OVERTAKES` older rollouts, so that none starves.
         Waits up to `timeout_seconds` for the first one, by event; then returns what is there. `limit` <= 0 answers an empty list.
         A claim that is cancelled while it waits has claimed nothing. With `worker_id`, the worker becomes `busy`, or `idle` when
         nothing came.
-        Not safe to retry blindly: a lost answer is a claimed rollout, which its timeout brings back.
+        Safe to retry with a `claim_id`, the caller's own and new for each claim: what was claimed under it is answered again, as
+        it is by now. Without one, a lost answer is a claimed rollout, which its timeout brings back.
         """
 
     @abstractmethod
-    async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+    async def undo_claim(self, claim_id: str, *, unless_repeated: bool = False) -> None:
+        """Give back what was claimed under `claim_id`, for a claim whose answer reached nobody: its attempts never were, its rollouts
+        wait where they waited before. What has begun since (a span, an update) stays. Safe to retry.
+
+        unless_repeated: leave what was asked for again under this id, whose second answer may have reached somebody; for whoever knows
+        of one answer only that it is lost.
+        """
+
+    @abstractmethod
+    async def start_attempt(
+        self, rollout_id: str, worker_id: str | None = None, *, attempt_id: str | None = None
+    ) -> AttemptedRollout:
         """Another attempt by hand, whatever `max_attempts` says; the rollout becomes `preparing`.
 
         Raises UnknownRollout, IllegalTransition for a finished rollout.
+        Safe to retry with an `attempt_id`: an attempt that is there already is answered as it is.
         """
 
     # ---- spans ---------------------------------------------------------------------------------------------------------
@@ -199,7 +240,7 @@ class LightningStore(ABC):
     @abstractmethod
     async def query_spans(
         self,
-        rollout_id: str,
+        rollout_id: str | None = None,
         attempt_id: str | Literal["latest"] | None = None,
         *,
         trace_id: str | None = None,
@@ -210,16 +251,26 @@ class LightningStore(ABC):
         parent_id_contains: str | None = None,
         name: str | None = None,
         name_contains: str | None = None,
+        kind: SpanKind | None = None,
+        started_from: float | None = None,
+        started_before: float | None = None,
+        attributes: Mapping[str, str | bool | int | float] | None = None,
         filter_logic: FilterLogic = "and",
         limit: int = -1,
         offset: int = 0,
         sort_by: str | None = "sequence_id",
         sort_order: SortOrder = "asc",
     ) -> PaginatedResult[Span]:
-        """Spans of a rollout, of one attempt or of all (`attempt_id` None), tokens included.
+        """Spans of a rollout, of one attempt or of all (`attempt_id` None), tokens included; without a `rollout_id`, of every rollout.
 
-        `filter_logic` joins the filters from `trace_id` on; the ids of rollout and attempt always hold.
-        Raises UnknownRollout, UnknownAttempt, ConfigError for a bad `sort_by`, `limit` (0 or below -1) or `offset` (negative).
+        `filter_logic` joins the filters from `trace_id` to `kind`. The ids of rollout and attempt, the time range (`start_time` in
+        `[started_from, started_before)`, Unix seconds) and the `attributes` always hold. An attribute has a value if both are equal and of
+        one kind, strings, booleans or numbers: 1 is 1.0, and neither True nor "1".
+        Across all rollouts, order is by arrival unless `sort_by` says otherwise (sequence ids, which compare within an attempt only,
+        mean arrival too), and an attribute must be one that `index_span_attribute` was told. A search by time, by name (joined by "and")
+        or by attribute then reads no more spans than match in one of them; any other reads them all.
+        Raises UnknownRollout, UnknownAttempt, ConfigError for a bad `sort_by`, `limit` (0 or below -1) or `offset` (negative), for an
+        `attempt_id` without `rollout_id`, for a list as an attribute's value and for an attribute without an index across all rollouts.
         """
 
     @abstractmethod
@@ -228,6 +279,42 @@ class LightningStore(ABC):
 
         A rollout without an attempt has an empty list. Raises UnknownRollout.
         """
+
+    @abstractmethod
+    async def index_span_attribute(self, key: str) -> None:
+        """Let `query_spans(attributes={key: ...})` find spans of all rollouts, those that are there and those that come.
+
+        Remembered by the store. Costs each span that has the attribute one more row, and one look at all spans there are now, in steps
+        between which others write; a search by the attribute raises ConfigError until that is done. Safe to repeat: a call that was
+        interrupted is taken up where it was.
+        """
+
+    @abstractmethod
+    async def poll_new_spans(
+        self,
+        *,
+        after: str | Literal["latest"] | None = None,
+        rollout_ids: Sequence[str] | None = None,
+        limit: int = 1000,
+        timeout_seconds: float = 0.0,
+    ) -> SpanPage:
+        """Up to `limit` spans in the order of their arrival, and the cursor `after` with which to ask for what comes behind them.
+
+        after: a cursor answered before; None for the first span there is; "latest" for none of those that are there now.
+        rollout_ids: only spans of these (unknown ones may come later). Waits, by event, up to `timeout_seconds` for the first span.
+        Every span is answered once, whoever adds it, across restarts too; one that retention removed before is left out.
+        Raises ConfigError for a cursor that this store did not make. Safe to retry.
+        """
+
+    async def watch_spans(
+        self, *, after: str | Literal["latest"] | None = "latest", rollout_ids: Sequence[str] | None = None
+    ) -> AsyncGenerator[Span]:
+        """Spans as they arrive, for ever: `poll_new_spans` in a loop. End it with `break` or `aclose`."""
+        while True:
+            page = await self.poll_new_spans(after=after, rollout_ids=rollout_ids, timeout_seconds=30.0)
+            after = page.after
+            for span in page.spans:
+                yield span
 
     # ---- rollouts and attempts ---------------------------------------------------------------------------------------
 
@@ -284,10 +371,14 @@ class LightningStore(ABC):
         status: RolloutStatus | Unset = UNSET,
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | Unset = UNSET,
+        *,
+        priority: int | Unset = UNSET,
     ) -> Rollout:
-        """Change what is given. A final status sets `end_time`; `requeuing` puts it in the queue again, at its old place.
+        """Change what is given. A final status sets `end_time`; `requeuing` puts it in the queue again, at its old place;
+        `preparing` and `running` need an attempt that is not over.
 
-        Raises UnknownRollout, UnknownResources, IllegalTransition. Safe to retry.
+        Raises UnknownRollout, UnknownResources, IllegalTransition. Safe to retry, but for `requeuing`: a repeat would take the rollout
+        from whoever claimed it in between.
         """
 
     @abstractmethod
@@ -302,8 +393,17 @@ class LightningStore(ABC):
     ) -> Attempt:
         """Change what is given, and let the rollout follow (`types.lifecycle.rollout_after_attempt`) in the same transaction.
 
-        A final status sets `end_time` and frees the worker. `metadata` is merged into what is there.
+        A final status sets `end_time` and frees the worker. `metadata` is merged into what is there. `failed` with
+        `metadata["reason_kind"] = "interrupted"` is for an attempt that failed through no fault of its own: its rollout goes back to the
+        queue, whatever its config says, and the attempt does not count against `max_attempts`.
         Raises UnknownRollout, UnknownAttempt, IllegalTransition (an ended attempt stays as it ended). Safe to retry.
+        """
+
+    @abstractmethod
+    async def update_many_attempts(self, updates: Sequence[UpdateAttemptRequest]) -> Sequence[Attempt]:
+        """Change several attempts, in one transaction: all or none. The answer has them in the order given.
+
+        Raises what `update_attempt` raises, ConfigError where two lines are about one attempt. Safe to retry.
         """
 
     @abstractmethod
@@ -331,10 +431,41 @@ class LightningStore(ABC):
         """When the next `sweep` has something to do, in Unix seconds; None: nothing that is known of now."""
 
     @abstractmethod
-    async def release_claims(self) -> Sequence[str]:
-        """Put every rollout with an unfinished attempt back in the queue and answer their ids; for the owner of a run that died.
+    async def release_claims(self, *, worker_ids: Sequence[str] | None = None) -> Sequence[str]:
+        """Put rollouts with an unfinished attempt back in the queue and answer their ids; for the owner of a run that died.
 
+        worker_ids: only attempts of these workers; None: all there are, for a store that nobody else works on.
         The attempts end as `failed` with `metadata["reason_kind"] = "interrupted"`, and do not count against `max_attempts`.
+        """
+
+    @abstractmethod
+    async def get_news(self, *, after: str | None = None, spans: bool = False, timeout_seconds: float = 0.0) -> News:
+        """What was committed since `after`, so that one waiting caller can stand for many: a client process asks once for all
+        its tasks.
+
+        after: from the last answer; None for an empty answer at once, which says where to begin. Waits up to `timeout_seconds` for
+        the first news. spans: whether new spans are news. News says where to look and may be spurious; it is never missing, and
+        `gap` says when too much has happened to tell.
+        """
+
+    # ---- what is kept ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def pin(self, name: str, rollout_ids: Sequence[str]) -> None:
+        """Keep exactly these rollouts under `name`, whatever retention says, instead of those pinned under it before.
+
+        A rollout stays as long as any name pins it; an empty list lets go. Raises UnknownRollout, and changes nothing then. Safe to
+        retry.
+        """
+
+    @abstractmethod
+    async def prune(self, retention: Retention, *, limit: int = 200) -> int:
+        """Forget up to `limit` rollouts that `retention` does not keep, the oldest first, and answer how many those were.
+
+        They go with their attempts and spans, and with the versions of resources that only they can have used; asking for them raises
+        UnknownRollout from then on. Unfinished and pinned rollouts stay, and so do the newest one and the one with the newest span.
+        Whoever owns the store calls it on a schedule (`Sweeper`), in steps that delay nobody. Raises ConfigError for a `limit` below 1.
+        Safe to retry.
         """
 
     # ---- resources -----------------------------------------------------------------------------------------------------
@@ -343,12 +474,16 @@ class LightningStore(ABC):
     async def add_resources(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
         """Write resources under a new id (version 1); they become the latest.
 
-        With an id that is there and equal content: answers what is there.
+        With an id that is there and equal content: answers what is there, so it is safe to retry with an id. Raises ConfigError for
+        other content.
         """
 
     @abstractmethod
     async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
-        """Write the next version under an id (the first one if it is new); it becomes the latest."""
+        """Write the next version under an id (the first one if it is new); it becomes the latest.
+
+        The latest resources of all, written again with the same id and content, are answered as they are: safe to retry.
+        """
 
     @abstractmethod
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate:
@@ -394,3 +529,37 @@ class LightningStore(ABC):
     @abstractmethod
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
         """A heartbeat; an unknown worker is created. Safe to retry."""
+
+    @abstractmethod
+    async def pause_worker(self, worker_id: str, paused: bool = True) -> Worker:
+        """Ask a worker not to claim, or to claim again; it learns of it with the answer to its next heartbeat. That is all: a claim of
+        a paused worker is answered like any other. Raises UnknownWorker. Safe to retry.
+        """
+
+    # ---- samples -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def add_many_samples(self, samples: Sequence[Sample]) -> None:
+        """Add figures to their time series, in one transaction.
+
+        A series has one figure at one time: one that is there already stays as it is, so a repeat adds nothing. What is older than
+        seven days goes, and the oldest of more than a million: each call forgets at least as many of those as it adds.
+        Raises ConfigError for a name or a worker that is no id, and for a number that is not finite. Safe to retry.
+        """
+
+    @abstractmethod
+    async def query_samples(
+        self,
+        *,
+        name: str | None = None,
+        worker_id: str | None = None,
+        measured_from: float | None = None,
+        measured_before: float | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Sample]:
+        """Samples by time, in `[measured_from, measured_before)` (Unix seconds; a missing end is open), of one name, one worker or all.
+
+        Reads no more than that name has in that time, or all names. Raises ConfigError for a bad range, order or page.
+        """

@@ -10,12 +10,14 @@ import fcntl
 import json
 import os
 import weakref
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from leyden.errors import StoreError
 
-__all__ = ["LockFile"]
+__all__ = ["LockFile", "Owner", "owner_of"]
 
 
 class LockFile:
@@ -32,11 +34,19 @@ class LockFile:
         except BaseException:
             os.close(self._file)
             raise
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, json.dumps({"pid": os.getpid(), "url": url}).encode(), 0)
         _drop_in_forked_children()
         self._finalizer = weakref.finalize(self, os.close, self._file)
+        self._owner = {"pid": os.getpid(), "url": url}
+        try:
+            self._write(self._owner)
+        except BaseException:
+            self._finalizer()
+            raise
         _held.add(self)
+
+    def tell_server(self, server: str | None) -> None:
+        """Write where others reach the owner, for the error of the next one who wants the file; None: nowhere."""
+        self._write(self._owner if server is None else self._owner | {"server": server})
 
     def release(self) -> None:
         """Let others own the store. Safe to repeat; an owner that is only dropped releases it too."""
@@ -45,20 +55,57 @@ class LockFile:
             os.ftruncate(self._file, 0)
             self._finalizer()
 
+    def _write(self, owner: Mapping[str, object]) -> None:
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, json.dumps(owner).encode(), 0)
+
     def drop_in_child(self) -> None:
         """Close a forked child's copy of the lock, which would outlive the owner."""
         self._finalizer()
 
 
-def _refusal(url: str, owner: bytes) -> str:
+class Owner(NamedTuple):
+    """Who owns a store's file, as far as its lock says."""
+
+    pid: int | None
+    server: str | None
+    """Where others reach it."""
+
+
+def owner_of(path: Path) -> Owner | None:
+    """Who owns the store at `path`; None: nobody that lives."""
     try:
-        pid = json.loads(owner)["pid"]
-    except (ValueError, KeyError, TypeError):
-        pid = None
+        owner = _told(Path(f"{path}.lock").read_bytes())
+    except OSError:
+        return None
+    return owner if owner.pid is not None and _lives(owner.pid) else None
+
+
+def _told(text: bytes) -> Owner:
+    try:
+        told = json.loads(text)
+        return Owner(int(told["pid"]), told.get("server"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Owner(None, None)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
+
+
+def _refusal(url: str, text: bytes) -> str:
+    pid, server = _told(text)
     if pid == os.getpid():
         return f"{url} is open in this process already; share that store object, or close it first"
     who = "another process" if pid is None else f"process {pid}"
-    return f"{url} is in use by {who}; a file store has one owner at a time: stop that process, or open another path"
+    way = f"open {server}, where it is served" if server else "stop that process, or open another path"
+    return f"{url} is in use by {who}; a file store has one owner at a time: {way}"
 
 
 _held: weakref.WeakSet[LockFile] = weakref.WeakSet()

@@ -6,11 +6,12 @@ It knows one connection and one lock; an operation runs inline, in the thread th
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from leyden.errors import StoreClosed
+from leyden.errors import StoreClosed, StoreError
 from leyden.store.notify import Signals
 from leyden.store.sql.driver import Operation
 from leyden.store.sql.session import Session
@@ -33,6 +34,7 @@ class _MemoryDriver:
         migrate(connection, self.url)
         self._session = Session(connection, self.url, "writer", signals.publish)
         self._close = weakref.finalize(self, connection.close)
+        self._pid = os.getpid()
         self._open = True
         self._given = 0
 
@@ -50,6 +52,11 @@ class _MemoryDriver:
         return self._run(operation, args, kwargs)
 
     async def _run(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+        if os.getpid() != self._pid:
+            raise StoreError(
+                f"{self.url} is in the memory of process {self._pid}, and what its forked child {os.getpid()} wrote would be in a copy; "
+                "serve it with LightningStoreServer, and give the child the server"
+            )
         self._given += 1
         if self._given % YIELD_EVERY == 0:
             await asyncio.sleep(0)

@@ -1,7 +1,8 @@
-"""Who waits for what, inside one process: claims for the queue, anyone for rollouts to finish.
+"""Who waits for what, inside one process: claims for the queue, anyone for rollouts to finish or for spans to arrive.
 
-It knows no database: a store publishes what was committed, and waiters on any event loop wake up. Nothing polls, and no
-thread is parked for a waiter. To wait for something new, add a kind of waiter here and a word to `publish`.
+It knows no database: a store publishes what was committed (or what it heard was committed), and waiters on any event
+loop wake up. Nothing polls, and no thread is parked for a waiter. To wait for something new, add a kind of waiter here
+and a word to `publish`.
 
 A wake-up is a hint to look again, never the truth, so a spurious one is harmless. One is never lost: a waiter registers
 before it looks, and a claim that was woken and leaves without having looked passes its wake-up on.
@@ -10,11 +11,24 @@ before it looks, and a claim that was woken and leaves without having looked pas
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import Generator, Iterable
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 
-__all__ = ["ClaimWaiter", "RolloutWaiter", "Signals", "Waiter"]
+from leyden.errors import ConfigError
+from leyden.types import News
+from leyden.utils import ids
+
+__all__ = ["ClaimWaiter", "RolloutWaiter", "Signals", "Waiter", "check_wait"]
+
+
+def check_wait(seconds: float | None) -> None:
+    """Raises ConfigError for NaN, which the timers of an event loop cannot put in order."""
+    if seconds is not None and math.isnan(seconds):
+        raise ConfigError("a wait of nan seconds never ends; give a number, or infinity")
 
 
 class Waiter:
@@ -30,7 +44,8 @@ class Waiter:
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Until `wake` was called (True) or `seconds` have passed (False; None: no limit)."""
+        """Until `wake` was called (True) or `seconds` have passed (False; None: no limit). Raises ConfigError for NaN seconds."""
+        check_wait(seconds)
         try:
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
@@ -41,6 +56,10 @@ class Waiter:
     def reset(self) -> None:
         """Wait for the next wake-up."""
         self._woken.clear()
+
+
+_TOLD = 100_000
+"""How many finished rollouts `since` remembers: who asks later than that learns of a gap."""
 
 
 class ClaimWaiter(Waiter):
@@ -69,28 +88,93 @@ class Signals:
         self._lock = threading.Lock()
         self._claims: dict[ClaimWaiter, None] = {}
         self._rollouts: dict[str, dict[RolloutWaiter, None]] = {}
+        self._listeners: dict[Waiter, bool] = {}
+        """Those that wait for any news, and whether new spans are news to them."""
+        self._epoch = ids.span_id()
+        self._claimable = 0
+        self._spans = 0
+        self._finished: deque[str] = deque(maxlen=_TOLD)
+        self._finished_ever = 0
+        self.closed = False
+        """Whether there will be no more news."""
 
-    def publish(self, claimable: int, finished: Iterable[str]) -> None:
-        """Rollouts were put in the queue, rollouts were finished: call after the commit, from any thread."""
+    def publish(self, claimable: int, finished: Sequence[str], spans: bool) -> None:
+        """Rollouts were put in the queue, rollouts were finished, spans were added: call after the commit, from any thread."""
         with self._lock:
             wake: list[Waiter] = []
             if claimable:
+                self._claimable += claimable
                 wake += self._tell_claims(claimable)
-            for rollout_id in finished:
-                for waiter in self._rollouts.pop(rollout_id, {}):
-                    if _count(waiter, rollout_id):
-                        wake.append(waiter)
+            if finished:
+                self._finished.extend(finished)
+                self._finished_ever += len(finished)
+                for rollout_id in finished:
+                    for waiter in self._rollouts.pop(rollout_id, {}):
+                        if _count(waiter, rollout_id):
+                            wake.append(waiter)
+            self._spans += spans
+            if self._listeners:
+                told = bool(claimable or finished)
+                wake += [waiter for waiter, hears_spans in self._listeners.items() if told or hears_spans]
         for waiter in wake:
             waiter.wake()
 
-    def close(self) -> None:
-        """Wake everyone; they look again, and learn that the store is closed."""
+    def look_again(self) -> None:
+        """Wake everyone: something may have been missed; they look."""
         with self._lock:
-            waiters: set[Waiter] = {*self._claims}
+            self._epoch = ids.span_id()  # who asks what came after a moment before this one learns of a gap
+            waiters: set[Waiter] = {*self._claims, *self._listeners}
             for group in self._rollouts.values():
                 waiters.update(group)
         for waiter in waiters:
             waiter.wake()
+
+    def close(self) -> None:
+        """The store is closed: everyone who waits wakes, and learns it."""
+        self.closed = True
+        self.look_again()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._claims or self._rollouts or self._listeners)
+
+    @property
+    def spans_wanted(self) -> bool:
+        """Whether anybody waits for spans."""
+        with self._lock:
+            return any(self._listeners.values())
+
+    @contextmanager
+    def any_news(self, *, spans: bool) -> Generator[Waiter, None, None]:
+        """A registered waiter that wakes whenever something is published; for spans alone only if it asks."""
+        waiter = Waiter()
+        with self._lock:
+            self._listeners[waiter] = spans
+        try:
+            yield waiter
+        finally:
+            with self._lock:
+                del self._listeners[waiter]
+
+    def since(self, after: str | None, *, spans: bool) -> News:
+        """What was published after that moment (None, or one of another `Signals`: a gap, and where to begin)."""
+        with self._lock:
+            now = f"{self._epoch}.{self._claimable}.{self._finished_ever}.{self._spans}"
+            epoch, *counts = (after or "").split(".")
+            if epoch != self._epoch or len(counts) != 3 or not all(map(_is_count, counts)):
+                return News(after=now, gap=after is not None)
+            claimable, finished, spans_before = map(int, counts)
+            missed = self._finished_ever - finished
+            if missed > len(self._finished):
+                return News(after=now, gap=True)
+            recent = list(islice(reversed(self._finished), max(0, missed)))[::-1]
+            return News(
+                after=now,
+                claimable=max(0, self._claimable - claimable),
+                finished=recent,
+                spans=spans and self._spans > spans_before,
+            )
 
     @contextmanager
     def claim(self) -> Generator[ClaimWaiter, None, None]:
@@ -156,6 +240,10 @@ class Signals:
                 waiter.told = True
                 told.append(waiter)
         return told
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) < 19
 
 
 def _count(waiter: RolloutWaiter, rollout_id: str) -> bool:

@@ -5,26 +5,62 @@ from __future__ import annotations
 from pathlib import Path
 
 from leyden.errors import ConfigError
+from leyden.store.base import LightningStore
 from leyden.store.memory import InMemoryLightningStore
-from leyden.store.sql.store import SqlLightningStore
-from leyden.store.sqlite import Durability, SqliteLightningStore
+from leyden.store.postgres import PostgresLightningStore
+from leyden.store.sql.driver import Durability
+from leyden.store.sqlite import SqliteLightningStore
+from leyden.utils.listening import UNIX_SCHEME
 
 __all__ = ["open_store"]
 
 
-def open_store(url: str | Path, *, durability: Durability | None = None) -> SqlLightningStore:
-    """The store at `memory://`, `sqlite:///absolute/path` or a plain path.
+def open_store(
+    url: str | Path,
+    *,
+    durability: Durability | None = None,
+    token: str | None = None,
+    read_only: bool = False,
+) -> LightningStore:
+    """The store at `memory://`, `sqlite:///absolute/path`, a plain path, `postgresql://...`, or of a server (`http://host:port`).
 
-    durability: of a file, "process" (the default) or "power". Raises ConfigError for another address, and what the
-    store raises.
+    durability: of a file or a database, "process" (the default) or "power".
+    token: what a server asks for; None takes it from LEYDEN_STORE_TOKEN, if it is set.
+    read_only: only look at it; of a file, which may then be another process's.
+    Raises ConfigError for another address or an option that the address has no use for, and what the store raises.
     """
     scheme, separator, rest = str(url).partition("://")
+    if read_only:
+        return _open_read_only(url, durability, token)
+    if scheme in ("http", "https", UNIX_SCHEME) and separator:
+        if durability is not None:
+            raise ConfigError(f"durability={durability!r} is the server's to say; leave it out for {url}")
+        from leyden.store.client import LightningStoreClient
+
+        return LightningStoreClient(str(url), token=token)
+    if token is not None:
+        raise ConfigError(f"a token is for a store server, and {str(url)!r} is opened here; leave it out")
     if not separator:
         return SqliteLightningStore(url, durability=durability or "process")
     if scheme == "sqlite" and rest.startswith("/"):
         return SqliteLightningStore(rest, durability=durability or "process")
+    if scheme in ("postgresql", "postgres"):
+        return PostgresLightningStore(str(url), durability=durability or "process")
     if scheme == "memory" and not rest:
         if durability is not None:
             raise ConfigError(f"memory:// survives nothing, so durability={durability!r} means nothing; leave it out")
         return InMemoryLightningStore()
-    raise ConfigError(f"cannot open a store at {str(url)!r}; possible: memory://, sqlite:///absolute/path, or a path")
+    raise ConfigError(
+        f"cannot open a store at {str(url)!r}; possible: memory://, sqlite:///absolute/path, a path, "
+        "postgresql://user@host/database, or http://host:port (http+unix://%2Fpath) of a store server"
+    )
+
+
+def _open_read_only(url: str | Path, durability: Durability | None, token: str | None) -> LightningStore:
+    scheme, separator, rest = str(url).partition("://")
+    if separator and not (scheme == "sqlite" and rest.startswith("/")):
+        raise ConfigError(f"read_only=True is for a store in a file, not for {url}; leave it out")
+    for name, value in {"durability": durability, "token": token}.items():
+        if value is not None:
+            raise ConfigError(f"{name} means nothing for a file that is only looked at; leave it out")
+    return SqliteLightningStore(rest if separator else url, read_only=True)

@@ -8,28 +8,31 @@ and survives a power cut.
 from __future__ import annotations
 
 import asyncio
+import errno
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from leyden.errors import ConfigError, StoreError
+from leyden.store.base import StoreCapabilities
 from leyden.store.lockfile import LockFile
 from leyden.store.notify import Signals
-from leyden.store.sql.driver import Operation
+from leyden.store.read_only import ReadOnlyDriver
+from leyden.store.sql.driver import Durability, Operation
 from leyden.store.sql.session import Session
 from leyden.store.sql.sqlite import connect, migrate, store_error
 from leyden.store.sql.store import SqlLightningStore
-from leyden.store.sql.wal import Checkpointer
+from leyden.store.sql.transaction import Long
+from leyden.store.sql.wal import LOG_BYTES, Checkpointer
 from leyden.store.worker import SessionThread
 
-__all__ = ["Durability", "SqliteLightningStore"]
+__all__ = ["SqliteLightningStore"]
 
 T = TypeVar("T")
 
-Durability = Literal["process", "power"]
 _SYNCHRONOUS: Mapping[Durability, str] = {"process": "NORMAL", "power": "FULL"}
 
 
@@ -50,7 +53,10 @@ class _FileDriver:
         self._lock = lock  # the last attribute: a store that is only dropped lets go of it last
 
     async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
-        return await self._reader.run(operation, args, kwargs)
+        try:  # what was just written is in the writer's cache; the reader's goes cold with each commit
+            return await self._writer.run_here(operation, args, kwargs, reads=True)
+        except Long:
+            return await self._reader.run(operation, args, kwargs)
 
     async def write(
         self,
@@ -62,6 +68,9 @@ class _FileDriver:
     ) -> T:
         self._checkpointer.wrote()
         return await self._writer.run(operation, args, kwargs, undo=undo)
+
+    def tell_server(self, server: str | None) -> None:
+        self._lock.tell_server(server)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._stop)
@@ -80,14 +89,29 @@ class SqliteLightningStore(SqlLightningStore):
 
     One process owns the file: raises StoreError, naming the owner, while another has it open (or this one, a second
     time); also for a file that a newer Leyden or another program wrote, or that is damaged.
+
+    read_only: look at a store that is there, whoever owns it and writes it meanwhile, also where nothing may be written. Every
+    write raises StoreError.
     """
 
-    def __init__(self, path: str | Path, *, durability: Durability = "process") -> None:
+    def __init__(self, path: str | Path, *, durability: Durability = "process", read_only: bool = False) -> None:
         if durability not in _SYNCHRONOUS:
             raise ConfigError(f"durability must be one of {', '.join(_SYNCHRONOUS)}, got {durability!r}")
         self.path = Path(path).expanduser().resolve()
         signals = Signals()
-        super().__init__(_FileDriver(self.path, durability, signals), signals, durable=True)
+        driver = ReadOnlyDriver(self.path, signals) if read_only else _FileDriver(self.path, durability, signals)
+        super().__init__(driver, signals, durable=True)
+        self._tell_server = driver.tell_server
+        self._read_only = read_only
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """A file that is only read is swept by its owner."""
+        return {**super().capabilities, "swept": self._read_only}
+
+    def tell_server(self, server: str | None) -> None:
+        """Let the error of another process that wants this file name the URL where it is served (None: nowhere)."""
+        self._tell_server(server)
 
 
 def _own(path: Path, url: str) -> LockFile:
@@ -95,7 +119,9 @@ def _own(path: Path, url: str) -> LockFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         return LockFile(path, url)
     except OSError as error:
-        raise StoreError(f"{url}: {error}; check that the directory can be written to") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space" if full else "check that the directory can be written to"
+        raise StoreError(f"{url}: {error}; {remedy}") from error
 
 
 def _open(path: Path, url: str, durability: Durability) -> list[sqlite3.Connection]:
@@ -106,10 +132,11 @@ def _open(path: Path, url: str, durability: Durability) -> list[sqlite3.Connecti
         "temp_store": "MEMORY",
         "secure_delete": "OFF",
         "wal_autocheckpoint": 0,
+        "journal_size_limit": LOG_BYTES,
     }
     opened: list[sqlite3.Connection] = []
     try:
-        opened.append(connect(target, {"journal_mode": "WAL"} | pragmas))
+        opened.append(connect(target, {"auto_vacuum": "INCREMENTAL", "journal_mode": "WAL"} | pragmas))
         migrate(opened[0], url)
         opened.append(connect(target, {"query_only": "ON"} | pragmas))
         opened.append(connect(target, {"busy_timeout": 0} | pragmas))

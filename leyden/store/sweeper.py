@@ -1,6 +1,7 @@
-"""Whoever owns a store runs a `Sweeper`: it ends the attempts whose time is over, and marks the silent ones.
+"""Whoever owns a store runs a `Sweeper`: it ends the attempts whose time is over, marks the silent ones, and forgets what
+retention does not keep.
 
-It knows no lifecycle: `store.sweep()` decides. Sweeping is scheduled here, never a side effect of a read.
+It knows no lifecycle: `store.sweep()` and `store.prune()` decide. Both are scheduled here, never a side effect of a read.
 """
 
 from __future__ import annotations
@@ -8,48 +9,67 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Self
 
 from leyden.errors import StoreClosed, StoreError
 from leyden.store.base import LightningStore
+from leyden.types import Retention
 
 __all__ = ["Sweeper"]
 
 logger = logging.getLogger(__name__)
 
 _SHORTEST_SECONDS = 0.01
+_PRUNE_STEP = 1000
+"""Rollouts between two rests: each step begins with a look at what is kept, 50 ms for a million rollouts."""
 _SHOWN = 3
 """How many attempts a line of the log names."""
 
 
 class Sweeper:
-    """Sweeps `store` at each deadline, and at least every `interval_seconds`, between `async with` and its end."""
+    """Looks after `store` between `async with` and its end.
 
-    def __init__(self, store: LightningStore, *, interval_seconds: float = 1.0) -> None:
+    interval_seconds: it sweeps at each deadline, and at least so often; unless somebody else does (`capabilities["swept"]`).
+    retention: what is kept; None: everything.
+    prune_interval_seconds: how often what it does not keep is forgotten, and once more at the end; as much more may be there for a
+        moment as is finished in that time.
+    """
+
+    def __init__(
+        self,
+        store: LightningStore,
+        *,
+        interval_seconds: float = 1.0,
+        retention: Retention | None = None,
+        prune_interval_seconds: float = 5.0,
+    ) -> None:
         self._store = store
         self._interval_seconds = interval_seconds
-        self._task: asyncio.Task[None] | None = None
+        self._retention = retention or Retention()
+        self._prune_interval_seconds = prune_interval_seconds
+        self._tasks: list[asyncio.Task[None]] = []
+        self.forgotten = 0
+        """How many rollouts it has pruned so far."""
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run(), name="leyden-sweeper")
+        if not self._store.capabilities["swept"]:
+            self._start(self._sweep, self._interval_seconds, "sweep")
+        if not self._retention.keeps_everything:
+            self._start(self._prune, self._prune_interval_seconds, "prune")
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if kind is None and not self._retention.keeps_everything:
+            with suppress(StoreError):  # told and tried again by whoever looks after the store next
+                await self._prune()
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                await asyncio.sleep(await self._sweep())
-            except StoreClosed:
-                return
-            except StoreError as error:
-                logger.error("the sweep failed and is tried again in %s s: %s", self._interval_seconds, error)
-                await asyncio.sleep(self._interval_seconds)
+    def _start(self, work: Callable[[], Awaitable[float]], retry_seconds: float, name: str) -> None:
+        self._tasks.append(asyncio.create_task(_repeat(work, retry_seconds, name), name=f"leyden-store-{name}"))
 
     async def _sweep(self) -> float:
         """Sweep once; how many seconds until the next time."""
@@ -63,3 +83,32 @@ class Sweeper:
         if deadline is None:
             return self._interval_seconds
         return min(self._interval_seconds, max(_SHORTEST_SECONDS, deadline - time.time()))
+
+    async def _prune(self) -> float:
+        """Forget all that is not kept; how many seconds until the next time."""
+        started, before = time.monotonic(), self.forgotten
+        step = _PRUNE_STEP
+        while step == _PRUNE_STEP:
+            step_started = time.monotonic()
+            step = await self._store.prune(self._retention, limit=_PRUNE_STEP)
+            self.forgotten += step
+            await asyncio.sleep(time.monotonic() - step_started)  # half of the time is for others
+        if forgotten := self.forgotten - before:
+            seconds = time.monotonic() - started
+            logger.info("forgot %d finished rollouts in %.1f s, %d in all", forgotten, seconds, self.forgotten)
+        return self._prune_interval_seconds
+
+
+async def _repeat(work: Callable[[], Awaitable[float]], retry_seconds: float, name: str) -> None:
+    """Do `work` again and again, after as many seconds as it says, until the store is closed."""
+    while True:
+        try:
+            await asyncio.sleep(await work())
+        except StoreClosed:
+            return
+        except StoreError as error:
+            logger.error("the %s failed and is tried again in %s s: %s", name, retry_seconds, error)
+            await asyncio.sleep(retry_seconds)
+        except Exception:  # nobody awaits this task: an error that ended it would leave the store unattended in silence
+            logger.exception("the %s failed as nobody foresaw and is tried again in %s s", name, retry_seconds)
+            await asyncio.sleep(retry_seconds)

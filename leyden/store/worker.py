@@ -13,6 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -21,7 +22,7 @@ from leyden.store.sql.driver import Operation
 from leyden.store.sql.session import Session
 from leyden.store.sql.transaction import Long
 
-__all__ = ["YIELD_EVERY", "Job", "SessionThread"]
+__all__ = ["YIELD_EVERY", "Job", "Loops", "SessionThread", "answer", "answer_of", "check_process", "settle"]
 
 _SHORT = 64
 """An operation on more rows than this takes longer than the way to the thread and back."""
@@ -29,6 +30,11 @@ YIELD_EVERY = 32
 """Operations that run where they are asked for never wait; so often they let the other tasks of the loop go on."""
 _BATCH = 1024
 """At most so many jobs share a commit, so that the first of them does not wait for ever."""
+
+_SETTLE_SECONDS = 1.0
+"""How long the end of a thread waits for an event loop that does not go on."""
+
+Loops = weakref.WeakSet[asyncio.AbstractEventLoop]
 
 
 class Job:
@@ -87,21 +93,33 @@ class SessionThread:
         undo: Operation[None] | None = None,
     ) -> Any:
         """The operation's answer, after its commit. See `Driver` for `undo`."""
-        self._check_process()
-        if self._inline and self._jobs.empty():
-            self._given += 1
-            if self._given % YIELD_EVERY == 0:
-                await asyncio.sleep(0)
-            if self._session.lock.acquire(blocking=False):
-                try:
-                    self._check_open()
-                    return self._session.alone(operation, args, kwargs, most=_SHORT)
-                except Long:
-                    pass
-                finally:
-                    self._session.lock.release()
+        try:
+            return await self.run_here(operation, args, kwargs)
+        except Long:
+            pass
         job = Job(operation, args, kwargs, asyncio.get_running_loop().create_future(), undo)
         return await self._through_thread(job)
+
+    async def run_here(
+        self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, reads: bool = False
+    ) -> Any:
+        """The same, without the way to the thread. Raises Long if the operation is not short, or if the session is in use.
+
+        reads: the operation changes nothing.
+        """
+        check_process(self._session.url, self._pid)
+        if not self._inline or not self._jobs.empty():
+            raise Long
+        self._given += 1
+        if self._given % YIELD_EVERY == 0:
+            await asyncio.sleep(0)
+        if not self._session.lock.acquire(blocking=False):
+            raise Long
+        try:
+            self._check_open()
+            return self._session.alone(operation, args, kwargs, most=_SHORT, reads=reads)
+        finally:
+            self._session.lock.release()
 
     def stop(self) -> None:
         """Accept nothing more, and end after what was accepted. Blocks until then; safe to repeat."""
@@ -110,39 +128,44 @@ class SessionThread:
         self._finalizer()
 
     async def _through_thread(self, job: Job) -> Any:
-        future = job.future
-        assert future is not None
         with self._gate:
             self._check_open()
             self._jobs.put(job)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():  # answered, and cancelled before the task could take it
-                _take_back(self._jobs, job)
-            raise
+        return await answer_of(self._jobs, job)
 
     def _check_open(self) -> None:
         if not self._open:
             raise StoreClosed(f"{self._session.url} is closed; open it again")
 
-    def _check_process(self) -> None:
-        """Before any lock is touched: a forked child has copies that nobody will ever release."""
-        if os.getpid() != self._pid:
-            raise StoreError(
-                f"{self._session.url} was opened by process {self._pid} and cannot be used in its forked child "
-                f"{os.getpid()}; open a store of its own there, after the fork"
-            )
+
+def check_process(url: str, pid: int) -> None:
+    """Raises StoreError in a process forked from the one that opened the store.
+
+    Call it before any lock is touched: a forked child has copies that nobody will ever release.
+    """
+    if os.getpid() != pid:
+        raise StoreError(
+            f"{url} was opened by process {pid} and cannot be used in its forked child {os.getpid()}; "
+            "open a store of its own there, after the fork"
+        )
 
 
 def _serve(session: Session, jobs: SimpleQueue[Job | None]) -> None:
     """The thread. It holds no reference to its `SessionThread`, so that one can be dropped."""
+    answered: Loops = weakref.WeakSet()
+    _work(session, jobs, answered)
+    settle(answered)
+    jobs.put(None)
+    _work(session, jobs, answered)  # what came back
+    with session.lock:
+        session.close()
+
+
+def _work(session: Session, jobs: SimpleQueue[Job | None], answered: Loops) -> None:
     while batch := _next_batch(jobs):
         with session.lock:
             session.together(batch)
-        _answer(jobs, batch)
-    with session.lock:
-        session.close()
+        answered |= answer(jobs, batch)
 
 
 def _next_batch(jobs: SimpleQueue[Job | None]) -> list[Job]:
@@ -162,18 +185,31 @@ def _next_batch(jobs: SimpleQueue[Job | None]) -> list[Job]:
     return batch
 
 
-def _answer(jobs: SimpleQueue[Job | None], batch: Sequence[Job]) -> None:
-    """Give each job's answer to whoever awaits it, with one call for each event loop."""
+def answer(jobs: SimpleQueue[Job | None], batch: Sequence[Job]) -> Loops:
+    """Give each job's answer to whoever awaits it, with one call for each event loop; returns those from which one may come back."""
+    undoable: Loops = weakref.WeakSet()
     by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in batch:
         if job.loop is not None:
             by_loop.setdefault(job.loop, []).append(job)
+            if job.undo is not None:
+                undoable.add(job.loop)
     for loop, answered in by_loop.items():
         try:
             loop.call_soon_threadsafe(_resolve, jobs, answered)
         except RuntimeError:  # the loop is closed: nobody awaits there any more
             for job in answered:
                 _take_back(jobs, job)
+    return undoable
+
+
+def settle(loops: Loops) -> None:
+    """Wait until the answers that were given to these loops have arrived, or were taken back."""
+    for loop in list(loops):
+        arrived = threading.Event()
+        with suppress(RuntimeError):  # closed: nothing is under way there
+            loop.call_soon_threadsafe(loop.call_soon, arrived.set)  # behind the task that is given its answer
+            arrived.wait(_SETTLE_SECONDS)
 
 
 def _resolve(jobs: SimpleQueue[Job | None], answered: Sequence[Job]) -> None:
@@ -186,6 +222,18 @@ def _resolve(jobs: SimpleQueue[Job | None], answered: Sequence[Job]) -> None:
             future.set_exception(job.error)
         else:
             future.set_result(job.answer)
+
+
+async def answer_of(jobs: SimpleQueue[Job | None], job: Job) -> Any:
+    """Wait for the answer of a job that was put there. Raises the job's error."""
+    future = job.future
+    assert future is not None
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if future.done() and not future.cancelled():  # answered, and cancelled before the task could take it
+            _take_back(jobs, job)
+        raise
 
 
 def _take_back(jobs: SimpleQueue[Job | None], job: Job) -> None:

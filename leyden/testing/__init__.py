@@ -1,13 +1,27 @@
 """Things that stand in for the outside world in tests and examples, truthfully.
 
-- `FakeUpstream`: an OpenAI-compatible server that knows the true tokens of every answer it gave, and can be told to
-  misbehave.
+- `FakeUpstream`: a server of OpenAI's and Anthropic's APIs that knows the true tokens of every answer it gave, and can be
+  told what to say (`Reply`, `Call`) and to misbehave. It reads and writes the formats by itself, apart from
+  `leyden.dialects`, and knows nothing of Leyden's parts.
+- `audit_store`: what is wrong with a store's records, for whoever writes a store or had an accident with one.
 
-They are part of the package so that an agent's own tests can use them. They know OpenAI's formats and nothing of
-Leyden's parts.
+They are part of the package so that an agent's own tests can use them.
 """
 
-from leyden.testing.tokens import decode, encode, prompt_text
-from leyden.testing.upstream import FakeUpstream, Misbehaviour, ServedCall
+from leyden.testing.audit import audit_store
+from leyden.testing.requests import prompt_ids, request_prompt_ids
+from leyden.testing.tokens import Call, decode, encode
+from leyden.testing.upstream import FakeUpstream, Misbehaviour, Reply, ServedCall
 
-__all__ = ["FakeUpstream", "Misbehaviour", "ServedCall", "decode", "encode", "prompt_text"]
+__all__ = [
+    "Call",
+    "FakeUpstream",
+    "Misbehaviour",
+    "Reply",
+    "ServedCall",
+    "audit_store",
+    "decode",
+    "encode",
+    "prompt_ids",
+    "request_prompt_ids",
+]

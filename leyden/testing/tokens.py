@@ -1,17 +1,22 @@
 """The tokens of `FakeUpstream`: one for each byte of UTF-8, and a few that no text contains.
 
-Small, total and reversible, with the trap that real tokenizers have: a character can be several tokens.
+Small, total and reversible, with the trap that real tokenizers have: a character can be several tokens. The tokens that no
+text contains stand where chat templates have theirs: around reasoning and calls, and at the end of an answer. So the prompt of
+the next turn begins with this turn's prompt and answer, as long as the agent tells the answer as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import codecs
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["END", "decode", "encode", "prompt_text"]
+__all__ = ["END", "Call", "Piece", "Turn", "decode", "encode", "prompt_ids_of", "response_ids_of", "spoken"]
 
 END = 2
 """Ends an answer that is whole."""
+_THINK, _THOUGHT, _CALL, _NAME, _ARGUMENTS, _CALLED = range(3, 9)
 _FIRST_BYTE = 16
 
 
@@ -25,13 +30,74 @@ def decode(ids: Sequence[int]) -> str:
     return bytes(id_ - _FIRST_BYTE for id_ in ids if id_ >= _FIRST_BYTE).decode("utf-8", "replace")
 
 
-def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The chat template: messages as text, ready for the assistant to go on."""
-    turns = [f"<{message.get('role')}>{_content(message.get('content'))}</>" for message in messages]
-    return "".join(turns) + "<assistant>"
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool that the model calls."""
+
+    name: str
+    arguments: str = "{}"
+    """As the model writes them: JSON, if it is any good."""
+    call_id: str = ""
+    """Empty in a reply: the server makes one up."""
 
 
-def _content(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType] -- parts of a message are untyped JSON
-    return "" if content is None else str(content)
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What somebody said. Only an assistant reasons and calls."""
+
+    role: str
+    """`tool` and the id of its call, for a result."""
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+
+
+def prompt_ids_of(turns: Sequence[Turn], tools: str = "") -> list[int]:
+    """The chat template: tools and turns, ready for the assistant to go on."""
+    ids = encode(f"<tools>{tools}</>") if tools else []
+    for turn in turns:
+        ids += encode(f"<{turn.role}>")
+        ids += response_ids_of(turn) if turn.role == "assistant" else encode(f"{turn.text}</>")
+    return ids + encode("<assistant>")
+
+
+def response_ids_of(turn: Turn) -> list[int]:
+    """What the model samples to say this."""
+    ids = [_THINK, *encode(turn.reasoning), _THOUGHT] if turn.reasoning else []
+    ids += encode(turn.text)
+    for call in turn.calls:
+        ids += [_CALL, *encode(call.call_id), _NAME, *encode(call.name)]
+        ids += [_ARGUMENTS, *encode(call.arguments), _CALLED]
+    return [*ids, END]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token adds to an answer."""
+
+    kind: Literal["text", "reasoning", "call", "arguments", "nothing"]
+    text: str = ""
+    """A character belongs to its last token. Of a `call`: the id and the name, with a line between them."""
+
+
+def spoken(ids: Sequence[int]) -> Iterator[Piece]:
+    """What each token of an answer adds; an unfinished character is left out."""
+    kind: Literal["text", "reasoning", "call", "arguments"] = "text"
+    head = ""
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    for id_ in ids:
+        text = decoder.decode(bytes([id_ - _FIRST_BYTE])) if id_ >= _FIRST_BYTE else ""
+        if id_ in (_THINK, _THOUGHT, _CALLED, END):
+            kind = "reasoning" if id_ == _THINK else "text"
+            yield Piece("nothing")
+        elif id_ == _CALL:
+            kind, head = "call", ""
+            yield Piece("nothing")
+        elif id_ == _ARGUMENTS:
+            kind = "arguments"
+            yield Piece("call", head)
+        elif kind == "call":
+            head += "\n" if id_ == _NAME else text
+            yield Piece("nothing")
+        else:
+            yield Piece(kind, text) if text else Piece("nothing")

@@ -8,10 +8,11 @@ right in every thread). It does not know runners or agents.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from leyden.instrumentation.route import MODEL_HOSTS
 from leyden.store.base import LightningStore
 from leyden.tracer.context import TraceContext, last_trace
 from leyden.tracer.trace import OpenSpan, StatusCode, active_trace
@@ -23,9 +24,16 @@ __all__ = ["Tracer"]
 class Tracer(ABC):
     """Records what runs inside `trace_context`. One tracer serves any number of traces at a time, in any threads and loops."""
 
+    model_hosts: Sequence[str] = MODEL_HOSTS
+    """Which services are models; see `leyden.instrumentation.route`."""
+
     @abstractmethod
     def prepare(self) -> None:
         """Make sure that steps are noticed from now on. Called by `init` and as each trace opens; cheap when there is nothing to do."""
+
+    def while_open(self) -> AbstractContextManager[object]:
+        """Entered as each trace opens and left as it closes, any number at a time: for what must be undone afterwards."""
+        return nullcontext()
 
     def init(self) -> None:
         """Once, before any worker."""
@@ -54,7 +62,15 @@ class Tracer(ABC):
         not be. Without a store they stay in `trace.spans`. Traces may be nested: a span belongs to the innermost one.
         Raises ConfigError for one id without the other, and for a store without ids.
         """
-        context = TraceContext(name, store, rollout_id, attempt_id)
+        context = TraceContext(
+            name,
+            store,
+            rollout_id,
+            attempt_id,
+            prepare=self.prepare,
+            around=self.while_open,
+            model_hosts=self.model_hosts,
+        )
         self.prepare()
         return context
 

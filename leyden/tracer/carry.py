@@ -1,23 +1,48 @@
-"""Carry the current trace into threads: while a trace is open, `Thread.start` and `ThreadPoolExecutor.submit` take it along.
+"""Carry the current trace into threads and processes: while a trace is open, what starts them takes it along.
 
-`asyncio` tasks and `asyncio.to_thread` carry context variables by themselves. The two methods are replaced while at least one trace is
-open and put back with the last one; code that runs outside a trace is not touched. A thread of a pool is not marked by the trace in
-which it happened to be started: each piece of work brings its own.
+| started by | takes along |
+|---|---|
+| `threading.Thread`, `ThreadPoolExecutor`, `multiprocessing.pool.ThreadPool` | the context |
+| `multiprocessing.Process`, by any start method | the trace, for the life of the process |
+| `ProcessPoolExecutor`, `multiprocessing.Pool` | the trace, for each piece of work |
+| `subprocess`, `asyncio.create_subprocess_*` | variables (`Trace.environment`); what the call's own `env` says otherwise counts |
 
-It knows threads and the current trace. To carry it in another way (a new kind of executor), add its method to `_PATCHES`.
+`asyncio` tasks and `asyncio.to_thread` carry context variables by themselves. The methods are replaced while at least one trace is open
+and put back with the last one; code that runs outside a trace is not touched. A worker of a pool is not marked by the trace in which it
+happened to be started: each piece of work brings its own. A child of a bare `os.fork()` is in no trace, so what it emits is refused, not
+lost.
+
+It knows these starters and the current trace. To carry it in another way (a new kind of executor), add its method to `_patches`.
 """
 
 from __future__ import annotations
 
 import contextvars
+import functools
+import multiprocessing.pool
+import multiprocessing.process
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
-from leyden.tracer.trace import CURRENT
+from opentelemetry import context as otel_context
+
+from leyden.tracer.trace import CURRENT, Trace
+from leyden.utils.patching import Patch
 
 __all__ = ["hold", "release"]
+
+_ENV_POSITION = 10
+"""Of `env` among the positional arguments of Popen, after `self`."""
+
+
+# ---- threads -------------------------------------------------------------------------------------------------------------
 
 
 def _carrying_start(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -40,59 +65,193 @@ def _carrying_submit(original: Callable[..., Future[Any]]) -> Callable[..., Futu
         if CURRENT.get() is None:
             return original(self, fn, *args, **kwargs)
         context = contextvars.copy_context()
-        token = CURRENT.set(None)  # a pool thread that this call starts must not belong to this trace for good
-        try:
+        with _nobodys():
             return original(self, context.run, fn, *args, **kwargs)
-        finally:
-            CURRENT.reset(token)
 
     return submit
 
 
-class _Patch:
-    """One method, replaced and put back."""
+class _InContext:
+    """A function that runs in a copy of this context each time, in any number of threads at once."""
 
-    def __init__(self, owner: type[Any], name: str, carrying: Callable[[Any], Any]) -> None:
-        self._owner, self._name, self._carrying = owner, name, carrying
-        self._original: Any = None
-        self._replacement: Any = None
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self._context = function, contextvars.copy_context()
 
-    def apply(self) -> None:
-        if self._replacement is None:
-            self._original = getattr(self._owner, self._name)
-            self._replacement = self._carrying(self._original)
-            setattr(self._owner, self._name, self._replacement)
-
-    def undo(self) -> None:
-        # Where someone else has replaced it after us, ours is below theirs: it stays, does nothing outside a trace, and serves again.
-        if getattr(self._owner, self._name) is self._replacement:
-            setattr(self._owner, self._name, self._original)
-            self._replacement = None
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._context.copy().run(self._function, *args, **kwargs)
 
 
-_PATCHES = (
-    _Patch(threading.Thread, "start", _carrying_start),
-    _Patch(ThreadPoolExecutor, "submit", _carrying_submit),
-)
-_lock = threading.Lock()
-_open_traces = 0
+# ---- processes -----------------------------------------------------------------------------------------------------------
+
+
+class _CarriedRun:
+    """Stands in for a process's `run`, and travels with it."""
+
+    def __init__(self, process: multiprocessing.process.BaseProcess, trace: Trace) -> None:
+        self._process, self._carried = process, _carried(trace)
+
+    def __call__(self) -> None:
+        vars(self._process).pop("run", None)
+        self._carried.run(self._process.run)
+
+
+def _carrying_process(original: Callable[..., None]) -> Callable[..., None]:
+    def start(self: multiprocessing.process.BaseProcess) -> None:
+        trace = CURRENT.get()
+        if trace is None:
+            return original(self)
+        vars(self)["run"] = _CarriedRun(self, trace)
+        try:
+            with _nobodys():
+                return original(self)
+        finally:
+            vars(self).pop("run", None)
+
+    return start
+
+
+def _carrying_process_submit(original: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+    def submit(self: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        trace = CURRENT.get()
+        if trace is None:
+            return original(self, fn, *args, **kwargs)
+        carried = _carried(trace)
+        with _nobodys():
+            return original(self, carried.run, fn, *args, **kwargs)
+
+    return submit
+
+
+def _apart(original: Callable[..., None]) -> Callable[..., None]:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        with _nobodys():
+            original(self, *args, **kwargs)
+
+    return functools.wraps(original)(init)
+
+
+def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
+    def give(self: multiprocessing.pool.Pool, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        trace = CURRENT.get()
+        if trace is None:
+            return original(self, func, *args, **kwargs)
+        if isinstance(self, multiprocessing.pool.ThreadPool):
+            return original(self, _InContext(func), *args, **kwargs)
+        return original(self, functools.partial(_carried(trace).run, func), *args, **kwargs)
+
+    return give
+
+
+def _carried(trace: Trace) -> Any:
+    from leyden.tracer.remote import Carried  # it opens traces, which this serves
+
+    return Carried.of(trace)
+
+
+# ---- programs ------------------------------------------------------------------------------------------------------------
+
+
+def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
+    def init(self: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
+        trace = CURRENT.get()
+        if trace is not None:
+            if len(args) > _ENV_POSITION:
+                args = (*args[:_ENV_POSITION], _merged(trace, args[_ENV_POSITION]), *args[_ENV_POSITION + 1 :])
+            else:
+                kwargs["env"] = _merged(trace, kwargs.get("env"))
+        original(self, *args, **kwargs)
+
+    return functools.wraps(original)(init)
+
+
+def _carrying_spawn(original: Callable[..., Any]) -> Callable[..., Any]:
+    def spawn(self: Any, *args: Any, **kwargs: Any) -> Any:
+        trace = CURRENT.get()
+        if trace is not None:
+            kwargs["env"] = _merged(trace, kwargs.get("env"))
+        return original(self, *args, **kwargs)
+
+    return spawn
+
+
+def _merged(trace: Trace, given: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
+    """The variables of a program: the trace's, apart from those that the call itself sets, or takes away."""
+    if given is None:
+        return {**os.environ, **trace.environment()}
+    asked = {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()}
+    return {**asked, **{n: v for n, v in trace.environment().items() if asked.get(n) == os.environ.get(n)}}
+
+
+# ---- while a trace is open -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _nobodys() -> Generator[None]:
+    """What is started here, a worker of a pool for instance, must not belong to this trace for good."""
+    token = CURRENT.set(None)
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)
+
+
+@functools.cache
+def _patches() -> Sequence[Patch]:
+    pool = multiprocessing.pool.Pool
+    return (
+        Patch(threading.Thread, "start", _carrying_start),
+        Patch(ThreadPoolExecutor, "submit", _carrying_submit),
+        Patch(multiprocessing.process.BaseProcess, "start", _carrying_process),
+        Patch(ProcessPoolExecutor, "submit", _carrying_process_submit),
+        Patch(pool, "__init__", _apart),
+        *(Patch(pool, name, _carrying_work) for name in ("apply_async", "_map_async", "imap", "imap_unordered")),
+        Patch(subprocess.Popen, "__init__", _carrying_popen),
+    )
+
+
+@functools.cache
+def _patches_of_uvloop() -> Sequence[Patch]:
+    """Its loop starts programs without `subprocess`."""
+    loop = sys.modules["uvloop"].Loop
+    return tuple(Patch(loop, name, _carrying_spawn) for name in ("subprocess_exec", "subprocess_shell"))
+
+
+class _Held:
+    """How many traces are open; the patches are in place while there is one."""
+
+    lock = threading.Lock()
+    open_traces = 0
+    applied: Sequence[Patch] = ()
 
 
 def hold() -> None:
     """One more trace is open."""
-    global _open_traces
-    with _lock:
-        _open_traces += 1
-        if _open_traces == 1:
-            for patch in _PATCHES:
+    _watch_forks()
+    with _Held.lock:
+        _Held.open_traces += 1
+        if _Held.open_traces == 1:
+            _Held.applied = (*_patches(), *(_patches_of_uvloop() if "uvloop" in sys.modules else ()))
+            for patch in _Held.applied:
                 patch.apply()
 
 
 def release() -> None:
     """One trace fewer is open."""
-    global _open_traces
-    with _lock:
-        _open_traces -= 1
-        if _open_traces == 0:
-            for patch in _PATCHES:
+    with _Held.lock:
+        _Held.open_traces -= 1
+        if _Held.open_traces == 0:
+            for patch in _Held.applied:
                 patch.undo()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    """In a forked child: the way to the store stayed in the parent, and so did the threads that may have held a lock."""
+    _Held.lock = threading.Lock()
+    if CURRENT.get() is not None:
+        CURRENT.set(None)
+        otel_context.attach(otel_context.Context())

@@ -1,13 +1,15 @@
 """Open and close a trace, with `with` or `async with`.
 
-Opening makes it the current trace of this context; closing delivers all of it. It knows traces, deliveries and the carrying into
-threads, and no way of making spans.
+Opening makes it the current trace of this context; closing delivers all of it. It knows traces, deliveries and the carrying into threads
+and processes, and no way of making spans.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 from types import TracebackType
 
@@ -15,9 +17,9 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace as otel_trace
 
 from leyden.errors import ConfigError, LeydenError
-from leyden.store.base import LightningStore
+from leyden.instrumentation.route import MODEL_HOSTS, ROUTE_KEY
 from leyden.tracer import carry
-from leyden.tracer.delivery import background_loop, open_outbox
+from leyden.tracer.delivery import SpanSink, background_loop, open_outbox
 from leyden.tracer.trace import CURRENT, LOCAL, OTEL_KEY, Trace, current_trace
 from leyden.types import Span
 
@@ -37,10 +39,16 @@ class TraceContext:
     def __init__(
         self,
         name: str | None,
-        store: LightningStore | None,
+        store: SpanSink | None,
         rollout_id: str | None,
         attempt_id: str | None,
+        *,
+        prepare: Callable[[], None] | None = None,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        model_hosts: Sequence[str] = MODEL_HOSTS,
+        url: str | None = None,
     ) -> None:
+        """prepare: see Trace.prepare. around: what is open as long as the trace is. url: see Trace."""
         if (rollout_id is None) != (attempt_id is None):
             raise ConfigError(
                 f"a trace needs rollout_id and attempt_id or neither, got {rollout_id!r} and {attempt_id!r}"
@@ -52,6 +60,8 @@ class TraceContext:
             )
         self._name = name
         self._store, self._rollout_id, self._attempt_id = store, rollout_id, attempt_id
+        self._prepare, self._around, self._model_hosts, self._url = prepare, around, model_hosts, url
+        self._held: AbstractContextManager[object] | None = None
         self._trace: Trace | None = None
         self._tokens: tuple[Token[Trace | None], Token[otel_context.Context]] | None = None
 
@@ -88,10 +98,15 @@ class TraceContext:
             )
         rollout_id, attempt_id = self._rollout_id or LOCAL, self._attempt_id or LOCAL
         outbox = None
+        held = self._around()
+        held.__enter__()
         if self._store is not None and loop is not None:
             outbox = open_outbox(self._store, loop, f"attempt {attempt_id!r} of rollout {rollout_id!r}")
-        self._trace = trace = Trace(self._name or rollout_id, rollout_id, attempt_id, outbox)
-        context = otel_context.set_value(OTEL_KEY, trace)
+        self._held = held
+        self._trace = trace = Trace(self._name or rollout_id, rollout_id, attempt_id, outbox, url=self._url)
+        trace.route.model_hosts = self._model_hosts
+        trace.prepare = self._prepare or trace.prepare
+        context = otel_context.set_value(ROUTE_KEY, trace.route, otel_context.set_value(OTEL_KEY, trace))
         if current_trace() is not None:  # the step under way outside belongs to another trace and is no parent here
             context = otel_trace.set_span_in_context(otel_trace.INVALID_SPAN, context)
         self._tokens = CURRENT.set(trace), otel_context.attach(context)
@@ -100,8 +115,10 @@ class TraceContext:
         return trace
 
     def _close(self) -> Trace:
-        assert self._trace is not None and self._tokens is not None
+        assert self._trace is not None and self._tokens is not None and self._held is not None
         carry.release()
+        self._held.__exit__(None, None, None)
+        self._trace.close_address()
         current, attached = self._tokens
         otel_context.detach(attached)
         try:

@@ -21,12 +21,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from leyden.errors import LeydenError, StoreClosed, StoreError
-from leyden.store.base import LightningStore
 from leyden.types import Span
 
-__all__ = ["Outbox", "background_loop", "open_outbox"]
+__all__ = ["Outbox", "SpanSink", "background_loop", "open_outbox"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,19 @@ _EXIT_SECONDS = 2.0
 
 _FINAL = (ValueError, TypeError, StoreClosed)
 """No retry can help: the spans themselves are wrong (UnknownRollout and its like are ValueErrors), or the store is no more."""
+
+
+class SpanSink(Protocol):
+    """Where spans are delivered: a store, or what brings them to one."""
+
+    @property
+    def url(self) -> str:
+        """What messages call it."""
+        ...
+
+    async def add_many_spans(self, spans: Sequence[Span], /) -> Sequence[Span]:
+        """Take all or none, each span once however often it is sent; answers them with the sequence ids that were drawn."""
+        ...
 
 
 class Outbox:
@@ -94,7 +107,7 @@ class Outbox:
 class Delivery:
     """The one flusher of a store in an event loop. `put` may be called from any thread, everything else runs in the loop."""
 
-    def __init__(self, store: LightningStore, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, store: SpanSink, loop: asyncio.AbstractEventLoop) -> None:
         self.store = store
         self.loop = loop
         self.users = 0
@@ -246,7 +259,7 @@ _registry_lock = threading.Lock()
 _deliveries: dict[tuple[int, int], Delivery] = {}
 
 
-def open_outbox(store: LightningStore, loop: asyncio.AbstractEventLoop, name: str) -> Outbox:
+def open_outbox(store: SpanSink, loop: asyncio.AbstractEventLoop, name: str) -> Outbox:
     """A new outbox for a trace called `name`, on the delivery that all open traces of this store and loop share."""
     with _registry_lock:
         delivery = _deliveries.setdefault((id(store), id(loop)), Delivery(store, loop))
@@ -254,7 +267,7 @@ def open_outbox(store: LightningStore, loop: asyncio.AbstractEventLoop, name: st
     return Outbox(delivery, name)
 
 
-def _background_delivery(store: LightningStore) -> Delivery:
+def _background_delivery(store: SpanSink) -> Delivery:
     loop = background_loop()
     with _registry_lock:
         delivery = _deliveries.get((id(store), id(loop))) or Delivery(store, loop)

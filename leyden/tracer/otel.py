@@ -3,6 +3,9 @@
 Instrumentation finds its provider through OpenTelemetry's global one. Where the user has set one, ours only listens to it; where there
 is none, ours becomes the global one. Spans outside a trace are ignored. A span belongs to the trace in which it started, wherever it ends.
 
+While a trace is open the clients of `leyden.instrumentation` are instrumented, those that are installed: a model call of an agent that
+knows nothing of Leyden brings the trace context along, and goes to the gateway where the attempt has one.
+
 The sampler, limits and other exporters of the user's own provider stay as they are, so what it does not sample is not collected;
 what Leyden's emitters record does not pass through it. A user who sets up OpenTelemetry does so before the first trace.
 """
@@ -14,7 +17,8 @@ import logging
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from opentelemetry import trace as otel_trace
@@ -27,27 +31,48 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Status, StatusCode
 
+from leyden import semconv
+from leyden.instrumentation import MODEL_HOSTS, in_use, instrument
 from leyden.tracer.base import Tracer
 from leyden.tracer.trace import Trace, current_trace, trace_of
 from leyden.types import Attributes, Span, SpanEvent, SpanStatus
+from leyden.utils.otel import attribute_value, links_text, seconds
 
-__all__ = ["OtelTracer", "from_readable_span"]
+__all__ = ["LightningSpanProcessor", "OtelTracer", "from_readable_span"]
 
 logger = logging.getLogger(__name__)
 
-_NANOSECONDS = 1e-9
-
 
 class OtelTracer(Tracer):
-    """Collects the spans of any OpenTelemetry instrumentation. It has no state of its own: all of them share one listener."""
+    """Collects the spans of any OpenTelemetry instrumentation. All tracers of a process share one listener.
+
+    instrumentation: which of `leyden.instrumentation.names()` to install while a trace is open; None: HTTP clients, and every library
+        that is imported by the time the trace opens (none is imported only to be instrumented).
+    model_hosts: which services are models, as `host` or `host/path`; in place of MODEL_HOSTS.
+    Raises ConfigError for an instrumentation that there is not.
+    """
+
+    def __init__(
+        self, *, instrumentation: Sequence[str] | None = None, model_hosts: Sequence[str] = MODEL_HOSTS
+    ) -> None:
+        self._instrumentation = None if instrumentation is None else tuple(instrumentation)
+        instrument(*(self._instrumentation or ()))
+        self.model_hosts = tuple(model_hosts)
 
     def prepare(self) -> None:
         """Listen to the global provider; set ours where there is none."""
         listen()
 
+    def while_open(self) -> AbstractContextManager[object]:
+        """See Tracer.while_open."""
+        return instrument(*(in_use() if self._instrumentation is None else self._instrumentation))
 
-class Collector(SpanProcessor):
-    """Gives each ended span to the trace in which it started."""
+
+class LightningSpanProcessor(SpanProcessor):
+    """Gives each ended span to the trace in which it started, which delivers it in batches, off the agent's thread.
+
+    Leaving a trace waits for what has ended in it. A span that ends later goes to the same attempt by itself.
+    """
 
     def __init__(self) -> None:
         # By span id, because OpenTelemetry hands over a copy at the end; weak, because some spans are never ended.
@@ -101,9 +126,9 @@ _heard: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @functools.cache
-def collector() -> Collector:
+def collector() -> LightningSpanProcessor:
     """The one listener of this process."""
-    return Collector()
+    return LightningSpanProcessor()
 
 
 def listen() -> None:
@@ -135,9 +160,15 @@ def _own_provider() -> TracerProvider:
 
 
 def from_readable_span(span: ReadableSpan, rollout_id: str, attempt_id: str) -> Span:
-    """An ended OpenTelemetry span as a span of an attempt, its sequence id left to the store. Links are not kept."""
+    """An ended OpenTelemetry span as a span of an attempt, its sequence id left to the store. OTLP makes an equal one of it."""
     context, parent = span.context, span.parent
     assert context is not None
+    attributes = _attributes(span.attributes)
+    if span.links:
+        attributes[semconv.LINKS] = links_text(
+            (f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}", _attributes(link.attributes))
+            for link in span.links
+        )
     return Span(
         rollout_id=rollout_id,
         attempt_id=attempt_id,
@@ -146,11 +177,12 @@ def from_readable_span(span: ReadableSpan, rollout_id: str, attempt_id: str) -> 
         span_id=f"{context.span_id:016x}",
         parent_id=None if parent is None else f"{parent.span_id:016x}",
         name=span.name,
+        kind=span.kind.name,
         status=_status(span.status),
-        attributes=_attributes(span.attributes),
+        attributes=attributes,
         events=[_event(event) for event in span.events],
-        start_time=_seconds(span.start_time),
-        end_time=_seconds(span.end_time),
+        start_time=seconds(span.start_time),
+        end_time=seconds(span.end_time),
         resource=_resource(span.resource),
     )
 
@@ -158,7 +190,7 @@ def from_readable_span(span: ReadableSpan, rollout_id: str, attempt_id: str) -> 
 def _status(status: Status) -> SpanStatus:
     if status.status_code is StatusCode.UNSET:
         return SpanStatus()
-    return SpanStatus(status_code=status.status_code.name, description=status.description)
+    return SpanStatus(status_code=status.status_code.name, description=status.description or None)
 
 
 _resource_read: tuple[Resource | None, Attributes] = (None, {})
@@ -175,11 +207,7 @@ def _resource(resource: Resource) -> Attributes:
 
 
 def _event(event: Event) -> SpanEvent:
-    return SpanEvent(name=event.name, timestamp=_seconds(event.timestamp), attributes=_attributes(event.attributes))
-
-
-def _seconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds * _NANOSECONDS
+    return SpanEvent(name=event.name, timestamp=seconds(event.timestamp), attributes=_attributes(event.attributes))
 
 
 def _attributes(attributes: Mapping[str, Any] | None) -> Attributes:
@@ -187,19 +215,7 @@ def _attributes(attributes: Mapping[str, Any] | None) -> Attributes:
         return {}
     # Reading OpenTelemetry's own mapping takes a lock for each entry; copying it takes none.
     plain = cast(Mapping[str, Any], attributes.copy() if isinstance(attributes, BoundedAttributes) else attributes)
-    return {key: value if type(value) in _SCALARS else _listed(value) for key, value in plain.items()}
+    return {key: value if type(value) in _PLAIN else attribute_value(value) for key, value in plain.items()}
 
 
-_SCALARS = frozenset({str, bool, int, float})
-
-
-def _listed(value: object) -> Any:
-    """OpenTelemetry's less common attribute values: tuples (with None for what was invalid), bytes, maps."""
-    if isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, Sequence) and not isinstance(value, bytes):
-        elements = list(cast(Iterable[Any], value))
-        if all(isinstance(element, bool | int | float) for element in elements):
-            return elements
-        return ["" if element is None else str(element) for element in elements]
-    return str(value)
+_PLAIN = frozenset({str, bool, int})

@@ -4,32 +4,54 @@ The current trace is a context variable, so hundreds of attempts run in one proc
 OpenTelemetry's context as well, which code that carries that context by hand (into a thread pool of its own) brings along.
 
 What Leyden's emitters record is made here, without OpenTelemetry's SDK: no sampler, limit or switch of the user's can lose a reward.
-A trace knows its attempt and its way to the store; it does not know which tracer opened it.
+A trace knows its attempt, its way to the store and what other processes need to record in it; it does not know which tracer opened it.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import threading
 import time
 import traceback
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from urllib.parse import quote
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace as otel_trace
 
 from leyden import semconv
 from leyden.errors import InvalidEmission, NoActiveTrace
+from leyden.instrumentation.route import Route, traceparent
 from leyden.tracer.delivery import Outbox
-from leyden.types import Attributes, Span, SpanStatus
+from leyden.types import Attributes, Span, SpanEvent, SpanStatus
 from leyden.utils import ids
 from leyden.utils.text import describe_error, storable
 
-__all__ = ["LOCAL", "OpenSpan", "Trace", "active_trace", "checked_attributes", "current_trace", "exception_attributes"]
+if TYPE_CHECKING:
+    from leyden.tracer.receiver import Receiver
+
+__all__ = [
+    "LOCAL",
+    "SPANS_URL",
+    "OpenSpan",
+    "Trace",
+    "active_trace",
+    "checked_attributes",
+    "current_trace",
+    "exception_attributes",
+]
 
 LOCAL: Final = "local"
 """The rollout and attempt id of spans of a trace that belongs to no attempt."""
+
+SPANS_URL: Final = "LEYDEN_SPANS_URL"
+"""The variable that says to a process where the spans of its attempt go."""
+SPANS: Final = "/spans"
+"""The path there that takes spans as JSON."""
 
 StatusCode = Literal["UNSET", "OK", "ERROR"]
 
@@ -56,20 +78,38 @@ class OpenSpan:
 
 
 class Trace:
-    """The spans of one attempt, in the order in which they ended."""
+    """The spans of one attempt, in the order in which they ended.
 
-    def __init__(self, name: str, rollout_id: str, attempt_id: str, outbox: Outbox | None) -> None:
+    url: where other processes send spans of this trace; None: to an address of its own, opened when the first one needs it.
+    """
+
+    def __init__(
+        self, name: str, rollout_id: str, attempt_id: str, outbox: Outbox | None, *, url: str | None = None
+    ) -> None:
         self.name = name
         self.rollout_id = rollout_id
         self.attempt_id = attempt_id
         self.trace_id = ids.trace_id()
         """The OpenTelemetry trace id of the spans that have no parent elsewhere."""
+        self.parent_id: str | None = None
+        """The step of another process below which the spans are that have no parent here."""
         self.spans: list[Span] = []
         """What has ended so far. `sequence_id` is 0 until the store has drawn one; a local trace counts by itself."""
         self.outbox = outbox
+        self.route = Route(rollout_id, attempt_id)
+        """Where model calls go that know nothing of Leyden."""
+        self.prepare: Callable[[], None] = _nothing
+        """What makes another process's steps noticed there; it can be pickled, or is left out."""
+        self._root_id = self.trace_id[:16]
+        """Stands for the trace where W3C demands the id of a step and none is under way; no span has it."""
+        self._url = url
+        self._receiver: Receiver | None = None
+        self._lock = threading.Lock()
 
     def add(self, span: Span) -> None:
         """Keep a finished span and have it delivered. From any thread; a span after the trace was closed still arrives."""
+        if span.parent_id == self._root_id:
+            span.parent_id = None
         self.spans.append(span)
         if self.outbox is None:
             span.sequence_id = len(self.spans)
@@ -83,6 +123,7 @@ class Trace:
         *,
         timestamp: float | None = None,
         status: SpanStatus | StatusCode | None = None,
+        events: Sequence[SpanEvent] = (),
     ) -> Span:
         """Record a step of no length at `timestamp` (Unix seconds; None: now), below the step that is under way here.
 
@@ -93,6 +134,7 @@ class Trace:
         if isinstance(status, str):
             status = SpanStatus(status_code=status)
         span = self._span(name, checked, status or SpanStatus(), moment, moment, ids.span_id(), self._parent())
+        span.events = [event.model_copy(update={"timestamp": event.timestamp or moment}) for event in events]
         self.add(span)
         return span
 
@@ -120,11 +162,49 @@ class Trace:
             otel_context.detach(token)
             self.add(self._span(step.name, step.attributes, step.status, start, time.time(), span_id, parent))
 
+    def environment(self) -> dict[str, str]:
+        """The variables by which a process that is started here records in this trace, whatever it is written in."""
+        return {**self.route.environment(), **self._recording()}
+
+    def close_address(self) -> None:
+        """Take no more spans of other processes."""
+        with self._lock:
+            if self._receiver is not None:
+                self._receiver.close()
+                self._receiver = None
+
+    def _recording(self) -> dict[str, str]:
+        place = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
+        others = os.environ.get("OTEL_RESOURCE_ATTRIBUTES")
+        listed = [*([others] if others else []), *(f"{name}={quote(value, safe='')}" for name, value in place.items())]
+        address = self.address()
+        return {
+            "LEYDEN_ROLLOUT_ID": self.rollout_id,
+            "LEYDEN_ATTEMPT_ID": self.attempt_id,
+            SPANS_URL: address,
+            "TRACEPARENT": traceparent() or f"00-{self.trace_id}-{self._root_id}-01",
+            "BAGGAGE": self.route.baggage(),
+            "OTEL_EXPORTER_OTLP_ENDPOINT": address,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_RESOURCE_ATTRIBUTES": ",".join(listed),
+        }
+
+    def address(self) -> str:
+        """Where other processes send spans of this trace: OTLP, and Leyden's own. It answers until the trace is closed."""
+        with self._lock:
+            if self._url is not None:
+                return self._url
+            if self._receiver is None:
+                from leyden.tracer.receiver import Receiver  # a server, which few traces need
+
+                self._receiver = Receiver(self)
+            return self._receiver.url
+
     def _parent(self) -> tuple[str, str | None]:
         """The trace id and span id of the step under way here; this trace's own id and None where there is none."""
         context = otel_trace.get_current_span().get_span_context()
         if not context.is_valid:
-            return self.trace_id, None
+            return self.trace_id, self.parent_id
         return f"{context.trace_id:032x}", f"{context.span_id:016x}"
 
     def _span(
@@ -157,7 +237,16 @@ def current_trace() -> Trace | None:
     trace = CURRENT.get()
     if trace is None:
         trace = trace_of(otel_context.get_current())
-    return trace
+    return trace if trace is not None else inherited_trace()
+
+
+def inherited_trace() -> Trace | None:
+    """The trace in which this whole process was started (see `Trace.environment`), None where there is none."""
+    if SPANS_URL not in os.environ:
+        return None
+    from leyden.tracer.remote import process_trace  # needed in such processes only
+
+    return process_trace()
 
 
 def trace_of(context: otel_context.Context) -> Trace | None:
@@ -173,9 +262,14 @@ def active_trace(what: str) -> Trace:
         raise NoActiveTrace(
             f"{what} was called where no trace is open. A runner opens one for each attempt; elsewhere, open one with "
             "`with OtelTracer().trace_context():` (or `async with`). In a thread that existed before the trace, run the call in a "
-            "copy of the agent's context: contextvars.copy_context().run(...)"
+            "copy of the agent's context: contextvars.copy_context().run(...); a process made by a bare os.fork() has no trace, one "
+            "made by multiprocessing or subprocess has"
         )
     return trace
+
+
+def _nothing() -> None:
+    """No preparation."""
 
 
 def checked_attributes(attributes: Mapping[str, Any]) -> Attributes:
@@ -205,6 +299,9 @@ def _checked_key(key: object) -> str:
 
 
 def _checked_value(key: str, value: object) -> Any:
+    numbers = cast(Sequence[Any], value) if isinstance(value, list | tuple) else (value,)
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        raise InvalidEmission(f"attribute {key!r} is {value!r:.200}, a number that JSON does not have; leave it out")
     if isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, list | tuple):

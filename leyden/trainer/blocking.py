@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import threading
-from collections.abc import Coroutine, Generator
-from typing import Any, TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar, cast
 
 __all__ = ["run_blocking"]
 
@@ -28,25 +27,27 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
-    with _sigterm_as_sigint():
+    """In the main thread, treat SIGTERM as Ctrl-C, also where that is ignored (what a shell starts with `&`) or somebody else's."""
+    if threading.current_thread() is not threading.main_thread():  # signals are not ours to handle
         return await work
+    loop, task, terminated = asyncio.get_running_loop(), cast("asyncio.Task[Any]", asyncio.current_task()), False
 
+    def terminate(number: int, frame: object) -> None:
+        nonlocal terminated
+        if terminated:
+            raise KeyboardInterrupt
+        terminated = True
+        loop.call_soon_threadsafe(task.cancel)
 
-@contextlib.contextmanager
-def _sigterm_as_sigint() -> Generator[None]:
-    """In the main thread, treat SIGTERM as Ctrl-C; elsewhere signals are not ours to handle."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous = signal.signal(signal.SIGTERM, terminate)
     try:
-        yield
+        return await work
+    except asyncio.CancelledError:
+        if terminated:
+            raise KeyboardInterrupt from None
+        raise
     finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
 def _in_thread(work: Coroutine[Any, Any, T]) -> T:

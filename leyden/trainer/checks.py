@@ -5,13 +5,24 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from leyden.errors import ConfigError
+from leyden.execution import ExecutionStrategy
 from leyden.runner import Hook, Runner
-from leyden.types import NamedResources, Resource
+from leyden.types import NamedResources, Resource, Retention
 
-__all__ = ["check_dataset", "checked_hooks", "checked_resources", "exclusively", "require_used"]
+__all__ = [
+    "check_dataset",
+    "checked_hooks",
+    "checked_resources",
+    "checked_retention",
+    "checked_run_dir",
+    "exclusively",
+    "require_followed",
+    "require_used",
+]
 
 _busy: set[int] = set()
 _busy_lock = threading.Lock()
@@ -19,7 +30,7 @@ _busy_lock = threading.Lock()
 
 @contextlib.contextmanager
 def exclusively(*parts: Any) -> Generator[None]:
-    """A trainer and an algorithm hold the state of one run at a time. Raises ConfigError while one of `parts` is in a run."""
+    """Its parts hold the state of one run at a time. Raises ConfigError while one of them is in a run."""
     given = {id(part): type(part).__name__ for part in parts if part is not None}
     with _busy_lock:
         for name in (name for key, name in given.items() if key in _busy):
@@ -41,6 +52,20 @@ def require_used(runner: Runner, **options: Any) -> None:
             )
 
 
+def require_followed(strategy: ExecutionStrategy, **options: Any) -> None:
+    """Refuse an option of the trainer that its strategy does not have, or was given otherwise. Each is named as the strategy names it."""
+    kind = type(strategy).__name__
+    for name, value in options.items():
+        if value is None:
+            continue
+        if not hasattr(strategy, name):
+            raise ConfigError(f"{name}={value!r}, but {kind} has no such option; leave it out, or use strategy='cs'")
+        if getattr(strategy, name) != value:
+            raise ConfigError(
+                f"{name}={value!r}, but the strategy given has {name}={getattr(strategy, name)!r}; say it to the strategy only"
+            )
+
+
 def check_dataset(name: str, dataset: object) -> None:
     """Refuse what has no length or no items by index (a generator)."""
     if dataset is not None and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -57,6 +82,22 @@ def checked_hooks(hooks: Any) -> tuple[Hook, ...]:
         if not isinstance(hook, Hook):
             raise ConfigError(f"hooks has {hook!r:.200} (a {type(hook).__name__}); give instances of leyden.Hook")
     return given
+
+
+def checked_run_dir(run_dir: Any) -> Path | None:
+    """The directory as a path; an empty name is that of no directory."""
+    if run_dir is None:
+        return None
+    if not isinstance(run_dir, str | Path) or not str(run_dir):
+        raise ConfigError(f"run_dir is {run_dir!r}; give the path of a directory, or None for a new one under .leyden/")
+    return Path(run_dir)
+
+
+def checked_retention(retention: Any) -> Retention | None:
+    """What the store keeps."""
+    if retention is None or isinstance(retention, Retention):
+        return retention
+    raise ConfigError(f"retention is {retention!r:.200}; give a Retention, for example Retention(max_rollouts=100_000)")
 
 
 def checked_resources(resources: Any) -> NamedResources | None:

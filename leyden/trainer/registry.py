@@ -16,9 +16,14 @@ __all__ = [
 
 ExecutionStrategyRegistry: Final[Mapping[str, str]] = {
     "shm": "leyden.execution.shared_memory.SharedMemoryExecutionStrategy",
+    "ipc": "leyden.execution.inter_process.InterProcessExecutionStrategy",
+    "cs": "leyden.execution.client_server.ClientServerExecutionStrategy",
+    "ray": "leyden.execution.ray.RayExecutionStrategy",
 }
 TracerRegistry: Final[Mapping[str, str]] = {
     "otel": "leyden.tracer.OtelTracer",
+    "agentops": "leyden.tracer.AgentOpsTracer",
+    "weave": "leyden.tracer.WeaveTracer",
     "dummy": "leyden.tracer.DummyTracer",
 }
 AlgorithmRegistry: Final[Mapping[str, str]] = {
@@ -27,7 +32,9 @@ AlgorithmRegistry: Final[Mapping[str, str]] = {
 }
 AdapterRegistry: Final[Mapping[str, str]] = {
     "triplet": "leyden.adapter.LlmProxyTraceToTriplet",
+    "tracer_triplet": "leyden.adapter.TracerTraceToTriplet",
     "trajectory": "leyden.adapter.TraceToTrajectory",
+    "messages": "leyden.adapter.TraceToMessages",
 }
 StoreRegistry: Final[Mapping[str, str]] = {
     "memory": "leyden.store.InMemoryLightningStore",

@@ -26,15 +26,20 @@ _SHOWN_REASONS = 5
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a run did: rollouts by status (each of them, 0 included), reasons of failed ones, most frequent first."""
+    """What a run did: rollouts by status (each of them, 0 included), reasons of failed ones, most frequent first.
+
+    Both are of the rollouts that the store still has; `forgotten` counts those that retention removed while `fit` ran.
+    """
 
     run_dir: Path | None
     rollouts: dict[str, int] = field(default_factory=dict[str, int])
     failures: dict[str, int] = field(default_factory=dict[str, int])
+    forgotten: int = 0
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count:,} {status}" for status, count in self.rollouts.items() if count) or "none"
-        lines = [f"rollouts: {counts}"]
+        forgotten = f"; and {self.forgotten:,} that retention has forgotten" if self.forgotten else ""
+        lines = [f"rollouts: {counts}{forgotten}"]
         shown = list(self.failures.items())[:_SHOWN_REASONS]
         lines += [f"  {count:,} x {reason:.300}" for reason, count in shown]
         if len(self.failures) > len(shown):
@@ -99,11 +104,11 @@ def _read(manifest: Path) -> Run:
     return Run(run_id=run_id, directory=manifest.parent, resume=True, options=content.get("options", {}))
 
 
-async def summarise(store: LightningStore, run_dir: Path | None) -> RunSummary:
+async def summarise(store: LightningStore, run_dir: Path | None, *, forgotten: int = 0) -> RunSummary:
     """Counts of rollouts by status, and of failed ones by reason."""
     failed = await store.query_rollouts(status_in=["failed"])
     reasons = Counter(failure_reason(rollout) for rollout in failed)
     statistics = await store.statistics()
     by_status = statistics["rollouts_by_status"]
     counts = {status: by_status.get(status, 0) for status in get_args(RolloutStatus)}
-    return RunSummary(run_dir, counts, dict(reasons.most_common()))
+    return RunSummary(run_dir, counts, dict(reasons.most_common()), forgotten)

@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import logging
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from leyden.adapter import LlmProxyTraceToTriplet, TraceAdapter
 from leyden.algorithm import Algorithm, Baseline, Dataset, FastAlgorithm, Run
 from leyden.errors import ConfigError, RunInterrupted, StoreError
-from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
-from leyden.gateway import LLMProxy
+from leyden.execution import Elsewhere, ExecutionStrategy, SharedMemoryExecutionStrategy
+from leyden.execution.base import RunsAgain
+from leyden.execution.events import StopSignal
+from leyden.gateway import FoundGateways, LLMProxy, control_key_of
 from leyden.litagent import LitAgent, check_resources
-from leyden.runner import Hook, LitAgentRunner, Runner
+from leyden.loop.rng import capture_rng, restore_rng
+from leyden.monitor import Monitor
+from leyden.options import check_flag
+from leyden.runner import AttemptRecorder, Hook, LitAgentRunner, Runner, WorkerBundle
 from leyden.runner.calls import call_sync
-from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, Sweeper
+from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, Sweeper, open_store
 from leyden.tracer import OtelTracer, Tracer
 from leyden.trainer.blocking import run_blocking
-from leyden.trainer.checks import check_dataset, checked_hooks, checked_resources, exclusively, require_used
+from leyden.trainer.checks import (
+    check_dataset,
+    checked_hooks,
+    checked_resources,
+    checked_retention,
+    checked_run_dir,
+    exclusively,
+    require_followed,
+    require_used,
+)
 from leyden.trainer.init_utils import build_component
 from leyden.trainer.registry import (
     AdapterRegistry,
@@ -31,13 +47,18 @@ from leyden.trainer.registry import (
     StoreRegistry,
     TracerRegistry,
 )
+from leyden.trainer.restarts import Restarts, check_restarts
 from leyden.trainer.run_directory import RunSummary, open_run, store_path, summarise
-from leyden.types import NamedResources
+from leyden.types import NamedResources, Retention
 from leyden.utils.latch import Latch
+from leyden.utils.listening import is_loopback
 
 __all__ = ["Trainer"]
 
 logger = logging.getLogger(__name__)
+
+_LET_GO_SECONDS = 5.0
+"""How long a run that was stopped waits for its store."""
 
 
 class Trainer:
@@ -46,21 +67,32 @@ class Trainer:
     Every component is given as an instance, a class, a factory, an import path, a registry name or a dict (see `build_component`).
 
     algorithm: what learns; None: nothing does, and runners work on what others enqueue until the run is stopped.
+    dev: `fit` does what `dev` does.
     n_runners: runners, each with `concurrency` rollouts in flight; 1 by default, or what the strategy says.
     concurrency: rollouts in flight in each runner; 64 by default, or what the runner says.
     max_rollouts: each runner ends after this many.
     initial_resources: what agents are given until the algorithm knows better.
     tracer, adapter, runner, strategy: OtelTracer, LlmProxyTraceToTriplet, LitAgentRunner and `shm` by default.
-    store: by default a SQLite file in the run directory (`fit`), or memory (`dev`).
+    port: where the store is served to runners in other processes (the strategy's `server_port`); with it, `cs` is the default strategy.
+    daemon: the strategy's option of that name.
+    store: by default a SQLite file in the run directory (`fit`), or memory (`dev`); or the URL of any (see `open_store`).
     llm_proxy: the gateway; one is made when the algorithm needs it.
     hooks: called at four points of every attempt.
+    max_algorithm_restarts: how often in all an algorithm that raises is started again, from its last checkpoint (its beginning, before
+        the first one), with runners started anew. The rollouts that it had enqueued stay: finished ones are met again by their ids, those
+        under way are interrupted and go back to the queue, without using up an attempt. So each is done once, as in a run that was killed
+        and resumed. For algorithms with checkpoints (`Algorithm.resumable`); Baseline and `@algo` have none. When no restart is left the
+        error of the last failure is raised; earlier ones are in the log.
     run_dir: where the run is kept; by default a new directory under `.leyden/`.
+    retention: what the store keeps of finished rollouts, and always what a resume would read again; by default everything.
+    monitor: True watches the workers and the store, and writes alerts to the log; a Monitor does as it was told.
     """
 
     def __init__(
         self,
         *,
         algorithm: Any = None,
+        dev: bool = False,
         n_runners: int | None = None,
         concurrency: int | None = None,
         max_rollouts: int | None = None,
@@ -70,9 +102,14 @@ class Trainer:
         store: Any = None,
         runner: Any = None,
         strategy: Any = None,
+        port: int | None = None,
+        daemon: bool | None = None,
         llm_proxy: Any = None,
         hooks: Hook | Sequence[Hook] | None = None,
         run_dir: str | Path | None = None,
+        retention: Retention | None = None,
+        monitor: Any = False,
+        max_algorithm_restarts: int = 0,
     ) -> None:
         self.tracer: Tracer = _required(tracer, Tracer, "tracer", TracerRegistry, OtelTracer)
         self.adapter: TraceAdapter[Any] = _required(
@@ -81,16 +118,16 @@ class Trainer:
         self.algorithm = build_component(
             algorithm, expected_type=Algorithm, spec_name="algorithm", registry=AlgorithmRegistry
         )
+        places = {"n_runners": n_runners, "server_port": port, "daemon": daemon}
         self.strategy: ExecutionStrategy = _required(
             strategy,
             ExecutionStrategy,
             "strategy",
             ExecutionStrategyRegistry,
-            SharedMemoryExecutionStrategy,
-            {} if n_runners is None else {"n_runners": n_runners},
+            SharedMemoryExecutionStrategy if port is None else "cs",
+            _given(places),
         )
-        if n_runners is not None and self.strategy.n_runners != n_runners:
-            raise ConfigError(f"n_runners={n_runners}, but the strategy given has n_runners={self.strategy.n_runners}")
+        require_followed(self.strategy, **places)
         options = {"concurrency": concurrency, "max_rollouts": max_rollouts}
         self.runner: Runner = _required(
             runner,
@@ -98,14 +135,19 @@ class Trainer:
             "runner",
             RunnerRegistry,
             LitAgentRunner,
-            {"tracer": self.tracer, **{name: value for name, value in options.items() if value is not None}},
+            {"tracer": self.tracer, **_given(options)},
         )
         require_used(self.runner, **options, tracer=None if tracer is None else self.tracer)
         self._store_spec = store
         self.llm_proxy = build_component(llm_proxy, expected_type=LLMProxy, spec_name="llm_proxy")
         self.hooks = checked_hooks(hooks)
         self.initial_resources = checked_resources(initial_resources)
-        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.run_dir = checked_run_dir(run_dir)
+        self.retention = checked_retention(retention)
+        check_flag("dev", dev)
+        self._dev = dev
+        self.monitor = build_component(_monitor_of(monitor), expected_type=Monitor, spec_name="monitor")
+        self.max_algorithm_restarts = max_algorithm_restarts
 
     @property
     def n_runners(self) -> int:
@@ -125,9 +167,9 @@ class Trainer:
         resume: continue the run in `run_dir` (or the newest one) from its last finished step.
         Raises RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is kept.
         """
-        algorithm = self._checked(agent, self.algorithm, train_dataset, val_dataset)
-        with exclusively(self, algorithm):
-            run, store = self._open(resume)
+        algorithm = self._checked(agent, self._what_learns(self._dev), train_dataset, val_dataset)
+        with exclusively(self, algorithm, self.strategy, self.runner):
+            run, store = self._open(resume, dev=self._dev)
             try:
                 return run_blocking(self._execute(agent, algorithm, run, store, train_dataset, val_dataset))
             except KeyboardInterrupt:
@@ -142,9 +184,9 @@ class Trainer:
         resume: bool = False,
     ) -> RunSummary:
         """`fit` for async code. Cancelling it stops the run as Ctrl-C does."""
-        algorithm = self._checked(agent, self.algorithm, train_dataset, val_dataset)
-        with exclusively(self, algorithm):
-            run, store = self._open(resume)
+        algorithm = self._checked(agent, self._what_learns(self._dev), train_dataset, val_dataset)
+        with exclusively(self, algorithm, self.strategy, self.runner):
+            run, store = self._open(resume, dev=self._dev)
             return await self._execute(agent, algorithm, run, store, train_dataset, val_dataset)
 
     def dev(
@@ -154,18 +196,22 @@ class Trainer:
 
         The algorithm must be a FastAlgorithm; `Baseline()` when there is none. Raises TypeError for another one.
         """
+        algorithm = self._checked(agent, self._what_learns(dev=True), train_dataset, val_dataset)
+        with exclusively(self, algorithm, self.strategy, self.runner):
+            run, store = self._open(resume=False, dev=True)
+            return run_blocking(self._execute(agent, algorithm, run, store, train_dataset, val_dataset))
+
+    # ---- before a run --------------------------------------------------------------------------------------------------
+
+    def _what_learns(self, dev: bool) -> Algorithm | None:
+        if not dev:
+            return self.algorithm
         algorithm = self.algorithm or Baseline()
         if not isinstance(algorithm, FastAlgorithm):
             raise TypeError(
-                f"dev() needs a FastAlgorithm (Baseline is one), not {type(algorithm).__name__}; use fit() to train"
+                f"dev() needs a FastAlgorithm (Baseline is one), not {type(algorithm).__name__}; use fit() to train, without dev=True"
             )
-        checked = self._checked(agent, algorithm, train_dataset, val_dataset)
-        with exclusively(self, checked):
-            store = self._build_store() if self._store_spec is not None else InMemoryLightningStore()
-            run = Run(run_id="dev")
-            return run_blocking(self._execute(agent, checked, run, store, train_dataset, val_dataset))
-
-    # ---- before a run --------------------------------------------------------------------------------------------------
+        return algorithm
 
     def _checked(
         self,
@@ -175,6 +221,9 @@ class Trainer:
         val_dataset: Dataset | None,
     ) -> Algorithm | None:
         """Everything that can be known to be wrong before anything starts."""
+        self.strategy.check()
+        keeps_checkpoints = self._store_spec is None or self.run_dir is not None
+        check_restarts(self.max_algorithm_restarts, algorithm, keeps_checkpoints=keeps_checkpoints)
         check_dataset("train_dataset", train_dataset)
         check_dataset("val_dataset", val_dataset)
         if not isinstance(agent, LitAgent):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass plain functions
@@ -189,7 +238,11 @@ class Trainer:
                 check_resources(agent, planned)
         return algorithm
 
-    def _open(self, resume: bool) -> tuple[Run, LightningStore]:
+    def _open(self, resume: bool, *, dev: bool) -> tuple[Run, LightningStore]:
+        if dev:
+            return self._open_dev(resume)
+        if (remote := self.strategy.remote_store()) is not None:
+            return Run(run_id=secrets.token_hex(6)), remote
         if self._store_spec is None:
             run = open_run(self.run_dir, resume=resume)
             assert run.directory is not None
@@ -198,9 +251,19 @@ class Trainer:
             return open_run(self.run_dir, resume=resume), self._build_store()
         if resume:
             raise ConfigError("resume=True needs a run directory; give run_dir= beside the store, or give no store")
-        return Run(run_id="run"), self._build_store()
+        return Run(run_id=secrets.token_hex(6)), self._build_store()
+
+    def _open_dev(self, resume: bool) -> tuple[Run, LightningStore]:
+        if resume:
+            raise ConfigError("resume=True, but dev=True keeps no run; leave one of them out")
+        store = self.strategy.remote_store()
+        if store is None:
+            store = self._build_store() if self._store_spec is not None else InMemoryLightningStore()
+        return Run(run_id="dev"), store
 
     def _build_store(self) -> LightningStore:
+        if isinstance(self._store_spec, str) and "://" in self._store_spec:
+            return open_store(self._store_spec)
         store = build_component(
             self._store_spec, expected_type=LightningStore, spec_name="store", registry=StoreRegistry
         )
@@ -219,61 +282,126 @@ class Trainer:
         val_dataset: Dataset | None,
     ) -> RunSummary:
         agent.set_trainer(self)
+        if not self.strategy.runs_algorithm:
+            algorithm = None
         async with contextlib.AsyncExitStack() as stack:
             if store is not self._store_spec:
                 await stack.enter_async_context(store)  # ours: closed at the end
+            if self.retention is not None and store.capabilities["zero_copy"]:
+                raise ConfigError(
+                    f"others work on {store.url} too, so one run does not decide what it keeps: leave retention out here, and "
+                    "give it where the store is served (leyden store --keep-rollouts, --keep-days, --keep-gb)"
+                )
             if run.resume:
-                await store.release_claims()
-            await stack.enter_async_context(Sweeper(store))
+                await store.release_claims(worker_ids=self._claimants(run, store))
+            sweeper = await stack.enter_async_context(Sweeper(store, retention=self.retention))
+            if self.monitor is not None and self.strategy.runs_algorithm:
+                await stack.enter_async_context(self.monitor.watch(store))
             proxy = await self._gateway(algorithm, store, stack)
-            self.runner.init(agent, hooks=self.hooks, recorders=() if proxy is None else (proxy,))
-            stack.callback(self.runner.teardown)
+            workers = WorkerBundle(
+                agent, self.hooks, self._recorders(proxy), self.runner, self._worker_names(run, store)
+            )
+            workers.init()
+            stack.callback(workers.teardown)
 
-            ready = Latch()
-
-            async def algorithm_bundle(store: LightningStore, event: Latch) -> None:
-                try:
-                    await self._algorithm_bundle(algorithm, run, store, proxy, ready, event, train_dataset, val_dataset)
-                finally:
-                    ready.set()  # nobody waits for an algorithm that has ended
-
-            async def runner_bundle(store: LightningStore, worker_id: int, event: Latch) -> None:
-                await ready.wait_async()
-                if not event.is_set():
-                    await self._runner_bundle(store, worker_id, event)
+            async def work(run: Run, ready: Latch, store: LightningStore, event: Latch) -> None:
+                await self._algorithm_bundle(algorithm, run, store, proxy, ready, event, train_dataset, val_dataset)
 
             try:
-                await self.strategy.execute(algorithm_bundle, runner_bundle, store)
+                await self._run_both(work, run, store, workers)
             except asyncio.CancelledError:
-                await store.release_claims()
+                await self._let_go(run, store)
                 logger.info(_how_to_resume(run.directory))
                 raise
             except Exception as error:
-                with contextlib.suppress(StoreError):  # it may be what failed
-                    await store.release_claims()
+                await self._let_go(run, store)
                 if run.directory is not None:
                     error.add_note(_how_to_resume(run.directory))
                 raise
-            summary = await summarise(store, run.directory)
+            if not self.strategy.runs_algorithm:
+                return RunSummary(run.directory)  # the algorithm's side counts what became of its rollouts
+            summary = await summarise(store, run.directory, forgotten=sweeper.forgotten)
         if summary.failures:
             logger.warning("some rollouts failed\n%s", summary)
         return summary
 
+    async def _run_both(
+        self,
+        work: Callable[[Run, Latch, LightningStore, Latch], Awaitable[None]],
+        run: Run,
+        store: LightningStore,
+        workers: WorkerBundle,
+    ) -> None:
+        """Algorithm (`work`) and runners until the algorithm is done; both once more when it has failed and may be restarted."""
+        restarts, random_states = Restarts(self.max_algorithm_restarts), capture_rng()
+        while (error := await self._run_once(partial(work, run), store, workers, restarts)) is not None:
+            await restarts.pause(error)
+            await store.release_claims(worker_ids=self._claimants(run, store))
+            restore_rng(random_states)  # those of a checkpoint come after them, if there is one
+            run = replace(run, resume=True)
+
+    async def _run_once(
+        self,
+        work: Callable[[Latch, LightningStore, Latch], Awaitable[None]],
+        store: LightningStore,
+        workers: WorkerBundle,
+        restarts: Restarts,
+    ) -> Exception | None:
+        """Why the algorithm is to be started again; None: it is done."""
+        ready, failures = Latch(), list[Exception]()
+
+        async def algorithm_bundle(store: LightningStore, event: Latch) -> None:
+            try:
+                await work(ready, store, event)
+            except Exception as error:
+                event.set()  # first: runners that still wait for it to be ready do not begin
+                if not restarts.allow(error):
+                    raise
+                failures.append(error)
+                raise RunsAgain from error
+            finally:
+                ready.set()  # nobody waits for an algorithm that has ended
+
+        try:
+            await self.strategy.execute(algorithm_bundle, workers, store, ready=ready)
+        except RunsAgain:
+            return failures[0]
+        return None
+
     async def _gateway(
         self, algorithm: Algorithm | None, store: LightningStore, stack: contextlib.AsyncExitStack
     ) -> LLMProxy | None:
-        """The user's gateway, or one of our own when the algorithm needs one; ours and those that we start are stopped at the end."""
-        proxy = self.llm_proxy
+        """The user's gateway, or one of our own when the algorithm needs one; ours and those that we start are stopped at the end.
+
+        None where the algorithm, and so the gateway, is elsewhere.
+        """
+        if not self.strategy.runs_algorithm:
+            return None
+        proxy, elsewhere = self.llm_proxy, self.strategy.elsewhere()
         if proxy is None and algorithm is not None and algorithm.uses_gateway:
-            proxy = LLMProxy()
+            proxy = LLMProxy() if elsewhere is None else _gateway_for(elsewhere)
         if proxy is None:
             return None
+        if elsewhere is not None:
+            proxy.share_control(elsewhere.secret)
+            if is_loopback(proxy.host) and not is_loopback(elsewhere.host):
+                logger.warning(
+                    "the gateway listens on %s, where agents on other machines do not reach it: give LLMProxy a host= and a token=",
+                    proxy.host,
+                )
         if proxy.get_store() is not store:
             proxy.set_store(store)
         if not proxy.is_running():
             await proxy.start()
             stack.push_async_callback(proxy.stop)
         return proxy
+
+    def _recorders(self, proxy: LLMProxy | None) -> Sequence[AttemptRecorder]:
+        """What runners tell that an attempt is over."""
+        elsewhere = self.strategy.elsewhere()
+        if not self.strategy.runs_algorithm and elsewhere is not None:
+            return (FoundGateways(control_key_of(elsewhere.secret)),)
+        return () if proxy is None else (proxy,)
 
     async def _algorithm_bundle(
         self,
@@ -292,7 +420,14 @@ class Trainer:
         if algorithm is None:
             await event.wait_async()
             return
+
+        async def interrupt() -> None:
+            if isinstance(event, StopSignal):
+                await event.end_runners()
+            await self._let_go(run, store)
+
         algorithm.set_ready(ready)
+        algorithm.set_interrupt(interrupt)
         algorithm.set_trainer(self)
         algorithm.set_store(store)
         algorithm.set_adapter(self.adapter)
@@ -305,14 +440,30 @@ class Trainer:
         else:
             await call_sync(lambda: algorithm.run(train_dataset, val_dataset), None, name="leyden-algorithm")
 
-    async def _runner_bundle(self, store: LightningStore, worker_id: int, event: Latch) -> None:
-        """One worker: a copy of the runner, set up, run until the event, always torn down."""
-        runner = copy.copy(self.runner)
-        runner.init_worker(worker_id, store)
-        try:
-            await runner.iter(event=event)
-        finally:
-            runner.teardown_worker(worker_id)
+    def _worker_names(self, run: Run, store: LightningStore) -> list[str]:
+        """What this run's workers are called, of their own in a store that others work on too."""
+        shared = f"{run.run_id}-" if store.capabilities["zero_copy"] else ""
+        return [f"{shared}Worker-{worker_id}" for worker_id in range(self.n_runners)]
+
+    async def _let_go(self, run: Run, store: LightningStore) -> None:
+        """Put what is under way back in the queue, for the next run; the store may be what failed."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_LET_GO_SECONDS):
+                await store.release_claims(worker_ids=self._claimants(run, store))
+
+    def _claimants(self, run: Run, store: LightningStore) -> list[str] | None:
+        """Whose claims end with this run; None: everyone's, where it has the store for itself."""
+        return self._worker_names(run, store) if store.capabilities["zero_copy"] else None
+
+
+def _gateway_for(elsewhere: Elsewhere) -> LLMProxy:
+    """A gateway where runners that were started elsewhere look for it; the model's callers find its token in their resources."""
+    token = None if is_loopback(elsewhere.host) else secrets.token_urlsafe(32)
+    return LLMProxy(host=elsewhere.host, port=elsewhere.gateway_port, token=token)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _how_to_resume(directory: Path | None) -> str:
@@ -324,12 +475,17 @@ def _how_to_resume(directory: Path | None) -> str:
     )
 
 
+def _monitor_of(spec: Any) -> Any:
+    """True and False as `build_component` has them."""
+    return {True: Monitor, False: None}[spec] if isinstance(spec, bool) else spec
+
+
 def _required(
     spec: Any,
     expected: type[Any],
     name: str,
     registry: Mapping[str, str],
-    default: type[Any],
+    default: type[Any] | str,
     options: dict[str, Any] | None = None,
 ) -> Any:
     """The component, made by `default` with `options` when no spec was given; options fill what a spec leaves open."""

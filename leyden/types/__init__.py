@@ -1,4 +1,4 @@
-"""The nouns of Leyden as data: rollouts, attempts, spans, resources, training data, workers.
+"""The nouns of Leyden as data: rollouts, attempts, spans, resources, training data, workers, samples.
 
 Lives here: what crosses processes (pydantic) and what training reads (dataclasses), with the pure functions that belong to them
 (the lifecycle, reward readers). It knows no store, no network and no model. To add a noun, add a module and name it below.
@@ -12,7 +12,7 @@ from leyden.types.lifecycle import (
     check_rollout_transition,
     rollout_after_attempt,
 )
-from leyden.types.query import UNSET, FilterLogic, PaginatedResult, SortOrder, Unset
+from leyden.types.query import UNSET, FilterLogic, News, PaginatedResult, SortOrder, SpanPage, Unset
 from leyden.types.resources import (
     LLM,
     NamedResources,
@@ -23,25 +23,31 @@ from leyden.types.resources import (
     ResourcesUpdate,
     ResourceUnion,
 )
+from leyden.types.retention import Retention
 from leyden.types.rollout import (
     ATTEMPT_FINISHED,
+    OVERTAKES,
     ROLLOUT_FINISHED,
     Attempt,
     AttemptedRollout,
     AttemptStatus,
     EnqueueRolloutRequest,
+    Priority,
     Rollout,
     RolloutConfig,
     RolloutMode,
     RolloutStatus,
     TaskInput,
+    UpdateAttemptRequest,
     failure_reason,
 )
+from leyden.types.sample import Sample
 from leyden.types.span import (
     Attributes,
     AttributeValue,
     Span,
     SpanEvent,
+    SpanKind,
     SpanStatus,
     find_final_reward,
     find_reward_spans,
@@ -58,6 +64,7 @@ __all__ = [
     "ATTEMPT_FINISHED",
     "ATTEMPT_TRANSITIONS",
     "LLM",
+    "OVERTAKES",
     "ROLLOUT_FINISHED",
     "ROLLOUT_TRANSITIONS",
     "UNSET",
@@ -69,20 +76,26 @@ __all__ = [
     "EnqueueRolloutRequest",
     "FilterLogic",
     "NamedResources",
+    "News",
     "PaginatedResult",
+    "Priority",
     "PromptTemplate",
     "ProxyLLM",
     "Resource",
     "ResourceUnion",
     "Resources",
     "ResourcesUpdate",
+    "Retention",
     "Rollout",
     "RolloutConfig",
     "RolloutMode",
     "RolloutStatus",
+    "Sample",
     "SortOrder",
     "Span",
     "SpanEvent",
+    "SpanKind",
+    "SpanPage",
     "SpanStatus",
     "TaskInput",
     "TokenRecord",
@@ -92,6 +105,7 @@ __all__ = [
     "TripletPrompt",
     "TripletResponse",
     "Unset",
+    "UpdateAttemptRequest",
     "Worker",
     "WorkerStatus",
     "attempt_after_span",

@@ -68,11 +68,14 @@ def rollout_after_attempt(
     attempt_sequence: int,
     is_latest: bool,
     config: RolloutConfig,
+    interrupted: bool = False,
 ) -> RolloutStatus:
     """The rollout's status after one of its attempts became `attempt`.
 
     A finished rollout stays as it is, and so does one whose later attempt is already under way (`is_latest` false).
-    A failed, timed-out or unresponsive attempt requeues its rollout if `config` allows another attempt.
+    An attempt that was interrupted (`Attempt.interrupted`) always requeues it. attempt_sequence: among those that were not.
+    A failed, timed-out or unresponsive attempt requeues its rollout if `config` allows another attempt. Once requeued, it leaves the
+    queue only for a sign of life or the success of that attempt: that the silent one is over too is nothing new.
     """
     if rollout in ROLLOUT_FINISHED or not is_latest:
         return rollout
@@ -81,9 +84,7 @@ def rollout_after_attempt(
     if attempt in _AFTER_UNFINISHED:
         return _AFTER_UNFINISHED[attempt]
     retry = attempt in config.retry_condition and attempt_sequence < config.max_attempts
-    if retry:
-        return "requeuing"
-    return "failed"
+    return "requeuing" if interrupted or retry or rollout == "requeuing" else "failed"
 
 
 def _refusal(noun: str, name: str, current: str, wanted: str, allowed: frozenset[str]) -> str:

@@ -6,7 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar, overload
 
-__all__ = ["UNSET", "FilterLogic", "PaginatedResult", "SortOrder", "Unset"]
+from pydantic import BaseModel, Field
+
+from leyden.types.span import Span
+
+__all__ = ["UNSET", "FilterLogic", "News", "PaginatedResult", "SortOrder", "SpanPage", "Unset"]
 
 T = TypeVar("T")
 
@@ -51,3 +55,26 @@ class PaginatedResult(Sequence[T]):
     def __getitem__(self, index: slice) -> Sequence[T]: ...
     def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         return self.items[index]
+
+
+class SpanPage(BaseModel):
+    """Spans in the order of their arrival, and where to go on."""
+
+    spans: list[Span]
+    after: str
+    """The cursor behind the last of them; opaque, and good for ever."""
+
+
+class News(BaseModel):
+    """What was committed since a moment: hints to look again, never the truth itself."""
+
+    after: str
+    """The moment up to which this tells; opaque, of one opening of one store."""
+    claimable: int = 0
+    """How many rollouts were put in the queue."""
+    finished: list[str] = Field(default_factory=list[str])
+    """Which rollouts were finished."""
+    spans: bool = False
+    """Whether spans were added."""
+    gap: bool = False
+    """Something may be missing here (another opening of the store, too long ago): look at everything again."""

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field
 
 from leyden.errors import ConfigError
+from leyden.utils.attempt_key import attempt_key
 
 __all__ = [
     "LLM",
@@ -25,7 +26,7 @@ __all__ = [
 class Resource(BaseModel):
     """The base of every kind of resource; each kind has its own `resource_type`, by which it is read back."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
 class LLM(Resource):
@@ -43,33 +44,52 @@ class LLM(Resource):
         """The base URL for one attempt. A plain LLM has one for all; a ProxyLLM needs both ids."""
         return self.endpoint
 
+    def get_api_key(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str | None:
+        """The key for one attempt. A plain LLM has one for all; a ProxyLLM needs both ids."""
+        return self.api_key
+
 
 class ProxyLLM(LLM):
     """A model behind the gateway: its base URL carries the attempt's ids, so that calls are recorded in the right place."""
 
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride] -- the tag of the union
 
+    @property
+    def root(self) -> str:
+        """The gateway's address, without the `/v1`."""
+        return self.endpoint.rstrip("/").removesuffix("/v1")
+
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """The base URL of one attempt: `.../rollout/{id}/attempt/{id}/v1`.
 
         Raises ConfigError if an id is missing: without it the call could not be recorded.
         """
-        if not rollout_id or not attempt_id:
-            raise ConfigError(
-                f"ProxyLLM.get_base_url needs rollout_id and attempt_id, got {rollout_id!r} and {attempt_id!r}; "
-                "use the `llm` that @llm_rollout passes, or get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)"
-            )
-        root = self.endpoint.rstrip("/").removesuffix("/v1")
-        return f"{root}/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}/v1"
+        rollout_id, attempt_id = _both("get_base_url", rollout_id, attempt_id)
+        return f"{self.root}/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}/v1"
+
+    def get_api_key(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
+        """The key of one attempt, `sk-leyden-...`: it says where a call belongs even if the URL does not, and opens no other
+        attempt. Raises ConfigError if an id is missing.
+        """
+        return attempt_key(self.api_key, *_both("get_api_key", rollout_id, attempt_id))
 
     def with_attempted_rollout(self, rollout_id: str, attempt_id: str) -> LLM:
         """The plain LLM that one attempt should call."""
         return LLM(
             endpoint=self.get_base_url(rollout_id, attempt_id),
             model=self.model,
-            api_key=self.api_key,
+            api_key=self.get_api_key(rollout_id, attempt_id),
             sampling_parameters=dict(self.sampling_parameters),
         )
+
+
+def _both(method: str, rollout_id: str | None, attempt_id: str | None) -> tuple[str, str]:
+    if not rollout_id or not attempt_id:
+        raise ConfigError(
+            f"ProxyLLM.{method} needs rollout_id and attempt_id, got {rollout_id!r} and {attempt_id!r}; "
+            f"use the `llm` that @llm_rollout passes, or {method}(rollout.rollout_id, rollout.attempt.attempt_id)"
+        )
+    return rollout_id, attempt_id
 
 
 class PromptTemplate(Resource):

@@ -8,11 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 __all__ = [
     "ATTEMPT_FINISHED",
+    "OVERTAKES",
     "ROLLOUT_FINISHED",
     "Attempt",
     "AttemptStatus",
     "AttemptedRollout",
     "EnqueueRolloutRequest",
+    "Priority",
     "Rollout",
     "RolloutConfig",
     "RolloutMode",
@@ -28,6 +30,11 @@ RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded"
 AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
 RolloutMode = Literal["train", "val", "test", "live"]
 
+OVERTAKES = 1000
+"""One step of priority goes before so many older rollouts and no more, so that a low priority waits but never starves."""
+Priority = Annotated[int, Field(ge=-1000, le=1000)]
+"""How urgent a rollout is, 0 by default. Claims go by priority, then age, within the reach of OVERTAKES."""
+
 ROLLOUT_FINISHED: frozenset[RolloutStatus] = frozenset({"succeeded", "failed", "cancelled"})
 """The statuses that a rollout never leaves."""
 ATTEMPT_FINISHED: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout"})
@@ -39,13 +46,13 @@ class RolloutConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    timeout_seconds: Annotated[float, Field(gt=0)] | None = None
+    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """An attempt that is older than this is over, as `timeout`. None: no limit."""
-    unresponsive_seconds: Annotated[float, Field(gt=0)] | None = None
+    unresponsive_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """An attempt without a heartbeat (a span is one) for this long is `unresponsive`. None: no limit."""
     max_attempts: int = Field(default=1, ge=1)
     """How many attempts may be made in all."""
-    retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus])
+    retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus], fail_fast=True)
     """The attempt statuses (`failed`, `timeout`, `unresponsive`) after which another attempt is made."""
     require_reward: bool = False
     """An attempt that ends without a reward has failed."""
@@ -56,8 +63,10 @@ class RolloutConfig(BaseModel):
 class Rollout(BaseModel):
     """The promise to run a task once, successfully."""
 
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
     rollout_id: str
-    """`ro-` and 12 hexadecimal digits, or any id of the caller's choice."""
+    """`ro-` and 16 hexadecimal digits, or any id of the caller's choice."""
     input: TaskInput
     start_time: float
     """When it was enqueued."""
@@ -66,6 +75,7 @@ class Rollout(BaseModel):
     mode: RolloutMode | None = None
     resources_id: str | None = None
     status: RolloutStatus = "queuing"
+    priority: Priority = 0
     config: RolloutConfig = Field(default_factory=RolloutConfig)
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
 
@@ -77,6 +87,8 @@ class Rollout(BaseModel):
 
 class Attempt(BaseModel):
     """One try at a rollout by one worker."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     rollout_id: str
     attempt_id: str
@@ -95,6 +107,11 @@ class Attempt(BaseModel):
     def finished(self) -> bool:
         """Whether the status is final."""
         return self.status in ATTEMPT_FINISHED
+
+    @property
+    def interrupted(self) -> bool:
+        """It failed through no fault of its own (`metadata["reason_kind"]` is `interrupted`), so it is not one of `max_attempts`."""
+        return self.status == "failed" and self.metadata.get("reason_kind") == "interrupted"
 
 
 class AttemptedRollout(Rollout):
@@ -124,12 +141,30 @@ def failure_reason(rollout: Rollout) -> str:
 class EnqueueRolloutRequest(BaseModel):
     """One line of `enqueue_many_rollouts`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     input: TaskInput
     mode: RolloutMode | None = None
     resources_id: str | None = None
     config: RolloutConfig | None = None
     metadata: dict[str, Any] | None = None
+    priority: Priority = 0
     rollout_id: str | None = None
     """Chosen by the caller, so that a repeated request is not a second rollout. None: the store makes one."""
+    pin: str | None = None
+    """Keep the rollout under this name from the first, beside those that are pinned under it (`LightningStore.pin`)."""
+
+
+class UpdateAttemptRequest(BaseModel):
+    """One line of `update_many_attempts`: an attempt, and what changes. What is left out stays as it is."""
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+    rollout_id: str
+    attempt_id: str
+    """Or "latest"."""
+    status: AttemptStatus | None = None
+    worker_id: str | None = None
+    last_heartbeat_time: float | None = None
+    metadata: dict[str, Any] | None = None
+    """Merged into what is there."""

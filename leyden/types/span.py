@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from leyden import semconv
 from leyden.types.tokens import TokenRecord
@@ -16,6 +18,7 @@ __all__ = [
     "Attributes",
     "Span",
     "SpanEvent",
+    "SpanKind",
     "SpanStatus",
     "find_final_reward",
     "find_reward_spans",
@@ -25,8 +28,29 @@ __all__ = [
     "reward_attributes",
 ]
 
-AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
+
+class _TextFirst:
+    """Text before the other kinds, because nearly all values are text, and of JSON pydantic tries every kind of a union.
+
+    One fault for a value of no kind, where pydantic has one for each kind and element: a small body of nonsense would make gigabytes of
+    them.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        kinds: Any = handler(source)
+        for kind in kinds["choices"]:
+            if kind["type"] == "list":
+                kind["fail_fast"] = True
+        text, *others = kinds["choices"]
+        either = core_schema.union_schema([text, kinds | {"choices": others}], mode="left_to_right")
+        message = "Input should be a string, a boolean, a number, or a list of one of these"
+        return core_schema.custom_error_schema(either, "attribute_value", custom_error_message=message)
+
+
+AttributeValue = Annotated[str | bool | int | float | list[str] | list[bool] | list[int] | list[float], _TextFirst()]
 Attributes = dict[str, AttributeValue]
+SpanKind = Literal["INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"]
+"""OpenTelemetry's kinds: which side of which call the step is."""
 
 
 class SpanStatus(BaseModel):
@@ -39,6 +63,8 @@ class SpanStatus(BaseModel):
 class SpanEvent(BaseModel):
     """Something that happened at one moment of a span."""
 
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
     name: str
     timestamp: float | None = None
     attributes: Attributes = Field(default_factory=dict[str, AttributeValue])
@@ -46,6 +72,8 @@ class SpanEvent(BaseModel):
 
 class Span(BaseModel):
     """One recorded step of an attempt. Times are Unix seconds."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     rollout_id: str
     attempt_id: str
@@ -57,9 +85,10 @@ class Span(BaseModel):
     """16 hexadecimal digits, unique within the attempt."""
     parent_id: str | None = None
     name: str
+    kind: SpanKind = "INTERNAL"
     status: SpanStatus = Field(default_factory=SpanStatus)
     attributes: Attributes = Field(default_factory=dict[str, AttributeValue])
-    events: list[SpanEvent] = Field(default_factory=list[SpanEvent])
+    events: list[SpanEvent] = Field(default_factory=list[SpanEvent], fail_fast=True)
     start_time: float | None = None
     end_time: float | None = None
     resource: Attributes = Field(default_factory=dict[str, AttributeValue])
@@ -85,21 +114,57 @@ def reward_attributes(rewards: Mapping[str, float]) -> Attributes:
 
 
 def get_rewards_from_span(span: Span) -> dict[str, float]:
-    """All reward dimensions of a span by name, the primary one first; empty when it is not a reward span."""
+    """All reward dimensions of a span by name, the primary one first; empty when it is not a reward span.
+
+    Agent Lightning's spans are read too: `agentlightning.reward.*`, the annotation of its version 0.2, and what its `@reward` left in
+    AgentOps' attributes. A value that is no finite number is no reward.
+    """
+    for prefix in (semconv.REWARD_PREFIX, semconv.AGL_REWARD):
+        if f"{prefix}.0.value" in span.attributes:
+            return _dimensions(span.attributes, prefix)
+    value = _legacy_reward(span)
+    return {} if value is None else {semconv.PRIMARY_REWARD: value}
+
+
+def get_reward_value(span: Span) -> float | None:
+    """The primary reward of a span, None when it is not a reward span. Reads what `get_rewards_from_span` reads."""
+    for prefix in (semconv.REWARD_PREFIX, semconv.AGL_REWARD):
+        if (value := span.attributes.get(f"{prefix}.0.value")) is not None:
+            return _number(value)
+    return _legacy_reward(span)
+
+
+def _dimensions(attributes: Attributes, prefix: str) -> dict[str, float]:
     rewards: dict[str, float] = {}
     index = 0
-    while (value := span.attributes.get(f"{semconv.REWARD_PREFIX}.{index}.value")) is not None:
-        name = span.attributes.get(f"{semconv.REWARD_PREFIX}.{index}.name", semconv.PRIMARY_REWARD)
-        if isinstance(value, int | float):
-            rewards[str(name)] = float(value)
+    while (value := attributes.get(f"{prefix}.{index}.value")) is not None:
+        name = attributes.get(f"{prefix}.{index}.name", semconv.PRIMARY_REWARD)
+        if (number := _number(value)) is not None:
+            rewards[str(name)] = number
         index += 1
     return rewards
 
 
-def get_reward_value(span: Span) -> float | None:
-    """The primary reward of a span, None when it is not a reward span."""
-    value: Any = span.attributes.get(f"{semconv.REWARD_PREFIX}.0.value")
-    return None if value is None else float(value)
+def _legacy_reward(span: Span) -> float | None:
+    if span.name == semconv.AGL_ANNOTATION:
+        return _number(span.attributes.get("reward"))
+    for key in _AGENTOPS_OUTPUTS:
+        output = span.attributes.get(key)
+        if isinstance(output, str) and '"reward"' in output:
+            try:
+                said = json.loads(output)
+            except ValueError:
+                continue
+            if isinstance(said, dict) and cast(dict[str, Any], said).get("type") == "reward":
+                return _number(cast(dict[str, Any], said).get("value"))
+    return None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+_AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 
 
 def is_reward_span(span: Span) -> bool:

@@ -5,20 +5,50 @@ Recorded where they are made. Text is never tokenised again to train on.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import struct
 import sys
 import zlib
 from array import array
-from typing import TypeVar
+from itertools import pairwise
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import (
+    BaseModel,
+    Field,
+    ModelWrapValidatorHandler,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-__all__ = ["TokenRecord", "pack_floats", "pack_ints", "unpack_floats", "unpack_ints"]
+from leyden.errors import ConfigError
+
+__all__ = [
+    "PACKED",
+    "TokenRecord",
+    "checksum",
+    "own_ids",
+    "pack_floats",
+    "pack_ints",
+    "shared_length",
+    "unpack_floats",
+    "unpack_ints",
+    "whole_length",
+]
+
+PACKED: Final = {"tokens": "packed"}
+"""The context in which a token record is serialised to JSON as base64 of `pack`, an eighth of its lists of numbers."""
 
 
 def pack_ints(values: list[int]) -> bytes:
-    """`values` as little-endian signed 32-bit integers."""
-    return _little_endian(array("i", values)).tobytes()
+    """`values` as little-endian signed 32-bit integers. Raises ConfigError for what does not fit."""
+    try:
+        return _little_endian(array("i", values)).tobytes()
+    except (OverflowError, TypeError) as error:
+        raise ConfigError(f"token ids and versions must be integers of 32 bits: {error}") from None
 
 
 def pack_floats(values: list[float]) -> bytes:
@@ -49,56 +79,143 @@ def _little_endian(values: _Array) -> _Array:
     return values
 
 
+TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+"""A number of the tokenizer's vocabulary, as `pack_ints` holds it."""
+
+
 class TokenRecord(BaseModel):
-    """Prompt ids, response ids and what the sampler said of them. P prompt tokens, R response tokens."""
+    """Prompt ids, response ids and what the sampler said of them. P prompt tokens, R response tokens.
 
-    prompt_ids: list[int]
+    Ids and versions are 32-bit integers; log-probabilities are kept as 32-bit floats.
+    """
+
+    prompt_ids: list[TokenId] = Field(fail_fast=True)
     """Shape (P,)."""
-    response_ids: list[int]
+    response_ids: list[TokenId] = Field(fail_fast=True)
     """Shape (R,); the end-of-turn token is part of it when it was sampled."""
-    logprobs: list[float] | None = None
+    logprobs: list[float] | None = Field(default=None, fail_fast=True)
     """Shape (R,): the log-probability of each response token under the policy and temperature that sampled it."""
-    policy_versions: list[int] | None = Field(default=None)
+    policy_versions: list[TokenId] | None = Field(default=None, fail_fast=True)
     """Shape (R,): which version of the policy sampled each token. None when the model is not one of ours."""
+    loss_mask: list[Annotated[int, Field(ge=0, le=1)]] | None = Field(default=None, fail_fast=True)
+    """Shape (R,): 0 for response tokens that the policy did not sample (a tool's text inside one call). None: it sampled all."""
 
-    def pack(self) -> bytes:
-        """The record as bytes: a header of lengths, then arrays of 32-bit numbers, compressed."""
+    @model_validator(mode="wrap")
+    @classmethod
+    def _from_packed(cls, value: Any, handler: ModelWrapValidatorHandler[TokenRecord]) -> TokenRecord:
+        if not isinstance(value, str):
+            return handler(value)
+        try:
+            return cls.unpack(base64.b64decode(value, validate=True))
+        except binascii.Error as error:
+            raise ValueError(f"a packed token record is base64: {error}") from None
+
+    @model_serializer(mode="wrap")
+    def _to_packed(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
+        return base64.b64encode(self.pack()).decode() if info.context == PACKED else handler(self)
+
+    def pack(self, *, shared: int = 0) -> bytes:
+        """The record as bytes: a header, then compressed arrays, the ids first.
+
+        shared: so many of the first prompt ids are left out; `unpack` must be given them.
+        Raises ConfigError for a number that 32 bits do not hold, and for a mask of anything but 0 and 1.
+        """
+        mask = self.loss_mask or []
+        if not {0, 1}.issuperset(mask):
+            raise ConfigError(f"loss_mask must be of 0 and 1, got {sorted(set(mask))}")
+        ids = pack_ints(self.prompt_ids) + pack_ints(self.response_ids)
+        body = (
+            ids[4 * shared :] + pack_floats(self.logprobs or []) + pack_ints(self.policy_versions or []) + bytes(mask)
+        )
         lengths = (
-            len(self.prompt_ids),
+            len(self.prompt_ids) - shared,
             len(self.response_ids),
             -1 if self.logprobs is None else len(self.logprobs),
             -1 if self.policy_versions is None else len(self.policy_versions),
+            -1 if self.loss_mask is None else len(self.loss_mask),
         )
-        body = pack_ints(self.prompt_ids) + pack_ints(self.response_ids)
-        body += pack_floats(self.logprobs or []) + pack_ints(self.policy_versions or [])
-        return _HEADER.pack(_FORMAT, *lengths) + zlib.compress(body, level=1)
+        return _HEADER.pack(_FORMAT, zlib.crc32(ids), shared, *lengths) + zlib.compress(body, level=1)
 
     @classmethod
-    def unpack(cls, data: bytes) -> TokenRecord:
-        """The inverse of `pack`. Raises ValueError for bytes that `pack` did not make."""
-        if len(data) < _HEADER.size:
-            raise ValueError(f"a token record needs at least {_HEADER.size} bytes, got {len(data)}")
-        form, prompt, response, logprobs, versions = _HEADER.unpack_from(data)
-        if form != _FORMAT:
-            raise ValueError(f"token record format {form} is not known here; this version reads format {_FORMAT}")
-        try:
-            body = zlib.decompress(data[_HEADER.size :])
-        except zlib.error as error:
-            raise ValueError(f"a token record of {len(data)} bytes is damaged: {error}") from None
-        parts: list[bytes] = []
-        start = 0
-        for length in (prompt, response, max(logprobs, 0), max(versions, 0)):
-            parts.append(body[start : start + 4 * length])
-            start += 4 * length
-        if start != len(body):
-            raise ValueError(f"a token record of {len(body)} bytes does not hold the {start} that its header promises")
+    def unpack(cls, data: bytes, prefix: bytes = b"") -> TokenRecord:
+        """The inverse of `pack`; `prefix` is `pack_ints` of the ids that it left out.
+
+        Raises ValueError for bytes that `pack` did not make, and for a prefix that it did not leave out.
+        """
+        crc, shared, *lengths = _header(data)
+        if len(prefix) != 4 * shared:
+            raise ValueError(f"a token record that shares {shared} ids was given {len(prefix)} bytes of them")
+        ends = [0]
+        for length, size in zip(lengths, _SIZES, strict=True):
+            ends.append(ends[-1] + size * max(length, 0))
+        body = _decompress(data, ends[-1], whole=True)
+        if zlib.crc32(body[: ends[2]], zlib.crc32(prefix)) != crc:
+            raise ValueError(f"a token record of {len(data)} bytes is damaged: its ids are not those that were packed")
+        prompt, response, logprobs, versions, mask = (body[start:end] for start, end in pairwise(ends))
+        if not {0, 1}.issuperset(mask):
+            raise ValueError(f"a token record of {len(data)} bytes is damaged: its loss mask is not of 0 and 1")
         return cls.model_construct(
-            prompt_ids=unpack_ints(parts[0]),
-            response_ids=unpack_ints(parts[1]),
-            logprobs=None if logprobs < 0 else unpack_floats(parts[2]),
-            policy_versions=None if versions < 0 else unpack_ints(parts[3]),
+            prompt_ids=unpack_ints(prefix + prompt),
+            response_ids=unpack_ints(response),
+            logprobs=None if lengths[2] < 0 else unpack_floats(logprobs),
+            policy_versions=None if lengths[3] < 0 else unpack_ints(versions),
+            loss_mask=None if lengths[4] < 0 else list(mask),
         )
 
 
-_FORMAT = 1
-_HEADER = struct.Struct("<Biiii")
+def shared_length(data: bytes) -> int:
+    """How many prompt ids a packed record leaves out. Raises ValueError for bytes that `pack` did not make."""
+    return _header(data)[1]
+
+
+def whole_length(data: bytes) -> int:
+    """How many prompt and response ids a packed record stands for. Raises ValueError for bytes that `pack` did not make."""
+    _, shared, prompt, response, *_ = _header(data)
+    return shared + prompt + response
+
+
+def checksum(data: bytes) -> int:
+    """The CRC-32 of those ids, as `pack_ints` has them. Raises ValueError for bytes that `pack` did not make."""
+    return _header(data)[0]
+
+
+def own_ids(data: bytes, most: int | None = None) -> bytes:
+    """The prompt and response ids that a packed record holds itself, as `pack_ints` has them; the first `most` of them.
+
+    Reads no more of the record than that. Raises ValueError for bytes that `pack` did not make.
+    """
+    _, _, prompt, response, *_ = _header(data)
+    wanted = prompt + response if most is None else min(most, prompt + response)
+    return _decompress(data, 4 * wanted) if wanted else b""
+
+
+def _header(data: bytes) -> tuple[int, ...]:
+    """The checksum of all ids, how many are left out, and the lengths of the arrays (-1: there is none)."""
+    if len(data) < _HEADER.size:
+        raise ValueError(f"a token record needs at least {_HEADER.size} bytes, got {len(data)}")
+    form, crc, shared, *lengths = _HEADER.unpack_from(data)
+    if form != _FORMAT:
+        raise ValueError(f"token record format {form} is not known here; this version reads format {_FORMAT}")
+    if min(shared, *lengths[:2]) < 0 or max(shared, *lengths) > _MOST_TOKENS:
+        raise ValueError(f"a token record cannot hold {shared} + {lengths[0]} prompt and {lengths[1]} response tokens")
+    return (crc, shared, *lengths)
+
+
+def _decompress(data: bytes, size: int, *, whole: bool = False) -> bytes:
+    """The first `size` bytes of a record's arrays, and never more than that; `whole`: there must not be more."""
+    unpacker = zlib.decompressobj()
+    try:
+        body = unpacker.decompress(memoryview(data)[_HEADER.size :], size + whole)
+    except zlib.error as error:
+        raise ValueError(f"a token record of {len(data)} bytes is damaged: {error}") from None
+    if len(body) != size or (whole and not unpacker.eof):
+        raise ValueError(f"a token record does not hold the {size} bytes that its header promises")
+    return body
+
+
+_FORMAT = 2
+_MOST_TOKENS = 2**25
+"""Far more than any context; a record that promises more is damaged, or an attack on memory."""
+_HEADER = struct.Struct("<BIiiiiii")
+_SIZES = (4, 4, 4, 4, 1)
+"""Bytes of an item of each array: prompt ids, response ids, log-probabilities, versions, mask."""

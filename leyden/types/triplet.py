@@ -27,6 +27,8 @@ class TripletResponse(BaseModel):
     """The message, as the response had it."""
     logprobs: list[float] | None = None
     policy_versions: list[int] | None = None
+    loss_mask: list[int] | None = None
+    """0 for tokens that the policy did not sample. None: it sampled all."""
 
 
 class Triplet(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 __all__ = ["Worker", "WorkerStatus"]
 
@@ -13,6 +13,8 @@ WorkerStatus = Literal["idle", "busy", "unknown"]
 
 class Worker(BaseModel):
     """One claimer of rollouts, as the store last heard of it. Times are Unix seconds."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     worker_id: str
     status: WorkerStatus = "unknown"
@@ -23,3 +25,5 @@ class Worker(BaseModel):
     last_idle_time: float | None = None
     current_rollout_id: str | None = None
     current_attempt_id: str | None = None
+    paused: bool = False
+    """Whether it was asked not to claim."""

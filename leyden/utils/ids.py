@@ -1,21 +1,30 @@
-"""Random and derived identifiers, in the id shapes of the glossary (`ro-`, `at-`, `rs-`)."""
+"""Random and derived identifiers, in the id shapes of the glossary (`ro-`, `at-`, `rs-`).
+
+A write under an id that is there already is taken for a repeat, so ids must not meet by chance: of ten million rollouts with 64 random
+bits, two are the same once in 370,000 stores. An attempt's id is one among those of its rollout.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 
-__all__ = ["attempt_id", "derived_id", "resources_id", "rollout_id", "span_id", "trace_id"]
+__all__ = ["attempt_id", "claim_id", "derived_id", "resources_id", "rollout_id", "span_id", "trace_id"]
 
 
 def rollout_id() -> str:
-    """A fresh `ro-` id with 12 hexadecimal digits."""
-    return f"ro-{secrets.token_hex(6)}"
+    """A fresh `ro-` id with 16 hexadecimal digits."""
+    return f"ro-{secrets.token_hex(8)}"
 
 
 def attempt_id() -> str:
     """A fresh `at-` id with 8 hexadecimal digits."""
     return f"at-{secrets.token_hex(4)}"
+
+
+def claim_id() -> str:
+    """A fresh `cl-` id with 20 hexadecimal digits, for one claim and its repeats."""
+    return f"cl-{secrets.token_hex(10)}"
 
 
 def resources_id() -> str:
@@ -34,6 +43,6 @@ def span_id() -> str:
 
 
 def derived_id(prefix: str, *parts: str | int) -> str:
-    """An id with 12 digits made from `parts`: the same parts give the same id, so that a repeated write is one row."""
+    """An id with 16 digits made from `parts`: the same parts give the same id, so that a repeated write is one row."""
     digest = hashlib.sha256("\x1f".join(str(part) for part in parts).encode()).hexdigest()
-    return f"{prefix}-{digest[:12]}"
+    return f"{prefix}-{digest[:16]}"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["describe_error", "shown", "storable"]
+import json
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["as_json", "describe_error", "shown", "storable"]
 
 _LIMIT = 10_000
 """Characters that are kept of a message: enough for a person, harmless in a database."""
@@ -32,3 +36,11 @@ def shown(value: object, *, limit: int = 200) -> str:
     except Exception as trouble:  # noqa: BLE001 -- an agent's own class, which may do anything
         text = f"something whose __repr__ raised {type(trouble).__name__}"
     return f"{text} (a {type(value).__name__})"
+
+
+def as_json(value: Any, *, default: Callable[[Any], Any] = repr) -> str:
+    """The value as JSON, whatever it is. default: what stands for a part that JSON cannot say."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=default)
+    except (TypeError, ValueError, RecursionError):  # keys that are no strings, circles
+        return json.dumps(repr(value), ensure_ascii=False)

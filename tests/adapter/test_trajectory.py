@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from leyden import semconv
 from leyden.adapter import LlmProxyTraceToTriplet, TraceToTrajectory, merge_triplets
+from leyden.adapter.trajectory import refusal
 from leyden.types import Span, SpanStatus, TokenRecord, Triplet, TripletPrompt, TripletResponse, reward_attributes
 
 
@@ -35,6 +36,25 @@ def model_call(
     tokens = TokenRecord(prompt_ids=prompt, response_ids=response, logprobs=[-1.0] * len(response))
     attributes = {semconv.GEN_AI_RESPONSE_ID: response_id, semconv.GEN_AI_INPUT_MESSAGES: '[{"role": "user"}]'}
     return span(semconv.MODEL_CALL, start, end, sequence, attributes=attributes, tokens=tokens, **fields)
+
+
+def test_tokens_that_the_policy_did_not_sample_are_not_trained_on() -> None:
+    first, second = call([1, 2], [3, 4, 5]), call([1, 2, 3, 4, 5, 6], [7])
+    first.response.loss_mask = [1, 0, 1]
+    (trajectory,) = merge_triplets([first, second])
+    assert trajectory.token_ids == [1, 2, 3, 4, 5, 6, 7]
+    assert trajectory.loss_mask == [0, 0, 1, 0, 1, 0, 1]
+    assert trajectory.logprobs == [0.0, 0.0, -3.0, 0.0, -5.0, 0.0, -7.0]
+    first.response.loss_mask = [1]
+    assert "loss mask of 1" in str(refusal(first))
+
+
+def test_the_loss_mask_of_a_recorded_call_reaches_the_trajectory() -> None:
+    recorded = model_call(1, 2, 1, [1], [2, 3], "r")
+    assert recorded.tokens is not None
+    recorded.tokens.loss_mask = [0, 1]
+    (trajectory,) = TraceToTrajectory().adapt([recorded])
+    assert trajectory.loss_mask == [0, 0, 1]
 
 
 conversation = st.lists(

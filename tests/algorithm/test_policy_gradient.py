@@ -316,13 +316,14 @@ def test_unusual_agents_are_trained_on_with_all_of_their_calls(function: Agent, 
 
     rows = Rows()
     refused.clear()
-    ly.Trainer(algorithm=policy_gradient(rows, n_steps=2), store="memory").fit(agent, [1, 2])
+    calls_late = function is leaves_a_task_that_calls_too_late
+    ly.Trainer(algorithm=policy_gradient(rows, n_steps=8 if calls_late else 2), store="memory").fit(agent, [1, 2])
     for row in rows.train:
         assert (row["failed"], row["refused_calls"], row["small_groups"], row["flat_groups"]) == (0, 0, 0, 0)
         assert calls is None or row["model_calls"] == 6 * calls
         assert row["logprob_difference"] < 1e-3
-    if function is leaves_a_task_that_calls_too_late:
-        assert len(refused) >= 6, "those of the first step had the time of the second"
+    if calls_late:
+        assert len(refused) >= 6, "those of the first step had the time of all others"
 
 
 def test_the_policy_is_the_same_model_for_sync_agents_in_threads() -> None:
@@ -415,12 +416,12 @@ def test_a_policy_learns_a_toy_problem_whose_best_answer_is_known() -> None:
     rows = Rows()
     algorithm = policy_gradient(
         rows,
-        n_steps=8,
+        n_steps=10,
         tasks_per_step=2,
         rollouts_per_task=32,
         minibatch_size=16,
         epochs=2,
-        optim=ly.OptimParams(learning_rate=2e-3),
+        optim=ly.OptimParams(learning_rate=1e-3),
         warmup_steps=1,
         seed=3,
     )

@@ -33,8 +33,9 @@ class BadSnippet(AssertionError):
 
 
 def documents() -> list[Path]:
-    """Every file whose snippets are run, relative to the repository's root."""
-    return [path.relative_to(ROOT) for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))]
+    """Every file whose snippets are run here, relative to the repository's root; those of docs/frameworks need the frameworks."""
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    return [path.relative_to(ROOT) for path in pages if path.parent.name != "frameworks"]
 
 
 def run_document(path: Path, module: ModuleType) -> int:

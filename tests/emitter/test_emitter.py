@@ -52,6 +52,16 @@ def test_rewards_are_read_back_by_name_with_the_primary_one_first(rewards: dict[
     assert get_reward_value(stored) == rewards[primary]
 
 
+def test_a_reward_is_readable_for_backends_that_know_opentelemetry_only(trace: Trace):
+    emit_reward({"speed": 3, "right": 1}, primary_key="right")
+    (span,) = trace.spans
+    assert [(event.name, event.attributes) for event in span.events] == [
+        ("gen_ai.evaluation.result", {"gen_ai.evaluation.name": "right", "gen_ai.evaluation.score.value": 1.0}),
+        ("gen_ai.evaluation.result", {"gen_ai.evaluation.name": "speed", "gen_ai.evaluation.score.value": 3.0}),
+    ]
+    assert {event.timestamp for event in span.events} == {span.start_time}
+
+
 @given(json_values)
 def test_an_object_is_read_back_as_it_was_emitted(value: Any):
     span = emit_object(value, propagate=False)
@@ -162,6 +172,8 @@ def test_a_message_that_is_no_string_is_refused(trace: Trace):
         ({"a.b": 1, "a": {"b": 2}}, "'a.b' twice"),
         ({"a": None}, "attribute 'a' is None"),
         ({"a": [1, "b"]}, r"attribute 'a' is \[1, 'b'\], a list"),
+        ({"a": math.nan}, "attribute 'a' is nan, a number that JSON does not have"),
+        ({"a": [1.0, -math.inf]}, "a number that JSON does not have"),
         ({"a": [{"b": 1}]}, "Record anything else with emit_object"),
     ],
 )

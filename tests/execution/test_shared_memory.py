@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
+import leyden as ly
 from leyden.errors import ConfigError
 from leyden.execution import SharedMemoryExecutionStrategy
 from leyden.execution.agent_loop import AgentLoop
@@ -112,6 +114,36 @@ async def test_cancelling_gives_runners_time_to_drain_and_then_cancels_them(stor
         await asyncio.wait_for(work, 20)
     assert drained == [0]
     assert left_running() == []
+
+
+async def test_an_agent_that_blocks_the_loop_of_all_runners_is_named_and_the_others_go_on(
+    store: InMemoryLightningStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    reported = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            reported.set()
+
+    @ly.rollout
+    async def careless(task: int) -> float:
+        async def work() -> None:
+            reported.wait(20)  # what a careless agent does: it waits without `await`
+
+        await (asyncio.create_task(work()) if task == 0 else asyncio.sleep(0.1))
+        return 1.0
+
+    listener = Listener()
+    logging.getLogger("leyden.runner.watchdog").addHandler(listener)
+    try:
+        trainer = ly.Trainer(algorithm="baseline", strategy=SharedMemoryExecutionStrategy(2), store=store)
+        summary = await asyncio.wait_for(trainer.afit(careless, list(range(8))), 40)
+    finally:
+        logging.getLogger("leyden.runner.watchdog").removeHandler(listener)
+    assert summary.rollouts["succeeded"] == 8
+    (culprit,) = [rollout for rollout in await store.query_rollouts() if rollout.input == 0]
+    assert f"careless' (rollout {culprit.rollout_id}" in caplog.text
+    assert "reported.wait(20)" in caplog.text
 
 
 def test_wrong_options_are_refused_with_their_value() -> None:

@@ -104,6 +104,43 @@ async def test_an_answer_that_breaks_off_is_a_502(caller: Caller, upstream: Fake
     assert "broke off" in await recorded_error(caller)
 
 
+@pytest.mark.parametrize("content_type", ["text/html", "application/json", "text/plain"])
+async def test_what_is_no_stream_is_an_error_for_a_client_that_wants_one(
+    caller: Caller, upstream: FakeUpstream, content_type: str
+) -> None:
+    upstream.misbehave(Misbehaviour(body=b"<html>please log in</html>", content_type=content_type))
+    with pytest.raises(openai.InternalServerError, match="please log in") as caught:
+        await caller.client.chat.completions.create(model="fake", messages=say("hello"), stream=True)
+    assert caught.value.status_code == 502
+    assert "please log in" in await recorded_error(caller)
+
+
+async def test_a_stream_for_a_client_that_wants_none_is_an_error_that_says_so(
+    caller: Caller, upstream: FakeUpstream
+) -> None:
+    upstream.misbehave(Misbehaviour(body=b'data: {"choices": []}\n\n', content_type="text/event-stream"))
+    with pytest.raises(openai.InternalServerError, match="asked for no stream") as caught:
+        await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    assert caught.value.status_code == 502
+    assert "asked for no stream" in await recorded_error(caller)
+
+
+async def test_an_answer_of_50_megabytes_passes_and_is_recorded(caller: Caller, upstream: FakeUpstream) -> None:
+    text = "x" * 50_000_000
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    upstream.misbehave(Misbehaviour(body=json.dumps({"id": "big", "choices": [choice]}).encode()))
+    url = f"{caller.llm.endpoint}/chat/completions"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json={"model": "fake", "messages": []}) as response,
+    ):
+        assert response.status == 200
+        assert (await response.json())["choices"][0]["message"]["content"] == text
+    span = await caller.span()
+    assert span.status.status_code == "OK"
+    assert len(str(span.attributes[semconv.GEN_AI_OUTPUT_MESSAGES])) > len(text)
+
+
 async def test_an_error_that_the_model_reports_in_its_stream_is_recorded(
     caller: Caller, upstream: FakeUpstream
 ) -> None:

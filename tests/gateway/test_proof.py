@@ -29,6 +29,7 @@ def test_a_good_answer_is_proven() -> None:
         "response_ids": [5, 2],
         "logprobs": [-0.5, -1.5],
         "policy_versions": [3, 4],
+        "loss_mask": None,
     }
     assert type(record).unpack(record.pack()) == record
 

@@ -8,6 +8,7 @@ import pytest
 
 from leyden.errors import ConfigError, MissingResource
 from leyden.litagent import LitAgent, check_resources
+from leyden.runner import LitAgentRunner
 from leyden.types import Attempt, AttemptedRollout, NamedResources, RolloutMode
 
 
@@ -95,6 +96,10 @@ def test_trainer_and_runner_are_remembered_weakly():
     agent.set_runner(runner)
     assert agent.get_trainer() is trainer
     assert agent.get_runner() is runner
+    with_tracer = LitAgentRunner()
+    agent.set_runner(with_tracer)
+    assert agent.tracer is with_tracer.tracer
+    agent.set_runner(runner)
     del trainer
     gc.collect()
     with pytest.raises(ConfigError, match="Plain has no trainer: it is set while a run is under way"):

@@ -1,5 +1,6 @@
 """Paired runs, their ratio, and where the rows are written."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import report
+from benchmarks import report, store
 from benchmarks.__main__ import peer_name
 from benchmarks.harness import Peer, PeerFailed, Row, Sample, compare, rate, summary
+from benchmarks.report import Table
 
 values = st.floats(min_value=1e-3, max_value=1e6)
 
@@ -81,25 +83,56 @@ def test_a_peer_answers_with_the_last_line_that_it_prints(tmp_path: Path):
         peer.sample(script)
 
 
-def test_the_readme_shows_the_rows_of_every_benchmark_and_keeps_the_rest(tmp_path: Path):
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{report.START}\nold\n{report.END}\nafter\n")
-    report.save("b", [Row("alone", "s", 0.04567, None, None, None, 5, 0.04, 0.05, 1)], results=tmp_path)
-    report.save("a", [Row("claims", "1/s", 1234, 100, "other 1.0", 12.34, 5, 10, 15, 1)], results=tmp_path)
+@pytest.fixture
+def pages(tmp_path: Path) -> dict[str, Path]:
+    """A README and a page of everything, and the folder of results."""
+    pages = {"readme": tmp_path / "README.md", "page": tmp_path / "benchmarks.md"}
+    for path in pages.values():
+        path.write_text(f"before\n{report.START}\nold\n{report.END}\nafter\n")
+    return {**pages, "results": tmp_path}
+
+
+def test_both_pages_show_the_rows_of_every_benchmark_and_keep_the_rest(pages: dict[str, Path]):
+    report.save("b", [Row("alone", "s", 0.04567, None, None, None, 5, 0.04, 0.05, 1)], results=pages["results"])
+    report.save("a", [Row("claims", "1/s", 1234, 100, "other 1.0", 12.34, 5, 10, 15, 1)], results=pages["results"])
     for _ in range(2):
-        report.rewrite_table(readme=readme, results=tmp_path)
-    text = readme.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith(f"{report.END}\nafter\n")
-    assert "old" not in text
-    assert "| claims | 1/s | 1,230 | 100 (other 1.0) | **12.3x** (10 to 15) |\n| alone | s | 0.0457 |  |  |\n" in text
+        report.rewrite_pages(**pages)
+    for path in (pages["readme"], pages["page"]):
+        text = path.read_text()
+        assert text.startswith("before\n")
+        assert text.endswith(f"{report.END}\nafter\n")
+        assert "old" not in text
+        assert "| claims | 1/s | 1,230 | 100 (other 1.0) | **12.3x** (10 to 15) |\n" in text
+        assert "| alone | s | 0.0457 |  |  |\n" in text
 
 
-def test_a_readme_without_markers_is_refused(tmp_path: Path):
-    readme = tmp_path / "README.md"
-    readme.write_text("nothing here")
+def test_the_readme_has_the_headlines_alone(pages: dict[str, Path]):
+    rows = [Row(name, "1/s", 12, None, None, None, 5, 10, 15, 1) for name in (store.HEADLINES[0], "by the way")]
+    table = Table("Calls", ["store", "claim"], [["in memory", "30 / 40"]])
+    report.save("store", [*rows, table], results=pages["results"])
+    report.rewrite_pages(**pages)
+    everything = pages["page"].read_text()
+    assert everything.index("| by the way |") < everything.index(
+        "Calls\n\n| store | claim |\n| --- | --- |\n| in memory |"
+    )
+    assert report.load("store", results=pages["results"]) == rows
+    readme = pages["readme"].read_text()
+    assert store.HEADLINES[0] in readme
+    assert "by the way" not in readme
+    assert "Calls" not in readme
+
+
+@pytest.mark.parametrize("name", ["store", "store_scale"])
+def test_every_headline_is_a_row(name: str):
+    rows = {row.row for row in report.load(name)}
+    assert set(importlib.import_module(f"benchmarks.{name}").HEADLINES) <= rows
+
+
+@pytest.mark.parametrize("name", ["readme", "page"])
+def test_a_page_without_markers_is_refused(pages: dict[str, Path], name: str):
+    pages[name].write_text("nothing here")
     with pytest.raises(ValueError, match="bench:start"):
-        report.rewrite_table(readme=readme, results=tmp_path)
+        report.rewrite_pages(**pages)
 
 
 @pytest.mark.parametrize(

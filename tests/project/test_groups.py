@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import GROUP_FOLDERS
-from tests.groups import GROUPS, Group, call, has_tests, reason_to_skip
+from tests.groups import GROUPS, TESTS, Group, call, parts, reason_to_skip
 
 ROOT = Path(__file__).parents[2]
 EMPTY = Group("empty", "dev", 5)
@@ -28,8 +28,14 @@ def test_every_group_has_a_mark_and_is_left_out_by_default():
 
 
 def test_a_group_without_tests_is_skipped():
-    assert not has_tests(EMPTY)
+    assert not parts(EMPTY)
     assert reason_to_skip(EMPTY, float("inf"), asked_for=True) == "no tests yet"
+
+
+def test_only_what_holds_tests_of_a_group_is_collected_for_it():
+    backends = parts(next(group for group in GROUPS if group.name == "backends"))
+    assert {TESTS / "store", TESTS / "backends", TESTS / "examples"} <= set(backends)
+    assert TESTS / "engine" not in backends, "its environment has no torch"
 
 
 def test_a_group_is_skipped_when_its_time_does_not_fit_or_the_machine_lacks_something():

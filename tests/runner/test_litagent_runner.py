@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, UnknownRollout
 from leyden.litagent import LitAgent
 from leyden.runner import Hook
 from leyden.store import InMemoryLightningStore
-from leyden.types import RolloutConfig, find_final_reward
+from leyden.types import AttemptedRollout, RolloutConfig, find_final_reward
 from leyden.utils.latch import Latch
 
 
@@ -50,6 +50,27 @@ async def test_a_return_value_is_the_reward_of_its_own_attempt(store: InMemoryLi
     assert {attempt.status for attempt in attempts} == {"succeeded"}
     spans = await store.query_spans_of([attempt.rollout_id for attempt in attempts])
     assert [find_final_reward(spans[attempt.rollout_id]) for attempt in attempts] == [float(n) for n in range(200)]
+
+
+@pytest.mark.parametrize("ahead_seconds", [-3600.0, 3600.0])
+async def test_a_clock_that_differs_from_the_stores_neither_ends_an_agent_nor_lets_it_go_on(
+    ahead_seconds: float,
+) -> None:
+    class StoreElsewhere(InMemoryLightningStore):
+        async def dequeue_many_rollouts(self, **options: Any) -> list[AttemptedRollout]:
+            claimed = list(await super().dequeue_many_rollouts(**options))
+            for rollout in claimed:
+                rollout.attempt.start_time += ahead_seconds
+            return claimed
+
+    @ly.rollout
+    async def agent(task: float) -> float:
+        await asyncio.sleep(task)
+        return 1.0
+
+    async with StoreElsewhere() as store:
+        attempts = await run_all(store, agent, [0.05, 20.0], config=RolloutConfig(timeout_seconds=0.5))
+    assert [attempt.status for attempt in attempts] == ["succeeded", "timeout"]
 
 
 async def test_many_rollouts_wait_at_the_same_time(store: InMemoryLightningStore) -> None:
@@ -235,6 +256,26 @@ async def test_an_agent_that_never_called_the_model_has_failed_where_that_is_req
 
     (attempt,) = await run_all(store, agent, [1], config=RolloutConfig(require_model_call=True))
     assert attempt.metadata["reason_kind"] == "no_model_call"
+
+
+async def test_a_rollout_that_was_forgotten_while_it_ran_does_not_hurt_the_next(store: InMemoryLightningStore) -> None:
+    @ly.rollout
+    async def agent(task: int, rollout: ly.Rollout) -> float:
+        if task == 0:
+            await store.update_rollout(rollout.rollout_id, status="cancelled")
+            assert await store.prune(ly.Retention(max_rollouts=0)) == 1
+        return 1.0
+
+    (first, *rest) = [await store.enqueue_rollout(task) for task in range(3)]
+    stop = Latch()
+    async with ly.LitAgentRunner().run_context(agent=agent, store=store) as runner:
+        work = asyncio.create_task(runner.iter(event=stop))
+        done = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in rest], timeout=30)
+        stop.set()
+        await work
+    assert [rollout.status for rollout in done] == ["succeeded", "succeeded"]
+    with pytest.raises(UnknownRollout):
+        await store.get_rollout_by_id(first.rollout_id)
 
 
 async def test_a_failed_attempt_is_tried_again_as_its_config_says(store: InMemoryLightningStore) -> None:

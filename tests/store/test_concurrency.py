@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from leyden.errors import ConfigError, StoreClosed
-from leyden.store import LightningStore, SqliteLightningStore, Sweeper
+from leyden.store import LightningStore, LightningStoreClient, SqliteLightningStore, Sweeper
 from leyden.store.sql.store import SqlLightningStore
+from leyden.testing import audit_store
 from leyden.types import EnqueueRolloutRequest, RolloutConfig, Span
 
 SOON = 10.0
@@ -113,6 +114,32 @@ async def test_a_claim_cancelled_after_its_answer_and_before_its_task_went_on_is
     assert again.attempt.sequence_id == 1
 
 
+async def test_a_claim_that_was_asked_for_again_is_not_handed_back(file_store: SqliteLightningStore) -> None:
+    """The first answer reached nobody, and is taken back after the second was given."""
+    await file_store.enqueue_rollout("only")
+    before = Hold(file_store)
+    await until(before.entered)
+    claim = asyncio.create_task(file_store.dequeue_rollout("w", claim_id="mine"))
+    await asyncio.sleep(0.01)
+    behind = Hold(file_store)
+    await asyncio.sleep(0.01)
+    before.release.set()
+    await until(behind.entered)
+    claim.cancel()
+    again = asyncio.create_task(file_store.dequeue_rollout("w", claim_id="mine"))
+    await asyncio.sleep(0.01)
+    behind.release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await claim
+    found = await again
+    assert found is not None
+    await file_store.enqueue_rollout("next")  # a write: it comes after the hand-back
+    assert await file_store.get_latest_attempt(found.rollout_id) == found.attempt
+    await file_store.undo_claim("mine")
+    assert [r.attempt.sequence_id for r in await file_store.dequeue_many_rollouts(limit=9)] == [1, 1]
+    assert await audit_store(file_store) == []
+
+
 async def test_a_claim_handed_back_wakes_whoever_waits(file_store: SqliteLightningStore) -> None:
     await file_store.enqueue_rollout("only")
     before = Hold(file_store)
@@ -182,6 +209,9 @@ async def test_nothing_stays_behind_of_those_who_waited(store: SqlLightningStore
 
 
 async def test_a_waiter_on_a_closed_loop_hurts_nobody(store: LightningStore) -> None:
+    if isinstance(store, LightningStoreClient):
+        pytest.skip("a loop that is closed under open connections warns of them")
+
     def abandon() -> None:
         loop = asyncio.new_event_loop()
         task = loop.create_task(store.dequeue_rollout(timeout_seconds=SOON))
@@ -223,6 +253,27 @@ async def test_many_loops_write_at_once(store: LightningStore) -> None:
     assert sorted(drawn) == list(range(1, 201))
     spans = await store.query_spans(rollout.rollout_id)
     assert [span.sequence_id for span in spans] == list(range(1, 201))
+
+
+async def test_a_claim_cancelled_while_the_store_closes_is_handed_back(file_store: SqliteLightningStore) -> None:
+    await file_store.enqueue_rollout("only")
+    before = Hold(file_store)
+    await until(before.entered)
+    claim = asyncio.create_task(file_store.dequeue_rollout())
+    await asyncio.sleep(0.01)
+    behind = Hold(file_store)
+    await asyncio.sleep(0.01)
+    before.release.set()
+    await until(behind.entered)
+    claim.cancel()
+    closing = asyncio.create_task(file_store.close())
+    await asyncio.sleep(0.01)
+    behind.release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await claim
+    await closing
+    async with SqliteLightningStore(file_store.path) as again:
+        assert [rollout.status for rollout in await again.query_rollouts()] == ["queuing"]
 
 
 async def test_what_was_accepted_before_closing_is_done(file_store: SqliteLightningStore) -> None:
@@ -269,5 +320,4 @@ async def test_the_next_deadline_is_the_earliest(store: SqlLightningStore) -> No
 async def test_a_sweeper_ends_with_its_store(store: SqlLightningStore) -> None:
     async with Sweeper(store, interval_seconds=0.01) as sweeper:
         await store.close()
-        assert sweeper._task is not None
-        await asyncio.wait_for(sweeper._task, SOON)
+        await asyncio.wait_for(asyncio.gather(*sweeper._tasks), SOON)

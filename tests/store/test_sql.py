@@ -13,10 +13,13 @@ import pytest
 
 import leyden.store.sql.body as body
 from leyden.errors import StoreError
-from leyden.store import LightningStore
-from leyden.store.sql.body import attempts, resources, rollouts, spans, workers
+from leyden.store import InMemoryLightningStore, LightningStore
+from leyden.store.sql import session
+from leyden.store.sql.body import attempts, resources, retention, rollouts, samples, search, spans, stream, workers
 from leyden.store.sql.queries import load_queries, parse_queries
-from leyden.store.sql.sqlite import connect, migrate, statements
+from leyden.store.sql.sqlite import SqliteTransaction, connect, migrate, statements
+from leyden.store.sql.transaction import Row
+from leyden.types import Span
 
 SOURCES = "".join(path.read_text() for path in Path(body.__file__).parent.glob("*.py"))
 
@@ -58,8 +61,20 @@ PLANS = {
     "select_overdue": ({"now": 0}, "attempts_unfinished"),
     "next_deadlines": ({}, "attempts_unfinished"),
     "count_rollouts_by_status": ({}, "rollouts_status"),
-    "count_spans": ({}, "spans_of_attempt"),
+    "count_kept": ({}, "rollouts_finished"),
+    "select_forgettable": ({"limit": 1}, "COVERING INDEX rollouts_finished (end_time>?)"),
+    "forget_spans": ({"seq": 1}, "spans_of_attempt (rollout=?)"),
+    "unpin": ({"name": "x"}, "pins_name"),
+    "count_spans": ({}, "COVERING INDEX"),
     "get_resources": ({"resources_id": "x"}, "sqlite_autoindex_resources_1"),
+    "forget_samples": ({"limit": 1, "oldest": 0, "most": 1}, "samples USING INTEGER PRIMARY KEY (rowid=?)"),
+    "select_spans_at": ({"keys": "[1]"}, "s USING INTEGER PRIMARY KEY (rowid=?)"),
+    "select_recent_tokens": ({"rollout": 1, "attempt": 1, "limit": 8}, "spans_with_tokens (rollout=? AND attempt=?)"),
+    "select_token_chain": ({"key": 1}, "s USING INTEGER PRIMARY KEY (rowid=?)"),
+    "insert_attribute_value_of": (
+        {"attribute": 1, "value": b"", "rollout": 1, "attempt": 1, "span_id": "x"},
+        "spans_of_attempt (rollout=? AND attempt=? AND span_id=?)",
+    ),
 }
 
 
@@ -75,16 +90,129 @@ def test_spans_of_an_attempt_are_found_by_index() -> None:
     assert "spans_of_attempt (rollout=? AND attempt=?)" in found
 
 
+SEARCHES: dict[str, tuple[dict[str, Any], str]] = {
+    "name": ({"name": "tool"}, "spans_name (name=?)"),
+    "time": ({"started_from": 1.0, "started_before": 2.0}, "spans_name (name=? AND start_time>? AND start_time<?)"),
+    "name and time": ({"name": "tool", "started_from": 1.0}, "spans_name (name=? AND start_time>?)"),
+    "name or kind, and time": (
+        {"name": "tool", "kind": "CLIENT", "filter_logic": "or", "started_before": 1.0},
+        "spans_name (name=? AND start_time<?)",
+    ),
+    "attribute": ({"attributes": {"a": 1}}, "attribute_values USING PRIMARY KEY (attribute=? AND value=?)"),
+    "attributes, name and time": (
+        {"attributes": {"a": 1, "b": 2}, "name": "tool", "started_from": 1.0},
+        "s USING INTEGER PRIMARY KEY (rowid=?)\nLIST SUBQUERY 1\nSEARCH attribute_values USING PRIMARY KEY (attribute=? AND value=?)",
+    ),
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("page", [{}, {"limit": 5}, {"limit": 5, "offset": 5, "sort_by": "end_time"}])
+async def test_a_search_of_all_rollouts_reads_no_table_from_end_to_end(
+    search: str, page: dict[str, Any], explained: list[str]
+) -> None:
+    asked, index = SEARCHES[search]
+    async with InMemoryLightningStore() as store:
+        await store.index_span_attribute("a")
+        await store.index_span_attribute("b")
+        explained.clear()
+        await store.query_spans(**asked, **page)
+    assert len(explained) == (2 if page else 1)
+    for told in explained:
+        assert index in told
+        assert re.findall(r"SCAN (?!names)\w+", told) == []
+
+
+@pytest.mark.parametrize(
+    "asked", [{"name": "x"}, {"name": "x", "started_from": 1.0}, {"attributes": {"a": 1}, "name": "x"}]
+)
+@pytest.mark.parametrize(("attempt_id", "index"), [(None, "(rollout=?)"), ("latest", "(rollout=? AND attempt=?)")])
+async def test_a_search_of_one_rollout_reads_its_spans_alone(
+    asked: dict[str, Any], attempt_id: str | None, index: str, explained: list[str]
+) -> None:
+    async with InMemoryLightningStore() as store:
+        rollout = await store.start_rollout(1)
+        await store.query_spans(rollout.rollout_id, attempt_id, **asked)
+    assert [told.removesuffix("\nUSE TEMP B-TREE FOR ORDER BY") for told in explained] == [
+        f"SEARCH s USING INDEX spans_of_attempt {index}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("polled", "index"),
+    [
+        ({}, "s USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
+        ({"rollout_ids": ["a", "b"]}, "s USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
+        ({"rollout_ids": ["a", "b"], "far": True}, "spans_of_attempt (rollout=?)"),
+    ],
+)
+async def test_a_stream_reads_the_spans_behind_its_cursor_in_their_order(
+    polled: dict[str, Any], index: str, explained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if polled.pop("far", False):
+        monkeypatch.setattr(stream, "_FAR", 0)
+    async with InMemoryLightningStore() as store:
+        rollout = await store.start_rollout(1)
+        ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+        await store.add_span(Span(**ids, sequence_id=0, trace_id="f" * 32, span_id="f" * 16, name="x"))
+        explained.clear()
+        await store.poll_new_spans(**polled)
+    assert explained
+    for told in explained:
+        assert index in told
+        assert "SCAN" not in told
+        assert "TEMP B-TREE" not in told or "spans_of_attempt" in told
+
+
+@pytest.mark.parametrize(
+    ("asked", "index"),
+    [
+        ({"name": "x", "limit": 1, "sort_order": "desc"}, "(name=?)"),
+        ({"name": "x", "worker_id": "w", "measured_from": 1.0}, "(name=? AND time>?)"),
+        ({"measured_from": 1.0, "measured_before": 2.0}, "samples_time (time>? AND time<?)"),
+    ],
+)
+async def test_a_search_of_samples_reads_what_is_in_its_time_alone(
+    asked: dict[str, Any], index: str, explained: list[str]
+) -> None:
+    async with InMemoryLightningStore() as store:
+        await store.query_samples(**asked)
+    page, count = explained
+    assert index in page
+    assert "SCAN" not in page
+    assert index in count
+    assert (
+        "TEMP B-TREE" not in page or "TEMP B-TREE FOR RIGHT PART" in page or "TEMP B-TREE FOR LAST" in page
+    )  # at most the samples of one moment are sorted
+
+
+@pytest.fixture
+def explained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The plans of the pages that are read."""
+    plans: list[str] = []
+
+    class Explaining(SqliteTransaction):
+        def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
+            plans.append(told(self._cursor, self._queries[query] + suffix, parameters))
+            return super().page(query, suffix, parameters)
+
+    monkeypatch.setattr(session, "SqliteTransaction", Explaining)
+    return plans
+
+
+def told(cursor: sqlite3.Cursor, sql: str, parameters: dict[str, Any]) -> str:
+    return "\n".join(row[3] for row in cursor.execute(f"EXPLAIN QUERY PLAN {sql}", parameters).fetchall())
+
+
 def plan(sql: str, parameters: dict[str, Any]) -> str:
     with closing(connect(":memory:", {})) as connection:
         migrate(connection, "memory://")
-        rows = connection.execute(f"EXPLAIN QUERY PLAN {sql}", parameters).fetchall()
-    return "\n".join(row[3] for row in rows)
+        return told(connection.cursor(), sql, parameters)
 
 
 BODY = {
     name: function
-    for module in (attempts, resources, rollouts, spans, workers)
+    for module in (attempts, resources, retention, rollouts, samples, search, spans, workers)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and not name.startswith("_") and function.__module__ == module.__name__
 }

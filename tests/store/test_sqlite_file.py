@@ -13,16 +13,18 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from leyden.errors import ConfigError, StoreError
+from leyden.errors import ConfigError, StoreError, UnknownResources
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, open_store
-from leyden.types import EnqueueRolloutRequest, Span
+from leyden.types import EnqueueRolloutRequest, Sample, Span
 
 
 @contextmanager
@@ -76,7 +78,7 @@ def test_stores_are_opened_by_address(tmp_path: Path) -> None:
     closed(memory)
 
 
-@pytest.mark.parametrize("address", ["sqlite://relative.db", "postgresql://x/y", "http://localhost:1", "memory://x"])
+@pytest.mark.parametrize("address", ["sqlite://relative.db", "mysql://x/y", "ftp://localhost:1", "memory://x"])
 def test_an_address_that_is_no_store_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="sqlite:///absolute/path"):
         open_store(address)
@@ -159,6 +161,30 @@ def test_a_forked_child_neither_uses_the_store_nor_keeps_its_lock(tmp_path: Path
             os.kill(int(child), signal.SIGKILL)
 
 
+COPIER = """
+    import asyncio, os, sys
+    from leyden.errors import StoreError
+    from leyden.store import InMemoryLightningStore
+    store = InMemoryLightningStore()
+    if os.fork() == 0:
+        try:
+            asyncio.run(store.enqueue_rollout(1))
+        except StoreError as error:
+            print(error, flush=True)
+    else:
+        os.wait()
+        print(len(asyncio.run(store.query_rollouts())))
+"""
+
+
+def test_a_forked_child_does_not_write_into_a_copy_of_a_store_in_memory() -> None:
+    with started(COPIER) as program:
+        message, _, count = program.communicate(timeout=60)[0].rpartition("would be in a copy")
+    assert "memory://" in message
+    assert "LightningStoreServer" in count
+    assert count.endswith("\n0\n")
+
+
 def test_a_dropped_store_lets_go_of_its_file(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     store = SqliteLightningStore(path)
@@ -209,11 +235,33 @@ def database(path: Path, script: str) -> Path:
 def test_a_file_of_a_newer_leyden_is_refused_and_untouched(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     closed(SqliteLightningStore(path))
+    with closing(sqlite3.connect(path)) as connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
     database(path, "PRAGMA user_version = 999")
     with pytest.raises(StoreError, match=r"newer Leyden \(schema 999"):
         SqliteLightningStore(path)
-    database(path, "PRAGMA user_version = 1")
+    database(path, f"PRAGMA user_version = {version}")
     closed(SqliteLightningStore(path))
+
+
+async def test_a_file_of_the_first_schema_is_brought_up_to_date_with_what_is_in_it(tmp_path: Path) -> None:
+    script = (files("leyden.store.sql") / "migrations" / "sqlite" / "0001_initial.sql").read_text()
+    path = tmp_path / "x.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)
+        connection.execute(
+            "INSERT INTO workers (worker_id, status, heartbeat_stats) VALUES ('w', 'idle', '{\"a\": 1}')"
+        )
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute("PRAGMA application_id = 0x4C595244")
+        connection.commit()
+    with pytest.raises(StoreError, match="older Leyden"):
+        SqliteLightningStore(path, read_only=True)
+    async with SqliteLightningStore(path) as store:
+        worker = await store.get_worker_by_id("w")
+        assert (worker.status, worker.heartbeat_stats, worker.paused) == ("idle", {"a": 1}, False)
+        await store.add_many_samples([Sample(name="x", time=time.time(), value=1.0)])
+        assert len(await store.query_samples()) == 1
 
 
 def test_another_programs_database_is_refused_and_untouched(tmp_path: Path) -> None:
@@ -349,3 +397,13 @@ async def test_a_long_read_holds_up_no_write_and_no_checkpoint_for_ever(tmp_path
 async def pragma(store: SqliteLightningStore, setting: str) -> Any:
     """Change a setting of the writer's connection, as no user can."""
     return await store._driver.write(lambda tx: tx._cursor.execute(f"PRAGMA {setting}").fetchone(), (), {})
+
+
+async def test_a_refused_batch_writes_nothing_to_the_file(tmp_path: Path) -> None:
+    async with SqliteLightningStore(tmp_path / "store.db") as store:
+        with closing(sqlite3.connect(tmp_path / "store.db")) as file:
+            before = file.execute("PRAGMA data_version").fetchone()
+            requests = [EnqueueRolloutRequest(input=k) for k in range(500)]
+            with pytest.raises(UnknownResources):
+                await store.enqueue_many_rollouts([*requests, EnqueueRolloutRequest(input=0, resources_id="missing")])
+            assert file.execute("PRAGMA data_version").fetchone() == before

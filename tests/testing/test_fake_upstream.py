@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
-from leyden.testing import FakeUpstream, Misbehaviour, decode, encode, prompt_text
+from leyden.testing import Call, FakeUpstream, Misbehaviour, Reply, decode, encode, prompt_ids
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def test_ids_stand_where_vllm_puts_them(upstream: FakeUpstream) -> None:
     chat = await post(upstream, "chat/completions", messages=MESSAGES, **WISHES)
     completion = await post(upstream, "completions", prompt="hello", **WISHES)
     first, second = upstream.calls
-    assert chat["prompt_token_ids"] == first.prompt_ids == encode(prompt_text(MESSAGES))
+    assert chat["prompt_token_ids"] == first.prompt_ids == prompt_ids(MESSAGES)
     assert chat["choices"][0]["token_ids"] == first.response_ids
     assert [entry["logprob"] for entry in chat["choices"][0]["logprobs"]["content"]] == first.logprobs
     assert completion["choices"][0]["prompt_token_ids"] == second.prompt_ids == encode("hello")
@@ -109,3 +109,49 @@ async def test_the_official_client_reads_answers_and_errors() -> None:
             with pytest.raises(openai.NotFoundError):
                 await client.chat.completions.create(model="other", messages=messages)
             await client.chat.completions.create(model="fake", messages=messages)
+
+
+CALLS = (Call("weather", '{"place": "Zürich"}', "c0"), Call("time"))
+PROMPTS: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": MESSAGES},
+    "messages": {"messages": MESSAGES, "max_tokens": 999},
+    "responses": {"input": "hello"},
+}
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+async def test_reasoning_text_and_calls_are_sampled_tokens(path: str) -> None:
+    async with FakeUpstream(reply=lambda _: Reply("I look. 🌩", "hm 雷", CALLS)) as upstream:
+        answer = await post(upstream, path, **PROMPTS[path], **WISHES)
+        truth = upstream.calls[0]
+    assert (truth.text, truth.reasoning, truth.finish_reason) == ("I look. 🌩", "hm 雷", "tool_calls")
+    assert truth.prompt_ids == prompt_ids(MESSAGES)
+    assert decode(truth.response_ids).startswith("hm 雷I look. 🌩c0weather{")
+    first, second = truth.calls
+    assert first == CALLS[0]
+    assert second.call_id.startswith("call_")
+    shown = json.dumps(answer, ensure_ascii=False)
+    assert all(text in shown for text in ("hm 雷", "I look. 🌩", "Zürich", second.call_id))
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+async def test_the_next_prompt_begins_with_what_was_sampled(path: str) -> None:
+    async with FakeUpstream(reply=lambda _: Reply("I look.", "hm", CALLS[:1])) as upstream:
+        said = {"role": "assistant", "content": "I look.", "reasoning": "hm"}
+        function = {"name": "weather", "arguments": CALLS[0].arguments}
+        said["tool_calls"] = [{"id": "c0", "type": "function", "function": function}]
+        result = {"role": "tool", "tool_call_id": "c0", "content": "20°"}
+        await post(upstream, path, **PROMPTS[path])
+        told = prompt_ids([*MESSAGES, said, result])
+        truth = upstream.calls[0]
+    assert told[: len(truth.prompt_ids) + len(truth.response_ids)] == truth.prompt_ids + truth.response_ids
+
+
+@pytest.mark.parametrize(("path", "limit"), [("messages", "max_tokens"), ("responses", "max_output_tokens")])
+async def test_a_call_that_is_cut_short_is_told_as_far_as_it_came(path: str, limit: str) -> None:
+    async with FakeUpstream(reply=lambda _: Reply("", "", CALLS[:1])) as upstream:
+        answer = await post(upstream, path, **{**PROMPTS[path], limit: 16})
+        truth = upstream.calls[0]
+    assert truth.finish_reason == "length"
+    assert truth.calls[0].arguments == CALLS[0].arguments[: len(truth.calls[0].arguments)] != ""
+    assert (answer.get("stop_reason"), answer.get("status")) in (("max_tokens", None), (None, "incomplete"))

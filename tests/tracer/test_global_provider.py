@@ -135,8 +135,8 @@ def test_a_late_span_at_the_very_end_of_the_process_still_arrives(tmp_path: Path
 def test_a_forked_child_has_a_background_of_its_own():
     in_a_process("""
         import os, warnings
-        store = InMemoryLightningStore()
         def trace_one():
+            store = InMemoryLightningStore()  # one made before the fork is not the child's
             rollout = asyncio.run(store.start_rollout(None))
             with OtelTracer().trace_context(store=store, rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id):
                 agent()

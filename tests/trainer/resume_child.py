@@ -1,4 +1,8 @@
-"""A small training run for tests to kill: `python resume_child.py RUN_DIR N_STEPS [resume]`."""
+"""A small training run for tests to kill: `python resume_child.py RUN_DIR N_STEPS [resume] [forget] [fail]`.
+
+With `fail` the algorithm raises in its fourth step, twice, and is restarted. With `forget` the store keeps nothing that it may forget, all
+the time.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,27 @@ import sys
 from pathlib import Path
 
 import leyden as ly
+from leyden.algorithm.policy_gradient.batch import StepData
 from leyden.demo.agent import play
 from leyden.demo.run import WEIGHTS
 from leyden.loop import CsvWriter
+from leyden.store import sweeper
 
 
-def main(directory: Path, n_steps: int, *, resume: bool) -> None:
-    algorithm = ly.PolicyGradient(
+class Failing(ly.PolicyGradient):
+    """It raises when it has sampled, so many times."""
+
+    failures = 0
+
+    async def _update(self, iteration: int, data: StepData) -> ly.Metrics:
+        if iteration == 3 and self.failures:
+            self.failures -= 1
+            raise ZeroDivisionError("in the update")
+        return await super()._update(iteration, data)
+
+
+def main(directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: bool) -> None:
+    algorithm = Failing(
         ly.IsolatedBackend(WEIGHTS, deterministic=True, device="cpu", seed=7, max_length=128),
         n_steps=n_steps,
         tasks_per_step=2,
@@ -24,11 +42,20 @@ def main(directory: Path, n_steps: int, *, resume: bool) -> None:
         seed=7,
         writers=[CsvWriter(directory / "metrics.csv")],
     )
+    algorithm.failures = 2 if fail else 0
     trainer = ly.Trainer(
-        algorithm=algorithm, llm_proxy=ly.LLMProxy(deterministic_seed=7), concurrency=12, run_dir=directory
+        algorithm=algorithm,
+        llm_proxy=ly.LLMProxy(deterministic_seed=7),
+        concurrency=12,
+        run_dir=directory,
+        retention=ly.Retention(max_rollouts=0) if forget else None,
+        max_algorithm_restarts=2 if fail else 0,
     )
+    if forget:
+        sweeper.Sweeper.__init__.__kwdefaults__["prune_interval_seconds"] = 0.01  # five seconds: longer than the run
     trainer.fit(play, [{"secret": secret} for secret in range(10)], resume=resume)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), resume="resume" in sys.argv)
+    words = sys.argv[3:]
+    main(Path(sys.argv[1]), int(sys.argv[2]), resume="resume" in words, forget="forget" in words, fail="fail" in words)

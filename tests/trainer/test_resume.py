@@ -72,17 +72,12 @@ def prepare(directory: Path) -> None:
     manifest.write_text(json.dumps(json.loads(text) | {"run_id": "feedfacecafe"}))
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "seed", [0, pytest.param(1, marks=pytest.mark.faults), pytest.param(2, marks=pytest.mark.faults)]
-)
-def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path: Path, seed: int) -> None:
-    directory, chance = tmp_path / "run", random.Random(seed)
-    prepare(directory)
-    kills = 0
+def finish_after_kills(directory: Path, seed: int, *arguments: str) -> None:
+    """Run to the end through two kills; each life gets a step further, and is killed somewhere in the next one."""
+    chance, kills = random.Random(seed), 0
     while True:
-        process = start(directory, "resume")
-        wanted = min(kills + 1, N_STEPS - 1)  # each life gets a step further, and is killed somewhere in the next one
+        process = start(directory, "resume", *arguments)
+        wanted = min(kills + 1, N_STEPS - 1)
         while process.poll() is None and not (directory / "checkpoints" / f"step-{wanted:06d}").exists():
             time.sleep(0.02)
         if process.poll() is not None or kills == 2:
@@ -93,10 +88,49 @@ def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path:
         kills += 1
     finish(process)
     assert kills == 2
+
+
+def assert_same_result(directory: Path, uninterrupted: Path) -> None:
+    """The same weights, and the same row for each step."""
     assert weights(directory) == weights(uninterrupted)
     timeless = [name for name in rows(directory)[0] if "second" not in name]
     assert [[row[name] for name in timeless] for row in rows(directory)] == [
         [row[name] for name in timeless] for row in rows(uninterrupted)
     ]
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path: Path, seed: int) -> None:
+    directory = tmp_path / "run"
+    prepare(directory)
+    finish_after_kills(directory, seed)
+    assert_same_result(directory, uninterrupted)
+    assert len(attempts(directory)) == N_STEPS * ROLLOUTS
+    assert set(attempts(directory).values()) == {1}, "a rollout was done twice"
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_run_whose_store_forgets_resumes_to_the_same_weights(uninterrupted: Path, tmp_path: Path, seed: int) -> None:
+    directory = tmp_path / "run"
+    prepare(directory)
+    finish_after_kills(directory, seed, "forget")
+    assert_same_result(directory, uninterrupted)
+    with sqlite3.connect(directory / "store.sqlite") as database:
+        (kept,), (newest,) = database.execute("SELECT count(*) FROM rollouts UNION ALL SELECT max(seq) FROM rollouts")
+    assert kept <= 2  # the newest one and the one with the newest span
+    assert newest == N_STEPS * ROLLOUTS, "a rollout was forgotten before its step was in a checkpoint, and done twice"
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_an_algorithm_that_fails_twice_is_restarted_to_the_same_weights(uninterrupted: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    prepare(directory)
+    finish(start(directory, "resume", "fail"))
+    assert_same_result(directory, uninterrupted)
     assert len(attempts(directory)) == N_STEPS * ROLLOUTS
     assert set(attempts(directory).values()) == {1}, "a rollout was done twice"

@@ -16,7 +16,8 @@ import pytest
 
 import leyden as ly
 from leyden.algorithm import Algorithm
-from leyden.errors import ConfigError, MissingResource
+from leyden.errors import ConfigError, MissingResource, RunInterrupted
+from leyden.execution import SharedMemoryExecutionStrategy
 from leyden.store import InMemoryLightningStore, SqliteLightningStore
 
 
@@ -123,6 +124,32 @@ def test_dev_takes_only_a_fast_algorithm() -> None:
         ly.Trainer(algorithm=slow).dev(double, [1])
 
 
+def test_a_trainer_for_development_keeps_nothing_when_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = ly.Trainer(n_runners=1, dev=True)
+    for summary in (
+        trainer.fit(double, [1, 2]),
+        trainer.dev(double, [1, 2]),
+        asyncio.run(trainer.afit(double, [1, 2])),
+    ):
+        assert (summary.rollouts["succeeded"], summary.run_dir) == (2, None)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match="dev=True keeps no run"):
+        trainer.fit(double, [1], resume=True)
+    with pytest.raises(TypeError, match="FastAlgorithm"):
+        ly.Trainer(dev=True, algorithm=ly.algo(lambda store: None)).fit(double, [1])
+
+
+def test_a_port_means_runners_in_processes() -> None:
+    strategy = ly.Trainer(n_runners=16, port=9999).strategy
+    assert isinstance(strategy, ly.ClientServerExecutionStrategy)
+    assert (strategy.n_runners, strategy.server_port) == (16, 9999)
+    given = ly.Trainer(strategy={"type": "cs", "server_port": 9999}, port=9999, daemon=True).strategy
+    assert isinstance(given, ly.ClientServerExecutionStrategy)
+    assert (given.server_port, given.daemon) == (9999, True)
+    assert ly.Trainer(strategy="ipc", daemon=True).strategy.daemon  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_a_missing_resource_is_an_error_before_anything_starts(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with pytest.raises(MissingResource, match="PromptTemplate"):
@@ -144,6 +171,12 @@ def test_a_policy_gradient_agent_that_wants_a_prompt_is_refused_before_a_model_i
         ({"n_runners": 0}, "n_runners is 0"),
         ({"concurrency": 0}, "concurrency is 0"),
         ({"strategy": {"type": "shm", "n_runners": 2}, "n_runners": 3}, "n_runners=3"),
+        (
+            {"strategy": {"type": "cs", "server_port": 9999}, "port": 9998},
+            "server_port=9998, but the strategy given has server_port=9999",
+        ),
+        ({"strategy": "ipc", "port": 9999}, "InterProcessExecutionStrategy has no such option"),
+        ({"strategy": "shm", "daemon": True}, "SharedMemoryExecutionStrategy has no such option"),
         ({"store": "mysql"}, "'mysql' is not known"),
     ],
 )
@@ -181,6 +214,24 @@ ly.Trainer(algorithm="baseline", run_dir=sys.argv[1]).fit(waits, [1, 2, 3])
 """
 
 
+def test_sigterm_ends_a_run_also_where_ctrl_c_is_ignored() -> None:
+    """As in what a shell script starts with `&`."""
+    program = f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{INTERRUPTED}".replace(
+        "run_dir=sys.argv[1]", "store='memory', strategy={'type': 'shm', 'drain_seconds': 0}"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.terminate()
+    try:
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert RunInterrupted.__name__ in errors, errors
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_soon_keeps_everything_and_says_how_to_resume(tmp_path: Path, number: int) -> None:
     directory = tmp_path / "run"
@@ -210,3 +261,49 @@ def test_algorithms_that_are_given_nothing_say_what_is_missing() -> None:
     for name in ("store", "adapter", "run", "trainer"):
         with pytest.raises(ConfigError, match=f"set_{name}"):
             getattr(Bare(), f"get_{name}")()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"retention": "1 day"}, "retention is '1 day'; give a Retention"),
+        ({"run_dir": ""}, "run_dir is ''"),
+        ({"run_dir": 5}, "run_dir is 5"),
+        ({"dev": "yes"}, "dev is 'yes'; possible: True, False"),
+        ({"n_runners": "4"}, "n_runners is '4'; it must be a whole number, at least 1"),
+        ({"port": 99999}, "server_port is 99999; it must be a whole number, at least 0 and at most 65535"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused_by_its_name(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{told}"):
+        ly.Trainer(**options)
+
+
+@pytest.mark.parametrize("restarts", ["2", 1.5, True, -1])
+def test_restarts_that_cannot_be_counted_are_refused(restarts: Any) -> None:
+    with pytest.raises(ConfigError, match="max_algorithm_restarts is "):
+        ly.Trainer(max_algorithm_restarts=restarts, store="memory").fit(double, [1])
+
+
+@pytest.mark.parametrize("part", ["strategy", "runner"])
+async def test_two_trainers_do_not_work_with_the_same_strategy_or_runner_at_a_time(part: str) -> None:
+    """A runner is bound to one agent, and a strategy ends what agents of its runners started."""
+    shared: dict[str, Any] = {"strategy": SharedMemoryExecutionStrategy(), "runner": ly.LitAgentRunner()}
+    options = {part: shared[part], "algorithm": "baseline"}
+    begun, released = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @ly.rollout
+    async def first(task: int) -> float:
+        loop.call_soon_threadsafe(begun.set)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(released.wait(), loop))
+        return 1.0
+
+    async with asyncio.timeout(30):
+        running = asyncio.create_task(ly.Trainer(**options, store="memory").afit(first, [1]))
+        await begun.wait()
+        with pytest.raises(ConfigError, match=f"this {type(shared[part]).__name__} is in a run already"):
+            await ly.Trainer(**options, store="memory").afit(double, [1])
+        released.set()
+        assert (await running).rollouts["succeeded"] == 1
+        assert (await ly.Trainer(**options, store="memory").afit(double, [1])).rollouts["succeeded"] == 1

@@ -75,12 +75,16 @@ def test_a_rollout_follows_its_latest_attempt_and_stays_where_it_ended(
     rollout: RolloutStatus, attempt: AttemptStatus, sequence: int, latest: bool, config: RolloutConfig
 ) -> None:
     after = rollout_after_attempt(rollout, attempt, attempt_sequence=sequence, is_latest=latest, config=config)
+    interrupted = rollout_after_attempt(
+        rollout, "failed", attempt_sequence=sequence, is_latest=latest, config=config, interrupted=True
+    )
+    assert interrupted == (rollout if rollout in ROLLOUT_FINISHED or not latest else "requeuing")
     if rollout in ROLLOUT_FINISHED or not latest:
         assert after == rollout
     elif attempt in ("preparing", "running", "succeeded"):
         assert after == attempt
     else:
-        again = attempt in config.retry_condition and sequence < config.max_attempts
+        again = rollout == "requeuing" or (attempt in config.retry_condition and sequence < config.max_attempts)
         assert after == ("requeuing" if again else "failed")
 
 

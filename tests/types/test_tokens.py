@@ -3,24 +3,61 @@
 from __future__ import annotations
 
 import struct
+import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leyden.errors import ConfigError
 from leyden.types import TokenRecord, pack_floats, pack_ints, unpack_floats, unpack_ints
+from leyden.types.tokens import checksum, own_ids, shared_length, whole_length
 
 INTS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=50)
 FLOATS = st.lists(st.floats(width=32, allow_nan=False), max_size=50)
 
-
-@given(
-    st.builds(
-        TokenRecord, prompt_ids=INTS, response_ids=INTS, logprobs=st.none() | FLOATS, policy_versions=st.none() | INTS
-    )
+MASKS = st.lists(st.integers(0, 1), max_size=50)
+RECORDS = st.builds(
+    TokenRecord,
+    prompt_ids=INTS,
+    response_ids=INTS,
+    logprobs=st.none() | FLOATS,
+    policy_versions=st.none() | INTS,
+    loss_mask=st.none() | MASKS,
 )
-def test_packing_loses_nothing(record: TokenRecord) -> None:
-    assert TokenRecord.unpack(record.pack()) == record
+
+
+@given(RECORDS, st.data())
+def test_packing_loses_nothing_but_what_is_shared(record: TokenRecord, data: st.DataObject) -> None:
+    shared = data.draw(st.integers(0, len(record.prompt_ids)))
+    packed = record.pack(shared=shared)
+    assert TokenRecord.unpack(packed, pack_ints(record.prompt_ids[:shared])) == record
+    assert shared_length(packed) == shared
+    assert whole_length(packed) == len(record.prompt_ids + record.response_ids)
+    assert checksum(packed) == zlib.crc32(pack_ints(record.prompt_ids + record.response_ids))
+    own = record.prompt_ids[shared:] + record.response_ids
+    assert own_ids(packed) == pack_ints(own)
+    most = data.draw(st.integers(0, 120))
+    assert own_ids(packed, most) == pack_ints(own[:most])
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [{"prompt_ids": [2**31]}, {"response_ids": ["a"]}, {"policy_versions": [-(2**31) - 1]}, {"loss_mask": [2]}],
+)
+def test_numbers_that_do_not_fit_are_refused(numbers: dict[str, list[int]]) -> None:
+    record = TokenRecord.model_construct(**{"prompt_ids": [], "response_ids": []} | numbers)
+    with pytest.raises(ConfigError, match="must be"):
+        record.pack()
+
+
+def test_a_record_is_not_read_with_another_beginning_than_its_own() -> None:
+    packed = TokenRecord(prompt_ids=[1, 2, 3], response_ids=[4]).pack(shared=2)
+    for beginning in (b"", pack_ints([1]), pack_ints([1, 2, 3])):
+        with pytest.raises(ValueError, match="shares 2 ids"):
+            TokenRecord.unpack(packed, beginning)
+    with pytest.raises(ValueError, match="not those"):
+        TokenRecord.unpack(packed, pack_ints([1, 3]))
 
 
 @given(INTS, FLOATS)
@@ -41,17 +78,25 @@ def test_a_repeated_prompt_is_small() -> None:
     assert len(record.pack()) < 1000
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x01", b"\x09" + b"\0" * 16, TokenRecord(prompt_ids=[], response_ids=[]).pack()[:-1]]
-)
+@pytest.mark.parametrize("data", [b"", b"\x01", b"\x09" + b"\0" * 28, b"\x02" + b"\0" * 20])
 def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="token record"):
-        TokenRecord.unpack(data)
+    for read in (TokenRecord.unpack, shared_length, whole_length, checksum, own_ids):
+        with pytest.raises(ValueError, match="token record"):
+            read(data)
 
 
 @given(st.builds(TokenRecord, prompt_ids=INTS, response_ids=INTS), st.integers(1, 17))
 def test_a_header_that_promises_more_than_there_is_is_refused(record: TokenRecord, more: int) -> None:
     data = bytearray(record.pack())
-    data[1:5] = struct.pack("<i", len(record.prompt_ids) + more)
-    with pytest.raises(ValueError, match="promises"):
-        TokenRecord.unpack(bytes(data))
+    data[9:13] = struct.pack("<i", len(record.prompt_ids) + more)
+    for read in (TokenRecord.unpack, own_ids):
+        with pytest.raises(ValueError, match="promises"):
+            read(bytes(data))
+
+
+def test_a_damaged_record_is_refused() -> None:
+    packed = TokenRecord(prompt_ids=[1, 2], response_ids=[3]).pack()
+    with pytest.raises(ValueError, match="does not hold"):
+        TokenRecord.unpack(packed[:-1])
+    with pytest.raises(ValueError, match="damaged"):
+        own_ids(packed[:29] + b"\xff" + packed[30:])

@@ -67,9 +67,44 @@ def test_the_final_reward_is_the_last_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "attributes", "expected"),
+    [
+        (
+            "agentlightning.annotation",
+            {
+                "agentlightning.reward.0.name": "task",
+                "agentlightning.reward.0.value": 1,
+                "agentlightning.reward.1.name": "style",
+                "agentlightning.reward.1.value": 0.5,
+            },
+            {"task": 1.0, "style": 0.5},
+        ),
+        ("agentlightning.annotation", {"reward": 0.25}, {"primary": 0.25}),
+        ("score", {"agentops.task.output": '{"type": "reward", "value": 0.75}'}, {"primary": 0.75}),
+        ("score", {"agentops.entity.output": '{"type": "reward", "value": 1}'}, {"primary": 1.0}),
+        ("score", {"agentops.entity.output": '{"type": "reward", "value": null}'}, {}),
+        ("score", {"agentops.entity.output": '{"a": "reward"'}, {}),
+        ("another", {"reward": 0.25}, {}),
+        ("leyden.reward", {"leyden.reward.0.value": "high"}, {}),
+        ("leyden.reward", {"leyden.reward.0.value": float("nan")}, {}),
+    ],
+)
+def test_agent_lightnings_rewards_are_read_in_each_of_their_forms_and_nonsense_is_none(
+    name: str, attributes: dict[str, object], expected: dict[str, float]
+) -> None:
+    found = span(**attributes)
+    found.name = name
+    assert get_rewards_from_span(found) == expected
+    primary = next(iter(expected.values()), None)
+    assert get_reward_value(found) == primary
+    assert find_final_reward([found]) == primary
+    assert is_reward_span(found) == bool(expected)
+
+
+@pytest.mark.parametrize(
     ("make", "form"),
     [
-        (ids.rollout_id, "ro-[0-9a-f]{12}"),
+        (ids.rollout_id, "ro-[0-9a-f]{16}"),
         (ids.attempt_id, "at-[0-9a-f]{8}"),
         (ids.resources_id, "rs-[0-9a-f]{12}"),
         (ids.trace_id, "[0-9a-f]{32}"),

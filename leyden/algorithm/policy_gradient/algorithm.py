@@ -260,6 +260,7 @@ class PolicyGradient(IterativeAlgorithm):
             resources_id=self._resources_id,
             config=self.rollout_config,
             metadata={"step": iteration, "place": place},
+            pin=self.pin,
         )
 
     async def _check_policy(self, failed: Sequence[Rollout]) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-__all__ = ["Driver", "Operation"]
+__all__ = ["Driver", "Durability", "Operation"]
 
 T = TypeVar("T")
 
 Operation = Callable[..., T]
 """A function of `body`: a Transaction first, then the method's own arguments."""
+
+
+Durability = Literal["process", "power"]
+"""What an acknowledged write survives: the death of any process, or a power cut too."""
 
 
 class Driver(Protocol):

@@ -5,6 +5,7 @@ It knows column names that the body gives it, never a value: values are paramete
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +13,12 @@ from typing import Any
 from leyden.errors import ConfigError
 from leyden.types import FilterLogic, SortOrder
 
-__all__ = ["Filters", "check_page", "order_and_limit"]
+__all__ = ["Filters", "check_page", "order_and_limit", "within_reach"]
 
 
 @dataclass(slots=True)
 class Filters:
-    """Conditions joined by `logic`; those that were not asked for (None) are left out."""
+    """Conditions joined by `logic`; those that were not asked for (None) are left out. Two may share `parameters`."""
 
     logic: FilterLogic
     conditions: list[str] = field(default_factory=list[str])
@@ -27,7 +28,7 @@ class Filters:
         if self.logic not in ("and", "or"):
             raise ConfigError(f"filter_logic must be 'and' or 'or', got {self.logic!r}")
 
-    def equal(self, column: str, value: str | None) -> None:
+    def equal(self, column: str, value: str | int | None) -> None:
         """The column is this value."""
         if value is not None:
             self.conditions.append(f"{column} = :{self._parameter(value)}")
@@ -37,10 +38,27 @@ class Filters:
         if part is not None:
             self.conditions.append(f"instr({column}, :{self._parameter(part)}) > 0")
 
+    def between(self, column: str, start: float | None, before: float | None) -> None:
+        """The column is in `[start, before)`; a missing end is open. Raises ConfigError for NaN, which is no end."""
+        if any(end is not None and math.isnan(end) for end in (start, before)):
+            raise ConfigError(f"a range from {start} to {before} holds nothing; give numbers, or leave an end out")
+        if start is not None:
+            self.conditions.append(f"{column} >= :{self._parameter(start)}")
+        if before is not None:
+            self.conditions.append(f"{column} < :{self._parameter(before)}")
+
+    def condition(self, sql: str, *values: str | float | bytes) -> None:
+        """Any other one, with `{}` for each value."""
+        self.conditions.append(sql.format(*(f":{self._parameter(value)}" for value in values)))
+
     def among(self, column: str, values: Iterable[str] | None) -> None:
-        """The column is one of these values; nothing is one of none."""
+        """The column is one of these values; nothing is one of none. Raises ConfigError for more than a statement takes."""
         if values is not None:
             names = ", ".join(f":{self._parameter(value)}" for value in values)
+            if len(self.parameters) > _MOST_VALUES:
+                raise ConfigError(
+                    f"a query with {len(self.parameters):,} values is too long; ask for {_MOST_VALUES:,} at a time"
+                )
             self.conditions.append(f"{column} IN ({names})" if names else "1 = 0")
 
     def sql(self, *always: str) -> str:
@@ -50,7 +68,7 @@ class Filters:
             parts.append("(" + f" {self.logic.upper()} ".join(self.conditions) + ")")
         return " WHERE " + " AND ".join(parts) if parts else ""
 
-    def _parameter(self, value: str) -> str:
+    def _parameter(self, value: str | float | bytes) -> str:
         name = f"filter_{len(self.parameters)}"
         self.parameters[name] = value
         return name
@@ -62,6 +80,16 @@ def check_page(limit: int, offset: int) -> None:
         raise ConfigError(f"limit must be -1 (all) or at least 1, got {limit}")
     if offset < 0:
         raise ConfigError(f"offset must be at least 0, got {offset}")
+
+
+def within_reach(rows: int) -> int:
+    """A number of rows as every database counts; -1 and what is higher than that mean all of them."""
+    return min(rows, _ALL) if rows >= 0 else _ALL
+
+
+_ALL = 2**62
+_MOST_VALUES = 10_000
+"""SQLite takes 32,766, PostgreSQL 65,535."""
 
 
 def order_and_limit(
@@ -84,4 +112,6 @@ def order_and_limit(
         raise ConfigError(f"cannot sort by {sort_by!r}; possible: {', '.join(sorted(columns))}")
     first = [] if sort_by is None else [f"{columns[sort_by]} {sort_order} NULLS LAST"]
     order = " ORDER BY " + ", ".join([*first, *(f"{column} {sort_order}" for column in tie)])
-    return order if limit == -1 and offset == 0 else f"{order} LIMIT {limit if limit > 0 else 2**62} OFFSET {offset}"
+    return (
+        order if limit == -1 and offset == 0 else f"{order} LIMIT {within_reach(limit)} OFFSET {within_reach(offset)}"
+    )

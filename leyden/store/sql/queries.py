@@ -1,29 +1,35 @@
-"""The statements of `queries.sql`, by name.
+"""The statements of `queries.sql`, by name, and of the file beside it in which a database says some of them in another way.
 
-It knows the file's three rules (a name line, a description, `{other}` for another query) and no database. A driver
+It knows the files' three rules (a name line, a description, `{other}` for a query of `queries.sql`) and no database. A driver
 whose parameters are not written `:name` rewrites the text once, when it is made.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import chain
+from typing import Any
 
-__all__ = ["load_queries", "parse_queries"]
+__all__ = ["load_queries", "parse_queries", "statements_for"]
 
 _NAME_LINE = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 @cache
-def load_queries() -> Mapping[str, str]:
-    """Every query of `queries.sql`."""
-    return parse_queries(files("leyden.store.sql").joinpath("queries.sql").read_text(encoding="utf-8"))
+def load_queries(dialect: str | None = None) -> Mapping[str, str]:
+    """Every query of `queries.sql`, those of `queries_{dialect}.sql` instead of their namesakes."""
+    shared = parse_queries(_text("queries.sql"))
+    return shared if dialect is None else {**shared, **parse_queries(_text(f"queries_{dialect}.sql"), shared)}
 
 
-def parse_queries(text: str) -> Mapping[str, str]:
-    """The queries of a file in the form above. Raises ValueError for a missing description or a repeated name."""
+def parse_queries(text: str, shared: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """The queries of a file in the form above. Raises ValueError for a missing description or a repeated name.
+
+    shared: what `{other}` stands for; None: the queries above it in the same file.
+    """
     queries: dict[str, str] = {}
     parts = _NAME_LINE.split(text)[1:]
     for name, body in zip(parts[::2], parts[1::2], strict=True):
@@ -34,5 +40,29 @@ def parse_queries(text: str) -> Mapping[str, str]:
         if name in queries:
             raise ValueError(f"query {name!r} is defined twice")
         statement = "\n".join(line for line in lines if not line.startswith("--"))
-        queries[name] = statement.format_map(queries)
+        queries[name] = statement.format_map(queries if shared is None else shared)
     return queries
+
+
+def statements_for(rows: Sequence[Sequence[Any]], insert: str) -> Iterator[tuple[str, Sequence[Any]]]:
+    """An INSERT of one row as statements of several rows each, with their values: as many as make few, of which few are different."""
+    start = 0
+    while left := len(rows) - start:
+        size = 1 << min(left.bit_length() - 1, _MOST_ROWS_BITS)
+        part = rows[start : start + size]
+        yield (insert, part[0]) if size == 1 else (_repeated(insert, size), tuple(chain.from_iterable(part)))
+        start += size
+
+
+_MOST_ROWS_BITS = 6
+"""64 rows have no more values than every database takes in a statement, and more would save nothing."""
+_ROW = re.compile(r"(?<=\bVALUES )\([^()]*\)")
+
+
+@cache
+def _repeated(insert: str, rows: int) -> str:
+    return _ROW.sub(lambda row: ", ".join([row[0]] * rows), insert)
+
+
+def _text(name: str) -> str:
+    return files("leyden.store.sql").joinpath(name).read_text(encoding="utf-8")

@@ -1,10 +1,10 @@
--- Every statement of the store, by name. Parameters are `:name` (or `?`, in the one that runs most); `{other}` stands for another query of this file.
+-- Every statement of the store, by name. Parameters are `:name` (or `?`, in the two that run most); `{other}` stands for another query of this file.
 -- A line `-- name: x` begins a query, the comment below it says what it is for.
 
 -- name: select_rollouts
 -- A rollout and its latest attempt (NULLs where there is none yet), in the order that `rows.py` reads.
 SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
-       r.attempts, r.interrupted,
+       r.attempts, r.interrupted, r.priority,
        a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.sequence_id = r.attempts
 
@@ -15,7 +15,7 @@ FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.sequence_id = r.
 -- name: get_rollout_with_attempt
 -- One rollout with one of its attempts, NULLs if it has no such attempt.
 SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
-       r.attempts, r.interrupted,
+       r.attempts, r.interrupted, r.priority,
        a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.attempt_id = :attempt_id
 WHERE r.rollout_id = :rollout_id
@@ -30,18 +30,18 @@ SELECT seq, attempts, status FROM rollouts WHERE rollout_id = :rollout_id
 
 -- name: insert_rollout
 -- A new rollout at the end of the queue, or already claimed (`attempts` 1).
-INSERT INTO rollouts (rollout_id, status, mode, resources_id, input, config, metadata, start_time, attempts,
+INSERT INTO rollouts (rollout_id, status, mode, priority, resources_id, input, config, metadata, start_time, attempts,
                       timeout_seconds, unresponsive_seconds)
-VALUES (:rollout_id, :status, :mode, :resources_id, :input, :config, :metadata, :start_time, :attempts,
+VALUES (:rollout_id, :status, :mode, :priority, :resources_id, :input, :config, :metadata, :start_time, :attempts,
         :timeout_seconds, :unresponsive_seconds)
 
 -- name: next_in_queue
--- The oldest that wait, each like a row of `select_rollouts` without its attempt. Its transaction lets nobody else take them:
+-- Those that wait, by priority and age (1000: `OVERTAKES`), each like a row of `select_rollouts` without its attempt. Its transaction lets nobody else take them:
 -- SQLite has one writer at a time; PostgreSQL adds FOR UPDATE SKIP LOCKED. SQLite needs to be told the index.
 SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
-       r.attempts, r.interrupted
+       r.attempts, r.interrupted, r.priority
 FROM rollouts r INDEXED BY rollouts_queue
-WHERE r.status IN ('queuing', 'requeuing') ORDER BY r.seq LIMIT :limit
+WHERE r.status IN ('queuing', 'requeuing') ORDER BY r.seq - r.priority * 1000, r.seq LIMIT :limit
 
 -- name: begin_attempt
 -- A rollout goes on to its next attempt.
@@ -51,15 +51,25 @@ UPDATE rollouts SET status = 'preparing', attempts = :attempts WHERE seq = :seq
 -- A rollout follows one of its attempts, or its user.
 UPDATE rollouts SET status = :status, end_time = :end_time WHERE seq = :seq
 
+-- name: finish_rollout
+-- The same for the end of it; `own_bytes` is what it takes itself, its attempts know the rest.
+UPDATE rollouts SET status = :status, end_time = :end_time,
+       bytes = :own_bytes + (SELECT coalesce(sum(a.bytes), 0) FROM attempts a WHERE a.rollout = :seq)
+WHERE seq = :seq
+
+-- name: grow_rollout
+-- Spans were added to a finished rollout.
+UPDATE rollouts SET bytes = bytes + :bytes WHERE seq = :seq
+
 -- name: set_rollout
 -- Everything of a rollout that its user may change.
-UPDATE rollouts SET input = :input, mode = :mode, resources_id = :resources_id, config = :config, metadata = :metadata,
+UPDATE rollouts SET input = :input, mode = :mode, priority = :priority, resources_id = :resources_id, config = :config, metadata = :metadata,
        timeout_seconds = :timeout_seconds, unresponsive_seconds = :unresponsive_seconds
 WHERE seq = :seq
 
--- name: requeue_interrupted
--- A rollout whose attempt ended with its process; that attempt does not count.
-UPDATE rollouts SET status = 'requeuing', interrupted = interrupted + 1 WHERE seq = :seq
+-- name: count_interruption
+-- One more of a rollout's attempts ended through no fault of its own; that attempt does not count.
+UPDATE rollouts SET interrupted = interrupted + 1 WHERE seq = :seq
 
 -- name: unclaim_rollout
 -- A rollout goes back to where it was before a claim that nobody received.
@@ -71,8 +81,16 @@ SELECT status, count(*) FROM rollouts GROUP BY status
 
 -- name: insert_attempt
 -- A new attempt, which its worker is preparing.
-INSERT INTO attempts (rollout, sequence_id, attempt_id, status, worker_id, start_time)
-VALUES (:rollout, :sequence_id, :attempt_id, 'preparing', :worker_id, :start_time)
+INSERT INTO attempts (rollout, sequence_id, attempt_id, status, worker_id, claim_id, start_time)
+VALUES (:rollout, :sequence_id, :attempt_id, 'preparing', :worker_id, :claim_id, :start_time)
+
+-- name: get_claim
+-- What was claimed under an id, in the order of its claim.
+SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
+       r.attempts, r.interrupted, r.priority,
+       a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata
+FROM attempts a JOIN rollouts r ON r.seq = a.rollout
+WHERE a.claim_id = :claim_id ORDER BY r.seq - r.priority * 1000, r.seq
 
 -- name: select_attempts
 -- The attempts of one rollout; the page's order follows.
@@ -85,14 +103,20 @@ UPDATE attempts SET status = :status, worker_id = :worker_id, end_time = :end_ti
        last_heartbeat_time = :last_heartbeat_time, metadata = :metadata
 WHERE rollout = :rollout AND sequence_id = :sequence_id
 
+-- name: claim_again
+-- A claim is answered once more.
+UPDATE attempts SET answered = answered + 1 WHERE claim_id = :claim_id
+
 -- name: delete_attempt
--- An attempt that nobody received.
-DELETE FROM attempts WHERE rollout = :rollout AND sequence_id = :sequence_id AND status = 'preparing' AND last_span = 0
+-- An attempt that nobody received: nothing has begun. `said` is 1 where its claimer says so, who may have asked for it twice.
+DELETE FROM attempts
+WHERE rollout = :rollout AND sequence_id = :sequence_id AND status = 'preparing' AND last_span = 0
+  AND (answered = 1 OR :said = 1)
 
 -- name: select_unfinished
 -- The attempts that are not over, oldest first, each with its rollout.
 SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
-       r.attempts, r.interrupted,
+       r.attempts, r.interrupted, r.priority,
        a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata
 FROM attempts a JOIN rollouts r ON r.seq = a.rollout
 WHERE a.end_time IS NULL
@@ -117,8 +141,8 @@ WHERE a.end_time IS NULL
 SELECT count(*) FROM attempts
 
 -- name: get_span_target
--- What a span must know of its attempt and rollout.
-SELECT r.seq, r.status, r.attempts, a.sequence_id, a.status, a.last_span, a.worker_id
+-- What a span must know of its attempt and rollout, and whether there may be attributes that spans are found by.
+SELECT r.seq, r.status, r.attempts, a.sequence_id, a.status, a.last_span, a.worker_id, EXISTS (SELECT 1 FROM attribute_indexes)
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.attempt_id = :attempt_id
 WHERE r.rollout_id = :rollout_id
 
@@ -127,32 +151,125 @@ WHERE r.rollout_id = :rollout_id
 SELECT r.seq, r.attempts, a.sequence_id, a.attempt_id, a.last_span
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq WHERE r.rollout_id = :rollout_id
 
+-- name: select_span_ids
+-- Which spans there are; filters follow.
+SELECT s.span_id FROM spans s
+
 -- name: insert_span
 -- A span, unless the attempt has it already; values in the order of `rows.span_values`.
-INSERT INTO spans (rollout, attempt, sequence_id, span_id, trace_id, parent_id, name, status_code, status_description,
-                   start_time, end_time, attributes, events, resource, tokens)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO spans (rollout, attempt, sequence_id, span_id, trace_id, parent_id, name, kind, status_code,
+                   status_description, start_time, end_time, tokens_base, tokens, attributes, events, resource)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (rollout, attempt, span_id) DO NOTHING
 
 -- name: draw_span_sequence
 -- The attempt's counter moves on.
 UPDATE attempts SET last_span = :last_span WHERE rollout = :rollout AND sequence_id = :sequence_id
 
+-- name: count_late_spans
+-- Spans were added to an attempt that is over.
+UPDATE attempts SET last_span = :last_span, bytes = bytes + :bytes WHERE rollout = :rollout AND sequence_id = :sequence_id
+
 -- name: beat_heart
--- The counter moves on, and the attempt is alive.
-UPDATE attempts SET last_span = :last_span, last_heartbeat_time = :now
-WHERE rollout = :rollout AND sequence_id = :sequence_id
+-- The counter moves on, and the attempt is alive. Values: the counter, bytes more, the time; the rollout, the attempt's number.
+UPDATE attempts SET last_span = ?, bytes = bytes + ?, last_heartbeat_time = ?
+WHERE rollout = ? AND sequence_id = ?
 
 -- name: run_attempt
 -- The same for an attempt that was preparing or silent.
-UPDATE attempts SET last_span = :last_span, last_heartbeat_time = :now, status = :status
+UPDATE attempts SET last_span = :last_span, bytes = bytes + :bytes, last_heartbeat_time = :now, status = :status
 WHERE rollout = :rollout AND sequence_id = :sequence_id
 
 -- name: select_spans
 -- The spans of a rollout, in the order that `rows.py` reads; the page's filters follow.
-SELECT s.attempt, s.sequence_id, s.span_id, s.trace_id, s.parent_id, s.name, s.status_code, s.status_description,
-       s.start_time, s.end_time, s.attributes, s.events, s.resource, s.tokens
+SELECT s.key, s.tokens_base, s.tokens, s.attempt, s.sequence_id, s.span_id, s.trace_id, s.parent_id, s.name, s.kind, s.status_code,
+       s.status_description, s.start_time, s.end_time, s.attributes, s.events, s.resource
 FROM spans s
+
+-- name: select_recent_tokens
+-- The last token records of an attempt, the newest first, in the order of `select_spans`.
+SELECT s.key, s.tokens_base, s.tokens FROM spans s
+WHERE s.rollout = :rollout AND s.attempt = :attempt AND s.tokens IS NOT NULL ORDER BY s.key DESC LIMIT :limit
+
+-- name: select_token_chain
+-- A token record, the one that it begins with, the one that this begins with, and so on.
+WITH RECURSIVE chain (key, tokens_base, tokens) AS (
+    SELECT key, tokens_base, tokens FROM spans WHERE key = :key
+    UNION ALL
+    SELECT s.key, s.tokens_base, s.tokens FROM chain JOIN spans s ON s.key = chain.tokens_base
+)
+SELECT key, tokens_base, tokens FROM chain
+
+-- name: select_spans_of_all
+-- Spans of any rollouts: whose each is, and the columns of `select_spans`; a filter follows.
+SELECT r.rollout_id, a.attempt_id,
+       s.key, s.tokens_base, s.tokens, s.attempt, s.sequence_id, s.span_id, s.trace_id, s.parent_id, s.name, s.kind, s.status_code,
+       s.status_description, s.start_time, s.end_time, s.attributes, s.events, s.resource
+FROM spans s JOIN rollouts r ON r.seq = s.rollout JOIN attempts a ON a.rollout = s.rollout AND a.sequence_id = s.attempt
+
+-- name: select_spans_of_latest
+-- The same for the latest attempts of rollouts, in any order: NULLs for one without spans. A filter follows.
+SELECT r.rollout_id, a.attempt_id,
+       s.key, s.tokens_base, s.tokens, s.attempt, s.sequence_id, s.span_id, s.trace_id, s.parent_id, s.name, s.kind, s.status_code,
+       s.status_description, s.start_time, s.end_time, s.attributes, s.events, s.resource
+FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.sequence_id = r.attempts
+                LEFT JOIN spans s ON s.rollout = r.seq AND s.attempt = r.attempts
+
+-- name: select_spans_at
+-- Those with keys of a JSON list, in any order.
+{select_spans_of_all} WHERE s.key IN (SELECT value FROM json_each(:keys))
+
+-- name: select_span_keys
+-- The keys of spans alone; the page's filters follow.
+SELECT s.key FROM spans s
+
+-- name: select_new_positions
+-- Where spans behind a cursor are, up to the last one: two numbers, twice the key in SQLite, whose keys are in the order of commits; the
+-- page's filters follow.
+SELECT s.key, s.key FROM spans s WHERE s.key > :key AND s.key <= :last_key
+
+-- name: get_last_span
+-- Where the last span is that can be shown: no later commit can go before it. And the first number of a cursor, as it is read here.
+SELECT key, key, :txid FROM spans ORDER BY key DESC LIMIT 1
+
+-- name: get_highest_key
+-- No span has ever had a higher one, and so no cursor.
+SELECT coalesce(max(key), 0) FROM spans
+
+-- name: await_span_writers
+-- Before an index of an attribute begins: spans of transactions that do not see it yet are committed first. SQLite has one writer at a
+-- time; PostgreSQL locks the table against writers.
+SELECT 1
+
+-- name: insert_attribute_index
+-- Spans are to be found by an attribute; those that are there by now are still to be looked at.
+INSERT INTO attribute_indexes (attribute, done, until) SELECT :attribute, 0, coalesce(max(key), 0) FROM spans WHERE true
+ON CONFLICT (attribute) DO NOTHING
+
+-- name: get_attribute_index
+-- The number of an attribute that spans can be found by, and how far those that were there before have been looked at.
+SELECT id, done, until FROM attribute_indexes WHERE attribute = :attribute
+
+-- name: set_attribute_indexed
+-- More of those have been.
+UPDATE attribute_indexes SET done = :done WHERE id = :id AND done < :done
+
+-- name: select_attribute_indexes
+-- All attributes that spans can be found by.
+SELECT id, attribute FROM attribute_indexes
+
+-- name: select_attributes
+-- The attributes of spans that arrived after one, up to another.
+SELECT key, attributes FROM spans WHERE key > :after AND key <= :until AND attributes <> '' ORDER BY key
+
+-- name: insert_attribute_value
+-- A span can be found by a value.
+INSERT INTO attribute_values (attribute, value, span) VALUES (:attribute, :value, :span) ON CONFLICT DO NOTHING
+
+-- name: insert_attribute_value_of
+-- The same for a span that was just inserted.
+INSERT INTO attribute_values (attribute, value, span)
+SELECT :attribute, :value, key FROM spans WHERE rollout = :rollout AND attempt = :attempt AND span_id = :span_id
 
 -- name: count_spans_of
 -- How many spans match; the page's filters follow.
@@ -194,12 +311,61 @@ SELECT count(*) FROM resources s
 
 -- name: count_resources
 -- For statistics: ids, whatever the number of their versions.
-SELECT count(*) FROM resources WHERE version = 1
+SELECT count(DISTINCT resources_id) FROM resources
+
+-- name: count_kept
+-- The finished rollouts and what they take: one scan of an index.
+SELECT count(*), coalesce(sum(bytes), 0) FROM rollouts WHERE end_time IS NOT NULL
+
+-- name: select_forgettable
+-- Finished rollouts that nobody pinned, the oldest first, each with about how many rows it has.
+SELECT r.seq, r.end_time, r.bytes,
+       1 + (SELECT count(*) + coalesce(sum(a.last_span), 0) FROM attempts a WHERE a.rollout = r.seq)
+FROM rollouts r
+WHERE r.end_time IS NOT NULL AND NOT EXISTS (SELECT 1 FROM pins p WHERE p.rollout = r.seq)
+ORDER BY r.end_time, r.seq LIMIT :limit
+
+-- name: newest_rollout
+-- What must stay, so that the next rollout has a number of its own.
+SELECT max(seq) FROM rollouts
+
+-- name: rollout_of_newest_span
+-- What must stay, so that the next span is behind every cursor.
+SELECT rollout FROM spans ORDER BY key DESC LIMIT 1
+
+-- name: forget_rollout
+-- One of them goes, if it may still; answers its id, and the resources that it used.
+DELETE FROM rollouts
+WHERE seq = :seq AND end_time IS NOT NULL AND NOT EXISTS (SELECT 1 FROM pins p WHERE p.rollout = :seq)
+RETURNING rollout_id, resources_id
+
+-- name: forget_attempts
+-- Its attempts go with it; answers each with its worker and its end.
+DELETE FROM attempts WHERE rollout = :seq RETURNING attempt_id, worker_id, end_time
+
+-- name: forget_spans
+-- Its spans go with it.
+DELETE FROM spans WHERE rollout = :seq
+
+-- name: forget_resources
+-- The versions under an id that no rollout can have used: they were replaced before the oldest one was enqueued.
+DELETE FROM resources WHERE resources_id = :resources_id AND version < (
+    SELECT max(s.version) FROM resources s WHERE s.resources_id = :resources_id
+       AND s.update_time <= (SELECT r.start_time FROM rollouts r ORDER BY r.seq LIMIT 1))
+
+-- name: unpin
+-- A name pins nothing any more.
+DELETE FROM pins WHERE name = :name
+
+-- name: pin_rollout
+-- A name pins one more rollout, if it is there.
+INSERT INTO pins (rollout, name) SELECT r.seq, :name FROM rollouts r WHERE r.rollout_id = :rollout_id
+ON CONFLICT (rollout, name) DO UPDATE SET name = :name
 
 -- name: select_workers
 -- Workers; the page's filters follow.
 SELECT w.worker_id, w.status, w.heartbeat_stats, w.last_heartbeat_time, w.last_dequeue_time, w.last_busy_time,
-       w.last_idle_time, w.current_rollout_id, w.current_attempt_id
+       w.last_idle_time, w.current_rollout_id, w.current_attempt_id, w.paused
 FROM workers w
 
 -- name: get_worker
@@ -216,6 +382,10 @@ INSERT INTO workers (worker_id, status, heartbeat_stats, last_heartbeat_time)
 VALUES (:worker_id, 'unknown', :heartbeat_stats, :now)
 ON CONFLICT (worker_id) DO UPDATE SET last_heartbeat_time = :now,
     heartbeat_stats = CASE WHEN :keep = 1 THEN workers.heartbeat_stats ELSE :heartbeat_stats END
+
+-- name: set_worker_paused
+-- A worker is asked not to claim (1), or to claim again (0).
+UPDATE workers SET paused = :paused WHERE worker_id = :worker_id
 
 -- name: worker_claimed
 -- A worker came to the queue and got an attempt.
@@ -249,3 +419,20 @@ WHERE worker_id = :worker_id AND current_rollout_id = :rollout_id AND current_at
 UPDATE workers SET last_busy_time = :now, status = 'busy', current_rollout_id = :rollout_id,
     current_attempt_id = :attempt_id
 WHERE worker_id = :worker_id AND status = 'unknown' AND current_attempt_id IS NULL
+
+-- name: insert_sample
+-- A figure of a time series, unless it has one of this time; '' is no worker.
+INSERT INTO samples (name, worker_id, time, value) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: forget_samples
+-- Of the oldest `limit` samples, those that are too old or too many.
+DELETE FROM samples WHERE key IN (SELECT key FROM samples ORDER BY key LIMIT :limit)
+  AND (time < :oldest OR key <= (SELECT max(key) FROM samples) - :most)
+
+-- name: select_samples
+-- Samples; the page's filters follow.
+SELECT s.name, s.time, s.value, s.worker_id FROM samples s
+
+-- name: count_samples
+-- How many samples match; the page's filters follow.
+SELECT count(*) FROM samples s

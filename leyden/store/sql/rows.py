@@ -7,7 +7,9 @@ microsecond that way, 4 with `model_construct`.
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -20,6 +22,7 @@ from leyden.types import (
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
+    Sample,
     Span,
     SpanEvent,
     SpanStatus,
@@ -30,56 +33,94 @@ from leyden.types import (
 __all__ = [
     "ATTEMPT",
     "ATTEMPTS",
+    "ATTEMPT_NUMBER",
+    "ATTRIBUTES",
     "INPUT",
     "INTERRUPTED",
+    "KEY",
     "METADATA",
     "MODE",
+    "PRIORITY",
     "RESOURCES_ID",
     "ROLLOUT_ID",
     "SEQ",
+    "START",
     "STATUS",
+    "TOKENS",
+    "TOKENS_BASE",
     "attempt_from",
     "attempted",
+    "build",
+    "bytes_of",
     "config_of",
     "from_text",
     "resources_from",
     "rollout_alone",
     "rollout_from",
+    "sample_from",
     "span_from",
     "span_values",
     "text_of",
+    "utf8_length",
     "worker_from",
 ]
 
 M = TypeVar("M", bound=BaseModel)
 
-SEQ, ROLLOUT_ID, STATUS, MODE, RESOURCES_ID, INPUT, CONFIG, METADATA, START, END, ATTEMPTS, INTERRUPTED, ATTEMPT = (
+SEQ, ROLLOUT_ID, STATUS, MODE, RESOURCES_ID, INPUT, CONFIG, METADATA, START, END, ATTEMPTS, INTERRUPTED, PRIORITY = (
     range(13)
 )
+ATTEMPT = 13
 """The columns of `select_rollouts`. ATTEMPT is the first of its attempt's, and NULL where there is none."""
 
-_set = object.__setattr__
+KEY, TOKENS_BASE, TOKENS, ATTEMPT_NUMBER, ATTRIBUTES = 0, 1, 2, 3, 14
+"""Columns of `select_spans` that are read by themselves."""
+
+_DEFAULT_CONFIG = dict(RolloutConfig())
+_SPAN_BYTES = 200
+"""A span without attributes, events, resource and tokens."""
+
+# A model's four slots, as their descriptors: half the price of `object.__setattr__`.
+_SLOTS: dict[str, Any] = dict(vars(BaseModel))
+_set_values, _set_given, _set_extra, _set_private = (
+    _SLOTS[slot].__set__
+    for slot in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
 
 
 def build(model: type[M], fields: dict[str, Any]) -> M:
     """A model with exactly these fields (all of them), unchecked: what `model_construct` does, without its look-ups."""
-    built = model.__new__(model)
-    _set(built, "__dict__", fields)
-    _set(built, "__pydantic_fields_set__", set(fields))
-    _set(built, "__pydantic_extra__", None)
-    _set(built, "__pydantic_private__", None)
+    built: M = object.__new__(model)
+    _set_values(built, fields)
+    _set_given(built, _all_fields(model))
+    _set_extra(built, None)
+    _set_private(built, None)
     return built
+
+
+@cache
+def _all_fields(model: type[BaseModel]) -> set[str]:
+    """One set for all models that are built: every field is in it, so that pydantic has nothing to add to it."""
+    return set(model.model_fields)
 
 
 def text_of(value: Any, what: str) -> str:
     """`value` as JSON. Raises ConfigError, naming `what`, when it is not a JSON value."""
     try:
-        return to_json(value).decode()
+        body = to_json(value)
     except PydanticSerializationError as error:
         try:  # a lone surrogate is no UTF-8, and still a JSON string
-            return json.dumps(value)
+            return json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             raise ConfigError(f"{what} must be a JSON value: {error}") from None
+    # One byte is found fifty times as fast as a word.
+    if (b"N" in body and b"NaN" in body) or (b"I" in body and b"Infinity" in body):  # perhaps inside a string
+        json.loads(body, parse_constant=partial(_refuse_constant, what))
+    return body.decode()
+
+
+def _refuse_constant(what: str, name: str) -> NoReturn:
+    raise ConfigError(f"{what} must be a JSON value, which the number {name} is not; leave it out, or give None")
 
 
 def from_text(text: str) -> Any:
@@ -87,14 +128,16 @@ def from_text(text: str) -> Any:
     if not text:
         return {}
     try:
-        return from_json(text)
+        return from_json(text, cache_strings="keys")  # values repeat too seldom to look for them
     except ValueError:
         return json.loads(text)
 
 
 def config_of(row: Row) -> RolloutConfig:
     """The config of a row of `select_rollouts`."""
-    return RolloutConfig() if not row[CONFIG] else RolloutConfig.model_validate_json(row[CONFIG])
+    if row[CONFIG]:
+        return RolloutConfig.model_validate_json(row[CONFIG])
+    return build(RolloutConfig, _DEFAULT_CONFIG | {"retry_condition": []})
 
 
 def rollout_fields(row: Row) -> dict[str, Any]:
@@ -107,6 +150,7 @@ def rollout_fields(row: Row) -> dict[str, Any]:
         "mode": mode,
         "resources_id": resources_id,
         "status": status,
+        "priority": row[PRIORITY],
         "config": config_of(row),
         "metadata": from_text(metadata),
     }
@@ -148,8 +192,10 @@ def attempt_from(rollout_id: str, row: Row) -> Attempt:
     )
 
 
-def span_values(rollout: int, attempt: int, sequence_id: int, span: Span) -> tuple[Any, ...]:
-    """The values of `insert_span`."""
+def span_values(
+    rollout: int, attempt: int, sequence_id: int, span: Span, tokens: tuple[int | None, bytes | None]
+) -> tuple[Any, ...]:
+    """The values of `insert_span`; `tokens` as `TokenWriter` packs them."""
     return (
         rollout,
         attempt,
@@ -158,43 +204,61 @@ def span_values(rollout: int, attempt: int, sequence_id: int, span: Span) -> tup
         span.trace_id,
         span.parent_id,
         _utf8(span.name),
+        span.kind,
         span.status.status_code,
         _utf8(span.status.description),
         span.start_time,
         span.end_time,
+        *tokens,
         text_of(span.attributes, "the attributes of a span") if span.attributes else "",
         text_of(span.events, "the events of a span") if span.events else "",
         text_of(span.resource, "the resource of a span") if span.resource else "",
-        span.tokens.pack() if span.tokens is not None else None,
     )
 
 
+def bytes_of(values: Sequence[Any]) -> int:
+    """About how many bytes a row of `insert_span` takes in SQLite, with its index."""
+    tokens, attributes, events, resource = values[-4:]
+    texts = utf8_length(attributes) + utf8_length(events) + utf8_length(resource)
+    return _SPAN_BYTES + texts + (0 if tokens is None else len(tokens))
+
+
+def utf8_length(text: str) -> int:
+    """How many bytes a text takes; a lone surrogate counts like any other character."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
 def _utf8(text: str | None) -> str | None:
-    """Text as a column takes it: a lone surrogate, which UTF-8 cannot say, is written out."""
-    return text if text is None or text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    """Text as every database takes it: a lone surrogate, which UTF-8 cannot say, and U+0000 are written out."""
+    if text is None:
+        return None
+    if "\0" in text:
+        text = text.replace("\0", "\\x00")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def span_from(rollout_id: str, attempt_ids: dict[int, str], row: Row) -> Span:
-    """A row of `select_spans`; `attempt_ids` by the attempt's number."""
-    attempt, sequence_id, span_id, trace_id, parent_id, name, status_code, status_description = row[:8]
-    start_time, end_time, attributes, events, resource, tokens = row[8:]
+def span_from(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | None) -> Span:
+    """A row of `select_spans`; `tokens` as `read_tokens` reads them."""
+    sequence_id, span_id, trace_id, parent_id, name, kind, status_code, description = row[4:12]
+    start_time, end_time, attributes, events, resource = row[12:]
     return build(
         Span,
         {
             "rollout_id": rollout_id,
-            "attempt_id": attempt_ids[attempt],
+            "attempt_id": attempt_id,
             "sequence_id": sequence_id,
             "trace_id": trace_id,
             "span_id": span_id,
             "parent_id": parent_id,
             "name": name,
-            "status": build(SpanStatus, {"status_code": status_code, "description": status_description}),
-            "attributes": from_text(attributes),
-            "events": [] if not events else [build(SpanEvent, event) for event in from_text(events)],
+            "kind": kind,
+            "status": build(SpanStatus, {"status_code": status_code, "description": description}),
+            "attributes": from_text(attributes) if attributes else {},
+            "events": [build(SpanEvent, event) for event in from_text(events)] if events else [],
             "start_time": start_time,
             "end_time": end_time,
-            "resource": from_text(resource),
-            "tokens": None if tokens is None else TokenRecord.unpack(tokens),
+            "resource": from_text(resource) if resource else {},
+            "tokens": tokens,
         },
     )
 
@@ -215,7 +279,7 @@ def resources_from(row: Row) -> ResourcesUpdate:
 
 def worker_from(row: Row) -> Worker:
     """A row of `select_workers`."""
-    worker_id, status, stats, heartbeat, dequeue, busy, idle, rollout_id, attempt_id = row
+    worker_id, status, stats, heartbeat, dequeue, busy, idle, rollout_id, attempt_id, paused = row
     return build(
         Worker,
         {
@@ -228,5 +292,12 @@ def worker_from(row: Row) -> Worker:
             "last_idle_time": idle,
             "current_rollout_id": rollout_id,
             "current_attempt_id": attempt_id,
+            "paused": bool(paused),
         },
     )
+
+
+def sample_from(row: Row) -> Sample:
+    """A row of `select_samples`."""
+    name, time, value, worker_id = row
+    return build(Sample, {"name": name, "time": time, "value": value, "worker_id": worker_id or None})

@@ -12,12 +12,12 @@ from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 from leyden.store.sql.driver import Operation
-from leyden.store.sql.sqlite import SqliteTransaction, store_error
+from leyden.store.sql.sqlite import SqliteTransaction, as_leyden_error
 
 __all__ = ["Publish", "Session", "Work"]
 
-Publish = Callable[[int, Sequence[str]], None]
-"""Told after a commit: how many rollouts were put in the queue, and which were finished."""
+Publish = Callable[[int, Sequence[str], bool], None]
+"""Told after a commit: how many rollouts were put in the queue, which were finished, and whether spans were added."""
 
 
 class Work(Protocol):
@@ -51,28 +51,36 @@ class Session:
         self._connection = connection
         self._begin = "BEGIN IMMEDIATE" if role == "writer" else "BEGIN"
         self._publish = publish
+        self._execute = connection.cursor().execute  # `Connection.execute` makes a cursor each time
         self._transaction = SqliteTransaction(connection, url)
 
     def alone(
-        self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, most: int | None = None
+        self,
+        operation: Operation[Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        most: int | None = None,
+        reads: bool = False,
     ) -> Any:
         """Run one operation and commit. Raises what it raises (the database's errors as StoreError), and has changed
         nothing then.
 
-        most: raises Long if the operation expects to touch more rows.
+        most: raises Long if the operation expects to touch more rows. reads: it changes nothing.
         """
-        connection, transaction = self._connection, self._transaction
+        transaction = self._transaction
         try:
-            connection.execute(self._begin)
+            self._execute("BEGIN" if reads else self._begin)
             transaction.begin(most)
             answer = operation(transaction, *args, **kwargs)
-            connection.execute("COMMIT")
+            self._execute("COMMIT")
         except BaseException as error:
             self._undo("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
-                raise store_error(self.url, error) from error
+            told = as_leyden_error(self.url, error)
+            if told is not error:
+                raise told from error
             raise
-        self._tell(transaction.claimable, transaction.finished)
+        self._tell(transaction.claimable, transaction.finished, transaction.spans)
         return answer
 
     def together(self, batch: Sequence[Work]) -> None:
@@ -80,48 +88,47 @@ class Session:
 
         The outcome is left in each of them. When the commit fails, all have failed.
         """
-        claimable = 0
+        claimable, spans, changed = 0, False, False
         finished: list[str] = []
         try:
-            self._connection.execute(self._begin)
+            self._execute(self._begin)
             for work in batch:
                 if work.wanted and self._in_savepoint(work):
+                    changed = True
                     claimable += self._transaction.claimable
                     finished += self._transaction.finished
-            self._connection.execute("COMMIT")
+                    spans = spans or self._transaction.spans
+            self._execute("COMMIT" if changed else "ROLLBACK")  # what is undone in a savepoint would be written still
         except BaseException as error:  # noqa: BLE001 -- the whole batch is undone, and everybody is told
             self._undo("ROLLBACK")
-            told = self._told(error)
+            told = as_leyden_error(self.url, error)
             for work in batch:
                 work.error = work.error or told
         else:
-            self._tell(claimable, finished)
+            self._tell(claimable, finished, spans)
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
     def _in_savepoint(self, work: Work) -> bool:
-        """Whether it changed something. Raises only when the database has given up the whole transaction."""
-        self._connection.execute("SAVEPOINT work")
+        """Whether it succeeded. Raises only when the database has given up the whole transaction."""
+        self._execute("SAVEPOINT work")
         try:
             self._transaction.begin(None)
             work.answer = work.operation(self._transaction, *work.args, **work.kwargs)
         except BaseException as error:
-            work.error = self._told(error)
+            work.error = as_leyden_error(self.url, error)
             if not self._connection.in_transaction:
                 raise
-            self._connection.execute("ROLLBACK TO work")
-        self._connection.execute("RELEASE work")
+            self._execute("ROLLBACK TO work")
+        self._execute("RELEASE work")
         return work.error is None
 
-    def _tell(self, claimable: int, finished: Sequence[str]) -> None:
-        if self._publish is not None and (claimable or finished):
-            self._publish(claimable, finished)
-
-    def _told(self, error: BaseException) -> BaseException:
-        return store_error(self.url, error) if isinstance(error, sqlite3.Error) else error
+    def _tell(self, claimable: int, finished: Sequence[str], spans: bool) -> None:
+        if self._publish is not None and (claimable or finished or spans):
+            self._publish(claimable, finished, spans)
 
     def _undo(self, statement: str) -> None:
         with suppress(sqlite3.Error):  # the database may have rolled back by itself
-            self._connection.execute(statement)
+            self._execute(statement)

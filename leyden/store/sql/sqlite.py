@@ -1,23 +1,23 @@
 """SQLite behind the store: opening and migrating a database, transactions over a connection, and what its errors mean.
 
 It knows nothing of threads: `leyden/store/memory.py` and `leyden/store/sqlite.py` say who uses a connection, and when.
-To change the schema, add the next `migrations/NNNN_*.sql`; a released one never changes.
+To change the schema, add the next `migrations/sqlite/NNNN_*.sql`; a released one never changes.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from leyden.errors import StoreError
-from leyden.store.sql.queries import load_queries
+from leyden.errors import ConfigError, StoreError
+from leyden.store.sql.queries import load_queries, statements_for
 from leyden.store.sql.transaction import Long, Row
 
-__all__ = ["SqliteTransaction", "connect", "migrate", "statements", "store_error"]
+__all__ = ["SqliteTransaction", "as_leyden_error", "check_schema", "connect", "migrate", "statements", "store_error"]
 
 _APPLICATION_ID = 0x4C595244  # "LYRD" in the file's header: a Leyden store
 _REMEDIES = {
@@ -25,6 +25,7 @@ _REMEDIES = {
     "SQLITE_CANTOPEN": "check that the directory exists and can be written to",
     "SQLITE_CORRUPT": "the file is damaged; restore a copy, or save what can be read with `sqlite3 FILE .recover`",
     "SQLITE_FULL": "the disk is full; free some space and repeat the call",
+    "SQLITE_IOERR_WRITE": "free some space (a quota, or a limit of the size of files, is one too), or look at the system's log",
     "SQLITE_IOERR": "the disk did not answer; look at the system's log",
     "SQLITE_NOTADB": "the file is not an SQLite database; give another path",
     "SQLITE_PERM": "check the permissions of the file and its directory",
@@ -56,9 +57,7 @@ def migrate(connection: sqlite3.Connection, url: str) -> None:
     try:
         version = _version(connection, url)
         if version > len(migrations):
-            raise StoreError(
-                f"{url} was written by a newer Leyden (schema {version}, this one knows {len(migrations)}); upgrade it"
-            )
+            raise _newer(url, version)
         for script in migrations[version:]:
             for statement in statements(script):
                 connection.execute(statement)
@@ -72,11 +71,34 @@ def migrate(connection: sqlite3.Connection, url: str) -> None:
         raise
 
 
+def check_schema(connection: sqlite3.Connection, url: str) -> None:
+    """Raises StoreError for a database whose schema is not this version's; changes nothing."""
+    version, known = _version(connection, url), len(_migrations())
+    if version == 0:
+        raise StoreError(f"{url} holds no store yet; open it once without read_only")
+    if version < known:
+        raise StoreError(
+            f"{url} was written by an older Leyden (schema {version}, this one needs {known}); "
+            "open it once without read_only, which brings it up to date"
+        )
+    if version > known:
+        raise _newer(url, version)
+
+
 def store_error(url: str, error: sqlite3.Error) -> StoreError:
     """What a caller is told of an error of the database: what, where, and what to do about it."""
     name: str = getattr(error, "sqlite_errorname", None) or ""
     remedy = next((remedy for kind, remedy in _REMEDIES.items() if name.startswith(kind)), None)
     return StoreError(f"{url}: {error}" + (f"; {remedy}" if remedy else ""))
+
+
+def as_leyden_error(url: str, error: BaseException) -> BaseException:
+    """What a caller is told of an error that an operation raised; the error itself where it needs no translation."""
+    if isinstance(error, sqlite3.Error):
+        return store_error(url, error)
+    if isinstance(error, UnicodeEncodeError | OverflowError):  # of binding a parameter
+        return ConfigError(f"{url} cannot hold a value that was given: {error}")
+    return error
 
 
 class SqliteTransaction:
@@ -94,10 +116,14 @@ class SqliteTransaction:
         self.now = time.time()
         self.claimable = 0
         self.finished: list[str] = []
+        self.spans = False
 
     def expect(self, rows: int | None, /) -> None:
         if self._most is not None and (rows is None or rows > self._most):
             raise Long
+
+    def lock(self, rollout_ids: Iterable[str], /) -> None:
+        """A database with one writer at a time needs no locks."""
 
     def run(self, query: str, /, **parameters: Any) -> int:
         return self._cursor.execute(self._queries[query], parameters).rowcount
@@ -109,6 +135,12 @@ class SqliteTransaction:
 
     def put(self, query: str, values: Sequence[Any], /) -> int:
         return self._cursor.execute(self._queries[query], values).rowcount
+
+    def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
+        if len(rows) == 1:
+            return self.put(query, rows[0])
+        execute = self._cursor.execute
+        return sum(execute(*statement).rowcount for statement in statements_for(rows, self._queries[query]))
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:
         return self._cursor.execute(self._queries[query], parameters).fetchone()
@@ -129,11 +161,21 @@ def _version(connection: sqlite3.Connection, url: str) -> int:
     return version
 
 
+def _newer(url: str, version: int) -> StoreError:
+    return StoreError(
+        f"{url} was written by a newer Leyden (schema {version}, this one knows {len(_migrations())}); upgrade it"
+    )
+
+
 @cache
 def _migrations() -> Sequence[str]:
     """The scripts, in order."""
     scripts = sorted(
-        (entry for entry in files("leyden.store.sql").joinpath("migrations").iterdir() if entry.name.endswith(".sql")),
+        (
+            entry
+            for entry in files("leyden.store.sql").joinpath("migrations", "sqlite").iterdir()
+            if entry.name.endswith(".sql")
+        ),
         key=lambda entry: entry.name,
     )
     return [entry.read_text(encoding="utf-8") for entry in scripts]

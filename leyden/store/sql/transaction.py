@@ -5,7 +5,7 @@ It knows no database. A driver (`sqlite.py`) makes one for each operation, and p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 __all__ = ["Long", "Row", "Transaction"]
@@ -29,11 +29,21 @@ class Transaction(Protocol):
     """How many rollouts this operation put in the queue: so many waiting claims are woken after the commit."""
     finished: list[str]
     """The rollouts that this operation finished: whoever waits for them is told after the commit."""
+    spans: bool
+    """Whether this operation added spans: whoever watches them is told after the commit."""
 
     def expect(self, rows: int | None, /) -> None:
         """Say, before anything is written, how many rows it will be about (None: nobody knows, perhaps many).
 
         Raises Long where the driver wants so long an operation elsewhere. An operation that says nothing is short.
+        """
+        ...
+
+    def lock(self, rollout_ids: Iterable[str], /) -> None:
+        """Say, before any of them is read, which rollouts an operation on several will change: nobody else does until the commit.
+
+        Locked together they are locked in one order, so that two operations do not wait for each other. An operation on one
+        need not say it.
         """
         ...
 
@@ -47,6 +57,10 @@ class Transaction(Protocol):
 
     def put(self, query: str, values: Sequence[Any], /) -> int:
         """`run` for a statement with `?` instead of names."""
+        ...
+
+    def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
+        """`put` for each of these rows, in few statements: for an INSERT of one row, whose VALUES are `?` alone."""
         ...
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:

@@ -1,40 +1,51 @@
-"""Keeps SQLite's write-ahead log short, on a thread of its own, so that no commit waits for a checkpoint.
+"""Keeps SQLite's write-ahead log short and its file small, on a thread of its own, so that no commit waits for it.
 
-It knows a session and the log's size. A checkpoint copies the log into the database and waits for the disk twice; most
-of that happens beside the writer, and only the last step, which lets the log begin again, holds the session.
+It knows a session, how much of the log is in use, and the file's free pages. A checkpoint copies the log into the
+database and waits for the disk twice; most of that happens beside the writer, and only its last step holds the session.
+The log then begins again at its start and its file stays as long as it is: to write over a page of a file costs a third
+of adding one. Pages that retention freed are used again; where they are many, they are given back to the disk, a few at
+a time.
 """
 
 from __future__ import annotations
 
 import logging
 import sqlite3
+import struct
 import threading
+import time
 import weakref
 from pathlib import Path
 
 from leyden.store.sql.session import Session
 
-__all__ = ["Checkpointer"]
+__all__ = ["LOG_BYTES", "Checkpointer"]
 
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY = 64
 """Writes between two looks at the log."""
-_LIMIT_BYTES = 32 * 2**20
+LOG_BYTES = 16 * 2**20
 """A longer log is copied into the database; large, so that a page which many commits change is copied once."""
+_SPARE_PAGES, _SPARE_SHARE = 4096, 0.25
+"""Free pages that are left for what comes next: so many (16 MB), or this share of the file."""
+_STEP_PAGES = 32
+"""How many are given back while a writer waits: 0.1 ms, seldom 5."""
+_INDEX_HEADER = struct.Struct("=14xHI")
+"""Of the log's index, as far as it is needed: ..., the size of a page, the number of frames (sqlite.org/walformat.html, 2.1)."""
 
 
 class Checkpointer:
-    """Shortens the log of the database at `path`, which `session` writes, until `stop`. It owns `connection`."""
+    """Shortens the log of the database at `path`, which `session` writes, and the file itself, until `stop`. It owns `connection`."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection, session: Session) -> None:
         self._writes = 0
         self._look = threading.Event()
         self._over = threading.Event()
-        log = path.with_name(f"{path.name}-wal")
+        index = path.with_name(f"{path.name}-shm")
         thread = threading.Thread(
             target=_serve,
-            args=(log, connection, session, self._look, self._over),
+            args=(index, connection, session, self._look, self._over),
             name="leyden-store-checkpointer",
             daemon=True,
         )
@@ -53,22 +64,44 @@ class Checkpointer:
 
 
 def _serve(
-    log: Path, connection: sqlite3.Connection, session: Session, look: threading.Event, over: threading.Event
+    index: Path, connection: sqlite3.Connection, session: Session, look: threading.Event, over: threading.Event
 ) -> None:
     while look.wait() and not over.is_set():
         look.clear()
         try:
-            if log.stat().st_size > _LIMIT_BYTES:
+            if _bytes_in_use(index) > LOG_BYTES:
                 _checkpoint(connection, session)
+            while not over.is_set() and _has_many_free(connection):
+                _give_back(connection, session)
         except (OSError, sqlite3.Error) as error:
-            logger.warning("%s could not be shortened, and will be tried again: %s", log, error)
+            logger.warning("%s: the log could not be shortened, and will be tried again: %s", session.url, error)
     connection.close()
+
+
+def _bytes_in_use(index: Path) -> int:
+    """How much of the log is not in the database, or was not when it last began again."""
+    with index.open("rb") as file:
+        page_size, frames = _INDEX_HEADER.unpack(file.read(_INDEX_HEADER.size))
+    return page_size * frames
 
 
 def _checkpoint(connection: sqlite3.Connection, session: Session) -> None:
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # the bulk of it, while others write
-    with session.lock:  # a reader may still need the log; then this answers "busy", and the next look tries again
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    with session.lock:  # the rest; the next commit begins the log again, unless somebody still reads from it
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+
+def _has_many_free(connection: sqlite3.Connection) -> bool:
+    pages, free = (connection.execute(f"PRAGMA {pragma}").fetchone()[0] for pragma in ("page_count", "freelist_count"))
+    return free > max(_SPARE_PAGES, _SPARE_SHARE * pages)
+
+
+def _give_back(connection: sqlite3.Connection, session: Session) -> None:
+    """Cut free pages off the end of the file, then rest for as long, so that writers have their turn."""
+    with session.lock:
+        started = time.monotonic()
+        connection.executescript(f"PRAGMA incremental_vacuum({_STEP_PAGES})")  # `execute` would stop at the first page
+    time.sleep(time.monotonic() - started)
 
 
 def _stop(look: threading.Event, over: threading.Event, thread: threading.Thread) -> None:

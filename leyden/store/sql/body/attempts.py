@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from leyden.errors import IllegalTransition
+from leyden.errors import ConfigError, IllegalTransition
+from leyden.store.sql.body.checks import check_attempt_id, check_id, check_time
 from leyden.store.sql.body.lookup import attempt_row, rollout_key, rollout_row
 from leyden.store.sql.body.workers import follow_attempt
-from leyden.store.sql.pages import order_and_limit
+from leyden.store.sql.pages import order_and_limit, within_reach
 from leyden.store.sql.rows import (
     ATTEMPT,
     ATTEMPTS,
+    INPUT,
     INTERRUPTED,
+    METADATA,
     ROLLOUT_ID,
     SEQ,
+    START,
     STATUS,
     attempt_from,
     attempted,
+    build,
     config_of,
     from_text,
     text_of,
+    utf8_length,
 )
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import (
@@ -34,6 +40,7 @@ from leyden.types import (
     RolloutStatus,
     SortOrder,
     Unset,
+    UpdateAttemptRequest,
     check_attempt_transition,
     check_rollout_transition,
     rollout_after_attempt,
@@ -50,70 +57,116 @@ __all__ = [
     "query_attempts",
     "release_claims",
     "start_attempt",
+    "started",
     "sweep",
     "unclaim",
+    "undo_claim",
     "update_attempt",
+    "update_many_attempts",
 ]
 
 _SORTABLE = {
     name: f"a.{name}"
     for name in ("sequence_id", "attempt_id", "start_time", "end_time", "status", "worker_id", "last_heartbeat_time")
 }
+_ROLLOUT_BYTES = 700
+"""What a rollout and an attempt take in SQLite, with their indexes, beside their texts."""
 _INTERRUPTED = {"reason": "the process that owned the attempt ended", "reason_kind": "interrupted"}
 
 
 # ---- claiming --------------------------------------------------------------------------------------------------------
 
 
-def claim(tx: Transaction, limit: int, worker_id: str | None) -> list[AttemptedRollout]:
+def claim(tx: Transaction, limit: int, worker_id: str | None, claim_id: str | None = None) -> list[AttemptedRollout]:
     """`dequeue_many_rollouts` without the waiting."""
     tx.expect(limit)
+    check_id("worker_id", worker_id)
+    check_id("claim_id", claim_id)
+    if claim_id is not None and _claimed(tx, claim_id) and tx.run("claim_again", claim_id=claim_id):
+        return _claimed(tx, claim_id)  # read again: some of them may just have been given back
     claimed: list[AttemptedRollout] = []
-    for row in tx.all("next_in_queue", limit=limit):
+    for row in tx.all("next_in_queue", limit=within_reach(limit)):
         sequence_id = row[ATTEMPTS] + 1
         tx.run("begin_attempt", seq=row[SEQ], attempts=sequence_id)
-        claimed.append(new_attempt(tx, row, sequence_id=sequence_id, worker_id=worker_id, heard="claimed"))
+        claimed.append(
+            new_attempt(tx, row, sequence_id=sequence_id, worker_id=worker_id, claim_id=claim_id, heard="claimed")
+        )
     if not claimed and worker_id is not None:
         tx.run("worker_found_nothing", worker_id=worker_id, now=tx.now)
     return claimed
 
 
 def unclaim(tx: Transaction, claimed: Sequence[AttemptedRollout]) -> None:
-    """Undo a claim whose answer reached nobody: the attempt never was, the rollout waits where it waited before."""
+    """Undo a claim whose answer reached nobody, unless it was asked for again: the second answer may have reached somebody."""
     for rollout in claimed:
-        row = tx.one("get_rollout_with_attempt", rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
-        if row is None or row[ATTEMPTS] != row[ATTEMPT]:
-            continue
-        if not tx.run("delete_attempt", rollout=row[SEQ], sequence_id=row[ATTEMPT]):
-            continue
-        back: RolloutStatus = row[STATUS]
-        if back == "preparing":
-            back = "queuing" if row[ATTEMPTS] == 1 else "requeuing"
-            tx.claimable += 1
-        tx.run("unclaim_rollout", seq=row[SEQ], status=back)
-        follow_attempt(tx, rollout.attempt, rollout.attempt.model_copy(update={"status": "failed"}))
+        _unclaim(tx, rollout, said=False)
 
 
-def start_attempt(tx: Transaction, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
+def undo_claim(tx: Transaction, claim_id: str, *, unless_repeated: bool = False) -> None:
+    for rollout in _claimed(tx, claim_id):
+        _unclaim(tx, rollout, said=not unless_repeated)
+
+
+def _unclaim(tx: Transaction, rollout: AttemptedRollout, *, said: bool) -> None:
+    """The attempt never was, the rollout waits where it waited before."""
+    row = tx.one("get_rollout_with_attempt", rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
+    if row is None or row[ATTEMPTS] != row[ATTEMPT]:
+        return
+    if not tx.run("delete_attempt", rollout=row[SEQ], sequence_id=row[ATTEMPT], said=int(said)):
+        return
+    back: RolloutStatus = row[STATUS]
+    if back not in ROLLOUT_FINISHED:
+        back = "queuing" if row[ATTEMPTS] == 1 else "requeuing"
+        tx.claimable += 1
+    tx.run("unclaim_rollout", seq=row[SEQ], status=back)
+    follow_attempt(tx, rollout.attempt, rollout.attempt.model_copy(update={"status": "failed"}))
+
+
+def _claimed(tx: Transaction, claim_id: str) -> list[AttemptedRollout]:
+    rows = tx.all("get_claim", claim_id=claim_id)
+    return [attempted(row, attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])) for row in rows]
+
+
+def start_attempt(
+    tx: Transaction, rollout_id: str, worker_id: str | None = None, *, attempt_id: str | None = None
+) -> AttemptedRollout:
     row = rollout_row(tx, rollout_id)
+    if attempt_id is not None and (again := started(tx, rollout_id, attempt_id)):
+        return again
     check_rollout_transition(rollout_id, row[STATUS], "preparing")
     sequence_id = row[ATTEMPTS] + 1
     tx.run("begin_attempt", seq=row[SEQ], attempts=sequence_id)
-    return new_attempt(tx, row, sequence_id=sequence_id, worker_id=worker_id)
+    return new_attempt(tx, row, sequence_id=sequence_id, worker_id=worker_id, attempt_id=attempt_id)
+
+
+def started(tx: Transaction, rollout_id: str, attempt_id: str) -> AttemptedRollout | None:
+    """The rollout with this attempt, if it has it already."""
+    row = tx.one("get_rollout_with_attempt", rollout_id=rollout_id, attempt_id=attempt_id)
+    return None if row is None or row[ATTEMPT] is None else attempted(row, attempt_from(rollout_id, row[ATTEMPT:]))
 
 
 def new_attempt(
-    tx: Transaction, row: Row, *, sequence_id: int, worker_id: str | None, heard: Literal["claimed", "busy"] = "busy"
+    tx: Transaction,
+    row: Row,
+    *,
+    sequence_id: int,
+    worker_id: str | None,
+    attempt_id: str | None = None,
+    claim_id: str | None = None,
+    heard: Literal["claimed", "busy"] = "busy",
 ) -> AttemptedRollout:
     """The next attempt of a rollout that was just moved to `preparing`; `row` begins like `select_rollouts`."""
+    check_attempt_id(attempt_id)
+    check_id("worker_id", worker_id)
     rollout_id = row[ROLLOUT_ID]
-    attempt_id = ids.attempt_id()
+    attempt_id = attempt_id or ids.attempt_id()
     tx.run(
         "insert_attempt",
         rollout=row[SEQ],
         sequence_id=sequence_id,
         attempt_id=attempt_id,
         worker_id=worker_id,
+        claim_id=claim_id,
         start_time=tx.now,
     )
     if worker_id is not None:
@@ -143,20 +196,36 @@ def update_attempt(
         check_attempt_transition(before.attempt_id, before.status, status)
         changes["status"] = status
     if not isinstance(worker_id, Unset):
+        check_id("worker_id", worker_id)
         changes["worker_id"] = worker_id
     if not isinstance(last_heartbeat_time, Unset):
+        check_time("last_heartbeat_time", last_heartbeat_time)
         changes["last_heartbeat_time"] = last_heartbeat_time
     if not isinstance(metadata, Unset):
         changes["metadata"] = before.metadata | from_text(text_of(metadata, "the metadata of an attempt"))
-    after = before.model_copy(update=changes)
-    if after == before:
+    changes = {name: value for name, value in changes.items() if value != getattr(before, name)}
+    if not changes:
         return before
     if before.finished:
         raise IllegalTransition(
             f"attempt {before.attempt_id!r} of rollout {rollout_id!r} ended as {before.status!r} and stays so; "
             f"{', '.join(changes)} cannot change any more"
         )
-    return _write(tx, row, before, after)
+    return _write(tx, row, before, build(Attempt, before.__dict__ | changes))
+
+
+def update_many_attempts(tx: Transaction, updates: Sequence[UpdateAttemptRequest]) -> Sequence[Attempt]:
+    tx.expect(len(updates))
+    tx.lock(update.rollout_id for update in updates)
+    updated: dict[tuple[str, str], Attempt] = {}
+    for update in updates:
+        given = {name: value for name, value in update.__dict__.items() if value is not None}
+        attempt = update_attempt(tx, **given)
+        key = attempt.rollout_id, attempt.attempt_id
+        if key in updated:  # repeated, the first line would come after the second
+            raise ConfigError(f"attempt {key[1]!r} of rollout {key[0]!r} is in two lines; make one of them")
+        updated[key] = attempt
+    return list(updated.values())
 
 
 def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
@@ -175,15 +244,18 @@ def sweep(tx: Transaction, now: float | None = None) -> Sequence[Attempt]:
     return changed
 
 
-def release_claims(tx: Transaction) -> Sequence[str]:
+def release_claims(tx: Transaction, *, worker_ids: Sequence[str] | None = None) -> Sequence[str]:
     tx.expect(None)
     released: dict[str, None] = {}
     for row in tx.all("select_unfinished"):
         before = attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])
+        if worker_ids is not None and before.worker_id not in worker_ids:
+            continue
         after = before.model_copy(update={"status": "failed", "metadata": before.metadata | _INTERRUPTED})
         _write_attempt(tx, row[SEQ], before, after)
         if row[STATUS] not in ROLLOUT_FINISHED:
-            tx.run("requeue_interrupted", seq=row[SEQ])
+            tx.run("count_interruption", seq=row[SEQ])
+            tx.run("set_rollout_status", seq=row[SEQ], status="requeuing", end_time=None)
             released[row[ROLLOUT_ID]] = None
     tx.claimable += len(released)
     return list(released)
@@ -231,12 +303,16 @@ def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attemp
     """Write what became of an attempt, and let its worker and its rollout follow."""
     after = _write_attempt(tx, row[SEQ], before, after)
     if after.status != before.status:
+        is_latest = after.sequence_id == row[ATTEMPTS]
+        if after.interrupted and is_latest and row[STATUS] not in ROLLOUT_FINISHED:
+            tx.run("count_interruption", seq=row[SEQ])
         status = rollout_after_attempt(
             row[STATUS],
             after.status,
             attempt_sequence=after.sequence_id - row[INTERRUPTED],  # those that were interrupted do not count
-            is_latest=after.sequence_id == row[ATTEMPTS],
+            is_latest=is_latest,
             config=config_of(row),
+            interrupted=after.interrupted,
         )
         move_rollout(tx, row, status)
     return after
@@ -244,7 +320,7 @@ def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attemp
 
 def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -> Attempt:
     if after.status in ATTEMPT_FINISHED and before.end_time is None:
-        after.end_time = tx.now
+        after.end_time = max(tx.now, before.start_time)  # a clock may go backwards, a record does not
     tx.run(
         "set_attempt",
         rollout=seq,
@@ -264,9 +340,12 @@ def move_rollout(tx: Transaction, row: Row, status: RolloutStatus) -> None:
     """Write the status of a rollout (it may follow the one in its `row`) and say what that means for those who wait."""
     if status == row[STATUS]:
         return
-    over = status in ROLLOUT_FINISHED
-    tx.run("set_rollout_status", seq=row[SEQ], status=status, end_time=tx.now if over else None)
-    if over:
+    if status in ROLLOUT_FINISHED:
+        own_bytes = _ROLLOUT_BYTES + utf8_length(row[INPUT]) + utf8_length(row[METADATA])
+        end_time = max(tx.now, row[START])
+        tx.run("finish_rollout", seq=row[SEQ], status=status, end_time=end_time, own_bytes=own_bytes)
         tx.finished.append(row[ROLLOUT_ID])
-    elif status == "requeuing":
+        return
+    tx.run("set_rollout_status", seq=row[SEQ], status=status, end_time=None)
+    if status == "requeuing":
         tx.claimable += 1

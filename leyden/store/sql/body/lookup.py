@@ -53,7 +53,9 @@ def known_resources_id(tx: Transaction, resources_id: str | None) -> str | None:
 
 def unknown_rollout(tx: Transaction, rollout_id: str) -> UnknownRollout:
     """The error for a rollout that is not there."""
-    return UnknownRollout(f"rollout {rollout_id!r} is not in {tx.store_url}; was it enqueued in another store?")
+    return UnknownRollout(
+        f"rollout {rollout_id!r} is not in {tx.store_url}; was it enqueued in another store, or forgotten (see Retention)?"
+    )
 
 
 def unknown_attempt(tx: Transaction, rollout_id: str, attempt_id: str) -> UnknownAttempt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from leyden.errors import ConfigError, UnknownResources
+from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.pages import Filters, order_and_limit
 from leyden.store.sql.rows import resources_from, text_of
 from leyden.store.sql.transaction import Row, Transaction
@@ -30,6 +31,10 @@ def add_resources(tx: Transaction, resources: NamedResources, *, resources_id: s
 
 def update_resources(tx: Transaction, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
     present = tx.one("get_resources", resources_id=resources_id)
+    if present is not None and present[4] == _text(resources):
+        latest = tx.one("get_latest_resources")
+        if latest is not None and tuple(latest[:2]) == tuple(present[:2]):
+            return resources_from(present)
     version, create_time = (1, tx.now) if present is None else (present[1] + 1, present[2])
     return _write(tx, resources_id, version, create_time, resources)
 
@@ -71,6 +76,7 @@ def query_resources(
 def _write(
     tx: Transaction, resources_id: str, version: int, create_time: float, resources: NamedResources
 ) -> ResourcesUpdate:
+    check_id("resources_id", resources_id)
     row: Row = (resources_id, version, create_time, tx.now, _text(resources))
     names = ("resources_id", "version", "create_time", "update_time", "resources")
     tx.run("insert_resources", **dict(zip(names, row, strict=True)))

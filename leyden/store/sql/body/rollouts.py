@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from leyden.errors import ConfigError
-from leyden.store.sql.body.attempts import move_rollout, new_attempt
+from leyden.errors import ConfigError, IllegalTransition
+from leyden.store.sql.body.attempts import move_rollout, new_attempt, started
+from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.body.lookup import known_resources_id, rollout_key, rollout_row
 from leyden.store.sql.pages import Filters, order_and_limit
 from leyden.store.sql.rows import (
+    ATTEMPT,
     INPUT,
     METADATA,
     MODE,
+    PRIORITY,
     RESOURCES_ID,
+    ROLLOUT_ID,
     SEQ,
     STATUS,
+    attempt_from,
     config_of,
     rollout_alone,
     rollout_from,
@@ -61,31 +66,50 @@ def start_rollout(
     metadata: dict[str, Any] | None = None,
     worker_id: str | None = None,
     *,
+    priority: int = 0,
     rollout_id: str | None = None,
+    attempt_id: str | None = None,
 ) -> AttemptedRollout:
     if rollout_id is not None and tx.one("get_rollout_key", rollout_id=rollout_id) is not None:
+        if attempt_id is not None and (again := started(tx, rollout_id, attempt_id)):
+            return again
         raise ConfigError(f"rollout {rollout_id!r} is already in {tx.store_url}; leave the id out, or choose another")
     request = EnqueueRolloutRequest.model_construct(
-        input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata, rollout_id=rollout_id
+        input=input,
+        mode=mode,
+        resources_id=resources_id,
+        config=config,
+        metadata=metadata,
+        priority=priority,
+        rollout_id=rollout_id,
     )
     row = _insert(tx, request, known_resources_id(tx, resources_id), status="preparing")
-    return new_attempt(tx, row, sequence_id=1, worker_id=worker_id)
+    return new_attempt(tx, row, sequence_id=1, worker_id=worker_id, attempt_id=attempt_id)
 
 
 def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
     tx.expect(len(rollouts))
+    tx.lock(request.rollout_id for request in rollouts if request.rollout_id is not None)
     answer: list[Rollout] = []
+    resources: dict[str | None, str | None] = {}
     for request in rollouts:
-        if request.rollout_id is not None:
-            present = tx.one("get_rollout", rollout_id=request.rollout_id)
-            if present is not None:
-                answer.append(rollout_from(present))
-                continue
-        answer.append(
-            rollout_alone(_insert(tx, request, known_resources_id(tx, request.resources_id), status="queuing"))
-        )
-        tx.claimable += 1
+        rollout = _present(tx, request.rollout_id)
+        if rollout is None:
+            given = request.resources_id
+            if given not in resources:
+                resources[given] = known_resources_id(tx, given)
+            row = _insert(tx, request, resources[given], status="queuing")
+            rollout = rollout_alone(row)
+            tx.claimable += 1
+        if request.pin is not None:
+            tx.run("pin_rollout", name=request.pin, rollout_id=rollout.rollout_id)
+        answer.append(rollout)
     return answer
+
+
+def _present(tx: Transaction, rollout_id: str | None) -> Rollout | None:
+    row = None if rollout_id is None else tx.one("get_rollout", rollout_id=rollout_id)
+    return None if row is None else rollout_from(row)
 
 
 def get_rollout_by_id(tx: Transaction, rollout_id: str) -> Rollout:
@@ -128,20 +152,26 @@ def update_rollout(
     status: RolloutStatus | Unset = UNSET,
     config: RolloutConfig | Unset = UNSET,
     metadata: dict[str, Any] | Unset = UNSET,
+    *,
+    priority: int | Unset = UNSET,
 ) -> Rollout:
     row = rollout_row(tx, rollout_id)
+    if not isinstance(priority, Unset):
+        _check_priority(priority)
     if not isinstance(status, Unset):
         check_rollout_transition(rollout_id, row[STATUS], status)
+        _check_worked_on(row, status)
         move_rollout(tx, row, status)
     if not isinstance(resources_id, Unset) and resources_id is not None:
         known_resources_id(tx, resources_id)
-    given = (input, mode, resources_id, config, metadata)
+    given = (input, mode, resources_id, config, metadata, priority)
     if not all(isinstance(value, Unset) for value in given):
         tx.run(
             "set_rollout",
             seq=row[SEQ],
             input=row[INPUT] if isinstance(input, Unset) else text_of(input, "the input of a rollout"),
             mode=row[MODE] if isinstance(mode, Unset) else mode,
+            priority=row[PRIORITY] if isinstance(priority, Unset) else priority,
             resources_id=row[RESOURCES_ID] if isinstance(resources_id, Unset) else resources_id,
             metadata=row[METADATA] if isinstance(metadata, Unset) else text_of(metadata, "the metadata of a rollout"),
             **_config_columns(config_of(row) if isinstance(config, Unset) else config),
@@ -159,8 +189,21 @@ def finished_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollo
     return answer
 
 
+def _check_worked_on(row: Row, status: RolloutStatus) -> None:
+    """Raises IllegalTransition for `preparing` and `running` without an attempt under way: nothing would ever end such a rollout."""
+    if status in ("preparing", "running") and status != row[STATUS]:
+        latest = None if row[ATTEMPT] is None else attempt_from(row[ROLLOUT_ID], row[ATTEMPT:])
+        if latest is None or latest.finished:
+            raise IllegalTransition(
+                f"rollout {row[ROLLOUT_ID]!r} is {row[STATUS]!r} and has no attempt under way, so it cannot become {status!r}; "
+                "claim it, or call start_attempt"
+            )
+
+
 def _insert(tx: Transaction, request: EnqueueRolloutRequest, resources_id: str | None, *, status: RolloutStatus) -> Row:
     """A new rollout, as a row of `select_rollouts` without an attempt."""
+    _check_priority(request.priority)
+    check_id("rollout_id", request.rollout_id)
     rollout_id = request.rollout_id or ids.rollout_id()
     task = text_of(request.input, "the input of a rollout")
     metadata = text_of(request.metadata, "the metadata of a rollout") if request.metadata else ""
@@ -171,6 +214,7 @@ def _insert(tx: Transaction, request: EnqueueRolloutRequest, resources_id: str |
         rollout_id=rollout_id,
         status=status,
         mode=request.mode,
+        priority=request.priority,
         resources_id=resources_id,
         input=task,
         metadata=metadata,
@@ -180,8 +224,13 @@ def _insert(tx: Transaction, request: EnqueueRolloutRequest, resources_id: str |
     )
     return (
         *(seq, rollout_id, status, request.mode, resources_id, task, config["config"], metadata, tx.now, None),
-        *(attempts, 0),
+        *(attempts, 0, request.priority),
     )
+
+
+def _check_priority(priority: int) -> None:
+    if abs(priority) > 1000:
+        raise ConfigError(f"priority must be from -1000 to 1000, got {priority}; 0 is the usual one")
 
 
 def _config_columns(config: RolloutConfig | None) -> dict[str, Any]:

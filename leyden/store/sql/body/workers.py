@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from leyden.errors import UnknownWorker
+from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.pages import Filters, order_and_limit
 from leyden.store.sql.rows import text_of, worker_from
 from leyden.store.sql.transaction import Transaction
 from leyden.types import UNSET, Attempt, FilterLogic, PaginatedResult, SortOrder, Unset, Worker, WorkerStatus
 
-__all__ = ["follow_attempt", "get_worker_by_id", "query_workers", "update_worker"]
+__all__ = ["follow_attempt", "get_worker_by_id", "pause_worker", "query_workers", "update_worker"]
 
 _SORTABLE = {
     name: f"w.{name}"
@@ -27,16 +28,23 @@ _SORTABLE = {
 
 
 def update_worker(tx: Transaction, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
+    check_id("worker_id", worker_id)
     keep = isinstance(heartbeat_stats, Unset)
     stats = None if keep else text_of(heartbeat_stats, "the statistics of a worker")
     tx.run("beat_worker", worker_id=worker_id, now=tx.now, heartbeat_stats=stats, keep=int(keep))
     return get_worker_by_id(tx, worker_id)
 
 
+def pause_worker(tx: Transaction, worker_id: str, paused: bool = True) -> Worker:
+    if not tx.run("set_worker_paused", worker_id=worker_id, paused=int(paused)):
+        raise _unknown_worker(tx, worker_id)
+    return get_worker_by_id(tx, worker_id)
+
+
 def get_worker_by_id(tx: Transaction, worker_id: str) -> Worker:
     row = tx.one("get_worker", worker_id=worker_id)
     if row is None:
-        raise UnknownWorker(f"worker {worker_id!r} has never claimed from, or reported to, {tx.store_url}")
+        raise _unknown_worker(tx, worker_id)
     return worker_from(row)
 
 
@@ -77,3 +85,7 @@ def follow_attempt(tx: Transaction, before: Attempt, after: Attempt) -> None:
         tx.run("worker_busy", worker_id=after.worker_id, **ids)
     elif before.status == "unresponsive":
         tx.run("worker_revived", worker_id=after.worker_id, **ids)
+
+
+def _unknown_worker(tx: Transaction, worker_id: str) -> UnknownWorker:
+    return UnknownWorker(f"worker {worker_id!r} has never claimed from, or reported to, {tx.store_url}")

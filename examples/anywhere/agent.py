@@ -1,0 +1,40 @@
+"""The agent: plays guess-the-number with a model, through the official `openai` client. It does not know where it runs.
+
+What it is given (`llm`) says where the model is and with which key: behind the gateway, on this machine or another.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from openai import AsyncOpenAI
+
+import leyden as ly
+from leyden.demo.game import NUMBERS, Game
+
+__all__ = ["TASKS", "play"]
+
+TASKS = [{"secret": secret} for secret in range(NUMBERS)]
+
+
+@functools.cache
+def client() -> AsyncOpenAI:
+    """One connection pool for all games of a process."""
+    return AsyncOpenAI(base_url="http://unused", api_key="unused")
+
+
+@ly.llm_rollout
+async def play(task: dict[str, int], llm: ly.LLM) -> float:
+    """One game; 1.0 when the secret was found in four turns, else 0.0."""
+    model = client().with_options(base_url=llm.endpoint, api_key=llm.api_key)
+    game = Game(task["secret"])
+    messages: list[Any] = [{"role": "user", "content": game.prompt()}]
+    while not game.done:
+        answer = await model.chat.completions.create(model=llm.model, messages=messages, **llm.sampling_parameters)
+        reply = answer.choices[0].message.content or ""
+        messages += [
+            {"role": "assistant", "content": reply},
+            {"role": "user", "content": game.guess(reply).text},
+        ]
+    return float(game.won)

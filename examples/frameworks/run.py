@@ -1,0 +1,93 @@
+"""Run the agents of this folder under Leyden, each as its framework's own page has it, and see what was recorded.
+
+    python examples/frameworks/run.py langgraph        # one of the modules here, by the first word of its name
+
+No key and no model are needed: the calls go through a real gateway to a server that pretends to be the model, asks for the
+agent's tool, and answers with what the tool said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import leyden as ly
+from leyden.testing import Call, FakeUpstream, Reply
+
+HERE = Path(__file__).parent
+
+
+def pretend(request: dict[str, Any]) -> Reply:
+    """The model: it asks for the weather where it was not told, and tells it where it was."""
+    said = json.dumps(request)
+    if known := re.search(r"It is always sunny in ([\w-]+)", said):
+        return Reply(f"The weather in {known[1]} is sunny.")
+    if asked := re.search(r"weather in ([\w-]+)\?", said):
+        return Reply(calls=(Call("get_weather", json.dumps({"city": asked[1]})),))
+    return Reply("I can only tell the weather.")
+
+
+async def record(
+    agent: ly.LitAgent[Any],
+    tasks: Sequence[dict[str, str]],
+    upstream: FakeUpstream,
+    store: ly.LightningStore,
+    **options: Any,
+) -> None:
+    """Run the agent once on each task, all at once, with a gateway between it and the model. `options` are the trainer's."""
+    async with ly.LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        trainer = ly.Trainer(
+            algorithm=ly.Baseline(max_queue_length=None),
+            store=store,
+            llm_proxy=proxy,
+            initial_resources={"model": proxy.as_resource()},
+            **{"concurrency": len(tasks), **options},
+        )
+        await trainer.afit(agent, tasks)
+
+
+async def show(name: str, cities: Iterable[str]) -> None:
+    """Print the trace of each rollout: what was below what."""
+    module = importlib.import_module(name)
+    async with FakeUpstream(model=module.MODEL, reply=pretend) as upstream, ly.InMemoryLightningStore() as store:
+        await record(module.agent, [{"city": city} for city in cities], upstream, store)
+        for rollout in await store.query_rollouts():
+            spans = list(await store.query_spans(rollout.rollout_id))
+            print(f"\n{rollout.input}: {rollout.status}, reward {ly.find_final_reward(spans)}")
+            print_below(spans, None, "  ")
+            for trajectory in ly.TraceToTrajectory().adapt(spans):
+                print(
+                    f"  to train on: {len(trajectory.token_ids)} tokens, {sum(trajectory.loss_mask)} of them the model's"
+                )
+
+
+def print_below(spans: Sequence[ly.Span], parent: str | None, indent: str) -> None:
+    """The spans below a span, and what is below them."""
+    known = {span.span_id for span in spans}
+    for span in spans:
+        if span.parent_id == parent or (parent is None and span.parent_id not in known):
+            print(f"{indent}{span.name}")
+            print_below(spans, span.span_id, indent + "  ")
+
+
+def main() -> None:
+    """See the module."""
+    names = sorted(path.stem.removesuffix("_agent") for path in HERE.glob("*_agent.py"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("framework", choices=names)
+    for variable in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        os.environ.setdefault(variable, "sk-none")  # their clients insist on one
+    sys.path.insert(0, str(HERE))
+    asyncio.run(show(f"{parser.parse_args().framework}_agent", ["Paris", "Lima"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Values of attributes, told apart: dotted names back to what they were flattened from, and text that is JSON.
+
+It knows no dialect. What an attribute means is in `normalise`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+__all__ = ["Json", "as_dict", "as_list", "parsed", "unflatten"]
+
+Json = dict[str, Any]
+
+
+def unflatten(attributes: Mapping[str, Any], prefix: str) -> Any:
+    """What was flattened under `prefix`: `a.0.x` and `a.1.x` are `[{"x": ...}, {"x": ...}]` for the prefix `a`.
+
+    Names of digits make a list, in their order; names of letters beside them are left out. None when there is nothing.
+    """
+    tree: Json = {}
+    for name, value in attributes.items():
+        if name == prefix:
+            return value
+        if not name.startswith(prefix) or name[len(prefix)] != ".":
+            continue
+        at, *rest = name[len(prefix) + 1 :].split(".")
+        here = tree
+        for step in rest:
+            below = here.setdefault(at, {})
+            if not isinstance(below, dict):  # a value and names below it: the names say more
+                below = here[at] = {}
+            here, at = cast(Json, below), step
+        here.setdefault(at, value)
+    return _with_lists(tree) if tree else None
+
+
+def _with_lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    tree = cast(Json, value)
+    numbers = sorted((name for name in tree if name.isdecimal()), key=int)
+    if numbers:
+        return [_with_lists(tree[name]) for name in numbers]
+    return {name: _with_lists(below) for name, below in tree.items()}
+
+
+def parsed(value: Any) -> Any:
+    """The value of text that is JSON; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def as_dict(value: Any) -> Json:
+    """The value if it is a dict, else an empty one."""
+    return cast(Json, value) if isinstance(value, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """The value if it is a list, else an empty one."""
+    return cast(list[Any], value) if isinstance(value, list) else []

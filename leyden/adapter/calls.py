@@ -1,0 +1,257 @@
+"""The model calls of an attempt, each once, however many instrumentations saw it.
+
+Two sightings (spans that are model calls) are of one call when, in this order,
+
+1. they say the same response id;
+2. one lies below the other, as a gateway's record lies below the SDK's span that sent the traceparent. A span with several answered
+   calls below it is a wrapper around them, and no call of its own;
+3. they come from different sources (a source is a dialect and a span's name), say the same, and are the k-th of their source to say
+   it. First what was asked and answered is compared, then, where one of them has no answer, what was asked.
+
+Sightings of one source are never joined by 3, so two equal parallel calls stay two. Only the order within one source counts, never the
+clocks of two machines. An upstream that gives different answers one id is found out by the gateway's records, and that id is ignored.
+What the call is, above all its tokens, is what the gateway recorded; the others fill gaps. The order of `spans` changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from leyden import semconv
+from leyden.adapter.attributes import Json, as_dict, as_list, parsed
+from leyden.adapter.chat import image_urls, message_text
+from leyden.adapter.normalise import GATEWAY, ModelCallView, read_model_call
+from leyden.types import Span
+
+__all__ = ["in_order", "model_calls"]
+
+
+def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
+    """The calls of one attempt in the order in which they started; failed ones are among them (`ModelCallView.failed`), but for
+    tries that the client followed by another of the same call.
+
+    That order is the gateway's count where it saw every call, else it is by the clocks.
+    """
+    ordered = in_order(spans)
+    tried_again = {str(span.attributes.get(semconv.RETRY_OF)) for span in ordered}
+    seen = [span for span in ordered if span.span_id not in tried_again]
+    sightings = [_Sighting(view) for span in seen if (view := read_model_call(span)) is not None]
+    _forget_reused_ids(sightings)
+    joined = _Joined(sightings)
+    joined.by_response_id()
+    if len({sighting.source for sighting in sightings}) > 1:
+        joined.by_parent({span.span_id: span.parent_id for span in ordered})
+        joined.by_messages(answered=True)
+        joined.by_messages(answered=False)
+    return _sorted([_merged(call) for call in joined.calls()])
+
+
+def in_order(spans: Sequence[Span]) -> list[Span]:
+    """The spans by start; a span id that comes twice is one span, the first."""
+    first: dict[str, Span] = {}
+    for span in sorted(spans, key=_moment):
+        first.setdefault(span.span_id, span)
+    return list(first.values())
+
+
+def _moment(span: Span) -> tuple[float, int, str]:
+    return (span.start_time or 0.0, span.sequence_id, span.span_id)
+
+
+def _sorted(calls: list[ModelCallView]) -> list[ModelCallView]:
+    counted = [(call.span.attributes.get(semconv.CALL_INDEX), call) for call in calls]
+    if all(isinstance(number, int) for number, _ in counted):
+        return [call for _, call in sorted(counted, key=lambda pair: (pair[0], _moment(pair[1].span)))]
+    return sorted(calls, key=lambda call: _moment(call.span))
+
+
+class _Sighting:
+    """One span that is a model call, and what it can be recognised by."""
+
+    def __init__(self, view: ModelCallView) -> None:
+        self.view = view
+        self.span = view.span
+        self.source = (view.dialect != GATEWAY, view.dialect, self.span.name)
+        """Orders the sources, the gateway first."""
+        self.response_id = view.response_id
+        """None too where the id proved to be worthless."""
+
+    @cached_property
+    def asked(self) -> str:
+        """The request's messages, as every dialect tells them; empty when it tells none."""
+        return _digest(self.view.input_messages)
+
+    @cached_property
+    def answered(self) -> str:
+        """The answer, likewise."""
+        return _digest(self.view.output_messages)
+
+
+def _digest(messages: Sequence[Json]) -> str:
+    said = [_plain(message) for message in messages]
+    return json.dumps(said, ensure_ascii=False, sort_keys=True) if any(any(what[1:]) for what in said) else ""
+
+
+def _plain(message: Json) -> list[Any]:
+    """What no dialect leaves out: role, text, images, and the names and arguments of tool calls."""
+    functions = [as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls"))]
+    calls = [[function.get("name"), parsed(function.get("arguments"))] for function in functions]
+    return [message.get("role"), message_text(message.get("content")), image_urls([message]), calls]
+
+
+def _forget_reused_ids(sightings: Sequence[_Sighting]) -> None:
+    """Ids that the gateway saw on different answers tell nothing apart from what was said with them."""
+    seen: dict[str, list[_Sighting]] = {}
+    for sighting in sightings:
+        if sighting.response_id is not None:
+            seen.setdefault(sighting.response_id, []).append(sighting)
+    for sharing in seen.values():
+        recorded = [sighting for sighting in sharing if sighting.view.dialect == GATEWAY]
+        if len(recorded) > 1 and len({(sighting.asked, sighting.answered) for sighting in recorded}) > 1:
+            for sighting in sharing:
+                sighting.response_id = None
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """Sightings of one call."""
+
+    sightings: list[_Sighting]
+    is_wrapper: bool = False
+
+    @property
+    def response_ids(self) -> set[str]:
+        return {sighting.response_id for sighting in self.sightings if sighting.response_id is not None}
+
+    @property
+    def sources(self) -> set[tuple[bool, str, str]]:
+        return {sighting.source for sighting in self.sightings}
+
+    @property
+    def failed(self) -> bool:
+        return all(sighting.view.failed for sighting in self.sightings)
+
+    def contradicts(self, other: _Call) -> bool:
+        """Whether both know the response id, and not the same one."""
+        mine, theirs = self.response_ids, other.response_ids
+        return bool(mine and theirs and mine.isdisjoint(theirs))
+
+    def says_what(self, other: _Call) -> bool:
+        """Whether some two sightings say the same."""
+        mine = {(sighting.asked, sighting.answered) for sighting in self.sightings}
+        return any((sighting.asked, sighting.answered) in mine for sighting in other.sightings)
+
+
+class _Joined:
+    """The sightings, joined to calls step by step."""
+
+    def __init__(self, sightings: Sequence[_Sighting]) -> None:
+        self._sightings = sightings
+        self._call_of = {sighting: _Call([sighting]) for sighting in sightings}
+
+    def calls(self) -> list[_Call]:
+        """What there is now, without the wrappers."""
+        return [call for call in dict.fromkeys(self._call_of.values()) if not call.is_wrapper]
+
+    def _join(self, one: _Call, other: _Call) -> None:
+        if one is not other:
+            one.sightings += other.sightings
+            self._call_of.update(dict.fromkeys(other.sightings, one))
+
+    def by_response_id(self) -> None:
+        first: dict[str, _Call] = {}
+        for sighting in self._sightings:
+            if sighting.response_id is not None:
+                self._join(first.setdefault(sighting.response_id, self._call_of[sighting]), self._call_of[sighting])
+
+    def by_parent(self, parents: Mapping[str, str | None]) -> None:
+        at = {sighting.span.span_id: sighting for sighting in self._sightings}
+        below: dict[_Sighting, list[_Sighting]] = {}
+        for sighting in self._sightings:
+            above = _nearest_above(sighting.span.span_id, parents, at)
+            if above is not None:
+                below.setdefault(above, []).append(sighting)
+        for sighting in self._sightings:
+            self._join_below(self._call_of[sighting], below.get(sighting, []))
+
+    def _join_below(self, call: _Call, below: Sequence[_Sighting]) -> None:
+        inner = list(dict.fromkeys(self._call_of[sighting] for sighting in below))
+        answered = [other for other in inner if not other.failed]
+        if not answered and call.failed:
+            answered = inner  # it failed there
+        if not answered or call in answered:
+            return
+        if len(answered) == 1 and not call.contradicts(answered[0]):
+            self._join(call, answered[0])
+        elif same := [other for other in answered if call.says_what(other)]:
+            self._join(call, same[0])
+        elif not call.response_ids and all(sighting.view.tokens is None for sighting in call.sightings):
+            call.is_wrapper = True
+
+    def by_messages(self, *, answered: bool) -> None:
+        if all(call.response_ids for call in self.calls()):
+            return  # whatever they say: calls with different ids are different
+        alike: dict[tuple[str, str], list[_Sighting]] = {}
+        for sighting in self._sightings:
+            if sighting.asked and (sighting.answered or not answered):
+                key = (sighting.asked, sighting.answered if answered else "")
+                alike.setdefault(key, []).append(sighting)
+        for sightings in alike.values():
+            found: list[_Call] = []
+            for sighting in sorted(sightings, key=lambda sighting: sighting.source):
+                self._join_to_first(found, self._call_of[sighting], answered=answered)
+
+    def _join_to_first(self, found: list[_Call], call: _Call, *, answered: bool) -> None:
+        """Join the call to the first of those found that has not been seen by its source, or add it to them."""
+        if call in found or call.is_wrapper:
+            return
+        for other in found:
+            if (
+                other.failed == call.failed
+                and other.sources.isdisjoint(call.sources)
+                and not other.contradicts(call)
+                and (answered or not (_has_answer(other) and _has_answer(call)))
+            ):
+                return self._join(other, call)
+        found.append(call)
+
+
+def _has_answer(call: _Call) -> bool:
+    return any(sighting.answered for sighting in call.sightings)
+
+
+def _nearest_above(
+    span_id: str, parents: Mapping[str, str | None], sightings: Mapping[str, _Sighting]
+) -> _Sighting | None:
+    seen = {span_id}
+    above = parents.get(span_id)
+    while above is not None and above not in seen:
+        if above in sightings:
+            return sightings[above]
+        seen.add(above)
+        above = parents.get(above)
+    return None
+
+
+def _merged(call: _Call) -> ModelCallView:
+    """One view of all sightings: each field from the first source that has it, the gateway's first."""
+    first, *others = [
+        sighting.view
+        for sighting in sorted(call.sightings, key=lambda sighting: (sighting.source, _moment(sighting.span)))
+    ]
+    if not others:
+        return first
+    views = [first, *others]
+    known: dict[str, Any] = {
+        name: next((value for view in views if (value := getattr(view, name))), getattr(first, name)) for name in _GAPS
+    }
+    known["refused"] = first.refused if known["tokens"] is None else None
+    return replace(first, spans=tuple(view.span for view in views), **known)
+
+
+_GAPS = ("response_id", "model", "input_messages", "output_messages", "tools", "settings", "usage", "tokens")
+"""What one sighting may know and another not."""

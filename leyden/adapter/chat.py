@@ -1,0 +1,187 @@
+"""Messages and tools of any dialect of spans in the shape of OpenAI's chat completions, which all adapters work with.
+
+Read here: chat messages themselves, OpenTelemetry's `parts`, OpenInference's `message` objects, and the flat tool calls of AgentOps and
+Traceloop. What has no place in a chat message is left as it was found. To read another shape, add it to `chat_message`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, cast
+
+from leyden.adapter.attributes import Json, as_dict, as_list, parsed
+
+__all__ = ["chat_messages", "chat_tool", "image_urls", "message_text", "tool_call"]
+
+_ROLES = {"human": "user", "ai": "assistant", "model": "assistant"}
+
+
+def chat_messages(value: Any, *, role: str = "user") -> list[Json]:
+    """A list of messages in any of the shapes as chat messages.
+
+    role: of a message that does not say it, unless it is a tool's answer or has tool calls.
+    """
+    given = as_list(value) if isinstance(value, list) or not value else [value]
+    return [
+        message
+        for item in given
+        for message in (chat_message(as_dict(item), role) if isinstance(item, dict) else [_said(role, item)])
+    ]
+
+
+def chat_message(message: Json, role: str) -> list[Json]:
+    """One message as chat messages: several, where one message answers several tool calls."""
+    if _is_plain(message):
+        return [message]
+    if "message" in message and isinstance(message["message"], dict):
+        message = _from_openinference(as_dict(message["message"]))
+    if isinstance(message.get("parts"), list):
+        return _from_parts(message, role)
+    chat = {name: value for name, value in message.items() if name not in ("tool_calls", "role")}
+    calls = [tool_call(as_dict(call)) for call in as_list(message.get("tool_calls"))]
+    chat = {"role": _role(message, calls, role), **chat}
+    if calls:
+        chat = {"role": chat.pop("role"), "content": chat.pop("content", None), **chat, "tool_calls": calls}
+    if isinstance(content := chat.get("content"), str) and content.startswith('[{"'):
+        chat["content"] = _content_parts(content)
+    return [chat]
+
+
+def _is_plain(message: Json) -> bool:
+    """Whether it is a chat message already, as nearly all are."""
+    content = message.get("content")
+    return (
+        message.get("role") in ("user", "assistant", "system", "tool", "developer")
+        and (not isinstance(content, str) or not content.startswith('[{"'))
+        and message.keys().isdisjoint(("tool_calls", "parts", "message", "contents"))
+    )
+
+
+def _content_parts(text: str) -> Any:
+    """AgentOps writes a list of content parts as its JSON; text that only looks like that stays text."""
+    parts = parsed(text)
+    return parts if all("type" in as_dict(part) for part in as_list(parts)) else text
+
+
+def tool_call(call: Json) -> Json:
+    """A call of a tool in any of the shapes as chat has it; the arguments are JSON text."""
+    call = as_dict(call.get("tool_call")) or call
+    function = as_dict(call.get("function")) or call
+    arguments = function.get("arguments")
+    if function is not call and isinstance(arguments, str) and {"id", "type"} <= call.keys():
+        return call
+    return {
+        "id": call.get("id") or "",
+        "type": "function",
+        "function": {"name": function.get("name") or "", "arguments": _as_text(arguments, missing="{}")},
+    }
+
+
+def chat_tool(tool: Any) -> Json:
+    """A tool's definition in any of the shapes as chat has it."""
+    tool = as_dict(parsed(as_dict(as_dict(tool).get("tool")).get("json_schema"))) or as_dict(parsed(tool))
+    if "function" in tool:
+        return tool
+    function = {name: value for name, value in tool.items() if name not in ("type", "input_schema")}
+    parameters = parsed(tool.get("parameters", tool.get("input_schema")))
+    if parameters is not None:
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+def message_text(content: Any) -> str:
+    """The text of a message's content."""
+    if isinstance(content, list):
+        return "".join(_part_text(as_dict(part)) for part in cast(list[Any], content))
+    return "" if content is None else _as_text(content)
+
+
+def image_urls(messages: Iterable[Json]) -> list[str]:
+    """The URLs of the images in chat messages, in order."""
+    parts = (as_dict(part) for message in messages for part in as_list(message.get("content")))
+    urls = (as_dict(part.get("image_url")).get("url") for part in parts if part.get("type") == "image_url")
+    return [url for url in urls if isinstance(url, str)]
+
+
+def _said(role: str, text: Any) -> Json:
+    return {"role": role, "content": _as_text(text)}
+
+
+def _role(message: Json, calls: list[Json], otherwise: str) -> str:
+    role = message.get("role")
+    if isinstance(role, str) and role:
+        return _ROLES.get(role, role)
+    if message.get("tool_call_id"):
+        return "tool"
+    return "assistant" if calls else otherwise
+
+
+def _from_openinference(message: Json) -> Json:
+    chat = {name: value for name, value in message.items() if name != "contents"}
+    if contents := as_list(message.get("contents")):
+        chat["content"] = [_openinference_part(as_dict(as_dict(part).get("message_content"))) for part in contents]
+    return chat
+
+
+def _openinference_part(part: Json) -> Json:
+    url = as_dict(as_dict(part.get("image")).get("image")).get("url")
+    return part if url is None else {"type": "image_url", "image_url": {"url": url}}
+
+
+def _from_parts(message: Json, role: str) -> list[Json]:
+    """OpenTelemetry's message: a role and parts of text, tool calls, tools' answers, images, reasoning."""
+    parts = [as_dict(part) for part in as_list(message["parts"])]
+    answers = [
+        {
+            "role": "tool",
+            "tool_call_id": part.get("id") or "",
+            "content": _as_text(part.get("response", part.get("result"))),
+        }
+        for part in parts
+        if part.get("type") == "tool_call_response"
+    ]
+    calls = [tool_call(part) for part in parts if part.get("type") == "tool_call"]
+    reasoning = "".join(_part_text(part) for part in parts if part.get("type") == "reasoning")
+    content = [
+        _content_part(part)
+        for part in parts
+        if part.get("type") not in ("tool_call", "tool_call_response", "reasoning")
+    ]
+    if answers and not content and not calls:
+        return answers
+    chat: Json = {"role": _role(message, calls, role), "content": _simplest(content)}
+    if message.get("name"):
+        chat["name"] = message["name"]
+    if reasoning:
+        chat["reasoning_content"] = reasoning
+    if calls:
+        chat["tool_calls"] = calls
+    return [*answers, chat]
+
+
+def _content_part(part: Json) -> Json:
+    if part.get("type") == "text":
+        return {"type": "text", "text": _part_text(part)}
+    if part.get("modality") == "image" and part.get("type") in ("uri", "blob"):
+        data = f"data:{part.get('mime_type') or 'image/png'};base64,{part.get('content')}"
+        return {"type": "image_url", "image_url": {"url": part.get("uri") or data}}
+    return part
+
+
+def _simplest(content: list[Json]) -> Any:
+    """Text where there is only text, None where there is nothing."""
+    if all(part["type"] == "text" for part in content if "type" in part) and all("text" in part for part in content):
+        return "".join(part["text"] for part in content) if content else None
+    return content
+
+
+def _part_text(part: Json) -> str:
+    text = part.get("text", part.get("content"))
+    return text if isinstance(text, str) else ""
+
+
+def _as_text(value: Any, *, missing: str = "") -> str:
+    if value is None:
+        return missing
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

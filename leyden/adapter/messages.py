@@ -1,0 +1,116 @@
+"""Model calls to conversations, as OpenAI's fine-tuning takes them: `{"messages": [...], "tools": [...]}`.
+
+Tool calls come from the answer itself, or, where an instrumentation writes them as spans of their own below the call (AgentOps), from
+those. It knows messages and no tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from leyden.adapter.attributes import Json, as_list
+from leyden.adapter.base import TraceAdapter
+from leyden.adapter.calls import in_order
+from leyden.adapter.chat import message_text
+from leyden.adapter.normalise import ModelCallView, ToolCallView, read_tool_call
+from leyden.adapter.selection import select_calls
+from leyden.adapter.tree import TraceTree
+from leyden.types import Span
+
+__all__ = ["OpenAIMessages", "TraceToMessages"]
+
+
+class OpenAIMessages(TypedDict):
+    """A conversation up to and with one answer of the model."""
+
+    messages: list[Json]
+    """Chat messages; the last is the assistant's."""
+    tools: list[Json] | None
+    """The tools that the model was offered, None when it was offered none."""
+
+
+class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
+    """One conversation for each answer of each call that succeeded, in order; a later turn has the earlier ones in it.
+
+    A call whose messages nobody recorded is left out, and so is one without an answer: there is nothing to learn from it.
+    """
+
+    def __init__(self, agent_match: str | None = None) -> None:
+        """agent_match: a regular expression; only calls of agents in whose names it finds something. None: all."""
+        self.agent_match = agent_match
+
+    def adapt(self, source: Sequence[Span]) -> list[OpenAIMessages]:
+        """The conversations of one attempt."""
+        if not source:
+            return []
+        selected = select_calls(
+            source, TraceTree.from_spans(source), agent_match=self.agent_match, repair_hierarchy=True
+        )
+        tools = _tool_calls_below(source, [call.view for call in selected])
+        return [
+            OpenAIMessages(
+                messages=[_fine_tuning(message) for message in [*call.view.input_messages, answer]],
+                tools=call.view.tools or None,
+            )
+            for call in selected
+            for answer in _answers(call.view, tools.get(call.view.span.span_id, []))
+        ]
+
+
+def _answers(call: ModelCallView, tools: Sequence[Json]) -> list[Json]:
+    """The choices of the answer, with the tool calls that were recorded apart from it."""
+    answers = call.output_messages
+    if tools and len(answers) <= 1 and not any(answer.get("tool_calls") for answer in answers):
+        answer = answers[0] if answers else {"role": "assistant", "content": None}
+        return [{**answer, "tool_calls": list(tools)}]
+    return answers
+
+
+def _tool_calls_below(spans: Sequence[Span], calls: Sequence[ModelCallView]) -> dict[str, list[Json]]:
+    """The tool calls that spans below a call tell of, by the span id of the call."""
+    parents = {span.span_id: span.parent_id for span in spans}
+    calls_of = {span.span_id: call.span.span_id for call in calls for span in call.spans}
+    found: dict[str, list[Json]] = {}
+    for span in in_order(spans):
+        tool = read_tool_call(span)
+        if tool is not None and tool.call_id is not None:
+            above = _call_above(span.span_id, parents, calls_of)
+            if above is not None:
+                found.setdefault(above, []).append(_tool_call(tool))
+    return found
+
+
+def _call_above(span_id: str, parents: Mapping[str, str | None], calls_of: Mapping[str, str]) -> str | None:
+    seen: set[str] = set()
+    at: str | None = span_id
+    while at is not None and at not in seen:
+        if at in calls_of:
+            return calls_of[at]
+        seen.add(at)
+        at = parents.get(at)
+    return None
+
+
+def _tool_call(tool: ToolCallView) -> Json:
+    arguments = (
+        tool.arguments if isinstance(tool.arguments, str) else json.dumps(tool.arguments or {}, ensure_ascii=False)
+    )
+    return {"id": tool.call_id, "type": "function", "function": {"name": tool.name, "arguments": arguments}}
+
+
+_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "weight")
+"""Of a message in OpenAI's fine-tuning format."""
+
+
+def _fine_tuning(message: Json) -> Json:
+    """The message with the keys that the format has; content is text, or parts, or None beside tool calls."""
+    kept: dict[str, Any] = {name: message[name] for name in _KEYS if message.get(name) is not None}
+    if not _has_images(kept.get("content")):
+        kept["content"] = message_text(kept.get("content")) or (None if "tool_calls" in kept else "")
+    return kept
+
+
+def _has_images(content: Any) -> bool:
+    return any(isinstance(part, dict) and "image_url" in part for part in as_list(content))

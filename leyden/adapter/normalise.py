@@ -1,0 +1,464 @@
+"""One view of a model call, a tool call and an agent, whichever instrumentation recorded the span.
+
+| dialect | told by | who writes it |
+|---|---|---|
+| `leyden` | the name `leyden.model_call` | Leyden's gateway; the only one with proven tokens |
+| `agentlightning` | `agentlightning.operation.output.*`; the name `raw_gen_ai_request` | Agent Lightning's Weave tracer and proxy |
+| `openinference` | `openinference.span.kind` = `LLM`, `llm.input_messages.N.message.*` | Arize's instrumentors |
+| `gen_ai` | `gen_ai.input.messages`, a JSON text, or `gen_ai.operation.name` | OpenTelemetry's conventions today, OpenLLMetry |
+| `gen_ai_indexed` | `gen_ai.prompt.N.*`, `gen_ai.completion.N.*` | the conventions up to 1.36, AgentOps, older Traceloop |
+
+It reads one span at a time and knows nothing of the others; that two spans are of one call is found out in `calls`. A span of none of
+these is no model call. To add a dialect, add a line to `_DIALECTS`; messages of a new shape belong in `chat`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from leyden import semconv
+from leyden.adapter.attributes import Json, as_dict, as_list, parsed, unflatten
+from leyden.adapter.chat import chat_messages, chat_tool
+from leyden.types import Attributes, Span, TokenRecord, is_reward_span
+
+__all__ = [
+    "GATEWAY",
+    "AgentView",
+    "ModelCallView",
+    "ToolCallView",
+    "is_model_call",
+    "is_reward",
+    "read_agent",
+    "read_model_call",
+    "read_tool_call",
+]
+
+GATEWAY: Final = "leyden"
+"""The dialect of the gateway's own record."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCallView:
+    """One answered or failed call of a model. Messages and tools are in the shape of OpenAI's chat completions."""
+
+    spans: tuple[Span, ...]
+    """The spans that the call was seen as, the gateway's first."""
+    dialect: str
+    response_id: str | None = None
+    model: str | None = None
+    input_messages: list[Json] = field(default_factory=list[Json])
+    output_messages: list[Json] = field(default_factory=list[Json])
+    """One message for each choice of the answer."""
+    tools: list[Json] = field(default_factory=list[Json])
+    settings: Json = field(default_factory=dict[str, Any])
+    """What the request asked of the sampler: `temperature`, `top_p`, `max_tokens`, ..."""
+    usage: tuple[int, int] | None = None
+    """Prompt and response tokens, as the server counted them."""
+    tokens: TokenRecord | None = None
+    refused: str | None = None
+    """Why there are no tokens to train on, when there are none."""
+
+    @property
+    def span(self) -> Span:
+        """The span that stands for the call: the gateway's where there is one."""
+        return self.spans[0]
+
+    @property
+    def failed(self) -> bool:
+        """Whether nobody saw the call succeed."""
+        return all(span.status.status_code == "ERROR" for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallView:
+    """A tool that ran, or, where only that was recorded, that the model asked for."""
+
+    span: Span
+    name: str
+    call_id: str | None
+    """The id that the model gave the call; None where it was not recorded."""
+    arguments: Any
+    result: Any
+    """None where it was not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """A step that is an agent's: everything below it was done by this agent, up to the next agent."""
+
+    span: Span
+    name: str
+    is_node: bool = False
+    """Whether it is a node of a LangGraph graph, whose full name is that of the graph, a dot, and its own."""
+
+
+# ---- model calls -----------------------------------------------------------------------------------------------------------
+
+
+def read_model_call(span: Span) -> ModelCallView | None:
+    """The span as a model call, None when it is none. Embeddings and agents' own spans are none."""
+    if not _may_be_model_call(span):
+        return None
+    return next((read(span) for recognises, read in _DIALECTS if recognises(span)), None)
+
+
+def is_model_call(span: Span) -> bool:
+    """Whether `read_model_call` would find one, without reading it."""
+    return _may_be_model_call(span) and any(recognises(span) for recognises, _ in _DIALECTS)
+
+
+def _may_be_model_call(span: Span) -> bool:
+    """Not when it is said to be something else."""
+    if span.name != semconv.MODEL_CALL and _kind(span.attributes) not in (None, "llm"):
+        return False
+    return span.attributes.get(semconv.GEN_AI_OPERATION, "chat") in _GENERATES
+
+
+_GENERATES = ("chat", "text_completion", "completion", "generate_content", "responses", "response", "messages")
+"""The values of `gen_ai.operation.name` in which a model writes something."""
+
+
+def _kind(attributes: Attributes) -> str | None:
+    """What kind of span an instrumentation says it is, in lower case."""
+    for name in ("openinference.span.kind", "agentops.span.kind", "traceloop.span.kind"):
+        if isinstance(kind := attributes.get(name), str):
+            return kind.rpartition(".")[
+                2
+            ].lower()  # AgentOps' enum is sometimes written whole: AgentOpsSpanKindValues.TOOL
+    return None
+
+
+def _is_gateways(span: Span) -> bool:
+    return span.name == semconv.MODEL_CALL
+
+
+def _is_gen_ai(span: Span) -> bool:
+    if semconv.GEN_AI_INPUT_MESSAGES in span.attributes or semconv.GEN_AI_OUTPUT_MESSAGES in span.attributes:
+        return True
+    return semconv.GEN_AI_OPERATION in span.attributes and not _has_indexed_messages(span.attributes)
+
+
+def _from_gen_ai(span: Span) -> ModelCallView:
+    """Of the gateway too, which writes the same attributes with chat messages in them."""
+    attributes = span.attributes
+    messages = chat_messages(parsed(attributes.get(semconv.GEN_AI_INPUT_MESSAGES)))
+    if system := as_list(parsed(attributes.get("gen_ai.system_instructions"))):
+        messages = chat_messages([{"role": "system", "parts": system}]) + messages
+    return _call(
+        span,
+        GATEWAY if _is_gateways(span) else "gen_ai",
+        input_messages=messages,
+        output_messages=chat_messages(parsed(attributes.get(semconv.GEN_AI_OUTPUT_MESSAGES)), role="assistant"),
+        tools=[chat_tool(tool) for tool in as_list(parsed(attributes.get(semconv.GEN_AI_TOOL_DEFINITIONS)))],
+    )
+
+
+def _has_indexed_messages(attributes: Attributes) -> bool:
+    return any(name.startswith(("gen_ai.prompt.", "gen_ai.completion.")) for name in attributes)
+
+
+def _is_gen_ai_indexed(span: Span) -> bool:
+    asked = span.attributes.get("gen_ai.request.type", span.attributes.get("llm.request.type"))
+    return asked in ("chat", "completion") or _has_indexed_messages(span.attributes)
+
+
+def _from_gen_ai_indexed(span: Span) -> ModelCallView:
+    attributes = span.attributes
+    functions = unflatten(attributes, "gen_ai.request.functions") or unflatten(attributes, "llm.request.functions")
+    return _call(
+        span,
+        "gen_ai_indexed",
+        input_messages=chat_messages(as_list(unflatten(attributes, "gen_ai.prompt"))),
+        output_messages=[_answer(as_dict(said)) for said in as_list(unflatten(attributes, "gen_ai.completion"))],
+        tools=[chat_tool(tool) for tool in as_list(functions)],
+    )
+
+
+def _answer(message: Json) -> Json:
+    """A choice of an answer without what is said about it."""
+    said = {name: value for name, value in message.items() if name not in ("finish_reason", "content_filter_results")}
+    return chat_messages([{"content": None, **said}], role="assistant")[0]
+
+
+def _is_openinference(span: Span) -> bool:
+    return span.attributes.get("openinference.span.kind") == "LLM"
+
+
+def _from_openinference(span: Span) -> ModelCallView:
+    attributes = span.attributes
+    settings = as_dict(parsed(attributes.get("llm.invocation_parameters")))
+    model = attributes.get("llm.model_name")
+    counts = (attributes.get("llm.token_count.prompt"), attributes.get("llm.token_count.completion"))
+    return _call(
+        span,
+        "openinference",
+        response_id=_openinference_response_id(as_dict(parsed(attributes.get("output.value")))),
+        model=model if isinstance(model, str) else None,
+        input_messages=chat_messages(as_list(unflatten(attributes, "llm.input_messages"))),
+        output_messages=chat_messages(as_list(unflatten(attributes, "llm.output_messages")), role="assistant"),
+        tools=[chat_tool(tool) for tool in as_list(unflatten(attributes, "llm.tools"))],
+        settings={name: settings[name] for name in _SETTINGS if isinstance(settings.get(name), int | float)},
+        usage=_usage(*counts),
+    )
+
+
+def _openinference_response_id(output: Json) -> str | None:
+    """It has no attribute; the whole answer has it, LangChain's in a place of its own."""
+    for found in (output.get("id"), as_dict(output.get("llm_output")).get("id")):
+        if isinstance(found, str) and found:
+            return found
+    for generation in as_list(next(iter(as_list(output.get("generations"))), None)):
+        message = as_dict(as_dict(as_dict(generation).get("message")).get("kwargs"))
+        if isinstance(found := as_dict(message.get("response_metadata")).get("id"), str):
+            return found
+    return None
+
+
+def _is_litellm(span: Span) -> bool:
+    return span.name in ("raw_gen_ai_request", "litellm_request")
+
+
+def _is_weave(span: Span) -> bool:
+    return any(name.startswith(f"{semconv.AGL_OPERATION_OUTPUT}.choices") for name in span.attributes)
+
+
+def _from_weave(span: Span) -> ModelCallView:
+    attributes = span.attributes
+    request = as_dict(unflatten(attributes, semconv.AGL_OPERATION_INPUT))
+    response = as_dict(unflatten(attributes, semconv.AGL_OPERATION_OUTPUT))
+    return _call(
+        span,
+        "agentlightning",
+        response_id=_name(response.get("id")),
+        model=_name(request.get("model")),
+        input_messages=chat_messages(as_list(request.get("messages"))),
+        output_messages=chat_messages(
+            [as_dict(choice).get("message") or {} for choice in as_list(response.get("choices"))], role="assistant"
+        ),
+        tools=[chat_tool(tool) for tool in as_list(parsed(request.get("tools")))],
+        settings={name: request[name] for name in _SETTINGS if isinstance(request.get(name), int | float)},
+    )
+
+
+def _from_litellm(span: Span) -> ModelCallView:
+    """What litellm's callback wrote; in `raw_gen_ai_request` the server's answer as Python literals."""
+    attributes = span.attributes
+    messages = chat_messages(as_list(unflatten(attributes, "gen_ai.prompt")))
+    answers = [_answer(as_dict(said)) for said in as_list(unflatten(attributes, "gen_ai.completion"))]
+    for choice in as_list(_literal(attributes.get("llm.hosted_vllm.choices"))):
+        answers = answers or chat_messages([as_dict(choice).get("message") or {}], role="assistant")
+    messages = messages or chat_messages(as_list(_literal(attributes.get("llm.hosted_vllm.messages"))))
+    return _call(
+        span,
+        "agentlightning",
+        response_id=_name(attributes.get("llm.hosted_vllm.id")),
+        input_messages=messages,
+        output_messages=answers,
+    )
+
+
+def _literal(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+_DIALECTS: tuple[tuple[Callable[[Span], bool], Callable[[Span], ModelCallView]], ...] = (
+    (_is_gateways, _from_gen_ai),
+    (_is_litellm, _from_litellm),
+    (_is_weave, _from_weave),
+    (_is_openinference, _from_openinference),
+    (_is_gen_ai, _from_gen_ai),
+    (_is_gen_ai_indexed, _from_gen_ai_indexed),
+)
+"""What recognises a dialect, and what reads it; the first that does."""
+
+_SETTINGS = (
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "max_completion_tokens",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+)
+
+
+def _call(
+    span: Span,
+    dialect: str,
+    *,
+    response_id: str | None = None,
+    model: str | None = None,
+    settings: Json | None = None,
+    usage: tuple[int, int] | None = None,
+    **messages: list[Json],
+) -> ModelCallView:
+    """A view with what the dialect said, and the rest from the `gen_ai.*` attributes that nearly all have in common."""
+    attributes = span.attributes
+    asked = {
+        name: value
+        for name in _SETTINGS
+        if isinstance(value := attributes.get(f"{semconv.GEN_AI_REQUEST_PREFIX}.{name}"), int | float)
+    }
+    tokens = span.tokens or _tokens(attributes)
+    refused = attributes.get(semconv.TOKENS_REFUSED, "the call was recorded without token ids")
+    return ModelCallView(
+        spans=(span,),
+        dialect=dialect,
+        response_id=_name(attributes.get(semconv.GEN_AI_RESPONSE_ID)) or response_id,
+        model=_name(attributes.get(semconv.GEN_AI_REQUEST_MODEL)) or model,
+        settings={**asked, **(settings or {})},
+        usage=usage
+        or _usage(attributes.get(semconv.GEN_AI_INPUT_TOKENS), attributes.get(semconv.GEN_AI_OUTPUT_TOKENS))
+        or _usage(attributes.get("gen_ai.usage.prompt_tokens"), attributes.get("gen_ai.usage.completion_tokens")),
+        tokens=tokens,
+        refused=str(refused) if tokens is None else None,
+        **messages,
+    )
+
+
+def _name(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _usage(prompt: Any, response: Any) -> tuple[int, int] | None:
+    return (prompt, response) if isinstance(prompt, int) and isinstance(response, int) else None
+
+
+# ---- token ids that Agent Lightning left in attributes ------------------------------------------------------------------------
+
+_WEAVE = semconv.AGL_OPERATION_OUTPUT
+_PROMPT_IDS = ("prompt_token_ids", f"{_WEAVE}.prompt_token_ids", "llm.hosted_vllm.prompt_token_ids")
+_RESPONSE_IDS = (
+    "response_token_ids",
+    f"{_WEAVE}.response_token_ids.0",
+    f"{_WEAVE}.choices.0.token_ids",
+    f"{_WEAVE}.choices.0.provider_specific_fields.token_ids",
+    "llm.hosted_vllm.response_token_ids",
+)
+
+
+def _tokens(attributes: Attributes) -> TokenRecord | None:
+    prompt_ids = _first_ids(attributes, _PROMPT_IDS)
+    response_ids = _first_ids(attributes, _RESPONSE_IDS) or _choice_ids(attributes)
+    if not prompt_ids or not response_ids:
+        return None
+    return TokenRecord.model_construct(
+        prompt_ids=prompt_ids, response_ids=response_ids, logprobs=_logprobs(attributes, len(response_ids))
+    )
+
+
+def _first_ids(attributes: Attributes, names: tuple[str, ...]) -> list[int]:
+    for name in names:
+        if ids := _ids(_literal(attributes.get(name))):
+            return ids
+    return []
+
+
+def _choice_ids(attributes: Attributes) -> list[int]:
+    choices = as_list(_literal(attributes.get("llm.hosted_vllm.choices")))
+    return _ids(as_dict(choices[0]).get("token_ids")) if choices else []
+
+
+def _ids(value: Any) -> list[int]:
+    """A list of ids, or the first of a list of such lists (one for each choice)."""
+    ids = as_list(value)
+    if ids and isinstance(ids[0], list):
+        ids = cast(list[Any], ids[0])
+    return ids if all(type(item) is int and -(2**31) <= item < 2**31 for item in ids) else []
+
+
+def _logprobs(attributes: Attributes, n_response: int) -> list[float] | None:
+    """Of each response token; None unless there is one for each."""
+    entries = [as_dict(entry).get("logprob") for entry in as_list(parsed(attributes.get("logprobs.content")))]
+    found = [float(entry) for entry in entries if isinstance(entry, int | float)]
+    return found if len(found) == len(entries) == n_response else None
+
+
+# ---- tool calls, agents, rewards --------------------------------------------------------------------------------------------
+
+
+def read_tool_call(span: Span) -> ToolCallView | None:
+    """The span as a tool call, None when it is none."""
+    attributes = span.attributes
+    name = _name(attributes.get("gen_ai.tool.name")) or _name(attributes.get("tool.name"))
+    is_tool = attributes.get(semconv.GEN_AI_OPERATION) == "execute_tool" or _kind(attributes) == "tool"
+    if not is_tool:
+        return None
+    name = name or _name(attributes.get("traceloop.entity.name")) or span.name
+    return ToolCallView(
+        span=span,
+        name=name,
+        call_id=_name(_first(attributes, "gen_ai.tool.call.id", "tool.call.id", "tool_call.id")),
+        arguments=parsed(_first(attributes, *_arguments_of(attributes))),
+        result=parsed(
+            _first(attributes, "gen_ai.tool.call.result", "tool.result", "output.value", "traceloop.entity.output")
+        ),
+    )
+
+
+def _arguments_of(attributes: Attributes) -> tuple[str, ...]:
+    """`tool.parameters` is AgentOps' name for the arguments and OpenInference's for their schema."""
+    ours = ("gen_ai.tool.call.arguments", "input.value", "traceloop.entity.input")
+    return ours if "openinference.span.kind" in attributes else (*ours, "tool.parameters")
+
+
+def _first(attributes: Attributes, *names: str) -> Any:
+    return next((attributes[name] for name in names if name in attributes), None)
+
+
+def read_agent(span: Span) -> AgentView | None:
+    """The span as an agent's step, None when it is none."""
+    attributes = span.attributes
+    for name, needed, value in _AGENT_NAMES:
+        found = attributes.get(name)
+        if isinstance(found, str) and found and (needed is None or _says(attributes, needed, value)):
+            return AgentView(span, found)
+    if span.name.startswith("langchain.Chain.") and (found := _name(attributes.get("lc_name"))):
+        return AgentView(span, found)
+    return _langgraph(span)
+
+
+def _says(attributes: Mapping[str, Any], name: str, value: str) -> bool:
+    said = attributes.get(name)
+    return isinstance(said, str) and said.rpartition(".")[2].lower() == value
+
+
+_AGENT_NAMES = (
+    ("gen_ai.agent.name", None, ""),  # OpenTelemetry, Microsoft Agent Framework
+    ("agent.name", None, ""),  # OpenAI Agents SDK, OpenInference
+    ("operation.name", "agentops.span.kind", "agent"),
+    ("traceloop.entity.name", "traceloop.span.kind", "agent"),
+    ("recipient_agent_type", None, ""),  # AutoGen
+    ("langchain.chain.type", None, ""),  # LangGraph through AgentOps
+    ("executor.id", None, ""),  # Microsoft Agent Framework's workflows
+    (f"{semconv.AGL_OPERATION_INPUT}.name", "type", "agent"),  # Weave
+)
+"""Attributes that hold an agent's name; the second and third: what another attribute must say for it."""
+
+
+def _langgraph(span: Span) -> AgentView | None:
+    """A graph or a node of it, as OpenInference records LangGraph: in the JSON of `metadata`."""
+    text = span.attributes.get("metadata")
+    if not isinstance(text, str) or "langgraph" not in text or _kind(span.attributes) not in ("chain", "agent"):
+        return None
+    metadata = as_dict(parsed(text))
+    if metadata.get("ls_integration") != "langgraph":
+        return None
+    if metadata.get("langgraph_node") == span.name:
+        return AgentView(span, span.name, is_node=True)
+    is_graph = "langgraph_node" not in metadata
+    return AgentView(span, span.name) if is_graph else None
+
+
+def is_reward(span: Span) -> bool:
+    """Whether the span carries a reward, or is the operation that works one out (named `leyden.reward` or `agentlightning.reward`)."""
+    names = (span.attributes.get(semconv.OPERATION_NAME), span.attributes.get(semconv.AGL_OPERATION_NAME))
+    return is_reward_span(span) or semconv.REWARD in names or semconv.AGL_REWARD in names

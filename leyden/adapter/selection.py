@@ -1,0 +1,125 @@
+"""Which model calls of a trace are wanted, whose they are, and which reward is whose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from leyden import semconv
+from leyden.adapter.calls import in_order, model_calls
+from leyden.adapter.normalise import ModelCallView
+from leyden.adapter.tree import TraceTree
+from leyden.types import Span, get_reward_value, is_reward_span
+
+__all__ = ["RewardMatchPolicy", "SelectedCall", "match_rewards", "select_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedCall:
+    """A call that succeeded, and the agent that made it (None: no agent's step is above it)."""
+
+    view: ModelCallView
+    agent: str | None
+
+
+class RewardMatchPolicy(StrEnum):
+    """Which call a reward belongs to. A reward that is linked to a call (`leyden.link.N.*`) belongs to that one, whatever the policy."""
+
+    FIRST_OCCURRENCE = "first_occurrence"
+    """The latest call without a reward that had ended when the reward was emitted."""
+    FIRST_SIBLING = "first_sibling"
+    """Of the calls below the same parent as the reward, likewise."""
+
+
+def select_calls(
+    spans: Sequence[Span],
+    tree: TraceTree,
+    *,
+    agent_match: str | None = None,
+    llm_call_match: str | None = None,
+    exclude_llm_call_in_reward: bool = False,
+    repair_hierarchy: bool = False,
+) -> list[SelectedCall]:
+    """The calls of `spans` that succeeded and are wanted, in order; `tree` is of the same spans and is repaired if asked.
+
+    agent_match: a regular expression that the name of the nearest agent above must contain.
+    llm_call_match: one that the name of a span must contain that the call was seen as.
+    exclude_llm_call_in_reward: leave out what lies below a reward (a judge).
+    """
+    trees = [(tree.agents(), tree.within_rewards())]
+    if repair_hierarchy:
+        tree.repair_hierarchy()
+        trees.append((tree.agents(), tree.within_rewards()))
+    selected: list[SelectedCall] = []
+    for call in model_calls(spans):
+        ids = [span.span_id for span in call.spans]
+        # what was recorded counts more than what a repair made of it
+        agent = next((name for agents, _ in trees for id in ids if (name := agents.get(id)) is not None), None)
+        wanted = (
+            not call.failed
+            and (agent_match is None or (agent is not None and re.search(agent_match, agent) is not None))
+            and (llm_call_match is None or any(re.search(llm_call_match, span.name) for span in call.spans))
+            and not (exclude_llm_call_in_reward and any(id in judged for _, judged in trees for id in ids))
+        )
+        if wanted:
+            selected.append(SelectedCall(call, agent))
+    return selected
+
+
+def match_rewards(
+    calls: Sequence[ModelCallView],
+    spans: Sequence[Span],
+    policy: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
+    tree: TraceTree | None = None,
+) -> list[float | None]:
+    """The reward of each call, None where there is none. Rewards are given out in the order in which they were emitted.
+
+    A reward that finds no call is nobody's here; it still counts for `find_final_reward`.
+    tree: of the same spans; `FIRST_SIBLING` needs it.
+    """
+    parents = {} if tree is None else {child.id: node.id for node in tree.traverse() for child in node.children}
+    rewards: list[float | None] = [None] * len(calls)
+    for span in in_order([span for span in spans if is_reward_span(span)]):
+        index = _linked(calls, span)
+        if index is None:
+            index = next(
+                (
+                    index
+                    for index in reversed(range(len(calls)))
+                    if rewards[index] is None
+                    and _ended(calls[index]) <= (span.start_time or 0.0)
+                    and (policy is RewardMatchPolicy.FIRST_OCCURRENCE or _are_siblings(calls[index], span, parents))
+                ),
+                None,
+            )
+        if index is not None:
+            rewards[index] = get_reward_value(span)
+    return rewards
+
+
+def _linked(calls: Sequence[ModelCallView], reward: Span) -> int | None:
+    """The call that the reward names, None when it names none."""
+    for prefix in (semconv.LINK_PREFIX, semconv.AGL_LINK_PREFIX):
+        number = 0
+        while isinstance(key := reward.attributes.get(f"{prefix}.{number}.key_match"), str):
+            value = reward.attributes.get(f"{prefix}.{number}.value_match")
+            for index, call in enumerate(calls):
+                if any(
+                    (span.span_id if key == "span_id" else span.attributes.get(key)) == value for span in call.spans
+                ):
+                    return index
+            number += 1
+    return None
+
+
+def _ended(call: ModelCallView) -> float:
+    """When the call had ended: by the agent's own spans where there are some, since it is the agent that emits rewards."""
+    mine = [span for span in call.spans if span.name != semconv.MODEL_CALL] or list(call.spans)
+    return min(span.end_time if span.end_time is not None else (span.start_time or 0.0) for span in mine)
+
+
+def _are_siblings(call: ModelCallView, reward: Span, parents: dict[str, str]) -> bool:
+    parent = parents.get(reward.span_id)
+    return parent is not None and any(parents.get(span.span_id) == parent for span in call.spans)

@@ -1,0 +1,271 @@
+"""The spans of an attempt as a tree: which step was part of which.
+
+How spans whose parents are missing or broken find their place (`TraceTree.from_spans`):
+- a span whose parent is among the spans is below it;
+- spans that name the same lost parent stay together, below a virtual span that stands for it;
+- a circle of parents is cut above its earliest span;
+- several roots are below one virtual root, whose time is that of all of them. Virtual spans are named `leyden.virtual`.
+
+`repair_hierarchy` then moves what floats: instrumentations that do not share a context leave model calls beside the agent that made
+them. It moves only what lies directly below the root (or below the end of a chain of only children that starts there) and has no agent
+in it, to the innermost span that encloses it in time; where spans that run side by side enclose it, nobody can tell, and it stays. A
+call is never below another call, and nothing leaves an agent's subtree.
+
+A tree is drawn by `picture`. It knows spans, and what the normaliser says of each; it holds them, and changes none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from leyden import semconv
+from leyden.adapter.calls import in_order
+from leyden.adapter.normalise import AgentView, is_model_call, is_reward, read_agent
+from leyden.adapter.picture import Row, draw
+from leyden.errors import ConfigError
+from leyden.types import Span
+
+__all__ = ["TraceTree"]
+
+
+class TraceTree:
+    """A span and what is below it, in the order in which it started."""
+
+    def __init__(self, id: str, span: Span, children: Sequence[TraceTree] = ()) -> None:
+        self.id = id
+        self.span = span
+        self.children = list(children)
+
+    @property
+    def start_time(self) -> float | None:
+        """Unix seconds; None where it is not known."""
+        return self.span.start_time
+
+    @property
+    def end_time(self) -> float | None:
+        """Unix seconds; None where it is not known."""
+        return self.span.end_time
+
+    @classmethod
+    def from_spans(cls, spans: Sequence[Span]) -> TraceTree:
+        """The tree of one attempt's spans, given in any order; each span id is in it once.
+
+        Raises ConfigError when there are no spans: nothing can be said of them.
+        """
+        ordered = in_order(spans)
+        if not ordered:
+            raise ConfigError("a trace without spans has no tree; was the attempt recorded?")
+        nodes = {span.span_id: cls(span.span_id, span) for span in ordered}
+        roots: list[TraceTree] = []
+        lost: dict[str, list[TraceTree]] = {}
+        cut = _circle_starts(ordered)
+        for node in nodes.values():
+            parent_id = node.span.parent_id
+            if parent_id is None or node.id in cut:
+                roots.append(node)
+            elif parent_id in nodes:
+                nodes[parent_id].children.append(node)
+            else:
+                lost.setdefault(parent_id, []).append(node)
+        roots += [cls(parent_id, _virtual(parent_id, children), children) for parent_id, children in lost.items()]
+        if len(roots) == 1:
+            return roots[0]
+        roots.sort(key=lambda node: (node.start_time or 0.0, node.span.sequence_id, node.id))
+        return cls("virtual-root", _virtual("virtual-root", roots), roots)
+
+    def add_child(self, child: TraceTree) -> None:
+        """Put a node below this one, after the others."""
+        self.children.append(child)
+
+    def find_id(self, id: str) -> TraceTree | None:
+        """The node of a span id, at or below this one."""
+        return next((node for node in self.traverse() if node.id == id), None)
+
+    def traverse(self) -> list[TraceTree]:
+        """This node and all below it, depth first."""
+        found: list[TraceTree] = []
+        waiting: list[TraceTree] = [self]
+        while waiting:
+            node = waiting.pop()
+            found.append(node)
+            waiting.extend(reversed(node.children))
+        return found
+
+    def names_tuple(self) -> tuple[str, list[Any]]:
+        """The name, with the agent's in brackets, and the same of each child."""
+        agent = self.agent_name()
+        name = self.span.name if agent is None else f"{self.span.name} [{agent}]"
+        return name, [child.names_tuple() for child in self.children]
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"id", "span", "children"}`, as JSON can say it."""
+        children = [child.to_json() for child in self.children]
+        return {"id": self.id, "span": self.span.model_dump(mode="json"), "children": children}
+
+    def agent_name(self) -> str | None:
+        """The name of the agent whose step this very span is, None when it is no agent's."""
+        agent = read_agent(self.span)
+        return None if agent is None else agent.name
+
+    def is_reward_span(self) -> bool:
+        """Whether this span carries a reward or works one out."""
+        return is_reward(self.span)
+
+    def agents(self) -> dict[str, str | None]:
+        """For each span id at or below this node the nearest agent at or above it; None: there is none.
+
+        A node of a LangGraph graph is named with its graph: `graph.node`.
+        """
+        names: dict[str, str | None] = {}
+        waiting: list[tuple[TraceTree, AgentView | None, str | None]] = [(self, None, None)]
+        while waiting:
+            node, graph, name = waiting.pop()
+            if (agent := read_agent(node.span)) is not None:
+                if not agent.is_node:
+                    graph = agent
+                name = f"{graph.name}.{agent.name}" if agent.is_node and graph is not None else agent.name
+            names[node.id] = name
+            waiting.extend((child, graph, name) for child in node.children)
+        return names
+
+    def within_rewards(self) -> set[str]:
+        """The ids of the spans below a span that carries a reward or works one out."""
+        return {below.id for node in self.traverse() if is_reward(node.span) for below in node.traverse()[1:]}
+
+    def repair_hierarchy(self) -> None:
+        """Move what floats to where it belongs, in place; see the module's docstring."""
+        top = self
+        while len(top.children) == 1 and read_agent(top.span) is None:
+            top = top.children[0]
+        if read_agent(top.span) is not None:
+            return
+        above = {child.id: node for node in top.traverse() for child in node.children}
+        hosts = [host for node in top.children for host in _hosts(node)]
+        floating = [node for node in top.children if _length(node) is not None and not _has_agent(node)]
+        for node in sorted(floating, key=lambda node: (-(_length(node) or 0.0), node.id)):
+            host = _innermost(node, hosts, above)
+            if host is not None:
+                top.children.remove(node)
+                host.children.append(node)
+                above[node.id] = host
+        for host in hosts:
+            host.children.sort(key=lambda node: (node.start_time or 0.0, node.span.sequence_id, node.id))
+
+    def visualize(self, filename: str | Path | None = None, interested_span_match: str | None = None) -> str:
+        """The tree as a picture, an SVG: what each step was part of and when it ran. Written to `filename` too, if given.
+
+        filename: `.svg` is added to a name without it.
+        interested_span_match: a regular expression; only spans whose names it finds, and what is above them, are drawn.
+        """
+        shown = self._ids_to_show(interested_span_match)
+        rows: list[Row] = []
+        waiting: list[tuple[TraceTree, int]] = [(self, 0)]
+        while waiting:
+            node, depth = waiting.pop()
+            rows.append(Row(node.span, depth))
+            below = [child for child in node.children if shown is None or child.id in shown]
+            waiting.extend((child, depth + 1) for child in reversed(below))
+        svg = draw(rows)
+        if filename is not None:
+            path = Path(filename)
+            path = path if path.suffix == ".svg" else path.with_name(f"{path.name}.svg")
+            path.write_text(svg, encoding="utf-8")
+        return svg
+
+    def _ids_to_show(self, match: str | None) -> set[str] | None:
+        if match is None:
+            return None
+        shown: set[str] = set()
+        for node in reversed(self.traverse()):  # children before their parents
+            if re.search(match, node.span.name) or any(child.id in shown for child in node.children):
+                shown.add(node.id)
+        return shown
+
+    def __repr__(self) -> str:
+        return f"TraceTree(id={self.id!r}, name={self.span.name!r}, children={len(self.children)})"
+
+
+def _circle_starts(ordered: Sequence[Span]) -> set[str]:
+    """Of each circle of parents the span that started first."""
+    parents = {span.span_id: span.parent_id for span in ordered}
+    place = {span.span_id: index for index, span in enumerate(ordered)}
+    starts: set[str] = set()
+    known: set[str] = set()
+    for span in ordered:
+        path: list[str] = []
+        at: str | None = span.span_id
+        while at is not None and at in parents and at not in known:
+            known.add(at)
+            path.append(at)
+            at = parents[at]
+        if at in path:
+            starts.add(min(path[path.index(at) :], key=place.__getitem__))
+    return starts
+
+
+def _virtual(id: str, children: Sequence[TraceTree]) -> Span:
+    """A span for a step that was not recorded: it lasts from the first start to the last end below it."""
+    first = children[0].span
+    starts = [node.start_time for node in children if node.start_time is not None]
+    ends = [node.end_time for node in children if node.end_time is not None]
+    return Span(
+        rollout_id=first.rollout_id,
+        attempt_id=first.attempt_id,
+        sequence_id=min(node.span.sequence_id for node in children),
+        trace_id=first.trace_id,
+        span_id=id,
+        name=semconv.VIRTUAL,
+        start_time=min(starts, default=None),
+        end_time=max(ends, default=None),
+    )
+
+
+def _has_agent(node: TraceTree) -> bool:
+    return any(read_agent(below.span) is not None for below in node.traverse())
+
+
+def _hosts(node: TraceTree) -> list[TraceTree]:
+    """What may take in a floating span: everything with a length but model calls and what is below them."""
+    found: list[TraceTree] = []
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if not is_model_call(node.span):
+            if _length(node):
+                found.append(node)
+            waiting.extend(node.children)
+    return found
+
+
+def _length(node: TraceTree) -> float | None:
+    if node.start_time is None or node.end_time is None:
+        return None
+    return node.end_time - node.start_time
+
+
+def _innermost(node: TraceTree, hosts: Sequence[TraceTree], above: dict[str, TraceTree]) -> TraceTree | None:
+    """The innermost of the spans that enclose this one; None where they are not inside each other."""
+    enclosing = [
+        host for host in hosts if host is not node and _encloses(host, node) and not _is_above(node, host, above)
+    ]
+    innermost = min(enclosing, key=lambda host: (_length(host), host.id), default=None)
+    if innermost is None or not all(host is innermost or _is_above(host, innermost, above) for host in enclosing):
+        return None
+    return innermost
+
+
+def _encloses(host: TraceTree, node: TraceTree) -> bool:
+    if host.start_time is None or host.end_time is None or node.start_time is None or node.end_time is None:
+        return False
+    inside = host.start_time <= node.start_time and node.end_time <= host.end_time
+    return inside and (host.start_time, host.end_time) != (node.start_time, node.end_time)
+
+
+def _is_above(node: TraceTree, below: TraceTree, above: dict[str, TraceTree]) -> bool:
+    at = above.get(below.id)
+    while at is not None and at is not node:
+        at = above.get(at.id)
+    return at is node

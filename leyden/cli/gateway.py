@@ -1,0 +1,90 @@
+"""`leyden gateway`: the gateway alone, for agents and runners that were started elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from leyden.errors import ConfigError
+
+__all__ = ["DEFAULT_PORT", "gateway"]
+
+DEFAULT_PORT = 4748
+
+
+def gateway(
+    model: Annotated[
+        list[str], typer.Option(help="NAME=URL: a model and its server's base URL; several times for several.")
+    ],
+    store: Annotated[
+        str, typer.Option(help="Where calls are recorded: http://HOST:PORT, postgresql://..., a file, memory://.")
+    ] = "http://127.0.0.1:4747",
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LEYDEN_GATEWAY_TOKEN", show_envvar=True, help="What clients must show; other machines need one."
+        ),
+    ] = None,
+    model_key: Annotated[
+        str | None,
+        typer.Option(envvar="LEYDEN_MODEL_KEY", show_envvar=True, help="The API key that the models' servers want."),
+    ] = None,
+    record_tokens: Annotated[
+        bool,
+        typer.Option(help="Ask servers for token ids; not for those that refuse unknown fields (api.openai.com)."),
+    ] = True,
+    durable: Annotated[
+        bool, typer.Option("--durable", help="Record each call before the last byte of its answer.")
+    ] = False,
+) -> None:
+    """Pass model calls on and record each in its attempt, until Ctrl-C or SIGTERM.
+
+    Agents call http://HOST:PORT/rollout/ID/attempt/ID/v1, or http://HOST:PORT/v1 with the attempt's key. A model that is named
+    several times has several servers. Runners end their attempts here if the store has the same LEYDEN_STORE_TOKEN.
+
+    \b
+    Examples:
+      leyden gateway --model policy=http://127.0.0.1:8000/v1
+      leyden gateway --store .leyden/store.db --model a=http://gpu-1:8000/v1 --model a=http://gpu-2:8000/v1
+      LEYDEN_GATEWAY_TOKEN=secret leyden gateway --host 0.0.0.0 --model policy=http://gpu-1:8000/v1 --durable
+    """
+    from leyden.utils.logs import setup_logging
+
+    setup_logging("WARNING")
+    models = [{**_named(given), "api_key": model_key, "record_tokens": record_tokens} for given in model]
+    options = {"host": host, "port": port or None, "token": token, "model_list": models, "durable": durable}
+    asyncio.run(_serve(store, options))
+
+
+def _named(given: str) -> dict[str, Any]:
+    name, equals, url = given.partition("=")
+    if not (name and equals and url):
+        raise ConfigError(f"--model is {given!r}; it must be NAME=URL, such as policy=http://127.0.0.1:8000/v1")
+    return {"model_name": name, "endpoint": url}
+
+
+async def _serve(store_url: str, options: dict[str, Any]) -> None:
+    import os
+
+    from leyden.gateway import LLMProxy
+    from leyden.store import open_store
+
+    proxy = LLMProxy(**options)
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    proxy.share_control(os.environ.get("LEYDEN_STORE_TOKEN"))
+    async with open_store(store_url) as store:
+        proxy.set_store(store)
+        async with proxy:
+            who = "with the token" if options["token"] else "without a token"
+            names = ", ".join(dict.fromkeys(entry["model_name"] for entry in options["model_list"]))
+            say = Console(highlight=False).print
+            say(f"serving {names} at {proxy.endpoint}, {who}; recording in {store.url}", soft_wrap=True, markup=False)
+            await ended.wait()

@@ -1,0 +1,109 @@
+"""`leyden store`: serve a store to other processes and machines."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from leyden.errors import ConfigError
+
+if TYPE_CHECKING:
+    from leyden.types import Retention
+
+__all__ = ["DEFAULT_PORT", "store"]
+
+DEFAULT_PORT = 4747
+
+
+def store(
+    context: typer.Context,
+    url: Annotated[
+        str, typer.Option(help="What to serve: sqlite:///absolute/path, a plain path, postgresql://..., memory://.")
+    ] = ".leyden/store.db",
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
+    socket: Annotated[
+        Path | None, typer.Option(help="A Unix socket to serve on instead of a port, for this user on this machine.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LEYDEN_STORE_TOKEN", show_envvar=True, help="What clients must show; other machines need one."
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve other machines without a token: whoever reaches it may do all.")
+    ] = False,
+    durability: Annotated[
+        str | None,
+        typer.Option(help="Of a file: 'process' survives a killed process, 'power' a power cut too (slower)."),
+    ] = None,
+    keep_rollouts: Annotated[
+        int | None, typer.Option(min=0, help="How many finished rollouts are kept; all by default.")
+    ] = None,
+    keep_days: Annotated[float | None, typer.Option(min=0.001, help="How long a finished rollout is kept.")] = None,
+    keep_gb: Annotated[float | None, typer.Option(min=0.001, help="How many gigabytes of spans are kept.")] = None,
+    monitor: Annotated[
+        bool, typer.Option("--monitor", help="Watch the workers and the store, and write alerts to the log.")
+    ] = False,
+) -> None:
+    """Serve a store over HTTP, until Ctrl-C or SIGTERM.
+
+    Runners and algorithms open it with open_store("http://HOST:PORT"). The REST interface explains itself at /docs;
+    /metrics is for Prometheus.
+
+    \b
+    Examples:
+      leyden store
+      leyden store --url sqlite:///data/runs.db --port 4800
+      leyden store --socket /run/user/1000/leyden.sock
+      LEYDEN_STORE_TOKEN=secret leyden store --host 0.0.0.0 --keep-days 30
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from leyden.types import Retention
+    from leyden.utils.listening import is_loopback
+    from leyden.utils.logs import setup_logging
+
+    setup_logging("WARNING")
+    retention = Retention(
+        max_rollouts=keep_rollouts,
+        max_age_seconds=None if keep_days is None else keep_days * 86_400,
+        max_bytes=None if keep_gb is None else int(keep_gb * 1e9),
+    )
+    if not is_loopback(host) and token is None and not insecure:
+        raise ConfigError(
+            f"--host {host} can be reached from other machines: give --token (or LEYDEN_STORE_TOKEN), or say --insecure"
+        )
+    if url.startswith(("http://", "https://", "http+unix://")):
+        raise ConfigError(f"--url {url} is served already; give the database behind it, or nothing for a new file")
+    if socket is not None and (host, port) != ("127.0.0.1", DEFAULT_PORT):
+        raise ConfigError("a server has a port or a socket: leave out --host and --port, or --socket")
+    place = {"host": host, "port": port} if socket is None else {"socket_path": socket}
+    asyncio.run(_serve(url, durability, {**place, "token": token}, insecure, retention, monitor))
+
+
+async def _serve(
+    url: str, durability: Any, address: dict[str, Any], insecure: bool, retention: Retention, monitor: bool
+) -> None:
+    from leyden.monitor import Monitor
+    from leyden.monitor.prometheus import metrics
+    from leyden.store import LightningStoreServer, open_store
+
+    console = Console(highlight=False)
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with open_store(url, durability=durability) as opened:
+        server = LightningStoreServer(opened, **address, insecure=insecure, retention=retention, views=metrics(opened))
+        async with server, Monitor().watch(opened) if monitor else nullcontext():
+            who = "with the token" if address["token"] else "without a token"
+            console.print(f"serving {opened.url} at {server.endpoint}, {who}", soft_wrap=True, markup=False)
+            console.print(f"what there is to ask: {server.endpoint}/docs", soft_wrap=True, markup=False)
+            await ended.wait()

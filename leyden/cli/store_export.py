@@ -1,0 +1,76 @@
+"""`leyden store export`: what a store holds, as Parquet files."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from leyden.errors import ConfigError
+from leyden.types import RolloutStatus
+
+if TYPE_CHECKING:
+    from leyden.store.export import Exported
+
+__all__ = ["export"]
+
+
+def export(
+    out_dir: Annotated[Path, typer.Argument(help="The directory to make.")],
+    url: Annotated[
+        str, typer.Option(help="A file, also one that is in use; postgresql://...; or http://host:port of a server.")
+    ] = ".leyden/store.db",
+    token: Annotated[
+        str | None, typer.Option(envvar="LEYDEN_STORE_TOKEN", show_envvar=True, help="What the server asks for.")
+    ] = None,
+    status: Annotated[
+        list[str] | None, typer.Option(help="Only rollouts of this status; may be given several times.")
+    ] = None,
+) -> None:
+    """Write rollouts, attempts, spans and resources to Parquet files.
+
+    \b
+    Examples:
+      leyden store export --url .leyden/20260102-101500-ab12/store.sqlite out
+      leyden store export --url http://127.0.0.1:4747 --status succeeded out
+      duckdb -c "SELECT mode, avg(reward) FROM 'out/rollouts.parquet' GROUP BY mode"
+    """
+    for name in status or ():
+        if name not in get_args(RolloutStatus):
+            raise ConfigError(f"--status {name} is none; possible: {', '.join(get_args(RolloutStatus))}")
+    exported = asyncio.run(_export(url, token, out_dir, status))
+    counts = ", ".join(f"{count:,} {name}" for name, count in exported.rows.items())
+    size = sum(file.stat().st_size for file in exported.directory.iterdir())
+    typer.echo(f"{exported.directory}: {counts}; {size / 1e6:,.1f} MB")
+
+
+async def _export(url: str, token: str | None, directory: Path, status: Any) -> Exported:
+    from leyden.store import open_store
+    from leyden.store.export import export_parquet
+
+    scheme = url.partition("://")[0] if "://" in url else "sqlite"
+    options: dict[str, Any] = {"read_only": not scheme.startswith("postgres")}
+    if scheme in ("http", "https"):
+        options = {"token": token}
+    console = Console(stderr=True)
+    shown = Progress(
+        TextColumn("rollouts"),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    async with open_store(url, **options) as store:
+        with shown:
+            bar = shown.add_task("", total=None)
+            return await export_parquet(
+                store,
+                directory,
+                status_in=status,
+                on_progress=lambda done, total: shown.update(bar, completed=done, total=total),
+            )

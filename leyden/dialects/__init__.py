@@ -1,0 +1,41 @@
+"""The languages in which programs talk to models: OpenAI's chat, completions, responses and embeddings, Anthropic's messages.
+
+Pure functions of JSON values and bytes: no I/O, no knowledge of agents, engines or the gateway. Chat is the hub. Each other
+dialect translates its requests and answers to chat and back, whole and as a stream; what cannot be said raises `Untranslatable`,
+which names the field, and fields that nobody knows survive.
+
+- `base`: what a dialect is, and the table of them;
+- `passage`: one call on its way between two dialects;
+- `chat`: token ids and log-probabilities: asked for, hidden again, put together from a stream;
+- `messages`, `responses`: the translations, in `request`, `answer` and `stream`;
+- `encoding`, `errors`, `fields`: JSON and events as bytes, errors for each kind of client, reading fields.
+
+To add a dialect, write its six translations and put a line into `base.DIALECTS`.
+"""
+
+from leyden.dialects.base import DIALECTS, Dialect, DialectName
+from leyden.dialects.chat import Hidden, StreamAssembler, prepare, usage, visible
+from leyden.dialects.encoding import DONE, Json, dump, named_event, split_events, sse_event
+from leyden.dialects.errors import anthropic_error, openai_error
+from leyden.dialects.passage import Passage, PassageStream
+
+__all__ = [
+    "DIALECTS",
+    "DONE",
+    "Dialect",
+    "DialectName",
+    "Hidden",
+    "Json",
+    "Passage",
+    "PassageStream",
+    "StreamAssembler",
+    "anthropic_error",
+    "dump",
+    "named_event",
+    "openai_error",
+    "prepare",
+    "split_events",
+    "sse_event",
+    "usage",
+    "visible",
+]

@@ -1,0 +1,218 @@
+"""Chat completions and completions: what recording asks for and hides again, and a stream put together.
+
+What to ask the upstream for besides what the agent asked for, what to hide again from the answer, and how to put the
+chunks of a stream together into one answer. Everything else passes through unread. Pure functions of JSON values.
+
+Token ids are as vLLM gives them: with `return_token_ids` a chat answer has `prompt_token_ids` and each choice
+`token_ids`; in a stream the first chunk has the former and every chunk the latter. A completion has both in the choice.
+`policy_versions`, beside `token_ids`, is Leyden's own: the version of the policy that sampled each token.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+from leyden.dialects.encoding import Json, dump
+
+__all__ = ["Hidden", "StreamAssembler", "chunks_of", "prepare", "usage", "visible"]
+
+_OURS_IN_CHOICE = ("token_ids", "prompt_token_ids", "policy_versions")
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What the gateway asked for and the agent did not: hidden from the answer again."""
+
+    token_ids: bool = False
+    logprobs: bool = False
+    usage: bool = False
+    """Of a stream; other answers have their usage unasked."""
+
+    def __bool__(self) -> bool:
+        return self.token_ids or self.logprobs or self.usage
+
+
+def prepare(
+    raw: bytes, request: Json, *, model: str, logprobs: bool | int | None, seed: int | None
+) -> tuple[bytes, Hidden]:
+    """The body for the upstream, and what must be hidden from its answer.
+
+    raw, request: the agent's body, as bytes and parsed. model: the upstream's name for the model. logprobs: the value
+    that asks for the log-probability of each sampled token and of no other; None: ask for no tokens at all. seed: used
+    if the agent gave none. The agent's own bytes are kept where something is only added to them.
+    """
+    added: Json = {}
+    if logprobs is not None:
+        if request.get("return_token_ids") is not True:
+            added["return_token_ids"] = True
+        wished = request.get("logprobs")
+        if wished is None or wished is False:  # 0 is a wish: completions take a number
+            added["logprobs"] = logprobs
+        options: Any = request.get("stream_options") or {}
+        if request.get("stream") is True and isinstance(options, dict) and not cast(Json, options).get("include_usage"):
+            added["stream_options"] = {**options, "include_usage": True}
+    hidden = Hidden(
+        token_ids="return_token_ids" in added, logprobs="logprobs" in added, usage="stream_options" in added
+    )
+    if seed is not None and request.get("seed") is None:
+        added["seed"] = seed
+    if request.get("model") != model:
+        added["model"] = model
+    return _with_fields(raw, request, added), hidden
+
+
+def _with_fields(raw: bytes, request: Json, added: Json) -> bytes:
+    if not added:
+        return raw
+    body = raw.lstrip()
+    if not request or not body.startswith(b"{") or any(name in request for name in added):
+        return dump({**request, **added})
+    return dump(added)[:-1] + b"," + body[1:]
+
+
+def usage(n_prompt: int, n_response: int) -> Json:
+    """The token counts of an answer."""
+    return {"prompt_tokens": n_prompt, "completion_tokens": n_response, "total_tokens": n_prompt + n_response}
+
+
+def visible(answer: Json, hidden: Hidden) -> Json | None:
+    """`answer` (whole, or one chunk of a stream) without what is hidden; None for a chunk that has nothing else.
+
+    `answer` itself is unchanged.
+    """
+    shown = dict(answer)
+    if hidden.token_ids:
+        shown.pop("prompt_token_ids", None)
+    choices: Any = answer.get("choices")
+    usage = shown.pop("usage", None) if hidden.usage else None
+    if usage and not choices:
+        return None
+    if isinstance(choices, list) and (hidden.token_ids or hidden.logprobs):
+        shown["choices"] = [_visible_choice(choice, hidden) for choice in cast(list[Any], choices)]
+    return shown
+
+
+def _visible_choice(choice: Any, hidden: Hidden) -> Any:
+    if not isinstance(choice, dict):
+        return choice
+    shown = dict(cast(Json, choice))
+    if hidden.token_ids:
+        for name in _OURS_IN_CHOICE:
+            shown.pop(name, None)
+    if hidden.logprobs and "logprobs" in shown:
+        shown["logprobs"] = None
+    return shown
+
+
+def chunks_of(answer: Json, *, usage: bool) -> list[Json]:
+    """A whole answer as the chunks of a stream: each choice in one piece, its end, and the usage if it is wanted.
+
+    Raises TypeError, KeyError or AttributeError for what is no answer.
+    """
+    head = {name: value for name, value in answer.items() if name not in ("choices", "usage", "prompt_token_ids")}
+    if head.get("object") == "chat.completion":
+        head["object"] = "chat.completion.chunk"
+    pieces = [piece for choice in answer["choices"] for piece in _pieces(choice)]
+    chunks: list[Json] = [{**head, "choices": [piece]} for piece in pieces]
+    if chunks and "prompt_token_ids" in answer:
+        chunks[0]["prompt_token_ids"] = answer["prompt_token_ids"]
+    return [*chunks, {**head, "choices": [], "usage": answer["usage"]}] if usage and answer.get("usage") else chunks
+
+
+def _pieces(choice: Json) -> list[Json]:
+    if "message" not in choice:  # a completion's text
+        return [choice]
+    delta = dict(choice["message"])
+    if delta.get("tool_calls"):
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(delta["tool_calls"])]
+    rest = {name: value for name, value in choice.items() if name != "message"}
+    end: Json = {
+        "index": choice.get("index", 0),
+        "delta": {},
+        "logprobs": None,
+        "finish_reason": choice.get("finish_reason"),
+    }
+    return [{**rest, "delta": delta, "finish_reason": None}, end]
+
+
+class StreamAssembler:
+    """Puts the chunks of one stream together into the answer that would have come unstreamed."""
+
+    def __init__(self) -> None:
+        self._head: Json = {}
+        self._choices: dict[int, Json] = {}
+        self.error: str | None = None
+        """What the upstream said went wrong, if it said so in the stream."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice that began has its finish reason."""
+        return bool(self._choices) and all(choice.get("finish_reason") for choice in self._choices.values())
+
+    def feed(self, chunk: Json) -> None:
+        """Add one chunk. Raises ValueError, TypeError, KeyError or AttributeError for one that is no chunk."""
+        if chunk.get("error"):
+            self.error = json.dumps(chunk["error"], ensure_ascii=False)
+            return
+        for name, value in chunk.items():
+            if name != "choices" and value is not None:
+                self._head.setdefault(name, value)
+        if chunk.get("usage") is not None:
+            self._head["usage"] = chunk[
+                "usage"
+            ]  # with `continuous_usage_stats` every chunk has one; the last one counts
+        for part in chunk.get("choices") or ():
+            self._feed_choice(part)
+
+    def _feed_choice(self, part: Json) -> None:
+        choice = self._choices.setdefault(int(part.get("index", 0)), {"finish_reason": None})
+        if part.get("finish_reason"):
+            choice["finish_reason"] = part["finish_reason"]
+        if part.get("delta") is not None:
+            _merge_delta(choice.setdefault("message", {}), part["delta"])
+        if part.get("text") is not None:
+            choice["text"] = choice.get("text", "") + part["text"]
+        for name in ("token_ids", "policy_versions"):
+            if part.get(name) is not None:
+                choice.setdefault(name, []).extend(part[name])
+        if part.get("prompt_token_ids") is not None:
+            choice.setdefault("prompt_token_ids", part["prompt_token_ids"])
+        if part.get("logprobs") is not None:
+            logprobs: Json = choice.setdefault("logprobs", {})
+            for name, values in part["logprobs"].items():
+                if isinstance(values, list):
+                    logprobs.setdefault(name, []).extend(values)
+
+    def answer(self) -> Json:
+        """The whole answer so far."""
+        choices = [{"index": index, **choice} for index, choice in sorted(self._choices.items())]
+        return {**self._head, "choices": choices}
+
+
+def _merge_delta(message: Json, delta: Json) -> None:
+    for name, value in delta.items():
+        if name == "tool_calls":
+            for part in value or ():
+                _merge_tool_call(message.setdefault("tool_calls", []), part)
+        elif isinstance(value, str) and name != "role":
+            message[name] = (message.get(name) or "") + value
+        elif isinstance(value, list) and isinstance(message.get(name), list):
+            message[name] = [*message[name], *cast(list[Any], value)]
+        elif value is not None or name not in message:
+            message[name] = value
+
+
+def _merge_tool_call(calls: list[Json], part: Json) -> None:
+    index = int(part.get("index", len(calls)))
+    while len(calls) <= index:
+        calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+    call = calls[index]
+    for name, value in part.items():
+        if value and name not in ("index", "function"):
+            call[name] = value
+    function: Json = part.get("function") or {}
+    if function.get("name"):
+        call["function"]["name"] = function["name"]
+    call["function"]["arguments"] += function.get("arguments") or ""

@@ -1,0 +1,50 @@
+"""JSON and server-sent events as bytes, which every dialect shares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["DONE", "Json", "dump", "named_event", "split_events", "sse_event"]
+
+Json = dict[str, Any]
+
+DONE = b"[DONE]"
+"""The data of the event that ends a stream of chunks."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def dump(value: object) -> bytes:
+    """Compact JSON in UTF-8."""
+    try:
+        return _encode(value).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can say and UTF-8 cannot
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def split_events(buffer: bytearray) -> Iterator[tuple[bytes, bytes]]:
+    """Take the complete server-sent events out of `buffer`: (the event as it came, its data)."""
+    while True:
+        end, width = buffer.find(b"\n\n"), 2
+        crlf = buffer.find(b"\r\n\r\n", 0, end if end >= 0 else len(buffer))
+        if crlf >= 0:
+            end, width = crlf, 4
+        if end < 0:
+            return
+        event = bytes(buffer[: end + width])
+        del buffer[: end + width]
+        lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
+        yield event, b"\n".join(lines)
+
+
+def sse_event(data: bytes, *, like: bytes = b"") -> bytes:
+    """One server-sent event; with the name, id and comments of the event `like`."""
+    others = [line + b"\n" for line in like.splitlines() if line and not line.startswith(b"data:")]
+    return b"".join(others) + b"data: " + data + b"\n\n"
+
+
+def named_event(body: Json) -> bytes:
+    """One server-sent event whose name is the body's `type`, as Anthropic and the Responses API send them."""
+    return b"event: " + str(body["type"]).encode() + b"\ndata: " + dump(body) + b"\n\n"

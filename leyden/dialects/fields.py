@@ -1,0 +1,99 @@
+"""Reading the fields of a request or an answer that is to be translated.
+
+What is not as it must be raises `Untranslatable`, which names the field: `messages[2].content[0].source`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from leyden.dialects.encoding import Json
+from leyden.errors import Untranslatable
+
+__all__ = [
+    "NOT_IN_EVENTS",
+    "REASONING",
+    "a_list",
+    "a_text",
+    "an_object",
+    "neutral",
+    "reasoning_of",
+    "shown",
+    "single_text",
+    "the_choice",
+    "without",
+]
+
+REASONING = ("reasoning_content", "reasoning")
+"""Where chat servers put a message's reasoning: DeepSeek and older ones under the first name, vLLM under the second."""
+
+NOT_IN_EVENTS: dict[str, tuple[Any, ...]] = {"return_token_ids": (False,), "logprobs": (False,), "n": (1,)}
+"""What chat's chunks can hold and the events of other APIs have no place for."""
+
+
+def shown(value: Any) -> str:
+    """`value` as a message can hold it."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def an_object(value: Any, field: str) -> Json:
+    """Raises Untranslatable."""
+    if not isinstance(value, dict):
+        raise Untranslatable(field, f"must be an object, got {shown(value)}")
+    return cast(Json, value)
+
+
+def a_list(value: Any, field: str) -> list[Any]:
+    """An absent value is empty. Raises Untranslatable."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise Untranslatable(field, f"must be a list, got {shown(value)}")
+    return cast(list[Any], value)
+
+
+def a_text(value: Any, field: str) -> str:
+    """Raises Untranslatable."""
+    if not isinstance(value, str):
+        raise Untranslatable(field, f"must be a string, got {shown(value)}")
+    return value
+
+
+def without(fields: Json, names: Iterable[str]) -> Json:
+    """The fields that nobody translates, and which survive as they are."""
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def neutral(fields: Json, table: Mapping[str, Sequence[Any]], where: str) -> None:
+    """Check fields that have no counterpart in `where`: null, or a value in `table` that changes nothing.
+
+    Raises Untranslatable.
+    """
+    for name, values in table.items():
+        if (value := fields.get(name)) is not None and value not in values:
+            raise Untranslatable(name, f"is {shown(value)}, which {where} cannot say; leave it out")
+
+
+def reasoning_of(message: Json) -> str:
+    """The reasoning of a chat message or delta; empty if there is none."""
+    return next((text for name in REASONING if isinstance(text := message.get(name), str) and text), "")
+
+
+def single_text(parts: list[Json]) -> str | list[Json]:
+    """The content of a message: a string where it is one plain text."""
+    if not parts:
+        return ""
+    if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
+        return cast(str, parts[0]["text"])
+    return parts
+
+
+def the_choice(answer: Json) -> Json:
+    """The one choice of a chat answer. Raises Untranslatable if there is none or are several."""
+    choices = a_list(answer.get("choices"), "choices")
+    if len(choices) != 1:
+        raise Untranslatable("choices", f"must be one for this API, got {len(choices)}")
+    return an_object(choices[0], "choices[0]")

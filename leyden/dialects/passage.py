@@ -1,0 +1,211 @@
+"""One call on its way from the agent's dialect to the model's and back.
+
+Where both are one dialect, bytes pass as they are; otherwise the request goes to chat and on, and the answer back. In
+either case the call is told in chat too, which is what is recorded. No I/O.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from leyden.dialects.base import Dialect
+from leyden.dialects.chat import Hidden, StreamAssembler, chunks_of, prepare, visible
+from leyden.dialects.encoding import DONE, Json, dump, sse_event
+from leyden.dialects.errors import error_message
+from leyden.errors import Untranslatable
+
+__all__ = ["Passage", "PassageStream"]
+
+_MISREAD = (AttributeError, KeyError, TypeError, ValueError)
+"""What comes of reading a body that is not as its API wants it, where no check has named the field."""
+
+
+class Passage:
+    """The request for the upstream, and what becomes of its answer."""
+
+    def __init__(
+        self,
+        client: Dialect,
+        upstream: Dialect,
+        raw: bytes,
+        request: Json,
+        *,
+        whole: Json | None = None,
+        model: str,
+        record_tokens: bool,
+        seed: int | None = None,
+    ) -> None:
+        """raw, request: the agent's body, as bytes and parsed. whole: the request to translate, where that one only refers
+        to earlier turns. model: the upstream's name for the model.
+
+        seed: used where the upstream's dialect has seeds and the agent gave none. Raises Untranslatable.
+        """
+        self.client = client
+        self.upstream = upstream
+        self.verbatim = client is upstream
+        self.request = request
+        self.chat = request
+        """The request in chat; as it came where it cannot be told so."""
+        if self.verbatim:
+            self.chat = _told(client.request_to_chat, request)
+        else:
+            self.chat = _translated(client.request_to_chat, whole or request)
+            request = _translated(upstream.request_from_chat, self.chat)
+            raw = dump(request)
+        logprobs = upstream.logprobs if record_tokens else None
+        self.seed = seed if upstream.logprobs is not None and request.get("seed") is None else None
+        """The seed that was added, if one was."""
+        self.body, self.hidden = prepare(raw, request, model=model, logprobs=logprobs, seed=self.seed)
+
+    def answer(self, raw: bytes) -> tuple[Json, bytes]:
+        """An answer that is no stream, in chat and as the agent gets it.
+
+        Raises ValueError for what is no JSON object, Untranslatable (which is one, too).
+        """
+        found: Any = json.loads(raw)
+        if not isinstance(found, dict):
+            raise ValueError(f"a JSON {type(found).__name__} is no answer")
+        answer: Json = found  # pyright: ignore[reportUnknownVariableType] -- JSON
+        if self.verbatim:
+            told = _told(self.upstream.answer_to_chat, answer)
+            return told, dump(visible(answer, self.hidden)) if self.hidden else raw
+        told = _translated(self.upstream.answer_to_chat, answer)
+        shown = visible(told, self.hidden) or told
+        return told, dump(_translated(lambda chat: self.client.answer_from_chat(chat, self.request), shown))
+
+    def stream(self) -> PassageStream:
+        """For an answer that is a stream."""
+        return PassageStream(self.client, self.upstream, self.hidden, self.request)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the agent wants a stream."""
+        return self.request.get("stream") is True
+
+    def unstreamed(self) -> bytes:
+        """`body`, asking for the same answer in one piece. Only for an upstream that is asked in chat or completions."""
+        body: Json = json.loads(self.body)
+        body.pop("stream_options", None)
+        return dump({**body, "stream": False})
+
+    def events_of(self, raw: bytes) -> bytes | None:
+        """A whole answer of the upstream as the events of the stream that the agent wants, to be fed to `stream()`.
+
+        None for what is no answer of chat or completions.
+        """
+        try:
+            answer: Any = json.loads(raw)
+            options: Any = self.request.get("stream_options") or {}
+            wanted = not self.verbatim or self.hidden.usage or bool(options.get("include_usage"))
+            chunks = chunks_of(answer, usage=wanted)
+        except (*_MISREAD, RecursionError):
+            return None
+        return b"".join(sse_event(dump(chunk)) for chunk in chunks) + sse_event(DONE)
+
+    def error(self, status: int, raw: bytes) -> bytes:
+        """An error of the upstream as the agent gets it."""
+        same = self.verbatim or self.client.error is self.upstream.error
+        return raw if same else self.client.error(status, error_message(raw))
+
+
+class PassageStream:
+    """A streamed answer, event by event."""
+
+    def __init__(self, client: Dialect, upstream: Dialect, hidden: Hidden, request: Json) -> None:
+        self._client = client
+        self._verbatim = client is upstream
+        self._hidden = hidden
+        self._chunks = upstream.events_to_chat()
+        self._events = None if self._verbatim else client.events_from_chat(request)
+        self._assembler = StreamAssembler()
+        self._told = True
+        """What came so far could be told in chat."""
+        self.ended = False
+        """The upstream has sent its last event: the record can be written before the agent sees it."""
+        self._error_sent = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is whole."""
+        return self.ended if not self._told else self._assembler.finished
+
+    @property
+    def error(self) -> str | None:
+        """What the upstream said went wrong, if it said so in the stream."""
+        return self._assembler.error
+
+    def answer(self) -> Json:
+        """The answer so far, in chat."""
+        return self._assembler.answer()
+
+    def feed(self, event: bytes, data: bytes) -> bytes:
+        """One event as the agent gets it: nothing for one that holds only what is hidden.
+
+        Raises ValueError, TypeError, KeyError or AttributeError for what is no event of the upstream's dialect.
+        """
+        if data == DONE:
+            self.ended = True
+            return event if self._events is None else self._end(self._events.end())
+        if not data:
+            return event if self._events is None else b""
+        found: Any = json.loads(data)
+        if self._events is None:
+            return self._as_it_came(event, found)
+        shown: list[bytes] = []
+        for chunk in self._chunks.feed(found):
+            self._assembler.feed(chunk)
+            if chunk.get("error"):
+                self._error_sent = True
+                shown.append(self._client.error_event(500, str(chunk["error"].get("message") or self.error)))
+            else:
+                shown += self._events.feed(chunk)
+        if self._chunks.ended:
+            self.ended = True
+            shown.append(self._end(self._events.end()))
+        return b"".join(shown)
+
+    def close(self, rest: bytes) -> bytes:
+        """What ends the agent's stream when the upstream's ended without saying so. rest: what is left of it."""
+        if self._events is None or self.ended:
+            return rest if self._events is None else b""
+        self.ended = True
+        return self._end(self._events.end())
+
+    def _end(self, events: list[bytes]) -> bytes:
+        return b"" if self._error_sent else b"".join(events)
+
+    def _as_it_came(self, event: bytes, found: Any) -> bytes:
+        try:
+            for chunk in self._chunks.feed(found):
+                self._assembler.feed(chunk)
+        except Untranslatable:  # the agent reads it all the same; only the record has no words for it
+            self._told = False
+        except _MISREAD:
+            if self._told:
+                raise
+        self.ended = self._chunks.ended
+        if not self._hidden:
+            return event
+        shown = visible(found, self._hidden)
+        if shown is None:
+            return b""
+        return event if shown == found else sse_event(dump(shown), like=event)
+
+
+def _translated(translate: Callable[[Json], Json], body: Json) -> Json:
+    try:
+        return translate(body)
+    except Untranslatable:
+        raise
+    except _MISREAD as error:
+        raise Untranslatable("the body", f"is not as its API wants it ({type(error).__name__}: {error})") from error
+
+
+def _told(translate: Callable[[Json], Json], body: Json) -> Json:
+    """The body in chat; as it is where chat cannot say it, or where the server or the agent will have to judge it."""
+    try:
+        return translate(body)
+    except _MISREAD:
+        return body

@@ -1,0 +1,118 @@
+"""What runs in an actor of a Ray cluster: one worker, from its start to its end.
+
+Ray makes the actor, and makes it anew when its process dies; the strategy (`ray.py`) calls the methods, each in a thread of the actor. It
+does not import Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from leyden.execution.child import Failure, Order, Word, set_log_levels, work
+from leyden.utils.latch import Latch
+from leyden.utils.own_loop import new_own_loop
+
+__all__ = ["THREADS", "Actor"]
+
+THREADS = 4
+"""Calls at a time: `run`, `wait_prepared` and an order, and one to spare."""
+
+
+class Actor:
+    """One worker in a process of its own. Making it runs nothing of the user's.
+
+    No method of it is a coroutine: Ray would call all of them on one event loop, which agents could block.
+    """
+
+    def __init__(self, worker_id: int, packed: bytes, log_levels: Mapping[str, int]) -> None:
+        self.begin, self.stop = Latch(), Latch()
+        self._name = secrets.token_hex(8)
+        self._worker_id, self._packed, self._log_levels = worker_id, packed, log_levels
+        self._settled = Latch()
+        """It is prepared, or it never will be."""
+        self._prepared, self._finished = False, False
+        self._cancel: Callable[[], Any] = lambda: None
+        threading.Thread(target=self._leave_with_its_node, name="leyden-node", daemon=True).start()
+
+    def wake(self) -> str:
+        """A name that no other process of the worker has."""
+        return self._name
+
+    def run(self) -> Word | None:
+        """All of its work: `finished` when it is done, None when it was cancelled."""
+        logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+        set_log_levels(self._log_levels)
+        try:
+            with asyncio.Runner(loop_factory=new_own_loop) as runner:
+                runner.run(_work(self, self._worker_id, self._packed))
+        except asyncio.CancelledError:
+            return None
+        except BaseException as error:  # noqa: BLE001 -- whoever started it is told, whatever it is
+            return Failure.of(error)
+        finally:
+            self._settled.set()
+        return "finished" if self._finished else None
+
+    def wait_prepared(self) -> bool:
+        """Wait until it can begin; False when it has ended before that."""
+        self._settled.wait()
+        return self._prepared
+
+    def obey(self, order: Order) -> None:
+        """What the supervisor sends."""
+        if order == "stop":
+            self.stop.set()
+        self.begin.set()
+
+    def cancel(self) -> None:
+        """Cancel what it does."""
+        self._cancel()
+
+    def leave(self) -> None:
+        """End this process and what agents started in it; Ray starts another."""
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    def _leave_with_its_node(self) -> None:
+        """The node's own process started this one. Ray leaves what a dead node had running to itself for a while."""
+        try:
+            node = os.pidfd_open(os.getppid())
+        except (AttributeError, OSError):  # not Linux; or it has gone already, and Ray ends this one too
+            return
+        select.select([node], [], [])
+        self.leave()
+
+    def say(self, word: Word) -> None:
+        """See Link."""
+        if word == "finished":
+            self._finished = True
+        elif word == "prepared":
+            self._prepared = True
+            self._settled.set()
+
+    def cancel_by(self, cancel: Callable[[], Any]) -> None:
+        """What `cancel` does from now on."""
+        self._cancel = cancel
+
+
+async def _work(actor: Actor, worker_id: int, packed: bytes) -> None:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def cancel() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            loop.call_soon_threadsafe(task.cancel)
+
+    actor.cancel_by(cancel)
+    await work(actor, worker_id, packed)

@@ -1,0 +1,214 @@
+"""`cs`: the algorithm and a store server in one process, each runner in another, on this machine or on many.
+
+The same script runs everywhere: each process is told its role by an option or by LEYDEN_CURRENT_ROLE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Literal, cast, get_args
+
+from leyden.errors import ConfigError, StoreError
+from leyden.execution.base import AlgorithmBundle, Elsewhere, RunnerBundle, RunsAgain
+from leyden.execution.process_strategy import ProcessExecutionStrategy
+from leyden.execution.supervised import serve
+from leyden.options import check_flag, check_number, check_port
+from leyden.store.base import LightningStore
+from leyden.store.client import TOKEN_VARIABLE, LightningStoreClient
+from leyden.store.server import LightningStoreServer
+from leyden.utils.latch import Latch
+from leyden.utils.listening import netloc, reachable
+
+__all__ = ["ClientServerExecutionStrategy", "Role"]
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["both", "algorithm", "runner"]
+_PORT = 4747
+"""Of the store server, where processes that were not started together must find it."""
+
+
+class ClientServerExecutionStrategy(ProcessExecutionStrategy):
+    """Runners in processes that reach the store over HTTP.
+
+    role: `both`: algorithm and runners are started here. `algorithm`: only the algorithm, with the store server. `runner`: only runners,
+        which work for the algorithm elsewhere until that has ended, or its store has been away for `patience_seconds`, or until they are
+        stopped. None takes LEYDEN_CURRENT_ROLE (or AGL_CURRENT_ROLE), else `both`.
+    server_host: where the store is served, and where runners look for it; None takes LEYDEN_SERVER_HOST (AGL_SERVER_HOST), else
+        127.0.0.1. `host` says the same.
+    server_port: None takes LEYDEN_SERVER_PORT (AGL_SERVER_PORT); else any free port for `both`, and 4747 for the other roles.
+    token: what runners must show; None takes LEYDEN_STORE_TOKEN. Other machines need one.
+    protocol: `http` is the only one.
+    managed_store: False where the store given is one that processes share by themselves, and no server is wanted; None takes
+        LEYDEN_MANAGED_STORE (AGL_MANAGED_STORE), else True.
+    patience_seconds: how long role `runner` waits for the algorithm's store, at the beginning and whenever it is away.
+    daemon and other options: see ProcessExecutionStrategy.
+
+    A gateway that the trainer makes for the role `algorithm` listens where the store does, on the next port (4748).
+    """
+
+    def __init__(
+        self,
+        n_runners: int = 1,
+        *,
+        role: Role | None = None,
+        server_host: str | None = None,
+        server_port: int | None = None,
+        host: str | None = None,
+        token: str | None = None,
+        protocol: Literal["http"] = "http",
+        managed_store: bool | None = None,
+        patience_seconds: float = 60.0,
+        daemon: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(n_runners, daemon=daemon, **options)
+        if protocol != "http":
+            raise ConfigError(f"protocol is {protocol!r}; possible: 'http'")
+        if host is not None and server_host is not None and host != server_host:
+            raise ConfigError(f"host={host!r} and server_host={server_host!r} say the same; give one of them")
+        check_number("patience_seconds", patience_seconds, at_least=0)
+        for name, given in {"host": host, "server_host": server_host, "token": token}.items():
+            if not isinstance(given, str | None):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+                raise ConfigError(f"{name} is {given!r}; it must be a string, or None")
+        if managed_store is not None:
+            check_flag("managed_store", managed_store)
+        self.patience_seconds = patience_seconds
+        self.role = _checked_role(role or _variable("CURRENT_ROLE") or "both")
+        self.runs_algorithm = self.role != "runner"
+        self.server_host = server_host or host or _variable("SERVER_HOST") or "127.0.0.1"
+        self.server_port = _port() if server_port is None else server_port
+        if self.server_port is None and self.role != "both":
+            self.server_port = _PORT
+        check_port("server_port", self.server_port)
+        self._token = token or os.environ.get(TOKEN_VARIABLE)
+        self.managed_store = _managed() if managed_store is None else managed_store
+
+    def remote_store(self) -> LightningStore | None:
+        """See ExecutionStrategy.remote_store."""
+        if self.role != "runner" or not self.managed_store:
+            return None
+        url = f"http://{netloc(reachable(self.server_host), self.server_port or _PORT)}"
+        return LightningStoreClient(url, token=self._token, retry_seconds=self.patience_seconds)
+
+    def share(self, store: LightningStore) -> AbstractAsyncContextManager[Any]:
+        """See ProcessExecutionStrategy.share."""
+        return self._serve(store, claims_from=None)
+
+    def elsewhere(self) -> Elsewhere | None:
+        """See ExecutionStrategy.elsewhere. The gateway's port is the one after the store's."""
+        if self.role == "both":
+            return None
+        return Elsewhere(self.server_host, (self.server_port or _PORT) + 1, self._token)
+
+    @asynccontextmanager
+    async def _serve(self, store: LightningStore, *, claims_from: Latch | None) -> AsyncGenerator[Any]:
+        if not self.managed_store and not store.capabilities["zero_copy"]:
+            raise ConfigError(
+                f"managed_store=False, but {store.url} belongs to this process; give the URL of a store that others reach too "
+                "(postgresql://..., or http://... of `leyden store`), or leave managed_store out"
+            )
+        token = self._token or (secrets.token_urlsafe(32) if self.role == "both" else None)
+        remedy = "strategy 'cs': server_port=..., or LEYDEN_SERVER_PORT"
+        async with serve(
+            store, self.server_host, self.server_port or 0, token=token, remedy=remedy, claims_from=claims_from
+        ) as shared:
+            if self.role == "algorithm" and isinstance(shared, LightningStoreServer):
+                logger.info("the store is served at %s; start runners with LEYDEN_CURRENT_ROLE=runner", shared.endpoint)
+            yield shared
+
+    async def execute(
+        self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, *, ready: Latch | None = None
+    ) -> None:
+        """See ExecutionStrategy.execute."""
+        if self.role == "both":
+            await super().execute(algorithm, runner, store, ready=ready)
+        elif self.role == "algorithm":
+            async with self._serve(store, claims_from=ready) as server:
+                await self._run_algorithm(algorithm, store, server)
+        else:
+            await store.statistics()  # says where it looks, if nobody is there
+            if isinstance(store, LightningStoreClient):
+                algorithm = _AlgorithmElsewhere(ready)
+            try:
+                await super().execute(algorithm, runner, store, ready=ready)
+            except StoreError as error:
+                logger.info("the algorithm's store has gone, and with it the work: %s", error)
+
+    async def _run_algorithm(self, algorithm: AlgorithmBundle, store: LightningStore, server: Any) -> None:
+        """The algorithm alone; runners elsewhere hear of its end, and have `drain_seconds` to report what they have begun."""
+        again = False
+        try:
+            await algorithm(store, Latch())
+        except RunsAgain:
+            again = True
+            raise
+        finally:
+            if isinstance(server, LightningStoreServer) and not again:
+                deadline = time.monotonic() + self.drain_seconds
+                await server.announce_end(within_seconds=self.drain_seconds)
+                await _until_reported(store, deadline)
+
+
+class _AlgorithmElsewhere:
+    """An algorithm bundle where there are only runners: it ends when the algorithm does, or when they have ended."""
+
+    def __init__(self, ready: Latch | None) -> None:
+        self._ready = ready
+
+    async def __call__(self, store: LightningStore, event: Latch) -> None:
+        if self._ready is not None:
+            self._ready.set()
+        ended = asyncio.ensure_future(cast(LightningStoreClient, store).wait_for_end())
+        stopped = asyncio.ensure_future(event.wait_async())
+        try:
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                ended.result()
+                logger.info("the algorithm has ended, and with it the work")
+        finally:
+            ended.cancel()
+            stopped.cancel()
+            await asyncio.gather(ended, stopped, return_exceptions=True)
+
+
+async def _until_reported(store: LightningStore, deadline: float) -> None:
+    """Wait until no attempt is under way, or until `deadline` of the monotonic clock."""
+    while (seconds := deadline - time.monotonic()) > 0:
+        running = await store.query_rollouts(status_in=["preparing", "running"])
+        if not running:
+            return
+        await store.wait_for_any_rollout(rollout_ids=[rollout.rollout_id for rollout in running], timeout=seconds)
+
+
+def _variable(name: str) -> str | None:
+    """Of the environment, under our name or under Agent Lightning's."""
+    return os.environ.get(f"LEYDEN_{name}") or os.environ.get(f"AGL_{name}")
+
+
+def _checked_role(role: str) -> Role:
+    if role not in get_args(Role):
+        raise ConfigError(f"role is {role!r}; possible: {', '.join(map(repr, get_args(Role)))}")
+    return cast(Role, role)
+
+
+def _port() -> int | None:
+    given = _variable("SERVER_PORT")
+    if given is None:
+        return None
+    if not given.isdigit():
+        raise ConfigError(f"LEYDEN_SERVER_PORT is {given!r}; it must be a number")
+    return int(given)
+
+
+def _managed() -> bool:
+    given = (_variable("MANAGED_STORE") or "1").lower()
+    if given not in ("0", "1", "true", "false", "yes", "no"):
+        raise ConfigError(f"LEYDEN_MANAGED_STORE is {given!r}; possible: 0, 1")
+    return given in ("1", "true", "yes")

@@ -1,0 +1,31 @@
+"""`ipc`: the algorithm here, each runner in a process of its own on this machine, and no port between them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from leyden.execution.process_strategy import ProcessExecutionStrategy
+from leyden.monitor.prometheus import metrics
+from leyden.store.base import LightningStore
+from leyden.store.server import LightningStoreServer
+
+__all__ = ["InterProcessExecutionStrategy"]
+
+
+class InterProcessExecutionStrategy(ProcessExecutionStrategy):
+    """Runners in processes on this machine, which reach the store over a Unix socket. Options: see ProcessExecutionStrategy."""
+
+    @asynccontextmanager
+    async def share(self, store: LightningStore) -> AsyncGenerator[Any]:
+        """See ProcessExecutionStrategy.share."""
+        if store.capabilities["zero_copy"]:
+            yield store
+            return
+        with tempfile.TemporaryDirectory(prefix="leyden-") as folder:
+            self.left_behind = (path := Path(folder) / "store.sock", Path(folder))
+            async with LightningStoreServer(store, socket_path=path, views=metrics(store)) as server:
+                yield server

@@ -1,0 +1,145 @@
+"""What `ipc` and `cs` share: runners in processes on this machine.
+
+It knows how to start processes and what they are given; how the store is reached is each strategy's own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import sys
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from multiprocessing import forkserver
+from multiprocessing.process import current_process
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from leyden.errors import ConfigError
+from leyden.execution.child import Surroundings, log_levels
+from leyden.execution.placement import CUDA_DEVICES, check_cpus, share_out_gpus
+from leyden.execution.processes import GUARD_MISSING, Context, RunnerProcess
+from leyden.execution.supervised import Place, SupervisedExecutionStrategy
+from leyden.options import check_flag, check_number
+from leyden.store.base import LightningStore
+from leyden.utils.orphans import RUNNER_MARK, kill_marked
+
+__all__ = ["ProcessExecutionStrategy", "StartMethod"]
+
+StartMethod = Literal["forkserver", "spawn", "fork"]
+_NAME = "leyden-runner-{}"
+_PRELOADED = ["leyden.execution.child", "leyden.runner", "leyden.store.client"]
+"""What every child needs: loaded once, in the forkserver."""
+
+
+class ProcessExecutionStrategy(SupervisedExecutionStrategy):
+    """Each runner in a process of its own on this machine.
+
+    n_runners, drain_seconds: see SupervisedExecutionStrategy.
+    start_method: of the processes: `forkserver` where there is one, else `spawn`. With `fork` they begin with all that this process has
+        loaded, and with locks that its other threads hold.
+    daemon: daemonic processes, whose agents cannot use `multiprocessing`. None of them outlives this process either way.
+    cpu_affinity: the CPUs of each runner, one list for each; None: any.
+    gpus_per_runner: how many GPUs each runner sees, no two of them the same; None: all see all.
+    memory_bytes: how much memory each runner's process, and each process that its agents start, may allocate (RLIMIT_DATA): beyond it an
+        agent gets a MemoryError, or its runner ends and is started again. None: no limit.
+    """
+
+    def __init__(
+        self,
+        n_runners: int = 1,
+        *,
+        drain_seconds: float = 2.0,
+        start_method: StartMethod | None = None,
+        daemon: bool = False,
+        cpu_affinity: Sequence[Sequence[int]] | None = None,
+        gpus_per_runner: int | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        super().__init__(n_runners, drain_seconds=drain_seconds)
+        check_flag("daemon", daemon)
+        check_number("memory_bytes", memory_bytes, at_least=1, at_most=sys.maxsize, whole=True, or_none="no limit")
+        self.daemon = daemon
+        self.start_method = _checked_start_method(start_method)
+        check_cpus(cpu_affinity, n_runners)
+        self.cpu_affinity = cpu_affinity
+        self._gpus = share_out_gpus(gpus_per_runner, n_runners)
+        self.memory_bytes = memory_bytes
+        self._mark = secrets.token_hex(8)
+        """By which what agents start is known, wherever it goes."""
+        self.left_behind: Sequence[Path] = ()
+        """Files, then folders, that runners remove when this process was killed and cannot."""
+
+    def check(self) -> None:
+        """See ExecutionStrategy.check. Starts the forkserver: best done before there are threads."""
+        process = current_process()
+        if getattr(process, "_inheriting", False):  # a new process imports the main script
+            if process.name.startswith(_NAME.format("")):
+                os._exit(GUARD_MISSING)
+            raise ConfigError(
+                "a run cannot start while a new process imports the main script: put the part that runs under "
+                "`if __name__ == '__main__':`"
+            )
+        if self.start_method != "fork" and getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
+            raise ConfigError(
+                "this program comes from standard input, which no other process can import; put it in a file, or use strategy='shm'"
+            )
+        if self.start_method == "forkserver":
+            multiprocessing.set_forkserver_preload(_PRELOADED)
+            forkserver.ensure_running()
+
+    @abstractmethod
+    def share(self, store: LightningStore) -> AbstractAsyncContextManager[Any]:
+        """What runners are given for the store: itself, or a server of it for as long as the context is open."""
+
+    @asynccontextmanager
+    async def place(self, store: LightningStore) -> AsyncGenerator[Place]:
+        """See SupervisedExecutionStrategy.place."""
+        context = cast(Context, multiprocessing.get_context(self.start_method))
+
+        def launch(worker_id: int, packed: bytes) -> RunnerProcess:
+            return RunnerProcess(
+                context,
+                worker_id,
+                packed,
+                self._surroundings(worker_id),
+                name=_NAME.format(worker_id),
+                daemon=self.daemon,
+            )
+
+        async with self.share(store) as shared:
+            try:
+                yield Place(
+                    shared, launch, end_family=lambda worker_id: kill_marked(RUNNER_MARK, self._mark_of(worker_id))
+                )
+            finally:
+                kill_marked(RUNNER_MARK, self._mark, all_below=True)
+
+    def _surroundings(self, worker_id: int) -> Surroundings:
+        gpus = {} if self._gpus is None else {CUDA_DEVICES: self._gpus[worker_id]}
+        return Surroundings(
+            environment={**os.environ, **gpus, RUNNER_MARK: self._mark_of(worker_id)},
+            log_levels=log_levels(),
+            left_behind=[*self.left_behind, *_forkserver_files()],
+            cpus=None if self.cpu_affinity is None else self.cpu_affinity[worker_id],
+            memory_bytes=self.memory_bytes,
+        )
+
+    def _mark_of(self, worker_id: int) -> str:
+        return f"{self._mark}.{worker_id}"
+
+
+def _forkserver_files() -> list[Path]:
+    """The forkserver's socket and its folder, which `multiprocessing` removes only where it exits by itself."""
+    server: Any = forkserver
+    address: str | None = getattr(server._forkserver, "_forkserver_address", None)  # it has no public name
+    return [] if address is None else [Path(address), Path(address).parent]
+
+
+def _checked_start_method(given: StartMethod | None) -> StartMethod:
+    possible = [method for method in get_args(StartMethod) if method in multiprocessing.get_all_start_methods()]
+    if given is not None and given not in possible:
+        raise ConfigError(f"start_method is {given!r}; possible here: {', '.join(map(repr, possible))}")
+    return given or possible[0]

@@ -1,0 +1,277 @@
+"""`ray`: the algorithm here, runners as actors on a Ray cluster, wherever it has room for them.
+
+Ray starts the actors, on any node, and starts them again when they die; what became of the work is the supervisor's to say, as with the
+processes of `ipc` and `cs`. What runs in an actor: `actor.py`. The cluster itself: `ray_cluster.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from leyden.errors import ConfigError
+from leyden.execution.actor import THREADS, Actor
+from leyden.execution.child import Failure, Order, Word, log_levels
+from leyden.execution.processes import Ending
+from leyden.execution.ray_cluster import Cluster, connected, import_ray, in_words, room_for
+from leyden.execution.supervised import Place, SupervisedExecutionStrategy, serve
+from leyden.options import check_number, check_port
+from leyden.store.base import LightningStore
+
+__all__ = ["RayExecutionStrategy"]
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE_SECONDS = 10.0
+"""See Supervisor: Ray says that an actor has died a second or two after it has."""
+_PATIENCE_SECONDS = 10.0
+"""So long a runner waits for its place in silence."""
+
+
+class RayExecutionStrategy(SupervisedExecutionStrategy):
+    """Runners as actors on a Ray cluster, which reach the store over HTTP.
+
+    n_runners, drain_seconds: see SupervisedExecutionStrategy.
+    address: of the cluster: `auto`, `host:port` or `ray://host:port`; None takes the one that this process is connected to already, else
+        that of RAY_ADDRESS, else one on this machine, which is started and ended with the run.
+    num_cpus, num_gpus: what each runner occupies. Agents that mostly wait need less than a CPU.
+    resources: custom ones that each runner occupies, by name.
+    max_restarts: how often Ray starts a runner again; -1: whenever it dies. One that dies at once again and again stops the run anyhow.
+    server_host: where the store is served, which must be an address of this machine that all nodes reach; None takes the one on the way
+        to the cluster.
+    server_port: None takes a free one.
+    placement_seconds: how long to wait while not one runner finds a place on the cluster, before the run fails. An autoscaler may be adding
+        nodes meanwhile.
+    """
+
+    def __init__(
+        self,
+        n_runners: int = 1,
+        *,
+        drain_seconds: float = 2.0,
+        address: str | None = None,
+        num_cpus: float = 1.0,
+        num_gpus: float = 0.0,
+        resources: Mapping[str, float] | None = None,
+        max_restarts: int = -1,
+        server_host: str | None = None,
+        server_port: int | None = None,
+        placement_seconds: float = 300.0,
+    ) -> None:
+        super().__init__(n_runners, drain_seconds=drain_seconds)
+        self.address, self.max_restarts = address, max_restarts
+        self.num_cpus, self.num_gpus, self.resources = num_cpus, num_gpus, dict(resources or {})
+        self.server_host, self.server_port, self.placement_seconds = server_host, server_port, placement_seconds
+        self._check_options()
+
+    def check(self) -> None:
+        """See ExecutionStrategy.check."""
+        import_ray()
+
+    @property
+    def need(self) -> dict[str, float]:
+        """What each runner occupies, by Ray's names."""
+        return {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
+
+    @asynccontextmanager
+    async def place(self, store: LightningStore) -> AsyncGenerator[Place]:
+        """See SupervisedExecutionStrategy.place. Raises ConfigError if the runners have no room on a cluster that does not grow."""
+        async with connected(self.address) as cluster:
+            self._check_room(cluster)
+            host, token = self.server_host or cluster.host, secrets.token_urlsafe(32)
+            remedy = "strategy 'ray': server_host=..., server_port=..."
+            async with serve(store, host, self.server_port or 0, token=token, remedy=remedy) as shared:
+                crew = _Crew(cluster, self)
+
+                def launch(worker_id: int, packed: bytes) -> RunnerActor:
+                    return RunnerActor(crew, worker_id, packed)
+
+                yield Place(shared, launch, imports_main=False, at_once_seconds=_AT_ONCE_SECONDS)
+
+    def _check_room(self, cluster: Cluster) -> None:
+        room = room_for(self.need, cluster.nodes(), self.n_runners)
+        if room == self.n_runners:
+            return
+        wanted = f"{self.n_runners} runners with {in_words(self.need)} each, and the cluster has room for {room}; {cluster.describe()}"
+        if cluster.ours:
+            raise ConfigError(
+                f"wanted: {wanted}. Ask for fewer runners or for less (num_cpus=0.1 is enough for agents that wait), or give the address "
+                "of a larger cluster"
+            )
+        logger.warning("wanted: %s. The others wait until nodes are added to it", wanted)
+
+    def _check_options(self) -> None:
+        for name in ("num_cpus", "num_gpus"):
+            check_number(name, getattr(self, name), at_least=0)
+        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
+            raise ConfigError(f"num_gpus is {self.num_gpus}; above 1 it must be a whole number")
+        for name, value in self.resources.items():
+            if name in ("CPU", "GPU"):
+                raise ConfigError(f"resources has {name!r}; say num_{name.lower()}s={value}")
+            check_number(f"resources[{name!r}]", value, above=0)
+        check_number("max_restarts", self.max_restarts, at_least=-1, whole=True)
+        check_port("server_port", self.server_port)
+        if self.server_host in ("0.0.0.0", "::", ""):
+            raise ConfigError(
+                f"server_host is {self.server_host!r}, which no other node can connect to; give this machine's own address"
+            )
+        check_number("placement_seconds", self.placement_seconds, above=0)
+
+
+class _Crew:
+    """The actors of a run, one for each worker, and who of them has a place."""
+
+    def __init__(self, cluster: Cluster, strategy: RayExecutionStrategy) -> None:
+        self.cluster, self.strategy = cluster, strategy
+        self.placed: set[int] = set()
+        self._actors: dict[int, Any] = {}
+        self._names: set[str] = set()
+        """Of processes that have worked."""
+
+    def actor(self, worker_id: int, packed: bytes) -> Any:
+        """The handle of a worker's actor, which Ray keeps alive."""
+        if worker_id not in self._actors:
+            strategy = self.strategy
+            make = self.cluster.ray.remote(Actor).options(
+                num_cpus=strategy.num_cpus,
+                num_gpus=strategy.num_gpus,
+                resources=strategy.resources,
+                max_restarts=strategy.max_restarts,
+                max_concurrency=THREADS,
+                scheduling_strategy="SPREAD",
+            )
+            self._actors[worker_id] = make.remote(worker_id, packed, log_levels())
+        return self._actors[worker_id]
+
+    async def fresh_process(self, actor: Any) -> None:
+        """Wait until the actor is in a process that has not worked yet. Raises RayError if Ray starts it no more."""
+        while (name := await _answer(actor.wake.options(max_task_retries=-1).remote())) in self._names:
+            with contextlib.suppress(self.died):
+                await _answer(actor.leave.remote())
+        self._names.add(name)
+
+    @property
+    def died(self) -> type[Exception]:
+        """What Ray raises when an actor, its node or the way to it is lost."""
+        return self.cluster.ray.exceptions.RayError
+
+
+class RunnerActor:
+    """One process of a worker's actor, from its start to its end; a `WorkerProcess`."""
+
+    def __init__(self, crew: _Crew, worker_id: int, packed: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self.prepared: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[Ending] = loop.create_future()
+        self._crew, self._worker_id = crew, worker_id
+        self._actor = crew.actor(worker_id, packed)
+        self._since = time.monotonic()
+        self._life = asyncio.create_task(self._live())
+        self._life.add_done_callback(self._settle)
+
+    def send(self, order: Order) -> None:
+        """See WorkerProcess."""
+        if self._worker_id in self._crew.placed:
+            self._actor.obey.remote(order)
+        elif order == "stop":
+            self.kill()  # it had nothing to do yet
+
+    def terminate(self) -> None:
+        """See WorkerProcess."""
+        if self._worker_id in self._crew.placed:
+            self._actor.cancel.remote()
+        else:
+            self.kill()
+
+    def kill(self) -> None:
+        """See WorkerProcess. Ray does not start it again."""
+        with contextlib.suppress(ConnectionError):  # the cluster ends what it hears no more of
+            self._crew.cluster.ray.kill(self._actor)
+        self._life.cancel()
+        self._end("was ended", finished=True)
+
+    async def _live(self) -> None:
+        try:
+            await self._find_place()
+        except self._crew.died as error:
+            restarts = self._crew.strategy.max_restarts
+            self._end(f"is started no more by Ray (max_restarts={restarts}): {_gist(error)}", final=True)
+            return
+        except TimeoutError as error:
+            self._end(str(error), final=True)
+            return
+        self._crew.placed.add(self._worker_id)
+        self._since = time.monotonic()
+        try:
+            self._hear(await self._work())
+        except self._crew.died as error:
+            self._end(f"was lost: {_gist(error)}")
+
+    async def _find_place(self) -> None:
+        """Raises TimeoutError, in words for an Ending."""
+        strategy, cluster = self._crew.strategy, self._crew.cluster
+        finding = asyncio.ensure_future(self._crew.fresh_process(self._actor))
+        try:
+            patience = min(_PATIENCE_SECONDS, strategy.placement_seconds)
+            if await _within(patience, finding):
+                return await finding
+            need = f"each runner needs {in_words(strategy.need)}; {cluster.describe()}"
+            logger.warning("runner %d waits for a place on the Ray cluster: %s", self._worker_id, need)
+            if not await _within(strategy.placement_seconds - patience, finding) and not self._crew.placed:
+                raise TimeoutError(f"found no place on the Ray cluster in {strategy.placement_seconds:g} s: {need}")
+            await finding
+        finally:
+            finding.cancel()
+
+    async def _work(self) -> Word | None:
+        running = _answer(self._actor.run.remote())
+        with contextlib.suppress(self._crew.died):  # `running` says it too
+            if await _answer(self._actor.wait_prepared.remote()) and not self.prepared.done():
+                self._since = time.monotonic()
+                self.prepared.set_result(None)
+        return await running
+
+    def _hear(self, word: Word | None) -> None:
+        if word == "finished":
+            self._crew.cluster.ray.kill(self._actor)
+            self._end("has ended", finished=True)
+        elif isinstance(word, Failure):
+            self._end("failed", failure=word)
+        else:
+            self._end("was cancelled")
+
+    def _settle(self, life: asyncio.Task[None]) -> None:
+        """Nobody waits in vain, whatever Ray raises (`ray://` loses its connection with a ConnectionError)."""
+        if not life.cancelled() and (error := life.exception()):
+            self._end(f"is out of reach: {type(error).__name__}: {error}", final=True)
+
+    def _end(self, how: str, *, finished: bool = False, failure: Failure | None = None, final: bool = False) -> None:
+        self._crew.placed.discard(self._worker_id)
+        if not self.ended.done():
+            worked_seconds = time.monotonic() - self._since
+            self.ended.set_result(Ending(how, self.prepared.done(), finished, failure, worked_seconds, final=final))
+
+
+def _answer(ref: Any) -> asyncio.Future[Any]:
+    """What a call of an actor returns, or raises; it may be left unread."""
+    future: asyncio.Future[Any] = asyncio.wrap_future(ref.future())
+    future.add_done_callback(lambda future: future.cancelled() or future.exception())
+    return future
+
+
+def _gist(error: Exception) -> str:
+    """The sentence of Ray's message that says what happened, without the causes that it guesses at."""
+    last_line = str(error).strip().rpartition("\n")[2]
+    return last_line.split(" Some common causes")[0].split(" The task may or may not")[0]
+
+
+async def _within(seconds: float, work: asyncio.Future[Any]) -> bool:
+    """Whether it is done by then."""
+    await asyncio.wait({work}, timeout=max(0.0, seconds))
+    return work.done()

@@ -1,0 +1,210 @@
+"""A Ray cluster for the length of a run: joined, or started here and ended, with the room that there is on it.
+
+It knows Ray, and neither runners nor stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from leyden.errors import ConfigError
+
+__all__ = ["Cluster", "connected", "import_ray", "in_words", "room_for"]
+
+logger = logging.getLogger(__name__)
+
+_ADDRESS_VARIABLE = "RAY_ADDRESS"
+_OBJECT_STORE_BYTES = 100 * 2**20
+"""Of a cluster that is started here: it holds what the runners are given, and no data."""
+
+
+_ANSWER_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster that this process is connected to."""
+
+    ray: Any
+    """The module."""
+    host: str
+    """Where its nodes reach this machine."""
+    ours: bool
+    """It was started for this run, on this machine, and nothing will be added to it."""
+
+    def nodes(self) -> list[dict[str, float]]:
+        """What each living node has, used or not, by Ray's names of resources."""
+        return [dict(node["Resources"]) for node in self.ray.nodes() if node["Alive"]]
+
+    def describe(self) -> str:
+        """What the nodes have, for an error."""
+        nodes = "; ".join(in_words(node) for node in self.nodes())
+        return f"its nodes have: {nodes or 'nothing, there are none'}; free of it: {in_words(self.ray.available_resources())}"
+
+
+def import_ray() -> Any:
+    """The module `ray`. Raises ConfigError where it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise ConfigError(f"strategy 'ray' needs Ray ({error}); install it with: pip install 'leyden[ray]'") from error
+
+
+def in_words(resources: Mapping[str, float]) -> str:
+    """Without what is zero or what Ray adds for itself."""
+    words = [
+        f"{name}={amount / 2**30:.1f} GB" if name == "memory" else f"{name}={amount:g}"
+        for name, amount in sorted(resources.items())
+        if amount and not name.startswith(("node:", "object_store_memory", "accelerator_type:"))
+    ]
+    return ", ".join(words) or "nothing"
+
+
+def room_for(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]], wanted: int) -> int:
+    """How many of `wanted` runners, each with this need, have a place on nodes that hold nothing else."""
+    return min(wanted, sum(_fit(need, node, wanted) for node in nodes))
+
+
+@asynccontextmanager
+async def connected(address: str | None) -> AsyncGenerator[Cluster]:
+    """The cluster at `address`; None: the one that this process is connected to already, else that of RAY_ADDRESS, else a new one, which
+    ends with the context. Raises ConfigError if there is no cluster at the address.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        if address is not None:
+            raise ConfigError(
+                f"address={address!r}, but this process is connected to a Ray cluster already; leave address out to use that one"
+            )
+        yield Cluster(ray, _host_towards(ray.get_runtime_context().gcs_address), ours=False)
+        return
+    if address in (None, "auto"):
+        address = os.environ.get(_ADDRESS_VARIABLE) or address or "local"
+    # What a cluster is started by ends with the thread that started it, and signals are the main thread's.
+    thread = ThreadPoolExecutor(1, thread_name_prefix="leyden-ray")
+    loop = asyncio.get_running_loop()
+    short = "/tmp" if sys.platform == "darwin" else None  # its sockets are in there, and their paths must not be long
+    with tempfile.TemporaryDirectory(prefix="leyden-ray-", dir=short, ignore_cleanup_errors=True) as folder:
+        connecting = loop.run_in_executor(thread, _connect, ray, address, folder)
+        try:
+            cluster = await asyncio.shield(connecting)
+            _take_sigterm_back()
+            yield cluster
+        finally:
+            await asyncio.shield(loop.run_in_executor(thread, _disconnect, ray, folder))
+            thread.shutdown(wait=False)
+
+
+def _take_sigterm_back() -> None:
+    """Ray puts a handler below Python's, which has the process killed 3 s after SIGTERM, whatever it is about to do."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+def _connect(ray: Any, address: str, folder: str) -> Cluster:
+    ours = address == "local"
+    options: dict[str, Any] = {"address": address, "configure_logging": False}
+    if ours:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        options |= {
+            "num_cpus": _cpus(),
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+            "_temp_dir": folder,
+        }
+    try:
+        _check_answers(address)
+        with _only_errors_of("ray"):
+            ray.init(**options)
+    except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
+        if ours:
+            raise ConfigError(f"no Ray cluster could be started on this machine: {error}") from error
+        raise ConfigError(
+            f"address={address!r}: no Ray cluster there can be joined: {error}. Start one with `ray start --head`; set RAY_AUTH_MODE=token "
+            f"if it asks for its token; or leave address out (and {_ADDRESS_VARIABLE} unset) for one that lives as long as the run"
+        ) from error
+    if ours:
+        return Cluster(ray, "127.0.0.1", ours=True)
+    server = address if "://" in address else f"ray://{ray.get_runtime_context().gcs_address}"
+    return Cluster(ray, _host_towards(urlsplit(server).netloc), ours=False)
+
+
+def _disconnect(ray: Any, folder: str) -> None:
+    """Leave the cluster. Of one that was started by us, with its files in `folder`, nothing is left: Ray's own helpers would look for their
+    node for another minute if it had no time to tell them.
+    """
+    processes = [
+        each for child in psutil.Process().children() if _is_in(child, folder) for each in _with_descendants(child)
+    ]
+    ray.shutdown()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _is_in(process: psutil.Process, folder: str) -> bool:
+    try:
+        return any(folder in word for word in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _with_descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _check_answers(address: str) -> None:
+    """Raises OSError where nobody listens: Ray would look for minutes."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    if parts.hostname is not None and parts.port is not None:
+        with socket.create_connection((parts.hostname, parts.port), timeout=_ANSWER_SECONDS):
+            pass
+
+
+@contextmanager
+def _only_errors_of(name: str) -> Generator[None]:
+    library = logging.getLogger(name)
+    before = library.level
+    library.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        library.setLevel(before)
+
+
+def _host_towards(netloc: str) -> str:
+    """This machine's address on the way to `host:port`. Nothing is sent."""
+    parts = urlsplit(f"//{netloc}")
+    family, _, _, _, there = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(there)
+        return str(probe.getsockname()[0])
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _fit(need: Mapping[str, float], node: Mapping[str, float], wanted: int) -> int:
+    shares = [int(node.get(name, 0.0) / amount + 1e-9) for name, amount in need.items() if amount > 0]
+    return min(shares, default=wanted)

@@ -1,0 +1,124 @@
+"""What `ipc`, `cs` and `ray` share: an algorithm here, runners in processes that are watched, and a store that both reach.
+
+It knows how to pack what the processes are given and what becomes of a dead one's attempts. Where the processes are, and how the store is
+reached, is each strategy's own: see `runners`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from leyden.errors import StoreError
+from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, PortableRunnerBundle, RunnerBundle
+from leyden.execution.events import StopSignal
+from leyden.execution.losses import fail_attempts
+from leyden.execution.processes import Supervisor, WorkerProcess
+from leyden.execution.together import run_together
+from leyden.execution.travel import Luggage, pack
+from leyden.monitor.prometheus import metrics
+from leyden.options import check_number
+from leyden.store.base import LightningStore
+from leyden.store.server import LightningStoreServer
+from leyden.utils.latch import Latch
+
+__all__ = ["Place", "SupervisedExecutionStrategy", "serve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the runners of a run are, while it is open."""
+
+    store: Any
+    """What they are given for the store: itself, or a server of it."""
+    launch: Callable[[int, bytes], WorkerProcess]
+    """Starts the process of a worker with its Luggage."""
+    imports_main: bool = True
+    """Whether they can import this process's main script."""
+    at_once_seconds: float = 1.0
+    """See Supervisor."""
+    end_family: Callable[[int], None] = lambda _: None
+    """Ends what a dead worker's agents left behind, if that can be found."""
+
+
+class SupervisedExecutionStrategy(ExecutionStrategy):
+    """Each runner in a process of its own, started again when it dies.
+
+    n_runners: processes.
+    drain_seconds: how long runners may finish what is under way when a run is stopped from outside, before they are cancelled.
+    """
+
+    def __init__(self, n_runners: int = 1, *, drain_seconds: float = 2.0) -> None:
+        check_number("n_runners", n_runners, at_least=1, whole=True)
+        check_number("drain_seconds", drain_seconds, at_least=0)
+        self.n_runners, self.drain_seconds = n_runners, drain_seconds
+
+    @abstractmethod
+    def place(self, store: LightningStore) -> AbstractAsyncContextManager[Place]:
+        """Make ready where the runners will be, and a road from there to the store; leave nothing of it behind."""
+
+    async def execute(
+        self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, *, ready: Latch | None = None
+    ) -> None:
+        """See ExecutionStrategy.execute. Raises ConfigError naming what the runners need and no other process can be given."""
+        stop = StopSignal()
+        if ready is None:
+            ready = Latch()
+            ready.set()
+        async with self.place(store) as place:
+            supervisor = self._supervisor(cast(PortableRunnerBundle, runner), store, place, ready, stop)
+            try:
+                await run_together(algorithm(store, stop), supervisor, stop, drain_seconds=self.drain_seconds)
+            finally:
+                supervisor.abandon()  # of what is left when this was cancelled twice
+
+    def _supervisor(
+        self, bundle: PortableRunnerBundle, store: LightningStore, place: Place, ready: Latch, stop: Latch
+    ) -> Supervisor:
+        packed = pack(Luggage(bundle, place.store), imports_main=place.imports_main)
+
+        async def on_loss(worker_id: int, how: str) -> None:
+            place.end_family(worker_id)
+            await fail_attempts(store, bundle.worker_names[worker_id], how)
+
+        async def on_return(worker_id: int) -> None:
+            await store.release_claims(worker_ids=[bundle.worker_names[worker_id]])
+
+        return Supervisor(
+            self.n_runners,
+            lambda worker_id: place.launch(worker_id, packed),
+            ready=ready,
+            stop=stop,
+            on_loss=on_loss,
+            on_return=on_return,
+            at_once_seconds=place.at_once_seconds,
+        )
+
+
+@asynccontextmanager
+async def serve(
+    store: LightningStore,
+    host: str,
+    port: int = 0,
+    *,
+    token: str | None,
+    remedy: str,
+    claims_from: Latch | None = None,
+) -> AsyncGenerator[LightningStore | LightningStoreServer]:
+    """A server of the store over HTTP, with metrics; the store itself, where processes share it without one.
+
+    claims_from: see LightningStoreServer. remedy: goes into the StoreError when the address cannot be had.
+    """
+    if store.capabilities["zero_copy"]:
+        yield store
+        return
+    server = LightningStoreServer(store, host, port, token=token, claims_from=claims_from, views=metrics(store))
+    try:
+        await server.start()
+    except StoreError as error:
+        raise StoreError(f"{error} ({remedy})") from error
+    async with server:
+        yield server

@@ -1,0 +1,91 @@
+"""Two sides that end together: the algorithm on this loop, and runners wherever they are.
+
+It knows neither threads nor processes: runners are something that can be waited for, cancelled and abandoned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from leyden.execution.events import StopSignal
+from leyden.utils.latch import Latch
+
+__all__ = ["Runners", "run_together"]
+
+logger = logging.getLogger(__name__)
+
+_CANCEL_SECONDS = 1.5
+"""How long cancelled runners may take to end: more than an agent that swallows its cancellation is given."""
+
+
+class Runners(Protocol):
+    """All runners of a run, which were told how to stop (`Latch`) when they were started."""
+
+    async def wait(self) -> None:
+        """Return when they have ended; raise what ended them."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel what they do; they end soon."""
+        ...
+
+    def abandon(self) -> None:
+        """Wait no longer for those that did not; `wait` returns."""
+        ...
+
+
+async def run_together(
+    algorithm: Coroutine[Any, Any, None], runners: Runners, stop: StopSignal, *, drain_seconds: float
+) -> None:
+    """See ExecutionStrategy.execute."""
+    ended = asyncio.ensure_future(runners.wait())
+    ended.add_done_callback(lambda _: stop.obeyed.set())
+    work = asyncio.ensure_future(algorithm)
+    asked = asyncio.ensure_future(stop.asked.wait_async())
+    try:
+        await asyncio.wait({work, ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            await _end(runners, stop, ended, drain_seconds=drain_seconds)
+            await asyncio.shield(work)
+            return
+        if ended.done():
+            ended.result()  # raises what ended them
+            if not work.done():
+                logger.warning("all runners have ended; the algorithm goes on alone")
+        await asyncio.shield(work)
+        stop.set()
+        await asyncio.wait({ended})  # they finish what is under way
+    except asyncio.CancelledError:
+        # The algorithm goes on meanwhile: a policy that it serves is what agents need to finish.
+        await _end(runners, stop, ended, drain_seconds=drain_seconds)
+        await _cancel(work)
+        raise
+    except BaseException:
+        await _end(runners, stop, ended, drain_seconds=0.0)  # what is under way would fail for want of a policy
+        await _cancel(work)
+        raise
+    finally:
+        asked.cancel()
+    ended.result()
+
+
+async def _end(runners: Runners, stop: Latch, ended: asyncio.Future[None], *, drain_seconds: float) -> None:
+    """Let the runners drain, then cancel them, then leave them: whatever an agent does, this ends."""
+    stop.set()
+    await asyncio.wait({ended}, timeout=drain_seconds)
+    if not ended.done():
+        runners.cancel()
+        await asyncio.wait({ended}, timeout=_CANCEL_SECONDS)
+    if not ended.done():
+        runners.abandon()
+    with contextlib.suppress(asyncio.CancelledError, Exception):  # the first error is the one to report
+        await ended
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

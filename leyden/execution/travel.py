@@ -1,0 +1,115 @@
+"""What goes to another process, as bytes, and what cannot go, by its name.
+
+Decorated agents at the top of a module travel by name, functions and classes of a script or a notebook, lambdas and closures by value
+(cloudpickle). It knows no process. To let another kind of thing travel, give it `__reduce__`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from types import FunctionType
+from typing import Any, cast
+
+import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
+
+from leyden.errors import ConfigError
+from leyden.execution.base import PortableRunnerBundle
+from leyden.litagent import FunctionalLitAgent
+
+__all__ = ["Luggage", "pack", "unpack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Luggage:
+    """What a runner's process is given."""
+
+    bundle: PortableRunnerBundle
+    store: Any
+    """A store, or a server of one, which arrives as its client."""
+
+
+def pack(luggage: Luggage, *, imports_main: bool = True) -> bytes:
+    """The bytes that `unpack` reads. Raises ConfigError naming the part that cannot go.
+
+    imports_main: the other process imports this one's main script, if that is possible at all; otherwise what is in it goes by value.
+    """
+    by_name = imports_main and _main_can_be_imported()
+    try:
+        return _dumps(luggage, by_name)
+    except Exception as error:
+        name, culprit = _culprit(luggage, by_name)
+        raise ConfigError(
+            f"{name} (a {type(culprit).__name__}) cannot go to another process: {error}. Make it where it is needed (in the agent, in "
+            "a hook's method, at the top of a module), or use strategy='shm'"
+        ) from error
+
+
+def unpack(packed: bytes) -> Luggage:
+    """What was packed; raises whatever the making of its parts raises."""
+    return cast(Luggage, pickle.loads(packed))
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO, main_by_name: bool) -> None:
+        super().__init__(file)  # pyright: ignore[reportUnknownMemberType] -- untyped
+        self._main_by_name = main_by_name
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionalLitAgent) and obj.__module__ == "__main__" and not self._main_by_name:
+            return obj.reduce_by_value()
+        return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] -- untyped
+
+
+def _dumps(thing: Any, main_by_name: bool) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, main_by_name).dump(thing)  # pyright: ignore[reportUnknownMemberType] -- untyped
+    return buffer.getvalue()
+
+
+def _main_can_be_imported() -> bool:
+    """Whether another process can import this one's main module: not that of a notebook, of `python -c` or of standard input."""
+    main = sys.modules["__main__"]
+    return getattr(main, "__spec__", None) is not None or getattr(main, "__file__", None) is not None
+
+
+def _culprit(luggage: Luggage, main_by_name: bool) -> tuple[str, Any]:
+    """The smallest named part that cannot be pickled."""
+    name, thing, seen = "what the runners need", cast(Any, luggage), set[int]()
+    while True:
+        seen.add(id(thing))
+        parts = (
+            (part, value)
+            for part, value in _parts(thing)
+            if id(value) not in seen and not _travels(value, main_by_name)
+        )
+        part, value = next(parts, ("", None))
+        if not part:
+            return name, thing
+        name = part if isinstance(thing, Luggage) or thing is luggage.bundle else f"{part} of {name}"
+        thing = value
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    if is_dataclass(thing):
+        yield from ((field.name, getattr(thing, field.name)) for field in fields(thing))
+    elif isinstance(thing, list | tuple):
+        yield from ((f"item {index}", item) for index, item in enumerate(cast(Sequence[Any], thing)))
+    elif isinstance(thing, FunctionalLitAgent):
+        yield "function", thing.function
+    elif isinstance(thing, FunctionType):
+        yield from inspect.getclosurevars(thing).nonlocals.items()
+    elif hasattr(thing, "__dict__") and not isinstance(thing, type):
+        yield from cast(dict[str, Any], vars(thing)).items()
+
+
+def _travels(thing: Any, main_by_name: bool) -> bool:
+    try:
+        _dumps(thing, main_by_name)
+    except Exception:  # noqa: BLE001 -- whatever it is, it is the answer
+        return False
+    return True

@@ -1,0 +1,71 @@
+"""What one attempt may spend, and what it has spent.
+
+Pure values: it knows no store and no HTTP beyond the status of a refusal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from leyden.errors import ConfigError
+from leyden.gateway.refusal import Refusal
+
+__all__ = ["AttemptLimits", "Spent"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLimits:
+    """The most that one attempt may spend; None: any amount. What calls under way at once spend together may be more."""
+
+    calls: int | None = None
+    """A call that the client library sends again counts once."""
+    tokens: int | None = None
+    """Of prompts and answers, as the servers count them."""
+    cost: float | None = None
+    """In the unit of `UpstreamModel.price_per_million`, which every model needs then."""
+
+    def __post_init__(self) -> None:
+        for name in ("calls", "tokens", "cost"):
+            limit = getattr(self, name)
+            if limit is not None and not limit > 0:
+                raise ConfigError(f"attempt_limits: {name} is {limit}; it must be above 0, or None for no limit")
+
+    def check(self, call_index: int, spent: Spent) -> None:
+        """Raises Refusal (429, not to be tried again) for a call of an attempt that has spent its share."""
+        if self.calls is not None and call_index >= self.calls:
+            raise _refusal("calls", self.calls, call_index)
+        if self.tokens is not None and spent.tokens >= self.tokens:
+            raise _refusal("tokens", self.tokens, spent.tokens)
+        if self.cost is not None and spent.cost >= self.cost:
+            raise _refusal("cost", self.cost, spent.cost)
+
+
+@dataclass(slots=True)
+class Spent:
+    """By the answered calls of one attempt."""
+
+    tokens: int = 0
+    cost: float = 0.0
+
+    def add(self, usage: Any, price_per_million: tuple[float, float] | None) -> None:
+        """usage: of an answer in chat; what is no usage costs nothing."""
+        if not isinstance(usage, dict):
+            return
+        counted = cast(dict[str, Any], usage)
+        n_prompt, n_response = (_count(counted.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+        self.tokens += n_prompt + n_response
+        if price_per_million is not None:
+            self.cost += (n_prompt * price_per_million[0] + n_response * price_per_million[1]) / 1e6
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _refusal(name: str, limit: float, spent: float) -> Refusal:
+    return Refusal(
+        429,
+        "attempt_limit",
+        f"the attempt has spent its {name}: {spent:g} of {limit:g} (LLMProxy's attempt_limits); end it, or raise the limit",
+    )

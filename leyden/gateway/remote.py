@@ -1,0 +1,108 @@
+"""What a gateway is in another process: something that tells it by HTTP that an attempt is over.
+
+`RemoteRecorder` is what a gateway turns into when it leaves its process (pickle), for runners that its own process starts.
+`FoundGateways` is for runners that were started elsewhere, by hand: it finds the gateway in each attempt's resources. Both show the
+gateway's control key, which agents are not given.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from leyden.errors import GatewayError, StoreError
+from leyden.types import NamedResources, ProxyLLM
+from leyden.utils.per_loop import PerLoop
+
+__all__ = ["FoundGateways", "RemoteRecorder", "control_key_of", "end_path"]
+
+_SECONDS = 60.0
+"""The longest time for an attempt's calls to be written."""
+
+
+def end_path(rollout_id: str, attempt_id: str) -> str:
+    """Where the gateway is told that an attempt is over; answered when its record is whole."""
+    return f"/rollout/{quote(rollout_id, safe='')}/attempt/{quote(attempt_id, safe='')}/end"
+
+
+def control_key_of(secret: str | None) -> str:
+    """The control key that both sides derive from what they share, the store's token, so that it is never sent or kept.
+
+    Without a secret anybody knows it, as anybody may then end an attempt in the store too.
+    """
+    return hmac.digest((secret or "").encode(), b"leyden gateway control", "sha256").hex()
+
+
+class RemoteRecorder:
+    """An `AttemptRecorder` for attempts that call the gateway at `url` from another process."""
+
+    def __init__(self, url: str, control_key: str) -> None:
+        self._url, self._control_key = url, control_key
+        self._sessions = PerLoop(_session)
+
+    def __reduce__(self) -> tuple[Callable[..., RemoteRecorder], tuple[Any, ...]]:
+        return RemoteRecorder, (self._url, self._control_key)
+
+    def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
+        """Nothing: there is one gateway."""
+
+    def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """Nothing yet: `flush`, which follows at once, says it too."""
+
+    async def flush(self, rollout_id: str, attempt_id: str) -> None:
+        """End the attempt, and wait until every call of it is in the store.
+
+        Raises StoreError if one of them could not be written, GatewayError if the gateway cannot be reached.
+        """
+        await _end(await self._sessions.get(), self._url, self._control_key, rollout_id, attempt_id)
+
+
+class FoundGateways:
+    """An `AttemptRecorder` for attempts whose gateways are named by their resources (each `ProxyLLM`)."""
+
+    def __init__(self, control_key: str) -> None:
+        self._control_key = control_key
+        self._sessions = PerLoop(_session)
+        self._found: dict[tuple[str, str], set[str]] = {}
+
+    def __reduce__(self) -> tuple[Callable[..., FoundGateways], tuple[Any, ...]]:
+        return FoundGateways, (self._control_key,)
+
+    def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
+        """Remember which gateways the agent may call."""
+        found = {resource.root for resource in resources.values() if isinstance(resource, ProxyLLM)}
+        if found:
+            self._found[rollout_id, attempt_id] = found
+
+    def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """Nothing yet: `flush`, which follows at once, says it too."""
+
+    async def flush(self, rollout_id: str, attempt_id: str) -> None:
+        """See RemoteRecorder.flush, for each of them."""
+        for root in self._found.pop((rollout_id, attempt_id), ()):
+            await _end(await self._sessions.get(), root, self._control_key, rollout_id, attempt_id)
+
+
+async def _end(session: aiohttp.ClientSession, root: str, control_key: str, rollout_id: str, attempt_id: str) -> None:
+    headers = {"Authorization": f"Bearer {control_key}"}
+    try:
+        async with session.post(root + end_path(rollout_id, attempt_id), headers=headers) as response:
+            text = await response.text()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise GatewayError(
+            f"the gateway at {root} cannot be told that attempt {attempt_id!r} is over: {error or type(error).__name__}"
+        ) from error
+    if response.status != 200:
+        raise StoreError(text)
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=64, keepalive_timeout=15.0),
+        timeout=aiohttp.ClientTimeout(total=_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )

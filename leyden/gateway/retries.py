@@ -1,0 +1,118 @@
+"""Calls that a client sends again, which are the same call.
+
+OpenAI's and Anthropic's clients say so: `x-stainless-retry-count` is 0 at first and grows. A retry is of an earlier call of the
+same attempt, route and body. If that was answered, the answer never arrived: it is sent again, and the model is not asked.
+Otherwise the retry goes to the model under the number of the earlier call. Calls that are no retries are never joined, however
+equal they are.
+
+Everything runs in the gateway's event loop: in memory, until the attempt ends, `LIMIT_BYTES` in all, oldest forgotten first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from leyden.gateway.asgi import Headers, Scope, header
+from leyden.gateway.attempts import AttemptKey
+
+__all__ = ["LIMIT_BYTES", "Retries", "Try"]
+
+LIMIT_BYTES = 64 * 2**20
+_ENTRY_BYTES = 1024
+"""What one entry takes besides its answer."""
+
+_What = bytes
+"""Of route and body."""
+
+
+@dataclass(slots=True, eq=False)
+class Try:
+    """One time that a call was sent."""
+
+    key: AttemptKey
+    what: _What
+    call_index: int
+    span_id: str
+    state: str = "under way"
+    """"under way", "failed" or "answered"."""
+    headers: Headers | None = None
+    body: bytes = b""
+    """With `headers`, the answer as the client got it; None for one that is no longer kept."""
+
+
+class Retries:
+    """The calls of clients that say when they retry."""
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._n_bytes = 0
+        self._tries: OrderedDict[Try, None] = OrderedDict()
+        self._by_attempt: dict[AttemptKey, dict[_What, list[Try]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tries)
+
+    def earlier(self, key: AttemptKey, path: str, raw: bytes, scope: Scope) -> Try | None:
+        """What this request is a retry of; None for a call of its own. A try is retried once, and forgotten by that."""
+        count = header(scope, b"x-stainless-retry-count")
+        if count is None or not count.isdigit() or int(count) == 0:
+            return None
+        known = self._by_attempt.get(key, {}).get(_what(path, raw), ())
+        # A failed one is the likeliest, then one whose answer was lost; one under way has not noticed yet that its client is gone.
+        found = next(
+            (one for state in ("failed", "answered", "under way") for one in known if one.state == state), None
+        )
+        if found is not None:
+            self._forget(found)
+        return found
+
+    def begin(
+        self, key: AttemptKey, path: str, raw: bytes, scope: Scope, *, call_index: int, span_id: str
+    ) -> Try | None:
+        """Remember a call that may be retried; None if its client does not say when it retries."""
+        if header(scope, b"x-stainless-retry-count") is None:
+            return None
+        one = Try(key, _what(path, raw), call_index, span_id)
+        self._add(one)
+        return one
+
+    def answered(self, one: Try, headers: Headers, body: bytes) -> None:
+        """Keep what the client got."""
+        known = one in self._tries
+        if known:
+            self._forget(one)
+        one.state, one.headers, one.body = "answered", headers, body
+        if known:
+            self._add(one)
+
+    def replayed(self, one: Try) -> None:
+        """Its answer is sent once more, which may be lost too."""
+        self._add(one)
+
+    def end(self, key: AttemptKey) -> None:
+        """Forget everything of an attempt that is over."""
+        for one in [one for tries in self._by_attempt.get(key, {}).values() for one in tries]:
+            self._forget(one)
+
+    def _add(self, one: Try) -> None:
+        self._tries[one] = None
+        self._by_attempt.setdefault(one.key, {}).setdefault(one.what, []).append(one)
+        self._n_bytes += _ENTRY_BYTES + len(one.body)
+        while self._n_bytes > self._limit_bytes:
+            self._forget(next(iter(self._tries)))
+
+    def _forget(self, one: Try) -> None:
+        del self._tries[one]
+        self._n_bytes -= _ENTRY_BYTES + len(one.body)
+        of_attempt = self._by_attempt[one.key]
+        of_attempt[one.what].remove(one)
+        if not of_attempt[one.what]:
+            del of_attempt[one.what]
+        if not of_attempt:
+            del self._by_attempt[one.key]
+
+
+def _what(path: str, raw: bytes) -> _What:
+    return blake2b(path.encode() + b"\0" + raw, digest_size=16).digest()

@@ -1,0 +1,31 @@
+"""Microsoft Agent Framework, which makes OpenTelemetry's spans by itself: agents, tools, workflows, and model calls with their messages.
+
+A user's own `disable_instrumentation()` counts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+from leyden.instrumentation.base import Instrumentation
+
+__all__ = ["AgentFrameworkInstrumentation"]
+
+
+class AgentFrameworkInstrumentation(Instrumentation):
+    """`agent_framework`."""
+
+    modules: ClassVar[tuple[str, ...]] = ("agent_framework",)
+
+    def install(self) -> None:
+        """Have spans made, with what was said in them."""
+        self._observability: Any = importlib.import_module("agent_framework.observability")
+        settings = self._observability.OBSERVABILITY_SETTINGS
+        self._before: tuple[bool, bool] = settings.enable_instrumentation, settings.enable_sensitive_data
+        self._observability.enable_instrumentation(enable_sensitive_data=True)
+
+    def remove(self) -> None:
+        """As the user has it."""
+        settings = self._observability.OBSERVABILITY_SETTINGS
+        settings.enable_instrumentation, settings.enable_sensitive_data = self._before

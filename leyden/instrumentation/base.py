@@ -1,0 +1,107 @@
+"""What an instrumentation is: a library is changed while at least one block is open, and as it was afterwards.
+
+It knows no library. To instrument one: a module with a subclass of `Instrumentation` (of `Patches` where methods are replaced), and a line
+in `registry.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+from leyden.utils.patching import Patch
+
+__all__ = ["Instrumentation", "Patches"]
+
+_lock = threading.RLock()
+_users: dict[type[Instrumentation], int] = {}
+_installed: dict[type[Instrumentation], Instrumentation] = {}
+
+
+class Instrumentation(AbstractContextManager[None], ABC):
+    """Changes a library inside `with`. Blocks may be nested and may overlap, in any threads: the first one installs, the last one removes.
+
+    Where the library is not installed the block does nothing.
+    """
+
+    modules: ClassVar[tuple[str, ...]]
+    """What must be importable; the first is the library itself."""
+
+    @classmethod
+    def available(cls) -> bool:
+        """Whether there is anything to instrument."""
+        return all(_found(module) for module in cls.modules)
+
+    @classmethod
+    def imported(cls) -> bool:
+        """Whether somebody has imported the library."""
+        return cls.modules[0] in sys.modules
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether a block is open and the library is changed."""
+        return cls in _installed
+
+    def __enter__(self) -> None:
+        kind = type(self)
+        with _lock:
+            count = _users.get(kind, 0)
+            if not count and self.available():
+                self.install()
+                _installed[kind] = self
+            _users[kind] = count + 1
+
+    def __exit__(self, *raised: object) -> None:
+        kind = type(self)
+        with _lock:
+            _users[kind] -= 1
+            if not _users[kind]:
+                del _users[kind]
+                if (installed := _installed.pop(kind, None)) is not None:
+                    installed.remove()
+
+    @abstractmethod
+    def install(self) -> None:
+        """Change the library; called once until `remove`."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Leave the library as it was."""
+
+
+class Patches(Instrumentation):
+    """An instrumentation that replaces methods."""
+
+    _patches: ClassVar[dict[type[Patches], Sequence[Patch]]] = {}
+    """Kept, so that a replacement which somebody else's lies upon is not replaced once more."""
+
+    @abstractmethod
+    def patches(self) -> Sequence[Patch]:
+        """What to replace; called once in a process."""
+
+    def install(self) -> None:
+        """Replace."""
+        kind = type(self)
+        if kind not in self._patches:
+            self._patches[kind] = self.patches()
+        for patch in self._patches[kind]:
+            patch.apply()
+
+    def remove(self) -> None:
+        """Put back, the last one first."""
+        for patch in reversed(self._patches[type(self)]):
+            patch.undo()
+
+
+@functools.cache
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # its parent is missing, or it was put into sys.modules by hand
+        return False

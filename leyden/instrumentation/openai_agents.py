@@ -1,0 +1,78 @@
+"""OpenAI's Agents SDK: agents and tools, by OpenTelemetry's own package (extra `openai-agents`).
+
+Its model calls are the OpenAI SDK's, which `openai` instruments. The SDK's own traces would go to OpenAI with the user's key; while a
+block is open they do not. Processors that the user has added stay.
+
+The SDK shares one HTTP client among all runs, whichever event loop they are in, and `Runner.run_sync` in several threads then fails with
+"bound to a different event loop". While a block is open each event loop has a client of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from leyden.instrumentation.packaged import PackagedInstrumentation
+from leyden.utils.patching import Patch
+
+__all__ = ["OpenAIAgentsInstrumentation"]
+
+
+class OpenAIAgentsInstrumentation(PackagedInstrumentation):
+    """`agents`."""
+
+    modules: ClassVar[tuple[str, ...]] = ("agents", "opentelemetry.instrumentation.genai.openai_agents")
+    instrumentor: ClassVar[str] = "OpenAIAgentsInstrumentor"
+
+    def install(self) -> None:
+        """Instrument, and take the SDK's own exporter out."""
+        super().install()
+        self._client = Patch(importlib.import_module("agents.models.openai_provider"), "shared_http_client", _by_loop)
+        self._client.apply()
+        exporter, current = _exporter(), _processors()
+        self._exporting = exporter in current
+        if self._exporting:
+            _set_processors([processor for processor in current if processor is not exporter])
+
+    def remove(self) -> None:
+        """Put the exporter back, in front."""
+        self._client.undo()
+        super().remove()
+        exporter, current = _exporter(), _processors()
+        if self._exporting and exporter not in current:
+            _set_processors([exporter, *current])
+
+
+def _by_loop(original: Callable[[], Any]) -> Callable[[], Any]:
+    clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
+
+    def shared_http_client() -> Any:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return original()
+        client = clients.get(loop)
+        if client is None:
+            client = clients[loop] = type(original())()
+        return client
+
+    return shared_http_client
+
+
+def _exporter() -> Any:
+    """What sends the SDK's traces to OpenAI."""
+    processors: Any = importlib.import_module("agents.tracing.processors")
+    return processors.default_processor()
+
+
+def _processors() -> tuple[Any, ...]:
+    tracing: Any = importlib.import_module("agents.tracing")
+    return tracing.get_trace_provider()._multi_processor._processors  # it has no public name
+
+
+def _set_processors(processors: list[Any]) -> None:
+    tracing: Any = importlib.import_module("agents.tracing")
+    tracing.set_trace_processors(processors)

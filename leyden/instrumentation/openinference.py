@@ -1,0 +1,44 @@
+"""AutoGen and CrewAI, by OpenInference's packages (extras `autogen` and `crewai`).
+
+CrewAI reports to its makers as it is used, unless it is told not to; while a block is open, it is.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import ClassVar
+
+from leyden.instrumentation.packaged import PackagedInstrumentation
+
+__all__ = ["AutoGenInstrumentation", "CrewAIInstrumentation"]
+
+
+class AutoGenInstrumentation(PackagedInstrumentation):
+    """`autogen_agentchat`: agents, teams, tools, and the calls of its OpenAI client."""
+
+    modules: ClassVar[tuple[str, ...]] = ("autogen_agentchat", "openinference.instrumentation.autogen_agentchat")
+    instrumentor: ClassVar[str] = "AutogenAgentChatInstrumentor"
+
+
+class CrewAIInstrumentation(PackagedInstrumentation):
+    """`crewai`: crews, tasks, agents and tools. The calls of its OpenAI client are the OpenAI SDK's, which `openai` instruments."""
+
+    modules: ClassVar[tuple[str, ...]] = ("crewai", "openinference.instrumentation.crewai")
+    instrumentor: ClassVar[str] = "CrewAIInstrumentor"
+
+    def install(self) -> None:
+        """Instrument, and keep CrewAI's telemetry in."""
+        self._telemetry = os.environ.get(_NO_TELEMETRY)
+        os.environ[_NO_TELEMETRY] = "true"  # read before each report
+        super().install()
+
+    def remove(self) -> None:
+        """As the user has it."""
+        super().remove()
+        if self._telemetry is None:
+            os.environ.pop(_NO_TELEMETRY, None)
+        else:
+            os.environ[_NO_TELEMETRY] = self._telemetry
+
+
+_NO_TELEMETRY = "CREWAI_DISABLE_TELEMETRY"

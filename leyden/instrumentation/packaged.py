@@ -1,0 +1,58 @@
+"""Instrumentations that others maintain: OpenTelemetry's GenAI packages and OpenInference's, which all have one interface.
+
+The messages are recorded in the span unless OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says otherwise. What the user has
+instrumented with such a package already stays as it is, and is left so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from leyden.instrumentation.base import Instrumentation
+
+__all__ = ["PackagedInstrumentation"]
+
+_WANTED = {
+    "OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental",
+    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY",
+}
+
+
+class PackagedInstrumentation(Instrumentation):
+    """By a class that is OpenTelemetry's `BaseInstrumentor`: the last of `modules` has it, the first is the library itself."""
+
+    instrumentor: ClassVar[str]
+    """The name of the class."""
+
+    def __init__(self) -> None:
+        self._ours: Any = None
+
+    def install(self) -> None:
+        """Instrument, unless that is done."""
+        instrumentor: Any = getattr(importlib.import_module(self.modules[-1]), self.instrumentor)()
+        if not instrumentor.is_instrumented_by_opentelemetry:
+            with _defaults(_WANTED):
+                instrumentor.instrument()
+            self._ours = instrumentor
+
+    def remove(self) -> None:
+        """Undo what `install` has done."""
+        instrumentor, self._ours = self._ours, None
+        if instrumentor is not None:
+            instrumentor.uninstrument()
+
+
+@contextmanager
+def _defaults(variables: dict[str, str]) -> Generator[None]:
+    """What is read once, while a library is instrumented; what the user has set counts."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

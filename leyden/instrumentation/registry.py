@@ -1,0 +1,81 @@
+"""Which instrumentations there are. To add one: a line here."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Final
+
+from leyden.errors import ConfigError
+from leyden.instrumentation.base import Instrumentation
+
+__all__ = ["HTTP_CLIENTS", "in_use", "instrument", "instrumentation_class", "names"]
+
+_CLASSES: Final[Mapping[str, str]] = {
+    "httpx": "leyden.instrumentation.httpx_clients:HttpxInstrumentation",
+    "httpx2": "leyden.instrumentation.httpx_clients:Httpx2Instrumentation",
+    "aiohttp": "leyden.instrumentation.aiohttp_client:AiohttpInstrumentation",
+    "openai": "leyden.instrumentation.genai:OpenAIInstrumentation",
+    "anthropic": "leyden.instrumentation.genai:AnthropicInstrumentation",
+    "langchain": "leyden.instrumentation.genai:LangChainInstrumentation",
+    "openai-agents": "leyden.instrumentation.openai_agents:OpenAIAgentsInstrumentation",
+    "autogen": "leyden.instrumentation.openinference:AutoGenInstrumentation",
+    "agent-framework": "leyden.instrumentation.agent_framework:AgentFrameworkInstrumentation",
+    "crewai": "leyden.instrumentation.openinference:CrewAIInstrumentation",
+}
+
+HTTP_CLIENTS: Final = ("httpx", "httpx2", "aiohttp")
+
+
+def names() -> tuple[str, ...]:
+    """What `instrument` knows, whether it is installed or not."""
+    return tuple(_CLASSES)
+
+
+def in_use() -> tuple[str, ...]:
+    """The HTTP clients, whether they are imported or not (calls must find their way), and of the others those whose library is imported."""
+    return tuple(name for name in _CLASSES if name in HTTP_CLIENTS or instrumentation_class(name).imported())
+
+
+@functools.cache
+def instrumentation_class(name: str) -> type[Instrumentation]:
+    """Raises ConfigError for a name that is not among `names()`."""
+    try:
+        module, _, attribute = _CLASSES[name].partition(":")
+    except KeyError:
+        raise ConfigError(
+            f"instrumentation {name!r} is not known; possible: {', '.join(map(repr, _CLASSES))}"
+        ) from None
+    return getattr(importlib.import_module(module), attribute)
+
+
+def instrument(*wanted: str) -> AbstractContextManager[None]:
+    """Have these installed inside `with`; one whose library is missing is left out. Blocks may be nested, in any threads.
+
+    Raises ConfigError for a name that is not among `names()`.
+    """
+    return _Together([instrumentation_class(name)() for name in wanted])
+
+
+class _Together(AbstractContextManager[None]):
+    """Several blocks as one; written out, for it is entered with every trace."""
+
+    def __init__(self, blocks: Sequence[Instrumentation]) -> None:
+        self._blocks = blocks
+        self._entered = 0
+
+    def __enter__(self) -> None:
+        try:
+            for block in self._blocks:
+                block.__enter__()
+                self._entered += 1
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *raised: object) -> None:
+        while self._entered:
+            self._entered -= 1
+            self._blocks[self._entered].__exit__(*raised)

@@ -1,0 +1,119 @@
+"""Where the model calls of an attempt should go, and what they bring along.
+
+A `Route` is in OpenTelemetry's context, so whatever carries that (tasks, threads, a tracer) carries the route too. It knows URLs and
+headers, and neither an HTTP client nor a tracer: a tracer puts a route there for each trace, the runner says which gateway the attempt has,
+an instrumentation asks `redirect` for each request.
+
+A service that is not in MODEL_HOSTS: give `OtelTracer(model_hosts=...)` its host, with the path that comes before `/v1` if there is one
+(`openrouter.ai/api`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace as otel_trace
+
+from leyden import semconv
+
+__all__ = ["MODEL_HOSTS", "ROUTE_KEY", "Redirection", "Route", "current_route", "traceparent"]
+
+MODEL_HOSTS: Final = ("api.openai.com", "api.anthropic.com")
+ROUTE_KEY: Final = otel_context.create_key("leyden-route")
+_KEY_HEADERS: Final = ("x-api-key", "api-key")
+
+
+@dataclass(frozen=True, slots=True)
+class Redirection:
+    """What becomes of one request to a model."""
+
+    url: str
+    headers: Mapping[str, str]
+    """To be set, in lower case, in place of those of the same name."""
+
+
+@dataclass(slots=True)
+class Route:
+    """The way of one attempt's model calls."""
+
+    rollout_id: str
+    attempt_id: str
+    model_hosts: Sequence[str] = MODEL_HOSTS
+    """Which requests are model calls: by host, or host and the beginning of the path."""
+    base_url: str | None = None
+    """The attempt's own address at the gateway; it ends in `/v1`. None: calls go where the agent sends them."""
+    api_key: str | None = None
+    """What the gateway wants to see in place of the agent's own key."""
+
+    def redirect(self, url: str, headers: Mapping[str, str]) -> Redirection | None:
+        """What to change in a request; None for one that is no model call.
+
+        headers: those of the request, by names in lower case. A trace context that is there already is kept.
+        """
+        parts = urlsplit(url)
+        root = self._root()
+        host, path = parts.netloc.rpartition("@")[2].lower(), parts.path
+        own = root and urlsplit(root)
+        if own and host == own.netloc:  # the gateway itself; without ids in the path, its general address
+            path = path if path.startswith("/rollout/") else f"{own.path}{path}"
+            target = f"{parts.scheme}://{host}{path}"
+        else:
+            prefix = self._matching(host, path)
+            if prefix is None:
+                return None
+            target = url.partition("?")[0].partition("#")[0] if root is None else root + path[len(prefix) :]
+        changed = {name: value for name, value in self.headers().items() if name not in headers}
+        if root is not None:  # the agent's own key is for the model's server, and nobody else's business
+            key = self.api_key or "EMPTY"
+            changed |= {name: key for name in _KEY_HEADERS if name in headers} | {"authorization": f"Bearer {key}"}
+        return Redirection(f"{target}?{parts.query}" if parts.query else target, changed)
+
+    def headers(self) -> dict[str, str]:
+        """The trace context of a call that is made here: W3C's `baggage`, and `traceparent` where a step is under way."""
+        step = traceparent()
+        return {"baggage": self.baggage()} | ({"traceparent": step} if step else {})
+
+    def baggage(self) -> str:
+        """The attempt, as W3C's `baggage` says it."""
+        ids = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
+        return ",".join(f"{name}={quote(value, safe='')}" for name, value in ids.items())
+
+    def environment(self) -> dict[str, str]:
+        """The variables from which clients take the address of their model; none where the attempt has no gateway."""
+        if self.base_url is None:
+            return {}
+        key = self.api_key or "EMPTY"  # clients insist on some key
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_BASE": self.base_url,
+            "OPENAI_API_KEY": key,
+            "ANTHROPIC_BASE_URL": self._root() or "",  # whose clients add the /v1 themselves
+            "ANTHROPIC_API_KEY": key,
+        }
+
+    def _root(self) -> str | None:
+        return self.base_url and self.base_url.rstrip("/").removesuffix("/v1")
+
+    def _matching(self, host: str, path: str) -> str | None:
+        """The path of the model host that this is, "" for most; None where it is none."""
+        for known in self.model_hosts:
+            name, slash, prefix = known.lower().rstrip("/").partition("/")
+            if host in (name, f"{name}:443", f"{name}:80") and path.startswith(slash + prefix):
+                return slash + prefix
+        return None
+
+
+def current_route() -> Route | None:
+    """The route of the running code, None outside of a trace."""
+    route = otel_context.get_value(ROUTE_KEY)
+    return route if isinstance(route, Route) else None
+
+
+def traceparent() -> str | None:
+    """The step under way here as W3C's `traceparent`; None where there is none."""
+    step = otel_trace.get_current_span().get_span_context()
+    return f"00-{step.trace_id:032x}-{step.span_id:016x}-{step.trace_flags:02x}" if step.is_valid else None

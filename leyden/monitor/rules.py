@@ -1,0 +1,250 @@
+"""When to raise an alert: pure functions of time series.
+
+A rule judges the series of one subject (a worker, or the store with its machine) at one moment. It knows no store and no clock. To add a
+kind of rule, write a class with what `Rule` says; to change a limit, give `Monitor` other rules than DEFAULT_RULES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Final, Literal, Protocol, get_args
+
+from leyden.errors import ConfigError
+from leyden.monitor.health import MISSED_HEARTBEATS
+from leyden.options import check_number
+
+__all__ = [
+    "DEFAULT_RULES",
+    "AlertRule",
+    "AnomalyRule",
+    "Comparison",
+    "Point",
+    "Rule",
+    "Series",
+    "Severity",
+    "Verdict",
+    "increase",
+    "within",
+]
+
+Severity = Literal["info", "warning", "critical"]
+Comparison = Literal[">", "<"]
+
+Point = tuple[float, float]
+"""A moment in Unix seconds, and the figure then."""
+Series = Mapping[str, Sequence[Point]]
+"""The points of one subject by the name of the figure, each in the order of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rule found."""
+
+    firing: bool
+    value: float
+    limit: float
+    """What the value was compared with."""
+
+
+class Rule(Protocol):
+    """Judges one subject's series."""
+
+    @property
+    def name(self) -> str:
+        """Of the alerts that it raises, unique among the rules of a monitor."""
+        ...
+
+    @property
+    def severity(self) -> Severity: ...
+    @property
+    def comparison(self) -> Comparison: ...
+
+    @property
+    def figures(self) -> Sequence[str]:
+        """The series that it reads; the first is what its alerts are about."""
+        ...
+
+    @property
+    def reach_seconds(self) -> float:
+        """How old a point may be that it still looks at."""
+        ...
+
+    def judge(self, series: Series, now: float) -> Verdict | None:
+        """None: too little is known to say."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRule:
+    """A limit: the mean of `metric` over the last `window_seconds` is above (or below) `threshold`.
+
+    window_seconds: 0 looks at the latest point alone, however old it is.
+    minimum_count: of points in the window, or of what `per` counts; with fewer nothing is said.
+    per: judge a share instead: by how much the counter `metric` has grown in the window, per growth of this counter.
+    """
+
+    name: str
+    metric: str
+    comparison: Comparison
+    threshold: float
+    window_seconds: float = 60.0
+    minimum_count: int = 1
+    severity: Severity = "warning"
+    per: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.figures, self.comparison, self.severity, self.window_seconds, self.minimum_count)
+        check_number(f"rule {self.name!r}: threshold", self.threshold)
+        if self.per is not None and not self.window_seconds:
+            raise ConfigError(
+                f"rule {self.name!r}: per={self.per!r} needs a window in which it grows; window_seconds is 0"
+            )
+
+    @property
+    def figures(self) -> Sequence[str]:
+        return (self.metric,) if self.per is None else (self.metric, self.per)
+
+    @property
+    def reach_seconds(self) -> float:
+        return self.window_seconds
+
+    def judge(self, series: Series, now: float) -> Verdict | None:
+        """See Rule."""
+        start, points = now - self.window_seconds, series.get(self.metric, ())
+        values = [value for _, value in (within(points, start, now) if self.window_seconds else list(points)[-1:])]
+        if self.per is None:
+            if not values or len(values) < self.minimum_count:
+                return None
+            value = fmean(values)
+        else:
+            of = increase([value for _, value in within(series.get(self.per, ()), start, now)])
+            if of <= 0 or of < self.minimum_count:
+                return None
+            value = increase(values) / of
+        return Verdict(_exceeds(value, self.comparison, self.threshold), value, self.threshold)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnomalyRule:
+    """What is unlike before: the median of `metric` over the window is far above (or below) its median over the time before that.
+
+    Far is `deviations` robust standard deviations (1.4826 median absolute deviations) of that time, and at least `least_change`.
+    history_seconds: how long that time is.
+    minimum_count: of points in that time; with fewer nothing is said.
+    """
+
+    name: str
+    metric: str
+    comparison: Comparison
+    least_change: float
+    deviations: float = 6.0
+    window_seconds: float = 60.0
+    history_seconds: float = 900.0
+    minimum_count: int = 30
+    severity: Severity = "info"
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.figures, self.comparison, self.severity, self.window_seconds, self.minimum_count)
+        check_number(f"rule {self.name!r}: least_change", self.least_change, at_least=0)
+        check_number(f"rule {self.name!r}: deviations", self.deviations, at_least=0)
+        check_number(f"rule {self.name!r}: history_seconds", self.history_seconds, above=0)
+
+    @property
+    def figures(self) -> Sequence[str]:
+        return (self.metric,)
+
+    @property
+    def reach_seconds(self) -> float:
+        return self.window_seconds + self.history_seconds
+
+    def judge(self, series: Series, now: float) -> Verdict | None:
+        """See Rule."""
+        start, points = now - self.window_seconds, series.get(self.metric, ())
+        recent = [value for _, value in within(points, start, now)]
+        history = [value for time, value in within(points, start - self.history_seconds, start) if time < start]
+        if not recent or not history or len(history) < self.minimum_count:
+            return None
+        centre = median(history)
+        spread = 1.4826 * median(abs(value - centre) for value in history)
+        change = max(self.deviations * spread, self.least_change)
+        limit = centre + change if self.comparison == ">" else centre - change
+        value = median(recent)
+        return Verdict(_exceeds(value, self.comparison, limit), value, limit)
+
+
+def increase(values: Sequence[float]) -> float:
+    """By how much a counter has grown; one that fell has begun again from 0."""
+    return sum(after - before if after >= before else after for before, after in pairwise(values))
+
+
+def within(points: Sequence[Point], start: float, end: float) -> list[Point]:
+    """The points of `[start, end]`."""
+    return [point for point in points if start <= point[0] <= end]
+
+
+def _exceeds(value: float, comparison: Comparison, limit: float) -> bool:
+    return value > limit if comparison == ">" else value < limit
+
+
+def _check(
+    name: str, figures: Sequence[str], comparison: str, severity: str, window_seconds: float, minimum_count: int
+) -> None:
+    if not (isinstance(name, str) and name.isascii() and name.replace("_", "").isalnum()):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+        raise ConfigError(f"a rule is named by letters, digits and underscores, got {name!r}")
+    if comparison not in get_args(Comparison):
+        raise ConfigError(f"rule {name!r}: comparison is {comparison!r}; possible: '>', '<'")
+    if severity not in get_args(Severity):
+        raise ConfigError(f"rule {name!r}: severity is {severity!r}; possible: {', '.join(get_args(Severity))}")
+    if wrong := [figure for figure in figures if not (isinstance(figure, str) and figure)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"rule {name!r}: {wrong[0]!r} is no name of a figure; docs/monitoring.md lists them")
+    check_number(f"rule {name!r}: window_seconds", window_seconds, at_least=0)
+    check_number(f"rule {name!r}: minimum_count", minimum_count, at_least=1, whole=True)
+
+
+DEFAULT_RULES: Final[Sequence[Rule]] = (
+    AlertRule(name="cpu", metric="cpu_percent", comparison=">", threshold=80.0, minimum_count=3),
+    AlertRule(
+        name="memory", metric="memory_percent", comparison=">", threshold=90.0, minimum_count=3, severity="critical"
+    ),
+    AlertRule(name="disk", metric="disk_free_percent", comparison="<", threshold=10.0, severity="critical"),
+    AlertRule(name="io", metric="io_seconds", comparison=">", threshold=0.1, minimum_count=3),
+    AlertRule(name="latency", metric="store_latency_seconds", comparison=">", threshold=1.0),
+    AlertRule(
+        name="worker_lost",
+        metric="missed_heartbeats",
+        comparison=">",
+        threshold=MISSED_HEARTBEATS,
+        window_seconds=0.0,
+        severity="critical",
+    ),
+    AlertRule(
+        name="store_lost",
+        metric="store_reachable",
+        comparison="<",
+        threshold=1.0,
+        window_seconds=0.0,
+        severity="critical",
+    ),
+    AlertRule(
+        name="completion",
+        metric="attempts_completed",
+        per="attempts_ended",
+        comparison="<",
+        threshold=0.95,
+        window_seconds=300.0,
+        minimum_count=20,
+    ),
+    AlertRule(
+        name="success",
+        metric="attempts_succeeded",
+        per="attempts_ended",
+        comparison="<",
+        threshold=0.8,
+        window_seconds=300.0,
+        minimum_count=20,
+    ),
+    AnomalyRule(name="latency_anomaly", metric="store_latency_seconds", comparison=">", least_change=0.1),
+)

@@ -1,0 +1,213 @@
+"""`ProcessAgent`: one attempt is one run of a program, and its reward comes from what the program does.
+
+It puts together the files and variables (`environment.py`), the address for reports (`endpoint.py`) and the running program
+(`program.py`), and decides whether the end of the program is a result. To read a reward from somewhere else, give a function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from leyden import semconv
+from leyden.errors import ConfigError, ProcessFailed
+from leyden.litagent import LitAgent
+from leyden.runner.calls import call_sync
+from leyden.runner.process.endpoint import Reports, reports
+from leyden.runner.process.environment import Folder, variables
+from leyden.runner.process.program import ProcessOutput, Program, RunningProgram
+from leyden.runner.process.reward import FORMS, read_reward
+from leyden.tracer import active_trace
+from leyden.types import AttemptedRollout, Attributes, NamedResources
+from leyden.utils.text import shown
+
+__all__ = ["ProcessAgent", "RewardSource"]
+
+RewardSource = Literal["exit_code", "last_line", "event"] | Callable[[ProcessOutput], Any]
+
+_SOURCES: Final = ("exit_code", "last_line", "event")
+_GRACE_SECONDS = 0.5
+"""Between SIGTERM and SIGKILL; a runner waits for a cancelled agent for a second."""
+_COULD_NOT_RUN: Final = {126: "the command cannot be executed", 127: "the command was not found"}
+"""What shells, `env` and their like say by their exit code; no reward of an agent."""
+_LAST_LINES = 5
+_LAST_CHARACTERS = 1000
+
+
+class ProcessAgent(LitAgent[Any]):
+    """Any program as an agent.
+
+    It finds the task on its standard input and in a file, and the model, the address for rewards and that for OpenTelemetry in its
+    environment. Whatever it starts ends with it.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        reward: RewardSource = "exit_code",
+        env: Mapping[str, str | None] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        task_on_stdin: bool = True,
+        memory_bytes: int | None = None,
+        output_bytes: int = 2**20,
+    ) -> None:
+        """
+        command: the program and its arguments; a line for a shell is ["sh", "-c", line].
+        reward: "exit_code": 1.0 for 0, else 0.0. "last_line": the last line of its standard output that is not empty. "event": the
+            last one that it posts. A function (or a coroutine function) of its ProcessOutput: what that returns, as for any agent.
+        env: variables to add; None removes one.
+        cwd: the folder it runs in; None: that of the runner.
+        task_on_stdin: otherwise its standard input is empty.
+        memory_bytes: of resident memory, of all its processes together; more ends it. Looked at ten times a second, on Linux.
+        output_bytes: how much of its standard output, and of its standard error, is kept: half of it from the head.
+        Raises ConfigError.
+        """
+        self.command = _checked_command(command)
+        if not callable(reward) and reward not in _SOURCES:
+            raise ConfigError(f"reward is {reward!r}; possible: {', '.join(map(repr, _SOURCES))}, or a function")
+        if memory_bytes is not None and memory_bytes < 1:
+            raise ConfigError(f"memory_bytes is {memory_bytes}; it must be at least 1, or None for no limit")
+        if output_bytes < 1024:
+            raise ConfigError(f"output_bytes is {output_bytes}; it must be at least 1024")
+        self.reward, self.memory_bytes, self.output_bytes = reward, memory_bytes, output_bytes
+        self.env = dict(env or {})
+        self.cwd = None if cwd is None else os.fspath(cwd)
+        self.task_on_stdin = task_on_stdin
+
+    async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
+        """Run the program to its end. Raises ProcessFailed for an end that is no result; cancelling this ends the program."""
+        folder = Folder(Path(tempfile.mkdtemp(prefix="leyden-")))
+        try:
+            folder.write(task, resources, rollout)
+            trace = active_trace("ProcessAgent")
+            with trace.operation(semconv.PROCESS, {semconv.PROCESS_COMMAND: self.command}) as step, reports() as posted:
+                program = self._program(folder, variables(folder, resources, rollout, posted, self.env))
+                running = RunningProgram(program)
+                try:
+                    output = await running.output()
+                except asyncio.CancelledError:
+                    step.set(_attributes(await running.stop()))
+                    raise
+                step.set(_attributes(output))
+                return await self._result(output, posted)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder.path, ignore_errors=True)
+
+    def _program(self, folder: Folder, env: Mapping[str, str]) -> Program:
+        if self.memory_bytes is not None and sys.platform != "linux":
+            raise ConfigError(f"memory_bytes={self.memory_bytes:,} needs Linux; leave it out on {sys.platform}")
+        return Program(
+            command=self.command,
+            env=env,
+            cwd=self.cwd or str(Path.cwd()),
+            directory=str(folder.path),
+            stdin=str(folder.task) if self.task_on_stdin else None,
+            memory_bytes=self.memory_bytes,
+            output_bytes=self.output_bytes,
+            grace_seconds=_GRACE_SECONDS,
+        )
+
+    async def _result(self, output: ProcessOutput, posted: Reports) -> Any:
+        """What the attempt's reward is. Raises ProcessFailed where the program's end says none."""
+        if why := self._failure(output):
+            raise ProcessFailed(f"`{_shown_command(self.command)}` {why}{_last_words(output)}")
+        if callable(self.reward):
+            return await _call(self.reward, output)
+        if self.reward == "exit_code":
+            return 1.0 if output.exit_code == 0 else 0.0
+        if self.reward == "last_line":
+            return self._from_last_line(output)
+        if not posted.rewards:
+            raise ProcessFailed(
+                f"`{_shown_command(self.command)}` ended without a reward: with reward='event' it posts one to "
+                f"$LEYDEN_REWARD_URL{_last_words(output)}"
+            )
+        return None
+
+    def _failure(self, output: ProcessOutput) -> str | None:
+        if output.cause == "memory":
+            return f"was ended: its processes together held more than memory_bytes={self.memory_bytes:,}"
+        if output.cause == "request":
+            return "was ended from outside: its supervisor was told to stop"
+        if output.signal is not None:
+            return f"was killed by {output.signal}{_HINTS.get(output.signal, '')}"
+        if output.exit_code in _COULD_NOT_RUN:
+            return f"exited with code {output.exit_code}: {_COULD_NOT_RUN[output.exit_code]}"
+        if self.reward in ("last_line", "event") and output.exit_code != 0:
+            return f"exited with code {output.exit_code}"
+        return None
+
+    def _from_last_line(self, output: ProcessOutput) -> Any:
+        lines = output.stdout.strip().splitlines()
+        if not lines:
+            raise ProcessFailed(
+                f"`{_shown_command(self.command)}` wrote nothing to its standard output, whose last line is to be its reward"
+                f"{_last_words(output)}"
+            )
+        try:
+            return read_reward(lines[-1])
+        except (ValueError, RecursionError):
+            raise ProcessFailed(
+                f"`{_shown_command(self.command)}` ended with the line {shown(lines[-1])}, which is no reward; possible: {FORMS}"
+                f"{_last_words(output)}"
+            ) from None
+
+
+_HINTS: Final = {"SIGKILL": ", which Leyden did not send: the system does when memory runs out"}
+
+
+def _checked_command(command: Sequence[str]) -> list[str]:
+    if isinstance(command, str):
+        raise ConfigError(
+            f"command is the string {command!r:.200}; give a list: {command.split()!r:.200}, or ['sh', '-c', ...] for a shell"
+        )
+    parts = list(command)
+    if not parts or not all(isinstance(cast(object, part), str) and "\0" not in part for part in parts):
+        raise ConfigError(f"command is {parts!r:.200}; it must be a list of strings, the program first")
+    return parts
+
+
+async def _call(function: Callable[[ProcessOutput], Any], output: ProcessOutput) -> Any:
+    """Off the event loop, if it is no coroutine function: a slow one must not hold up the other attempts."""
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        return await function(output)
+    return await call_sync(lambda: function(output), None, name=f"reward-{output.pid}")
+
+
+def _attributes(output: ProcessOutput) -> Attributes:
+    values: dict[str, Any] = {
+        semconv.PROCESS_PID: output.pid,
+        semconv.PROCESS_EXIT_CODE: output.exit_code,
+        semconv.PROCESS_SIGNAL: output.signal,
+        semconv.PROCESS_CAUSE: output.cause,
+        semconv.PROCESS_STDOUT: output.stdout,
+        semconv.PROCESS_STDERR: output.stderr,
+        semconv.PROCESS_STDOUT_BYTES: output.stdout_bytes,
+        semconv.PROCESS_STDERR_BYTES: output.stderr_bytes,
+        semconv.PROCESS_CPU_SECONDS: output.cpu_seconds,
+        semconv.PROCESS_MEMORY_BYTES: output.memory_bytes or None,
+        semconv.PROCESS_LEFT: output.left or None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _shown_command(command: Sequence[str]) -> str:
+    line = shlex.join(command)
+    return line if len(line) <= 100 else f"{line[:100]}..."
+
+
+def _last_words(output: ProcessOutput) -> str:
+    """The end of its standard error, on one line."""
+    lines = [line.strip() for line in output.stderr.strip().splitlines()][-_LAST_LINES:]
+    if not lines:
+        return ""
+    return f"; its stderr ends: {' | '.join(lines)[-_LAST_CHARACTERS:]}"

@@ -1,0 +1,67 @@
+"""Where a program reports to: a receiver of its attempt's spans (`leyden.tracer.receiver`), with one address more.
+
+| request | does |
+|---|---|
+| `POST /<secret>/reward` | records a reward of the attempt; the body is described in `reward.py` |
+
+A path answers while its attempt runs. To offer another address, add a route where `Reports` opens its receiver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import json
+from collections.abc import Generator, Mapping
+
+from leyden.emitter import emit_reward
+from leyden.errors import InvalidEmission
+from leyden.runner.process.reward import FORMS, read_reward
+from leyden.semconv import PRIMARY_REWARD
+from leyden.tracer import active_trace
+from leyden.tracer.receiver import Answer, Receiver, refusal
+from leyden.types import get_rewards_from_span
+
+__all__ = ["Reports", "reports"]
+
+_REWARD = "/reward"
+
+
+class Reports:
+    """The address of the current attempt, and what came in there. Raises NoActiveTrace outside of a trace."""
+
+    def __init__(self) -> None:
+        self.rewards = 0
+        self._context = contextvars.copy_context()
+        """The attempt's, in which a reward is emitted; entered by the server's thread alone."""
+        self._receiver = Receiver(active_trace("reports"), {_REWARD: self._take_reward})
+        self.url = self._receiver.url
+        self.reward_url = self.url + _REWARD
+        """Where to post a reward."""
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self._receiver.close()
+
+    async def _take_reward(self, body: bytes, headers: Mapping[bytes, bytes]) -> Answer:
+        try:
+            reward = read_reward(body)
+            primary = PRIMARY_REWARD if isinstance(reward, Mapping) and PRIMARY_REWARD in reward else None
+            span = self._context.run(functools.partial(emit_reward, reward, primary_key=primary))
+        except InvalidEmission as error:
+            return refusal(400, str(error))
+        except (ValueError, RecursionError) as error:
+            return refusal(400, f"the body is no reward: {error!s:.200}; possible: {FORMS}")
+        self.rewards += 1
+        return 200, "application/json", json.dumps({"recorded": get_rewards_from_span(span)}).encode() + b"\n"
+
+
+@contextlib.contextmanager
+def reports() -> Generator[Reports]:
+    """An address for what the program of the current trace has to say, while the block runs. Raises NoActiveTrace outside of one."""
+    opened = Reports()
+    try:
+        yield opened
+    finally:
+        opened.close()

@@ -1,0 +1,110 @@
+"""What a program finds when it starts: environment variables, and two files in a private folder.
+
+A variable is a line in `_of_the_model` or `_of_the_attempt`. It knows resources and addresses, and starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from opentelemetry import trace as otel_trace
+
+from leyden import semconv
+from leyden.instrumentation import Route
+from leyden.runner.process.endpoint import Reports
+from leyden.runner.process.program import DIRECTORY
+from leyden.types import LLM, AttemptedRollout, NamedResources, ProxyLLM
+from leyden.utils.orphans import RUNNER_MARK
+
+__all__ = ["Folder", "variables"]
+
+_NOT_INHERITED = ("LEYDEN_STORE_TOKEN", RUNNER_MARK)
+"""What would let an agent change the record of others, and what would have it ended before its supervisor does so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The private folder of an attempt, with its task and its resources in JSON."""
+
+    path: Path
+
+    @property
+    def task(self) -> Path:
+        """Of the task."""
+        return self.path / "task.json"
+
+    @property
+    def resources(self) -> Path:
+        """Of the resources by name, each model with the address that is the attempt's own."""
+        return self.path / "resources.json"
+
+    def write(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> None:
+        """Raises TypeError for a task that is no JSON value."""
+        self.task.write_text(json.dumps(task, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
+        plain = {name: _own(resource, rollout).model_dump(mode="json") for name, resource in resources.items()}
+        self.resources.write_text(json.dumps(plain) + "\n")
+
+
+def variables(
+    folder: Folder,
+    resources: NamedResources,
+    rollout: AttemptedRollout,
+    reports: Reports,
+    changes: Mapping[str, str | None],
+) -> dict[str, str]:
+    """The environment: this process's own, what is said of the attempt, and last what the user changes (None: removes)."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    merged = {
+        **inherited,
+        **_of_the_model(resources, rollout),
+        **_of_the_attempt(folder, rollout, reports),
+        **changes,
+    }
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def _of_the_model(resources: NamedResources, rollout: AttemptedRollout) -> dict[str, str]:
+    """Of the first model among the resources; nothing where there is none."""
+    llm = next((resource for resource in resources.values() if isinstance(resource, LLM)), None)
+    if llm is None:
+        return {}
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
+    route = Route(*ids, base_url=llm.get_base_url(*ids), api_key=llm.get_api_key(*ids))
+    return {**route.environment(), "LEYDEN_MODEL": llm.model}
+
+
+def _of_the_attempt(folder: Folder, rollout: AttemptedRollout, reports: Reports) -> dict[str, str]:
+    rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+    step = otel_trace.get_current_span().get_span_context()
+    return {
+        "LEYDEN_ROLLOUT_ID": rollout_id,
+        "LEYDEN_ATTEMPT_ID": attempt_id,
+        DIRECTORY: str(folder.path),
+        "LEYDEN_TASK_FILE": str(folder.task),
+        "LEYDEN_RESOURCES_FILE": str(folder.resources),
+        "LEYDEN_REWARD_URL": reports.reward_url,
+        "TRACEPARENT": f"00-{step.trace_id:032x}-{step.span_id:016x}-01",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": reports.url,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_RESOURCE_ATTRIBUTES": _listed(
+            {semconv.ROLLOUT_ID: rollout_id, semconv.ATTEMPT_ID: attempt_id}, os.environ.get("OTEL_RESOURCE_ATTRIBUTES")
+        ),
+    }
+
+
+def _listed(attributes: Mapping[str, str], others: str | None) -> str:
+    """As OpenTelemetry reads them, in percent-encoding; `others` go before, so that ours count."""
+    ours = ",".join(f"{name}={quote(value, safe='')}" for name, value in attributes.items())
+    return f"{others},{ours}" if others else ours
+
+
+def _own(resource: Any, rollout: AttemptedRollout) -> Any:
+    if isinstance(resource, ProxyLLM):
+        return resource.with_attempted_rollout(rollout.rollout_id, rollout.attempt.attempt_id)
+    return resource

@@ -1,0 +1,181 @@
+"""Run one program under its supervisor, and read what the supervisor reports.
+
+It knows processes and pipes, and neither attempts nor rewards. The supervisor is a process of its own, so that a program that writes
+gigabytes costs the runner's event loop nothing, and so that somebody is left to end the program when the runner is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import marshal
+import os
+import signal
+import subprocess
+import sys
+from asyncio import StreamReader, StreamReaderProtocol
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from leyden.errors import ProcessFailed
+from leyden.utils.orphans import RUNNER_MARK, kill_marked
+
+__all__ = ["DIRECTORY", "ProcessOutput", "Program", "RunningProgram"]
+
+DIRECTORY = "LEYDEN_DIRECTORY"
+"""The variable with the program's private folder, by which its processes are known."""
+
+_SUPERVISE = "import sys; sys.path.append(sys.argv[1]); from supervisor import main; main(sys.argv[2])"
+"""Imported, because Python compiles a script anew at each start."""
+_SPEC = "spec"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run, and within which limits."""
+
+    command: list[str]
+    env: Mapping[str, str]
+    cwd: str
+    directory: str
+    """Private to this program; what hands the program over to its supervisor lies in it for a moment."""
+    stdin: str | None
+    """The file that is its standard input; None: there is nothing to read."""
+    memory_bytes: int | None
+    """Of resident memory, that of all its processes together."""
+    output_bytes: int
+    """How much of its standard output, and of its standard error, is kept: the head and the tail."""
+    grace_seconds: float
+    """Between SIGTERM and SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOutput:
+    """What a program did."""
+
+    command: list[str]
+    directory: Path
+    """Its private folder (`LEYDEN_DIRECTORY`), which is deleted after the attempt."""
+    exit_code: int | None
+    """None: it was ended by a signal."""
+    signal: str | None
+    """The name of that signal, `SIGKILL`."""
+    cause: Literal["memory", "request"] | None
+    """Why Leyden ended it: its memory limit, or the end of its time or of the run. None: it ended by itself."""
+    stdout: str
+    """The head and the tail; what was left out in between is counted there."""
+    stderr: str
+    stdout_bytes: int
+    """How much there was in all."""
+    stderr_bytes: int
+    seconds: float
+    cpu_seconds: float
+    """Of all its processes."""
+    memory_bytes: int
+    """The most that its processes held together, as far as it was watched; 0 without a limit."""
+    left: list[int]
+    """Processes that could not be ended: they hang in the kernel, or belong to another user."""
+    pid: int
+
+
+class RunningProgram:
+    """A program from its start to its end; to be made, and used, in one event loop."""
+
+    def __init__(self, program: Program) -> None:
+        """Start it. Raises OSError when the system has no room for another process."""
+        self._program = program
+        spec = Path(program.directory) / _SPEC
+        spec.write_bytes(marshal.dumps({**asdict(program), "runner_pid": os.getpid()}))
+        # In a session of its own: Ctrl-C in the terminal reaches the runner alone, which ends the program in good order.
+        # From an empty context: it is no part of the attempt, unlike the program, whose variables it is told.
+        self._supervisor = contextvars.Context().run(
+            subprocess.Popen,
+            [sys.executable, "-I", "-S", "-c", _SUPERVISE, str(Path(__file__).parent), str(spec)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            env={name: value for name, value in os.environ.items() if name != RUNNER_MARK},  # it ends by itself
+        )
+        assert self._supervisor.stdout is not None
+        self._report = asyncio.ensure_future(_read_to_end(self._supervisor.stdout))
+        self._report.add_done_callback(lambda _: self._let_go())
+
+    async def output(self) -> ProcessOutput:
+        """Wait for its end. Cancelling this leaves it running. Raises ProcessFailed if it could not be started."""
+        await asyncio.wait({self._report})
+        try:
+            report: dict[str, Any] = marshal.loads(self._report.result())
+        except (EOFError, ValueError, TypeError):  # there is none, or it breaks off
+            status = self._supervisor.wait()
+            kill_marked(DIRECTORY, self._program.directory)
+            raise ProcessFailed(
+                f"{self._program.command[0]!r} was lost: its supervisor ended without a report, with the exit status {status}"
+            ) from None
+        return _output(report, self._program)
+
+    async def stop(self) -> ProcessOutput:
+        """End it, with all that came from it. Cancelling this changes nothing: its supervisor ends it."""
+        self._say_stop()
+        return await self.output()
+
+    def _say_stop(self) -> None:
+        control = self._supervisor.stdin
+        assert control is not None
+        if not control.closed:
+            with control, contextlib.suppress(BrokenPipeError):  # it has ended meanwhile
+                control.write(b"stop")
+
+    def _let_go(self) -> None:
+        """The report is whole (or the loop ends): the supervisor ends now, and takes a moment at most."""
+        self._say_stop()
+        self._supervisor.wait()
+
+
+async def _read_to_end(pipe: IO[bytes]) -> bytes:
+    reader = StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: StreamReaderProtocol(reader), pipe)
+    try:
+        return await reader.read()
+    finally:
+        transport.close()
+
+
+def _output(report: dict[str, Any], program: Program) -> ProcessOutput:
+    if "error" in report:
+        raise ProcessFailed(f"the program could not be started: {report['error']}")
+    kept: bytes = report.pop("output")
+    counts = [report.pop(name) for name in ("stdout", "stderr")]
+    number = report.pop("signal")
+    texts: list[str] = []
+    for first, last, total in counts:
+        texts.append(_text(kept[:first], kept[first : first + last], total))
+        kept = kept[first + last :]
+    return ProcessOutput(
+        command=program.command,
+        directory=Path(program.directory),
+        signal=None if number is None else _signal_name(number),
+        stdout=texts[0],
+        stderr=texts[1],
+        stdout_bytes=counts[0][2],
+        stderr_bytes=counts[1][2],
+        **report,
+    )
+
+
+def _text(head: bytes, tail: bytes, total: int) -> str:
+    left_out = total - len(head) - len(tail)
+    if not left_out:
+        return (head + tail).decode(errors="replace")
+    gap = f"\n... ({left_out:,} bytes left out) ...\n"
+    return head.decode(errors="replace") + gap + tail.decode(errors="replace")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

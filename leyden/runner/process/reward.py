@@ -1,0 +1,49 @@
+"""How a program's numbers are read, wherever it says them: in its last line of output, or in what it posts.
+
+| said | is |
+|---|---|
+| `0.7` | the reward |
+| `{"reward": 0.7}` | the same |
+| `{"rewards": {"primary": 0.7, "speed": 1}}` | rewards by name, `primary` first |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from leyden import semconv
+
+__all__ = ["FORMS", "read_reward"]
+
+FORMS = 'a number, {"reward": number} or {"rewards": {name: number, ...}}'
+
+Reward = Any
+"""A number, or numbers by name; whether they can be a reward is for those who record it to say."""
+
+
+def read_reward(text: str | bytes) -> Reward:
+    """The reward in a text. Raises ValueError for what has none of the three forms."""
+    try:
+        said: object = json.loads(text)
+    except ValueError:
+        said = float(text)  # `.5`, `+1`, which JSON does not have
+    if isinstance(said, Mapping):
+        fields = cast(Mapping[str, Any], said)
+        if len(fields) != 1 or not fields.keys() <= {"reward", "rewards"}:
+            raise ValueError(f"an object with the fields {sorted(fields)}")
+        ((name, said),) = fields.items()
+        if isinstance(said, Mapping) != (name == "rewards"):
+            raise ValueError(f"{name} is {said!r:.100}")
+        if name == "rewards":
+            return _named(cast(Mapping[str, Any], said))
+    if isinstance(said, bool) or not isinstance(said, int | float):
+        raise ValueError(f"{said!r:.100}")
+    return said
+
+
+def _named(rewards: Mapping[str, Any]) -> Mapping[str, Any]:
+    if len(rewards) > 1 and semconv.PRIMARY_REWARD not in rewards:
+        raise ValueError(f"of the rewards {sorted(rewards)} none is called {semconv.PRIMARY_REWARD!r}")
+    return rewards

@@ -1,0 +1,337 @@
+"""The lag watchdog: names the agent that blocks an event loop, and keeps its siblings from paying for it.
+
+Async agents of a process share one loop. One that computes or sleeps without `await` stops all of them, and their runner too: timeouts
+pass, nothing is heard of anybody, and the store ends attempts that did nothing wrong. A thread beside the loop asks it now and then
+whether it still goes round. When it does not, the thread says who holds it up, and where, while it lasts; an attempt of another rollout
+whose time runs out meanwhile is reported as interrupted (`Attempt.interrupted`), before the store ends it: it is queued again and does
+not count. Claims that wait at a server are withdrawn, so that others get what is in the queue. It knows attempts and their store, not what
+an agent is; it cannot stop one that blocks, no thread can. A runner's own process can be ended, which is `execution/child.py`'s to do:
+before that, `interrupt_siblings` reports those that are lost with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Coroutine, Generator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, ClassVar
+
+from leyden.errors import IllegalTransition, LeydenError, UnknownAttempt, UnknownRollout
+from leyden.store.base import LightningStore
+from leyden.types import AttemptedRollout
+from leyden.utils import ids
+
+__all__ = ["InFlight", "LagWatchdog"]
+
+logger = logging.getLogger(__name__)
+
+_REST_SECONDS = 0.25
+"""Between two questions to a loop that answers."""
+_LOOK_SECONDS = 0.25
+"""Between two looks at one that does not; who is seen at the same step twice blocks it."""
+_MARGIN_SECONDS = 0.5
+"""An attempt is interrupted so long before its time is over: the store's clock began a little earlier, and a report takes a while."""
+_TELL_SECONDS = 5.0
+_SHOWN_FRAMES = 20
+_LOOP_FRAMES = {"Handle._run", "BaseEventLoop._run_once", "BaseEventLoop.run_forever"}
+"""Of asyncio; what they call is a step."""
+_ATTEMPT: ContextVar[InFlight | None] = ContextVar("leyden_attempt_in_flight", default=None)
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class InFlight:
+    """An attempt that this process works on."""
+
+    agent: str
+    """Its name, for messages."""
+    rollout: AttemptedRollout
+    store: LightningStore
+    claimed: float = field(default_factory=time.monotonic)
+    task: asyncio.Task[Any] | None = None
+    heard: float | None = None
+    """When the watchdog told the store that it is alive."""
+    interrupted: bool = False
+
+    def __str__(self) -> str:
+        return f"agent {self.agent!r} (rollout {self.rollout.rollout_id}, attempt {self.rollout.attempt.attempt_id})"
+
+    @property
+    def can_fall_silent(self) -> bool:
+        """Whether the store ends it when nothing is heard of it."""
+        return self.rollout.config.unresponsive_seconds is not None
+
+    @property
+    def time_is_over(self) -> float:
+        """When the store ends it, by this process's monotonic clock."""
+        config, limits = self.rollout.config, [float("inf")]
+        if config.timeout_seconds is not None:
+            limits.append(self.claimed + config.timeout_seconds)
+        if config.unresponsive_seconds is not None and self.heard is not None:
+            limits.append(self.heard + config.unresponsive_seconds)
+        return min(limits)
+
+    def report(self, **changes: Any) -> Coroutine[Any, Any, Any]:
+        """What tells the store of it."""
+        return self.store.update_attempt(self.rollout.rollout_id, self.rollout.attempt.attempt_id, **changes)
+
+    def interrupt(self, reason: str) -> Coroutine[Any, Any, Any]:
+        """What tells the store that it ends through no fault of its own, and does not count."""
+        self.interrupted = True
+        return self.report(status="failed", metadata={"reason_kind": "interrupted", "reason": reason})
+
+
+@dataclass(eq=False, slots=True)
+class _Claim:
+    """A claim that a task of this loop waits for."""
+
+    store: LightningStore
+    task: asyncio.Task[Any] | None
+    claim_id: str = field(default_factory=ids.claim_id)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    over: bool = False
+    withdrawn: bool = False
+
+    def withdraw(self) -> bool:
+        """From now on it brings nothing; False where it is over."""
+        with self.lock:
+            self.withdrawn = not self.over
+            return self.withdrawn
+
+    def end(self) -> bool:
+        """It is over; whether it was withdrawn."""
+        with self.lock:
+            self.over = True
+            return self.withdrawn
+
+    def cancel(self) -> None:
+        """In the loop."""
+        if not self.over and self.task is not None:
+            self.task.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What an event loop is at: one step of one task, or a callback."""
+
+    what: asyncio.Task[Any] | FrameType
+    stack: str
+
+
+class LagWatchdog:
+    """A thread that watches one event loop while runners work on it. One for all of them: `beside_this_loop`."""
+
+    _by_loop: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LagWatchdog]] = weakref.WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._users = 0
+        self._in_flight: set[InFlight] = set()
+        self._culprits: set[InFlight] = set()
+        """Those that hold up the loop now, or did since it answered last."""
+        self._claims: set[_Claim] = set()
+        self._owners: weakref.WeakKeyDictionary[asyncio.Task[Any], InFlight] = weakref.WeakKeyDictionary()
+        """Whose each task is: the attempt's own, and those that its agent started."""
+        self._wanted, self._closing = threading.Event(), threading.Event()
+        self._factory_before = self._loop.get_task_factory()
+        self._factory = self._new_task
+        self._loop.set_task_factory(self._factory)
+        thread = threading.Thread(target=self._run, name="leyden-watchdog", daemon=True)
+        contextvars.Context().run(thread.start)  # from an empty context: the thread belongs to no trace
+
+    @classmethod
+    @contextlib.contextmanager
+    def beside_this_loop(cls) -> Generator[LagWatchdog]:
+        """The running loop's watchdog, which goes with the last who has it."""
+        loop = asyncio.get_running_loop()
+        watchdog = cls._by_loop.get(loop)
+        if watchdog is None:
+            watchdog = cls._by_loop[loop] = cls()
+        watchdog._users += 1
+        try:
+            yield watchdog
+        finally:
+            watchdog._users -= 1
+            if not watchdog._users:
+                del cls._by_loop[loop]
+                watchdog._close()
+
+    def start(self, work: Coroutine[Any, Any, Any], in_flight: InFlight) -> asyncio.Task[Any]:
+        """A task for an attempt, watched until it is done. It is cancelled if the attempt has to be interrupted."""
+        context = contextvars.copy_context()
+        context.run(_ATTEMPT.set, in_flight)
+        task = self._loop.create_task(work, name=in_flight.rollout.rollout_id, context=context)
+        in_flight.task = task
+        self._owners[task] = in_flight
+        self._in_flight.add(in_flight)
+        self._wanted.set()
+        task.add_done_callback(lambda _: self._forget(in_flight))
+        return task
+
+    async def claim(self, store: LightningStore, **options: Any) -> Sequence[AttemptedRollout]:
+        """`store.dequeue_many_rollouts`, and nothing where the loop was blocked meanwhile: others had the claim's turn."""
+        claim = _Claim(store, asyncio.current_task())
+        self._claims.add(claim)
+        claimed: Sequence[AttemptedRollout] = ()
+        try:
+            claimed = await store.dequeue_many_rollouts(claim_id=claim.claim_id, **options)
+        except asyncio.CancelledError:
+            if claim.task is None or not claim.withdrawn or claim.task.uncancel():
+                raise
+        finally:
+            self._claims.discard(claim)
+            withdrawn = claim.end()
+        if withdrawn and claimed:
+            await store.undo_claim(claim.claim_id)
+        return () if withdrawn else claimed
+
+    @classmethod
+    def interrupt_siblings(cls, reason: str) -> None:
+        """Report as interrupted whoever waits for an agent that was named: this process is about to end. From any thread."""
+        for watchdog in [*cls._by_loop.values()]:
+            if culprits := watchdog._culprits.copy():
+                siblings = watchdog._in_flight.copy() - culprits
+                _tell([each.interrupt(reason) for each in siblings if not each.interrupted])
+
+    def _forget(self, in_flight: InFlight) -> None:
+        self._in_flight.discard(in_flight)
+        in_flight.task = None  # by which `_owners` would keep its own key for ever
+        if not self._in_flight and not self._closing.is_set():
+            self._wanted.clear()
+
+    def _close(self) -> None:
+        if self._loop.get_task_factory() is self._factory:
+            self._loop.set_task_factory(self._factory_before)
+        self._closing.set()
+        self._wanted.set()
+
+    def _new_task(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+        **options: Any,
+    ) -> asyncio.Task[Any]:
+        before: Any = self._factory_before
+        task: asyncio.Task[Any] = (
+            asyncio.Task(work, loop=loop, **options) if before is None else before(loop, work, **options)
+        )
+        if (owner := _ATTEMPT.get()) is not None:
+            self._owners[task] = owner
+        return task
+
+    # ---- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            if self._closing.is_set():
+                return
+            asked, answered = time.monotonic(), threading.Event()
+            try:
+                self._loop.call_soon_threadsafe(answered.set)
+            except RuntimeError:
+                return  # the loop has ended
+            if answered.wait(_LOOK_SECONDS):
+                self._closing.wait(_REST_SECONDS)
+            else:
+                self._see_through(answered, asked)
+
+    def _see_through(self, answered: threading.Event, asked: float) -> None:
+        """Until the loop answers: say who blocks it, and look after the others."""
+        seen, named = self._step(), dict[Any, InFlight | None]()
+        while not answered.wait(_LOOK_SECONDS):
+            step = self._step()
+            if step is not None and seen is not None and step.what is seen.what:
+                try:
+                    if not named:
+                        self._withdraw_claims()
+                    if step.what not in named:
+                        culprit = named[step.what] = self._name(step, time.monotonic() - asked)
+                        self._culprits |= {culprit} if culprit else set()
+                    self._save(named[step.what], set(named.values()), time.monotonic() - asked)
+                except Exception:  # nobody awaits this thread: the next look may fare better
+                    logger.exception("the lag watchdog failed at a look")
+            seen = step
+        self._culprits.clear()
+        if named:
+            logger.warning("the event loop goes on after %.1f s", time.monotonic() - asked)
+
+    def _step(self) -> _Step | None:
+        """What the loop is at; None where it waits for events."""
+        running = sys._current_frames()  # pyright: ignore[reportPrivateUsage] -- documented, and the only way
+        frame, frames = running.get(self._thread_id), list[FrameType]()
+        while frame is not None and frame.f_code.co_qualname not in _LOOP_FRAMES:
+            frames.insert(0, frame)
+            frame = frame.f_back
+        if not frames or frames[0].f_globals.get("__name__") == "selectors":
+            return None
+        shown = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames[-_SHOWN_FRAMES:])
+        return _Step(asyncio.current_task(self._loop) or frames[0], "".join(shown.format()))
+
+    def _name(self, step: _Step, seconds: float) -> InFlight | None:
+        """Say who blocks the loop, in the log and in the attempt's record."""
+        owner = self._owners.get(step.what) if isinstance(step.what, asyncio.Task) else None
+        logger.warning(
+            "%s blocks the event loop, for %.1f s now; %d other rollouts wait for it. Let it `await`, call what blocks with "
+            "asyncio.to_thread, or make the agent a function without `async`. It is at:\n%s",
+            owner or "something that belongs to no rollout",
+            seconds,
+            len(self._in_flight - {owner}),
+            step.stack,
+        )
+        if owner is not None:
+            _tell([owner.report(metadata={"blocked_event_loop": {"seconds": round(seconds, 1), "stack": step.stack}})])
+        return owner
+
+    def _withdraw_claims(self) -> None:
+        claims = [claim for claim in self._claims.copy() if claim.withdraw()]
+        _tell([claim.store.undo_claim(claim.claim_id) for claim in claims])
+        for claim in claims:
+            self._loop.call_soon_threadsafe(claim.cancel)
+
+    def _save(self, culprit: InFlight | None, culprits: set[InFlight | None], seconds: float) -> None:
+        """Interrupt those whose time is about to run out; tell the store that the others are alive."""
+        now = time.monotonic()
+        siblings = [each for each in self._in_flight.copy() - culprits if not each.interrupted]
+        reason = (
+            f"{culprit or 'something'} has blocked the event loop for {seconds:.1f} s, and this attempt's time ran out"
+        )
+        reports: list[Coroutine[Any, Any, Any]] = []
+        for each in siblings:
+            if each.can_fall_silent and (each.heard is None or each.heard < now - seconds):
+                each.heard = now
+                reports.append(each.report(last_heartbeat_time=each.rollout.attempt.start_time + now - each.claimed))
+            elif now >= each.time_is_over - _MARGIN_SECONDS:
+                reports.append(each.interrupt(reason))
+        _tell(reports)
+        for each in siblings:
+            if each.interrupted and (task := each.task) is not None:
+                self._loop.call_soon_threadsafe(task.cancel)
+
+
+def _tell(news: Sequence[Coroutine[Any, Any, Any]]) -> None:
+    """Tell stores, from this thread, all at once; what keeps it from them is no matter of the watchdog's."""
+
+    async def tell(call: Coroutine[Any, Any, Any]) -> None:
+        try:
+            async with asyncio.timeout(_TELL_SECONDS):
+                await call
+        except (IllegalTransition, UnknownRollout, UnknownAttempt):
+            pass  # it is over already
+        except (LeydenError, TimeoutError) as error:
+            logger.warning("the store was not told what an agent does to the event loop: %s", error)
+
+    async def tell_all() -> None:
+        await asyncio.gather(*(tell(call) for call in news))
+
+    if news:
+        asyncio.run(tell_all())

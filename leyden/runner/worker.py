@@ -1,0 +1,47 @@
+"""`WorkerBundle`: all that a worker needs, as one object that threads share and that another process can be given.
+
+It knows a runner and what to bind it to; where it runs, and on which store, is told to it by an execution strategy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leyden.litagent import LitAgent
+from leyden.runner.base import AttemptRecorder, Hook, Runner
+from leyden.store.base import LightningStore
+from leyden.utils.latch import Latch
+
+__all__ = ["WorkerBundle"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBundle:
+    """An agent on a runner. In each process: `init`, a call for each worker, `teardown`."""
+
+    agent: LitAgent[Any]
+    hooks: Sequence[Hook]
+    recorders: Sequence[AttemptRecorder]
+    runner: Runner
+    worker_names: Sequence[str]
+    """Under which the store knows the workers, by worker id."""
+
+    def init(self) -> None:
+        """Bind the agent, the hooks and the recorders to the runner."""
+        self.runner.init(self.agent, hooks=self.hooks, recorders=self.recorders)
+
+    async def __call__(self, store: LightningStore, worker_id: int, event: Latch) -> None:
+        """One worker: a copy of the runner, set up, run until the event, always torn down."""
+        runner = copy.copy(self.runner)
+        runner.init_worker(worker_id, store, worker_name=self.worker_names[worker_id])
+        try:
+            await runner.iter(event=event)
+        finally:
+            runner.teardown_worker(worker_id)
+
+    def teardown(self) -> None:
+        """Let the agent go."""
+        self.runner.teardown()

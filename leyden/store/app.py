@@ -1,0 +1,402 @@
+"""The store as an ASGI application: a request in, a method of the store, its answer or its error out.
+
+It knows HTTP and the table of `wire.py`; no socket, no thread, no database. It never answers with a traceback: an error
+that nobody foresaw is written to the log under a number, and the answer says that number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import time
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from leyden.errors import ConfigError, LeydenError, StoreError
+from leyden.store.base import LightningStore
+from leyden.store.traffic import Traffic
+from leyden.store.wire import LEYDEN_JSON, PREFIX, Route, find_route, status_of, verbs_at
+from leyden.types import AttemptedRollout
+from leyden.utils import ids
+from leyden.utils.asgi import Receive, Scope, Send
+from leyden.utils.latch import Latch
+from leyden.utils.listening import is_loopback
+
+__all__ = ["Mount", "Reply", "StoreApp", "View"]
+
+logger = logging.getLogger(__name__)
+
+Headers = Mapping[bytes, bytes]
+_JSON: Final = (b"content-type", b"application/json")
+_OURS: Final = LEYDEN_JSON.encode()
+_COMPRESS_FROM: Final = 16 * 1024
+"""Bytes of an answer from which compression, where the client takes it, costs less than it saves."""
+_ASIDE_FROM: Final = 1024 * 1024
+"""Bytes from which an answer is compressed on another thread."""
+_DRAIN: Final = 8
+"""A body that is refused is read, and forgotten, up to so many times the limit: the client then reads the answer."""
+_UNDONE: Final = 256
+
+
+class Reply:
+    """An answer: status, body, headers."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+        self.status = status
+        self.body = body
+        self.headers = headers
+
+
+Mount = Callable[[bytes, str], Awaitable[Reply]]
+"""What answers a POST at a path of its own: given the body (unpacked) and its content type."""
+
+View = Callable[[Traffic], Awaitable[Reply]]
+"""What answers a GET at a path of its own: given what the server was asked so far."""
+
+
+class _Refusal(Exception):
+    """A request that does not reach the store."""
+
+    def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes]) -> None:
+        super().__init__(message)
+        self.reply = _error(status, ConfigError(message), *headers)
+
+
+class _Gone(Exception):
+    """The client went away; nobody wants the answer."""
+
+
+class StoreApp:
+    """Answers for `store`, in any event loop."""
+
+    def __init__(
+        self,
+        store: LightningStore,
+        *,
+        token: str | None = None,
+        local_only: bool = False,
+        max_body_bytes: int = 64 * 2**20,
+        pages: Mapping[str, Callable[[], Reply]] | None = None,
+        mounts: Mapping[str, Mount] | None = None,
+        claims_from: Latch | None = None,
+        views: Mapping[str, View] | None = None,
+    ) -> None:
+        """
+        token: what a client must send as `Authorization: Bearer`; None: nothing.
+        local_only: refuse requests to a host name that is not this machine's: a web page can have its own name stand for it.
+        max_body_bytes: of one request, as sent and unpacked; a larger one is refused with 413.
+        pages: what a GET at these paths shows, without a token: they say nothing of what is in the store.
+        mounts: who answers a POST at these paths.
+        claims_from: until it is open the queue looks empty; None: it is open.
+        views: who answers a GET at these paths, for those who have the token.
+        """
+        self._store = store
+        self._token = None if token is None else token.encode()
+        self._local_only = local_only
+        self._max_body_bytes = max_body_bytes
+        self._pages = {f"{PREFIX}/health": self._health, **(pages or {})}
+        self._mounts = mounts or {}
+        self._claims_from = claims_from
+        self._views = views or {}
+        self._traffic = Traffic()
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._undone: deque[str] = deque(maxlen=_UNDONE)
+        """The claims that clients said are undone."""
+
+    def stop_waiting(self) -> None:
+        """Answer everyone who waits, now: the server stops. Call it in the loop that serves."""
+        self._stopping = True
+        for task in self._waiting:
+            task.cancel()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: Headers = dict(scope["headers"])
+        started = time.perf_counter()
+        try:
+            reply = await self._answer(scope, headers, receive)
+        except _Gone:
+            return
+        except _Refusal as refusal:
+            reply = refusal.reply
+        except LeydenError as error:
+            reply = _error(status_of(error), error)
+        except Exception as error:  # noqa: BLE001 -- the boundary: the client hears of it, the log has the details
+            reply = _unforeseen(scope, error)
+        seconds = None if scope.get("waits") else time.perf_counter() - started
+        self._traffic.add(scope.get("asked", "other"), reply.status, seconds)
+        await _send(reply, headers, send)
+
+    async def _answer(self, scope: Scope, headers: Headers, receive: Receive) -> Reply:
+        path: str = scope["raw_path"].decode("latin-1")
+        verb: str = scope["method"]
+        page = self._pages.get(path) if verb == "GET" else None
+        if page is not None:
+            return page()
+        if self._local_only:
+            _check_host(headers.get(b"host", b""))
+        self._check_token(headers)
+        mount = self._mounts.get(path)
+        if mount is not None and verb == "POST":
+            scope["asked"] = path
+            body = await self._read(headers, receive)
+            return await mount(body, headers.get(b"content-type", b"").decode("latin-1"))
+        view = self._views.get(path)
+        if view is not None and verb == "GET":
+            scope["asked"] = path
+            return await view(self._traffic)
+        found = find_route(verb, path)
+        if found is None:
+            raise self._no_such_route(verb, path)
+        route, in_path = found
+        scope["asked"] = route.method
+        body = await self._read(headers, receive)
+        if body and verb == "POST":
+            _check_content_type(headers)
+        arguments = route.read(in_path, scope["query_string"], body)
+        scope["waits"] = route.waits is not None and _may_wait(route.waits, arguments)
+        answer = await self._call(route, arguments, receive)
+        payload = route.written(arguments, answer, body, packed=headers.get(b"accept") == _OURS)
+        return _cached(headers, payload) if route.cached else Reply(route.status, payload, _JSON)
+
+    async def _call(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
+        """The method's answer. Raises what the method raises; _Gone when the client leaves before a method that waits."""
+        if route.method == "dequeue_many_rollouts":
+            return await self._claim(route, arguments, receive)
+        if route.method == "undo_claim" and not arguments.get("unless_repeated"):
+            self._undone.append(arguments["claim_id"])
+        return await self._run(route, arguments, receive)
+
+    async def _claim(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
+        """A claim; it is undone where its answer reaches nobody.
+
+        A client that chose the id may be asking again on another connection, whose answer counts; its word that the claim is undone
+        may come in before the claim does.
+        """
+        chosen = arguments.get("claim_id")
+        claim_id = arguments["claim_id"] = ids.claim_id() if chosen is None else chosen
+        try:
+            claimed = await self._run(route, arguments, receive)
+            if not claimed or chosen not in self._undone:
+                return claimed
+        except _Gone:
+            for_certain = chosen is None or chosen in self._undone
+            await self._store.undo_claim(claim_id, unless_repeated=not for_certain)
+            raise
+        await self._store.undo_claim(claim_id)
+        return []
+
+    async def _run(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
+        claims = route.method == "dequeue_many_rollouts"
+        method = self._dequeue if claims else getattr(self._store, route.method)
+        try:
+            if route.waits is not None and _may_wait(route.waits, arguments):
+                return await self._while_wanted(method(**arguments), receive)
+            return await method(**arguments)
+        except (OverflowError, UnicodeEncodeError) as error:
+            raise ConfigError(f"{route}: a value does not fit into the store: {error}") from None
+
+    async def _dequeue(self, *, timeout_seconds: float = 0.0, **arguments: Any) -> Sequence[AttemptedRollout]:
+        if self._claims_from is not None and not self._claims_from.is_set():
+            until = asyncio.get_running_loop().time() + timeout_seconds
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._claims_from.wait_async()
+            if not self._claims_from.is_set():
+                return []
+            timeout_seconds = max(0.0, until - asyncio.get_running_loop().time())
+        return await self._store.dequeue_many_rollouts(timeout_seconds=timeout_seconds, **arguments)
+
+    async def _while_wanted(self, operation: Awaitable[Any], receive: Receive) -> Any:
+        """The operation's answer. Raises _Gone when the client leaves first, and cancels what waits."""
+        working, gone = asyncio.ensure_future(operation), asyncio.ensure_future(receive())
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting.add(task)
+        try:
+            if self._stopping:
+                raise asyncio.CancelledError
+            await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise _Gone
+            return working.result()
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+            if working.done():
+                return working.result()
+            raise _Refusal(503, "the server stops; ask again", (b"retry-after", b"1")) from None
+        finally:
+            self._waiting.discard(task)
+            gone.cancel()
+            if not working.done():
+                working.cancel()
+            await asyncio.wait({working})  # a claim that is cancelled is undone by then
+            if not working.cancelled():
+                working.exception()  # seen, if it was not raised above: nobody is there to hear it
+
+    # ---- what the HTTP part asks ---------------------------------------------------------------------------------------
+
+    def _check_token(self, headers: Headers) -> None:
+        if self._token is None:
+            return
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
+            what = "this token is not the store's" if given else "this store asks for a token"
+            raise _Refusal(
+                401,
+                f"{what}: send 'Authorization: Bearer ...' (a Leyden client: token=..., or LEYDEN_STORE_TOKEN)",
+                (b"www-authenticate", b"Bearer"),
+            )
+
+    def _no_such_route(self, verb: str, path: str) -> _Refusal:
+        shown = path in self._pages or path in self._views
+        verbs = verbs_at(path) or (["POST"] if path in self._mounts else []) or (["GET"] if shown else [])
+        if verbs:
+            allowed = ", ".join(verbs)
+            return _Refusal(405, f"{path} takes {allowed}, not {verb}", (b"allow", allowed.encode()))
+        return _Refusal(404, f"there is nothing at {path}; what there is: /docs")
+
+    def _health(self) -> Reply:
+        return Reply(200, b'{"status":"ok"}', _JSON)
+
+    async def _read(self, headers: Headers, receive: Receive) -> bytes:
+        """The body, unpacked. Raises _Refusal for one that is too large, without ever holding more than the limit."""
+        encoding = headers.get(b"content-encoding", b"identity").lower()
+        if encoding not in (b"identity", b"gzip"):
+            raise _Refusal(415, f"content-encoding {encoding.decode('latin-1')!r} is not read here; possible: gzip")
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            if headers.get(b"expect", b"").lower() != b"100-continue":  # who waits for a word has not sent it yet
+                await _drain(receive, _DRAIN * self._max_body_bytes)
+            raise self._too_large()
+        chunks = _chunks(receive)
+        if encoding == b"gzip":
+            return await self._unzip(chunks)
+        parts: list[bytes] = []
+        size = 0
+        async for chunk in chunks:
+            size += len(chunk)
+            if size > self._max_body_bytes:
+                await _drain(receive, _DRAIN * self._max_body_bytes)
+                raise self._too_large()
+            parts.append(chunk)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _unzip(self, chunks: AsyncIterator[bytes]) -> bytes:
+        unpacker, parts, size = zlib.decompressobj(zlib.MAX_WBITS | 16), list[bytes](), 0
+        try:
+            async for chunk in chunks:
+                while chunk:
+                    if unpacker.eof:  # gzip files may stand one behind the other
+                        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+                    parts.append(unpacker.decompress(chunk, self._max_body_bytes - size + 1))
+                    size += len(parts[-1])
+                    if size > self._max_body_bytes:
+                        raise self._too_large()
+                    chunk = unpacker.unconsumed_tail or unpacker.unused_data
+        except zlib.error as error:
+            raise _Refusal(400, f"the body is not gzip: {error}") from None
+        if not unpacker.eof:
+            raise _Refusal(400, "the body ends in the middle of its gzip data")
+        return b"".join(parts)
+
+    def _too_large(self) -> _Refusal:
+        return _Refusal(
+            413,
+            f"the body is larger than the {self._max_body_bytes:,} bytes that this server takes at once; "
+            "send less at a time, or start it with a larger max_body_bytes",
+            (b"connection", b"close"),
+        )
+
+
+def _may_wait(parameter: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether the method may wait: its parameter is not 0, or is None for ever (`timeout`'s default)."""
+    seconds = arguments.get(parameter, None if parameter == "timeout" else 0.0)
+    return seconds is None or seconds > 0
+
+
+@lru_cache(maxsize=64)
+def _check_host(given: bytes) -> None:
+    try:
+        name = urlsplit(f"//{given.decode('latin-1')}").hostname or ""
+    except ValueError:
+        name = given.decode("latin-1")
+    if not is_loopback(name):
+        raise _Refusal(
+            403,
+            f"the host {name!r} is not this machine: a store without a token is served as 127.0.0.1 or localhost only",
+        )
+
+
+def _check_content_type(headers: Headers) -> None:
+    """Anything but JSON is refused: a web page of another site can send other types without asking."""
+    given = headers.get(b"content-type", b"")
+    if given.partition(b";")[0].strip().lower() != b"application/json":
+        raise _Refusal(415, f"content-type must be application/json, got {given.decode('latin-1')!r}")
+
+
+async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
+    """The body as it arrives. Raises _Gone if the client leaves before its end."""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise _Gone
+        yield message["body"]
+        if not message.get("more_body"):
+            return
+
+
+async def _drain(receive: Receive, most: int) -> None:
+    read = 0
+    async for chunk in _chunks(receive):
+        read += len(chunk)
+        if read > most:
+            return
+
+
+def _cached(headers: Headers, payload: bytes) -> Reply:
+    """The answer with its ETag, or 304 where the client has it already."""
+    tag = f'"{hashlib.blake2b(payload, digest_size=12).hexdigest()}"'.encode()
+    if headers.get(b"if-none-match") == tag:
+        return Reply(304, b"", (b"etag", tag))
+    return Reply(200, payload, _JSON, (b"etag", tag), (b"cache-control", b"no-cache"))
+
+
+def _error(status: int, error: LeydenError, *headers: tuple[bytes, bytes]) -> Reply:
+    body = json.dumps({"error": type(error).__name__, "message": str(error)}).encode()
+    return Reply(status, body, _JSON, *headers)
+
+
+def _unforeseen(scope: Scope, error: Exception) -> Reply:
+    incident = secrets.token_hex(4)
+    logger.error("incident %s: %s %s failed", incident, scope["method"], scope["path"], exc_info=error)
+    return _error(
+        500, StoreError(f"the server failed in a way that nobody foresaw; its log has the details: {incident}")
+    )
+
+
+async def _send(reply: Reply, headers: Headers, send: Send) -> None:
+    body, extra = reply.body, reply.headers
+    if len(body) >= _COMPRESS_FROM and b"gzip" in headers.get(b"accept-encoding", b""):
+        body = await asyncio.to_thread(_gzip, body) if len(body) >= _ASIDE_FROM else _gzip(body)
+        extra = (*extra, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": reply.status, "headers": [*extra, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _gzip(body: bytes) -> bytes:
+    packer = zlib.compressobj(level=1, wbits=zlib.MAX_WBITS | 16)
+    return packer.compress(body) + packer.flush()

@@ -1,0 +1,189 @@
+"""Requests to a store server: pooled connections, compression, and which failures are tried again.
+
+It knows HTTP and the server's address, no method of the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import logging
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+from yarl import URL
+
+from leyden.errors import ConfigError, StoreClosed, StoreError
+from leyden.store.wire import LEYDEN_JSON
+from leyden.utils.listening import UNIX_SCHEME, is_loopback, socket_path_of, unix_url
+from leyden.utils.per_loop import PerLoop
+
+__all__ = ["Answer", "Connection"]
+
+logger = logging.getLogger(__name__)
+
+_COMPRESS_FROM: Final = 16 * 1024
+"""Bytes of a body from which compression costs less than it saves on a network."""
+_LARGE: Final = 2**20
+"""Bytes of a body from which the server is asked whether it takes so much before it is sent."""
+_KEEP_ALIVE_SECONDS: Final = 15.0
+"""How long an idle connection is kept; servers keep it longer, so that never both ends decide at once."""
+_CONNECT_SECONDS: Final = 5.0
+_READ_SECONDS: Final = 60.0
+"""A server that says nothing for so long is taken for dead."""
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.5
+_TROUBLE = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
+"""What a connection does when it breaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server said."""
+
+    status: int
+    body: bytes
+    etag: str | None
+
+
+class Connection:
+    """The way to the server at `url`, from any thread and any event loop."""
+
+    def __init__(
+        self, url: str, *, token: str | None, retry_seconds: float, connections: int, compress: bool | None
+    ) -> None:
+        parts = urlsplit(url)
+        self._socket_path = socket_path_of(url)
+        if self._socket_path is not None:
+            parts = urlsplit("http://localhost")
+        elif parts.scheme == UNIX_SCHEME:
+            raise ConfigError(
+                f"a store server on a Unix socket is at {unix_url(Path('/path'))}, its path quoted, got {url!r}"
+            )
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigError(f"a store server is at http://host:port or https://host:port, got {url!r}")
+        if parts.username or parts.password:
+            raise ConfigError(f"the URL of {parts.hostname!r} holds a password; give the server's token as token=...")
+        if connections < 1:
+            raise ConfigError(f"connections is {connections}; at least 1 is needed")
+        self.url = url.rstrip("/")
+        self._base = self.url if self._socket_path is None else "http://localhost"
+        self.retry_seconds = retry_seconds
+        self._connections = connections
+        self._compress = not is_loopback(parts.hostname) if compress is None else compress
+        self._headers = {"Accept": LEYDEN_JSON, "Accept-Encoding": "gzip" if self._compress else "identity"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._closed = False
+        self._away = False
+        """Whether the server did not answer when it was last asked."""
+        self._sessions = PerLoop(self._session)
+
+    async def ask(
+        self,
+        verb: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        repeatable: bool = True,
+        waits_seconds: float = 0.0,
+        headers: Mapping[str, str] | None = None,
+        retry_seconds: float | None = None,
+    ) -> Answer:
+        """Send a request and return what the server says to it, whatever its status.
+
+        A request that did not get through is sent again, for `retry_seconds`, where that is safe: always if it never
+        left, and if it is `repeatable` whatever became of it. waits_seconds: how long the server may take on purpose.
+        Raises StoreError when there is no answer, StoreClosed after `close`.
+        """
+        started, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
+        patience = self.retry_seconds if retry_seconds is None else retry_seconds
+        headers, body = self._packed(headers or {}, body)
+        while True:
+            self._check_open()
+            try:
+                if repeatable:
+                    session = await self._sessions.get()
+                    answer, retry_after = await self._once(session, verb, path, body, headers, waits_seconds)
+                else:  # not on a connection that may have been lost long ago
+                    async with self._session() as session:
+                        answer, retry_after = await self._once(session, verb, path, body, headers, waits_seconds)
+                if not retry_after and answer.status not in (502, 504):
+                    self._away = False
+                    return answer
+                trouble, sent = f"status {answer.status}", not retry_after
+            except _TROUBLE as error:
+                trouble = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            except aiohttp.ClientError as error:
+                raise StoreError(f"{self.url} did not answer in HTTP: {error}; is it a Leyden store?") from error
+            self._check_open()
+            if sent and not repeatable:
+                raise StoreError(
+                    f"{self.url} broke off during {verb} {path} ({trouble}); the outcome is unknown: look before you repeat it"
+                )
+            waited = time.monotonic() - started - waits_seconds
+            if waited >= patience:
+                raise StoreError(f"{self.url} does not answer, for {waited:.0f} s now ({trouble}); does it run?")
+            if not self._away:  # once for all that are asking
+                self._away = True
+                logger.warning("%s does not answer (%s); trying again for %.0f s", self.url, trouble, patience)
+            await asyncio.sleep(pause * (0.5 + random.random()))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def close(self) -> None:
+        """Close the connections; requests under way raise StoreClosed, and so do later ones. Safe to repeat."""
+        self._closed = True
+        await self._sessions.close()
+
+    async def _once(
+        self,
+        session: aiohttp.ClientSession,
+        verb: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        waits_seconds: float,
+    ) -> tuple[Answer, bool]:
+        """One try: the answer, and whether the server asks to be asked again."""
+        large = body is not None and len(body) >= _LARGE
+        timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=waits_seconds + _READ_SECONDS)
+        async with session.request(
+            verb,
+            URL(self._base + path, encoded=True),
+            data=io.BytesIO(body) if large and body is not None else body,  # sent in parts
+            headers=headers,
+            timeout=timeout,
+            allow_redirects=False,
+            expect100=large,
+        ) as response:
+            answer = Answer(response.status, await response.read(), response.headers.get("etag"))
+            return answer, response.status == 503 and "retry-after" in response.headers
+
+    def _packed(self, headers: Mapping[str, str], body: bytes | None) -> tuple[Mapping[str, str], bytes | None]:
+        if body is None:
+            return headers, None
+        headers = {"Content-Type": "application/json", **headers}
+        if self._compress and len(body) >= _COMPRESS_FROM:
+            return headers | {"Content-Encoding": "gzip"}, gzip.compress(body, 1)
+        return headers, body
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"the client of {self.url} is closed; open it again")
+
+    def _session(self) -> aiohttp.ClientSession:
+        limits: dict[str, Any] = {"limit": self._connections, "keepalive_timeout": _KEEP_ALIVE_SECONDS}
+        path = self._socket_path
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(**limits) if path is None else aiohttp.UnixConnector(path, **limits),
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent",),
+        )

@@ -1,0 +1,365 @@
+"""`export_parquet`: what a store holds, as Parquet files for DuckDB, pandas or Polars.
+
+It knows the protocol and no kind of store; rows come in pages and leave in row groups, so memory stays small whatever the
+store holds. What has columns has columns; what may be any JSON (inputs, metadata, attributes, events) is JSON text, which
+`json_extract` and its kin read in every engine, where a map would need one type for all values. Times are Unix seconds.
+
+    rollouts.parquet    one row for each rollout, with the final reward of its latest attempt
+    attempts.parquet    one row for each attempt
+    spans.parquet       one row for each span of each attempt, tokens as lists
+    resources.parquet   the newest version of each
+
+To add a column: its type in the table below, its value in the function behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel
+
+from leyden.errors import ConfigError, UnknownRollout
+from leyden.store.base import LightningStore
+from leyden.store.sql.rows import text_of
+from leyden.types import (
+    Attempt,
+    AttemptedRollout,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    RolloutStatus,
+    Span,
+    find_final_reward,
+)
+from leyden.utils.atomic import ASIDE, commit_directory
+
+__all__ = ["Exported", "export_parquet"]
+
+T = TypeVar("T", bound=BaseModel)
+
+Row = dict[str, Any]
+
+_PAGE = 5000
+"""Rollouts in one question; each page passes over all that came before it."""
+_BATCH_ROLLOUTS = 50
+"""Rollouts whose spans are read in one call."""
+_GROUP_ROWS, _GROUP_BYTES = 20_000, 8 * 2**20
+"""A row group is written when it has so many rows, or about so many bytes."""
+
+_COLUMNS = {
+    "rollouts": {
+        "rollout_id": "string",
+        "status": "string",
+        "mode": "string",
+        "priority": "int32",
+        "resources_id": "string",
+        "reward": "float64",
+        "start_time": "float64",
+        "end_time": "float64",
+        "input": "string",
+        "config": "string",
+        "metadata": "string",
+    },
+    "attempts": {
+        "rollout_id": "string",
+        "attempt_id": "string",
+        "sequence_id": "int64",
+        "status": "string",
+        "worker_id": "string",
+        "start_time": "float64",
+        "end_time": "float64",
+        "last_heartbeat_time": "float64",
+        "metadata": "string",
+    },
+    "spans": {
+        "rollout_id": "string",
+        "attempt_id": "string",
+        "sequence_id": "int64",
+        "trace_id": "string",
+        "span_id": "string",
+        "parent_id": "string",
+        "name": "string",
+        "kind": "string",
+        "status_code": "string",
+        "status_description": "string",
+        "start_time": "float64",
+        "end_time": "float64",
+        "attributes": "string",
+        "events": "string",
+        "resource": "string",
+        "prompt_ids": "list<int32>",
+        "response_ids": "list<int32>",
+        "logprobs": "list<float32>",
+        "policy_versions": "list<int32>",
+        "loss_mask": "list<int8>",
+    },
+    "resources": {
+        "resources_id": "string",
+        "version": "int64",
+        "create_time": "float64",
+        "update_time": "float64",
+        "resources": "string",
+    },
+}
+"""Each file, its columns and their types. Those named like a field of the noun hold that field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote."""
+
+    directory: Path
+    rows: dict[str, int]
+    """Of each file, by its name without `.parquet`."""
+
+
+async def export_parquet(
+    store: LightningStore,
+    directory: str | Path,
+    *,
+    status_in: Sequence[RolloutStatus] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Exported:
+    """Write the rollouts of `store`, with all that belongs to them, to Parquet files in the new `directory`.
+
+    The directory appears when it is whole. A store that goes on meanwhile is exported as it is found: each rollout with its attempts
+    and spans is of one moment or a little later, and one that is forgotten meanwhile is left out.
+
+    status_in: only rollouts that have one of these statuses.
+    on_progress: called with the rollouts done and the rollouts in all.
+    Raises ConfigError where the directory is there already, or pyarrow is not installed.
+    """
+    _arrow()
+    directory = Path(directory)
+    if directory.exists():
+        raise ConfigError(f"{directory} is there already; export to a directory that is not")
+    aside = directory.with_name(ASIDE + directory.name)
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"cannot export to {directory}: {error}") from error
+    tables = {name: _Table(aside / f"{name}.parquet", columns) for name, columns in _COLUMNS.items()}
+    try:
+        try:
+            await _write_rollouts(store, tables, status_in, on_progress)
+            await _write_resources(store, tables["resources"])
+        finally:
+            for table in tables.values():
+                table.close()
+        await asyncio.to_thread(commit_directory, aside, directory)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return Exported(directory, {name: table.written for name, table in tables.items()})
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+async def _write_rollouts(
+    store: LightningStore,
+    tables: dict[str, _Table],
+    status_in: Sequence[RolloutStatus] | None,
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    # All of them, in the order in which they came: a page of some statuses would shift with every rollout that changes its own.
+    async def ask(limit: int, offset: int) -> PaginatedResult[Rollout]:
+        return await store.query_rollouts(limit=limit, offset=offset)
+
+    done = 0
+    async for page, total in _pages(ask, attrgetter("rollout_id")):
+        for start in range(0, len(page), _BATCH_ROLLOUTS):
+            batch = page[start : start + _BATCH_ROLLOUTS]
+            wanted = [rollout for rollout in batch if status_in is None or rollout.status in status_in]
+            for record in await _records(store, wanted):
+                tables["rollouts"].add(_rollout_row(record))
+                tables["attempts"].add_many(_attempt_row(attempt) for attempt in record.attempts)
+                tables["spans"].add_many(_span_row(span) for span in record.spans)
+            for table in tables.values():
+                await table.write_if_full()
+            done += len(batch)
+            if on_progress is not None:
+                on_progress(done, max(done, total))
+
+
+async def _write_resources(store: LightningStore, table: _Table) -> None:
+    async def ask(limit: int, offset: int) -> PaginatedResult[ResourcesUpdate]:
+        return await store.query_resources(sort_by="resources_id", limit=limit, offset=offset)
+
+    async for updates, _ in _pages(ask, attrgetter("resources_id")):
+        table.add_many(_resources_row(update) for update in updates)
+        await table.write_if_full()
+
+
+async def _pages(
+    ask: Callable[[int, int], Awaitable[PaginatedResult[T]]], key: Callable[[T], str]
+) -> AsyncIterator[tuple[Sequence[T], int]]:
+    """Everything that `ask` answers page by page, none twice, and how many there are in all.
+
+    Items may go meanwhile, so that those behind them move forward: each page begins with the last item of the one before, and where
+    it holds none of those, it is asked for further ahead.
+    """
+    offset, before = 0, set[str]()
+    while True:
+        page = await ask(_PAGE, max(0, offset - 1))
+        known = [index for index, item in enumerate(page) if key(item) in before]
+        if before and not known and page.offset > 0:
+            offset = max(1, offset - _PAGE + 1)
+            continue
+        fresh = page[known[-1] + 1 if known else 0 :]
+        if not fresh:
+            return
+        yield fresh, page.total
+        before = {key(item) for item in fresh}
+        offset = page.offset + len(page)
+
+
+@dataclass(slots=True)
+class _Record:
+    """A rollout with all that belongs to it."""
+
+    rollout: Rollout
+    attempts: Sequence[Attempt]
+    spans: Sequence[Span]
+
+
+async def _records(store: LightningStore, rollouts: Sequence[Rollout]) -> list[_Record]:
+    """Those that have gone meanwhile are left out."""
+    try:
+        latest = await store.query_spans_of([rollout.rollout_id for rollout in rollouts])
+        return [await _record(store, rollout, latest[rollout.rollout_id]) for rollout in rollouts]
+    except UnknownRollout:
+        if len(rollouts) == 1:
+            return []
+        return [record for rollout in rollouts for record in await _records(store, [rollout])]
+
+
+async def _record(store: LightningStore, rollout: Rollout, latest_spans: Sequence[Span]) -> _Record:
+    if not isinstance(rollout, AttemptedRollout) and not latest_spans:
+        return _Record(rollout, [], [])
+    if (
+        isinstance(rollout, AttemptedRollout)
+        and rollout.attempt.sequence_id == 1
+        and all(span.attempt_id == rollout.attempt.attempt_id for span in latest_spans)
+    ):
+        return _Record(rollout, [rollout.attempt], latest_spans)
+    # It was tried more than once, perhaps since its page was read.
+    rollout = await store.get_rollout_by_id(rollout.rollout_id)
+    attempts = await store.query_attempts(rollout.rollout_id)
+    spans = [await store.query_spans(rollout.rollout_id, attempt.attempt_id) for attempt in attempts]
+    return _Record(rollout, attempts, [span for group in spans for span in group])
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _rollout_row(record: _Record) -> Row:
+    rollout, latest = record.rollout, record.attempts[-1].attempt_id if record.attempts else None
+    return vars(rollout) | {
+        "reward": find_final_reward([span for span in record.spans if span.attempt_id == latest]),
+        "input": text_of(rollout.input, "the input of a rollout"),
+        "config": rollout.config.model_dump_json(),
+        "metadata": text_of(rollout.metadata, "the metadata of a rollout"),
+    }
+
+
+def _attempt_row(attempt: Attempt) -> Row:
+    return vars(attempt) | {"metadata": text_of(attempt.metadata, "the metadata of an attempt")}
+
+
+def _span_row(span: Span) -> Row:
+    tokens = {} if span.tokens is None else vars(span.tokens)
+    return (
+        tokens
+        | vars(span)
+        | {
+            "status_code": span.status.status_code,
+            "status_description": span.status.description,
+            "attributes": text_of(span.attributes, "the attributes of a span"),
+            "events": text_of(span.events, "the events of a span"),
+            "resource": text_of(span.resource, "the resource of a span"),
+        }
+    )
+
+
+def _resources_row(update: ResourcesUpdate) -> Row:
+    return vars(update) | {"resources": text_of(update.resources, "resources")}
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+class _Table:
+    """One Parquet file, written row group by row group."""
+
+    def __init__(self, path: Path, columns: dict[str, str]) -> None:
+        arrow, parquet = _arrow()
+        kinds = {
+            "string": arrow.string(),
+            "int32": arrow.int32(),
+            "int64": arrow.int64(),
+            "float64": arrow.float64(),
+            "list<int8>": arrow.list_(arrow.int8()),
+            "list<int32>": arrow.list_(arrow.int32()),
+            "list<float32>": arrow.list_(arrow.float32()),
+        }
+        self._schema = arrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
+        self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd")
+        self._names = list(columns)
+        self._rows: list[tuple[Any, ...]] = []
+        self._bytes = 0
+        self.written = 0
+
+    def add(self, row: Row) -> None:
+        """One more row; what has no column is left out, what has no value is null."""
+        values = tuple(row.get(name) for name in self._names)
+        self._rows.append(values)
+        self._bytes += sum(_length(value) for value in values)
+
+    def add_many(self, rows: Iterable[Row]) -> None:
+        """The same for several."""
+        for row in rows:
+            self.add(row)
+
+    async def write_if_full(self) -> None:
+        """Write a row group, if there is enough for one."""
+        if len(self._rows) >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
+            await asyncio.to_thread(self._write)
+
+    def close(self) -> None:
+        """Write what is left, and the file's end."""
+        self._write()
+        self._writer.close()
+
+    def _write(self) -> None:
+        arrow, _ = _arrow()
+        columns = zip(*self._rows, strict=True) if self._rows else [() for _ in self._names]
+        arrays = [arrow.array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]
+        self._writer.write_table(arrow.table(arrays, schema=self._schema))
+        self.written += len(self._rows)
+        self._rows, self._bytes = [], 0
+
+
+def _length(value: Any) -> int:
+    """About how many bytes a value takes."""
+    return 4 * len(cast("list[int]", value)) if isinstance(value, list) else len(value) if isinstance(value, str) else 8
+
+
+@cache
+def _arrow() -> tuple[Any, Any]:
+    """The modules `pyarrow` and `pyarrow.parquet`. Raises ConfigError where they are not installed."""
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"an export to Parquet needs pyarrow ({error}); install it with: pip install 'leyden[export]'"
+        ) from error

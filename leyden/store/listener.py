@@ -1,0 +1,189 @@
+"""What other stores on the same PostgreSQL commit, as signals in this process; and what this one tells them with a delay.
+
+One thread on a connection of its own. Rollouts that are put in the queue, or finished, are told in the transaction that does
+it, so that news is never lost. New spans come in thousands, and each notifying commit waits for all others of its database:
+they are told from here, at most once in `_PAUSE_SECONDS`. After a lost connection everybody looks again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import selectors
+import socket
+import threading
+import time
+import weakref
+from typing import Any
+
+from leyden.store.notify import Signals
+from leyden.store.sql.postgres import Target, connect, psycopg
+from leyden.store.sql.postgres_session import news_of
+
+__all__ = ["Listener"]
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 0.02
+_LONGEST_SECONDS = 1.0
+"""Between two attempts to connect again."""
+
+
+class _Outbox:
+    """What the thread is asked to do: flags, and a socket that wakes it."""
+
+    def __init__(self) -> None:
+        self.spans = False
+        """New spans were committed here."""
+        self.look = False
+        """New spans are there which cannot be shown yet."""
+        self.stopped = threading.Event()
+        self.reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+
+    def wake(self) -> None:
+        try:
+            self._writer.send(b"w")
+        except OSError:  # full: it is awake; closed: it has ended
+            pass
+
+    def drain(self) -> None:
+        self.reader.setblocking(False)
+        try:
+            self.reader.recv(4096)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        self.reader.close()
+        self._writer.close()
+
+
+class Listener:
+    """Feeds `signals` from `target` until `stop`. `sender`: by which this store knows its own news, and passes over it.
+
+    Raises psycopg.Error if it cannot listen at all; from then on it connects again as often as it must.
+    """
+
+    def __init__(self, target: Target, sender: str, signals: Signals) -> None:
+        self._outbox = _Outbox()
+        connection = _listening(target)
+        thread = threading.Thread(
+            target=_serve,
+            args=(connection, target, sender, signals, self._outbox),
+            name="leyden-store-listener",
+            daemon=True,
+        )
+        thread.start()
+        self._finalizer = weakref.finalize(self, _stop, self._outbox, thread)
+
+    def spans_were_added(self) -> None:
+        """Tell the other stores, soon. From any thread."""
+        if not self._outbox.spans:
+            self._outbox.spans = True
+            self._outbox.wake()
+
+    def look_for_spans_soon(self) -> None:
+        """Let those who wait for spans look again, soon. From any thread."""
+        if not self._outbox.look:
+            self._outbox.look = True
+            self._outbox.wake()
+
+    def stop(self) -> None:
+        """Tell what is to be told, and end. Safe to repeat."""
+        self._finalizer()
+
+
+def _stop(outbox: _Outbox, thread: threading.Thread) -> None:
+    outbox.stopped.set()
+    outbox.wake()
+    if thread is not threading.current_thread():
+        thread.join()
+    outbox.close()
+
+
+def _listening(target: Target) -> Any:
+    connection = connect(target)
+    try:
+        connection.execute(f'LISTEN "{target.channel}"')
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _serve(connection: Any, target: Target, sender: str, signals: Signals, outbox: _Outbox) -> None:
+    """The thread."""
+    while True:
+        try:
+            _hear(connection, target, sender, signals, outbox)
+            connection.close()
+            return
+        except psycopg().Error as error:
+            connection.close()
+            logger.warning(
+                "%s: lost the connection that listens for news: %s", target.url, " ".join(str(error).split())
+            )
+        connection = _listening_again(target, outbox)
+        if connection is None:
+            return
+        signals.look_again()
+
+
+def _listening_again(target: Target, outbox: _Outbox) -> Any | None:
+    """A new connection, as soon as there can be one; None when the listener is stopped before."""
+    pause = 0.01
+    while not outbox.stopped.wait(pause):
+        try:
+            return _listening(target)
+        except psycopg().Error:
+            pause = min(2 * pause, _LONGEST_SECONDS)
+    return None
+
+
+def _hear(connection: Any, target: Target, sender: str, signals: Signals, outbox: _Outbox) -> None:
+    """Listen and tell until it is stopped. Raises psycopg.Error when the connection is lost."""
+    told = 0.0
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.fileno(), selectors.EVENT_READ)
+        selector.register(outbox.reader, selectors.EVENT_READ)
+        while True:
+            stopped = outbox.stopped.is_set()
+            asked = outbox.spans or outbox.look
+            if not stopped:
+                selector.select(max(0.0, told + _PAUSE_SECONDS - time.monotonic()) if asked else None)
+            outbox.drain()
+            for notification in connection.notifies(timeout=0):
+                _pass_on(notification.payload, sender, signals)
+            if stopped or ((outbox.spans or outbox.look) and time.monotonic() >= told + _PAUSE_SECONDS):
+                told = time.monotonic()
+                if outbox.look:
+                    outbox.look = False
+                    signals.publish(0, (), True)
+                if outbox.spans:
+                    outbox.spans = False  # first: more may be added meanwhile
+                    try:
+                        _tell(connection, target, sender)
+                    except BaseException:
+                        outbox.spans = True
+                        raise
+            if stopped:
+                return
+
+
+def _tell(connection: Any, target: Target, sender: str) -> None:
+    for news in news_of(sender, 0, (), True):
+        connection.execute("SELECT pg_notify(%s, %s)", [target.channel, news])
+
+
+def _pass_on(payload: str, sender: str, signals: Signals) -> None:
+    try:
+        told_by, *news = json.loads(payload)
+        if told_by == sender:
+            return
+        if news:
+            signals.publish(*news)
+            return
+    except (ValueError, TypeError):
+        logger.warning("a notification that is no news of a store: %.100s", payload)
+    signals.look_again()

@@ -1,0 +1,403 @@
+"""Take spans from any OpenTelemetry exporter: OTLP/HTTP, in protobuf and in JSON.
+
+`read_spans` is pure, from the bytes of a request to spans; `receive` puts them in a store and answers as the protocol asks. It knows
+no server: who mounts it undoes the compression and limits the size. A span says where it belongs by the attributes of `_PLACE`, its
+own or its resource's (`OTEL_RESOURCE_ATTRIBUTES=leyden.rollout_id=...,leyden.attempt_id=...`); one that does not is refused, counted and
+named in the answer, and costs its siblings nothing. Not kept: the instrumentation scope, trace state, flags and counts of what was
+dropped before it was sent.
+
+To accept another name for where a span belongs, add it to `_PLACE`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Literal, Protocol, TypeVar, cast
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError, Message
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1 import trace_pb2
+from pydantic import ValidationError
+
+from leyden import semconv
+from leyden.errors import ConfigError, UnknownAttempt, UnknownRollout
+from leyden.types import Attributes, Span, SpanEvent, SpanKind, SpanStatus
+from leyden.utils.otel import attribute_value, links_text, seconds
+from leyden.utils.text import storable
+
+__all__ = ["JSON", "PROTOBUF", "TRACES", "OtlpAnswer", "ReceivedSpans", "SpanSink", "read_spans", "receive"]
+
+TRACES = "/v1/traces"
+"""Where exporters send to, under the endpoint that they are told."""
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+
+_PLACE = {
+    "rollout_id": (semconv.ROLLOUT_ID, "agentlightning.rollout_id"),
+    "attempt_id": (semconv.ATTEMPT_ID, "agentlightning.attempt_id"),
+    "sequence_id": (semconv.SEQUENCE_ID, "agentlightning.span_sequence_id"),
+}
+"""The attributes that place a span, the first name that is there; those of the span before those of its resource."""
+
+_BATCH = 1000
+"""Spans of one transaction: enough that its commit costs nothing, few enough that nobody waits long behind it."""
+_LARGE_BYTES = 64 * 2**10
+"""A larger body is read in a thread of its own, so that the event loop goes on."""
+_MOST_SPANS = 100_000
+"""Of one request, and so of the room and the time that one may take."""
+_SPAN_BYTES = 16 * 2**20
+"""Of one span in protobuf: many times the longest conversation."""
+_NAMED = 3
+"""How many refused spans an answer names."""
+
+_KINDS: dict[int, SpanKind] = {2: "SERVER", 3: "CLIENT", 4: "PRODUCER", 5: "CONSUMER"}
+_STATUS: dict[int, Literal["OK", "ERROR"]] = {1: "OK", 2: "ERROR"}
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpAnswer:
+    """What an exporter is answered."""
+
+    status: int
+    """Of HTTP: 200; 400 for a body that cannot be read; 415 for an encoding that is neither `PROTOBUF` nor `JSON`."""
+    content_type: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedSpans:
+    """What a request holds."""
+
+    spans: list[Span]
+    """Those that say where they belong, by attempt, in the order in which they ended."""
+    refused: list[str]
+    """For each of the others which it is, and why."""
+
+
+class SpanSink(Protocol):
+    """What received spans are put in: a store, or what brings them to one."""
+
+    async def add_many_spans(self, spans: Sequence[Span]) -> object:
+        """Take all or none. Raises UnknownRollout, UnknownAttempt or ConfigError for spans that it will never take."""
+        ...
+
+
+class _Refused(ValueError):
+    """A span that cannot be placed."""
+
+
+async def receive(store: SpanSink, body: bytes, content_type: str) -> OtlpAnswer:
+    """Put the spans of an OTLP request in the store, and answer in the encoding of the request.
+
+    Spans that cannot be placed are counted in `partial_success`; those that were there already are not: an exporter may send again
+    what was not answered. A finished attempt takes spans too. Raises what the store raises when it cannot write (StoreError,
+    StoreClosed); a part of the spans may be there then, and the request is safe to retry.
+    """
+    encoding = content_type.partition(";")[0].strip().lower()
+    if encoding not in (PROTOBUF, JSON):
+        return _failure(415, JSON, f"the content type is {content_type[:100]!r}; possible: {PROTOBUF}, {JSON}")
+    try:
+        if len(body) > _LARGE_BYTES:
+            received = await asyncio.to_thread(read_spans, body, encoding)
+        else:
+            received = read_spans(body, encoding)
+    except ValueError as error:
+        return _failure(400, encoding, str(error))
+    refused = received.refused + await _add(store, received.spans)
+    response = ExportTraceServiceResponse()
+    if refused:
+        response.partial_success.rejected_spans = len(refused)
+        response.partial_success.error_message = _summary(refused, len(received.spans) + len(received.refused))
+    return OtlpAnswer(200, encoding, _written(response, encoding))
+
+
+async def _add(store: SpanSink, spans: Sequence[Span]) -> list[str]:
+    """Add spans that are ordered by attempt; answers those that the store refused, and why."""
+    refused: list[str] = []
+    for start in range(0, len(spans), _BATCH):
+        refused += await _add_together(store, spans[start : start + _BATCH])
+    return refused
+
+
+async def _add_together(store: SpanSink, spans: Sequence[Span]) -> list[str]:
+    """The same in one transaction, which takes all or none; if none, those at fault are found among smaller parts."""
+    parts = [list(group) for _, group in groupby(spans, key=_OWNER)]
+    try:
+        await store.add_many_spans(spans)
+        return []
+    except (UnknownRollout, UnknownAttempt) as error:
+        if len(parts) == 1:
+            return [f"{_called(span.span_id, span.name)}: {error}" for span in spans]
+    except ConfigError as error:
+        if len(spans) == 1:
+            return [f"{_called(spans[0].span_id, spans[0].name)}: {error}"]
+        if len(parts) == 1:
+            parts = [[span] for span in spans]
+    return [refusal for part in parts for refusal in await _add_together(store, part)]
+
+
+_OWNER = attrgetter("rollout_id", "attempt_id")
+
+
+# ---- answers -------------------------------------------------------------------------------------------------------------
+
+
+def _summary(refused: Sequence[str], total: int) -> str:
+    more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+    return f"{len(refused)} of {total} spans were not placed: {'; '.join(refused[:_NAMED])}{more}"
+
+
+def _failure(status: int, encoding: str, message: str) -> OtlpAnswer:
+    """A `google.rpc.Status` with the code INVALID_ARGUMENT."""
+    if encoding == JSON:
+        return OtlpAnswer(status, JSON, json.dumps({"code": 3, "message": message}).encode())
+    # No package of ours has that message; this one has the same fields (1: a number, 2: a text), hence the same bytes.
+    same = ExportTracePartialSuccess(rejected_spans=3, error_message=message)
+    return OtlpAnswer(status, PROTOBUF, same.SerializeToString())
+
+
+def _written(response: ExportTraceServiceResponse, encoding: str) -> bytes:
+    if encoding == JSON:
+        return json_format.MessageToJson(response, indent=None).encode()
+    return response.SerializeToString()
+
+
+# ---- from bytes to spans -------------------------------------------------------------------------------------------------
+
+
+def read_spans(body: bytes, encoding: str) -> ReceivedSpans:
+    """The spans of an `ExportTraceServiceRequest` in `PROTOBUF` or `JSON`.
+
+    Raises ValueError, saying where, for a body that is not one, or that has more than 100,000 spans: nothing of it is taken then.
+    """
+    spans: list[tuple[int, Span]] = []
+    refused: list[str] = []
+    for resource, proto in _each_span(body, encoding):
+        if len(spans) + len(refused) == _MOST_SPANS:
+            raise ValueError(f"the request has more than {_MOST_SPANS:,} spans; send fewer at a time")
+        try:
+            spans.append((proto.end_time_unix_nano, _span(proto, resource)))
+        except _Refused as error:
+            refused.append(f"{_called(proto.span_id.hex(), proto.name)}: {error}")
+    spans.sort(key=_by_attempt_and_end)
+    return ReceivedSpans([span for _, span in spans], refused)
+
+
+def _by_attempt_and_end(ended: tuple[int, Span]) -> tuple[str, str, int]:
+    end, span = ended
+    return span.rollout_id, span.attempt_id, end or 2**64  # one that has not ended is behind those that have
+
+
+def _each_span(body: bytes, encoding: str) -> Iterator[tuple[Attributes, trace_pb2.Span]]:
+    """The spans, each with the attributes of its resource. Raises ValueError where the body cannot be read."""
+    try:
+        for resource, spans in _json_groups(body) if encoding == JSON else _protobuf_groups(body):
+            attributes = _attributes(resource.attributes)
+            for span in spans:
+                yield attributes, span
+    except (ValueError, RecursionError, DecodeError, json_format.Error) as error:
+        reason = storable(str(error), limit=1000)
+        raise ValueError(f"the body is no ExportTraceServiceRequest as {encoding}: {reason}") from None
+
+
+_Group = tuple[Resource, Iterator[trace_pb2.Span]]
+"""A resource and its spans, which are parsed one by one: parsed, a message takes up to 90 times the room of its bytes."""
+
+
+def _protobuf_groups(body: bytes) -> Iterator[_Group]:
+    for group in _parts(memoryview(body), ExportTraceServiceRequest.RESOURCE_SPANS_FIELD_NUMBER):
+        resource = b"".join(_parts(group, trace_pb2.ResourceSpans.RESOURCE_FIELD_NUMBER))
+        yield Resource.FromString(resource), _protobuf_spans(group)
+
+
+def _protobuf_spans(group: memoryview) -> Iterator[trace_pb2.Span]:
+    for scope in _parts(group, trace_pb2.ResourceSpans.SCOPE_SPANS_FIELD_NUMBER):
+        for span in _parts(scope, trace_pb2.ScopeSpans.SPANS_FIELD_NUMBER):
+            if len(span) > _SPAN_BYTES:
+                raise ValueError(f"a span has {len(span):,} bytes, and {_SPAN_BYTES:,} is the most that one may have")
+            yield trace_pb2.Span.FromString(bytes(span))
+
+
+def _parts(message: memoryview, number: int) -> Iterator[memoryview]:
+    """The parts of a message that are its field `number`, not parsed. Raises ValueError for bytes that are no message."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        match tag & 7:
+            case 0:
+                at = _varint(message, at)[1]
+            case 1:
+                at += 8
+            case 2:
+                length, start = _varint(message, at)
+                at = start + length
+                if tag >> 3 == number and at <= len(message):
+                    yield message[start:at]
+            case 5:
+                at += 4
+            case kind:
+                raise ValueError(f"a field of kind {kind} at byte {at}")
+    if at > len(message):
+        raise ValueError(f"it ends {at - len(message)} bytes too early")
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """A number of variable length, and where it ends."""
+    value = 0
+    for shift, byte in enumerate(message[at : at + 10]):
+        value |= (byte & 127) << 7 * shift
+        if byte < 128:
+            return value, at + shift + 1
+    raise ValueError(f"a number at byte {at} does not end")
+
+
+def _json_groups(body: bytes) -> Iterator[_Group]:
+    document: Any = json.loads(body, object_pairs_hook=_object)
+    if not isinstance(document, dict):
+        raise ValueError(f"it is {storable(repr(document), limit=100)}, not an object")
+    for group in _objects(cast(dict[str, Any], document), "resourceSpans"):
+        spans = (span for scope in _objects(group, "scopeSpans") for span in _objects(scope, "spans"))
+        resource = _from_json(group.get("resource") or {}, Resource())
+        yield resource, (_from_json(span, trace_pb2.Span()) for span in spans)
+
+
+def _objects(parent: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found: Any = parent.get(key)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(part, dict) for part in cast(list[Any], found)):
+        raise ValueError(f"{key} is {storable(repr(cast(object, found)), limit=100)}, not a list of objects")
+    return cast(list[dict[str, Any]], found)
+
+
+_M = TypeVar("_M", bound=Message)
+
+
+def _from_json(entries: Any, message: _M) -> _M:
+    if not isinstance(entries, dict):
+        raise ValueError(f"resource is {storable(repr(entries), limit=100)}, not an object")
+    return json_format.ParseDict(cast(dict[str, Any], entries), message, ignore_unknown_fields=True)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, its ids in base64 as protobuf's own JSON has them: OTLP writes them in hexadecimal digits."""
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError(f"an object has a key twice: {storable(str([key for key, _ in pairs]), limit=200)}")
+    for key in ("traceId", "spanId", "parentSpanId"):
+        if isinstance(digits := entries.get(key), str):
+            try:
+                entries[key] = b64encode(bytes.fromhex(digits)).decode()
+            except ValueError:
+                raise ValueError(f"{key} {storable(repr(digits), limit=100)} is not hexadecimal") from None
+    return entries
+
+
+def _span(proto: trace_pb2.Span, resource: Attributes) -> Span:
+    """One span. Raises _Refused, saying why, for one that cannot be placed."""
+    attributes = _attributes(proto.attributes)
+    rollout_id, attempt_id = (_placing_id(noun, attributes, resource) for noun in ("rollout_id", "attempt_id"))
+    if proto.links:
+        attributes[semconv.LINKS] = links_text(
+            (link.trace_id.hex(), link.span_id.hex(), _attributes(link.attributes)) for link in proto.links
+        )
+    try:
+        return Span(
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            sequence_id=_sequence_id(attributes, resource),
+            trace_id=_hex("trace", proto.trace_id, 16),
+            span_id=_hex("span", proto.span_id, 8),
+            parent_id=_hex("parent's", proto.parent_span_id, 8) if proto.parent_span_id else None,
+            name=proto.name,
+            kind=_KINDS.get(proto.kind, "INTERNAL"),
+            status=_status(proto.status),
+            attributes=attributes,
+            events=[_event(event) for event in proto.events],
+            start_time=seconds(proto.start_time_unix_nano),
+            end_time=seconds(proto.end_time_unix_nano),
+            resource=resource,
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise _Refused(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def _called(span_id: str, name: str) -> str:
+    return f"span {span_id or '(without id)'} {storable(repr(name), limit=100)}"
+
+
+def _hex(whose: str, value: bytes, length: int) -> str:
+    if len(value) != length or not any(value):
+        raise _Refused(
+            f"its {whose} id {value[:32].hex()!r} is not {2 * length} hexadecimal digits, or all of them are 0"
+        )
+    return value.hex()
+
+
+def _placing(noun: str, attributes: Attributes, resource: Attributes) -> Any:
+    """What places a span; None when nothing does."""
+    names = _PLACE[noun]
+    return next((source[name] for source in (attributes, resource) for name in names if name in source), None)
+
+
+def _placing_id(noun: str, attributes: Attributes, resource: Attributes) -> str:
+    value = _placing(noun, attributes, resource)
+    if not value or not isinstance(value, str):
+        was = "it names none" if value is None else f"{storable(repr(value), limit=100)} is none"
+        names = " or ".join(_PLACE[noun])
+        raise _Refused(f"{noun} unknown, {was}; set the attribute {names} on the span or on its resource")
+    return value
+
+
+def _sequence_id(attributes: Attributes, resource: Attributes) -> int:
+    """0, for the store to draw one, when the span brings none. A resource made from the environment has it as text."""
+    value = _placing("sequence_id", attributes, resource)
+    if value is None:
+        return 0
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise _Refused(f"{semconv.SEQUENCE_ID} {storable(repr(value), limit=100)} is not a whole number")
+
+
+def _status(status: trace_pb2.Status) -> SpanStatus:
+    code = _STATUS.get(status.code)
+    return SpanStatus() if code is None else SpanStatus(status_code=code, description=status.message or None)
+
+
+def _event(event: trace_pb2.Span.Event) -> SpanEvent:
+    return SpanEvent(name=event.name, timestamp=seconds(event.time_unix_nano), attributes=_attributes(event.attributes))
+
+
+def _attributes(attributes: Iterable[KeyValue]) -> Attributes:
+    return {attribute.key: attribute_value(_plain(attribute.value)) for attribute in attributes}
+
+
+def _plain(value: AnyValue) -> Any:
+    """The Python value; None where none is set."""
+    kind = value.WhichOneof("value")
+    if kind is None:
+        return None
+    return _READ[kind](getattr(value, kind)) if kind in _READ else getattr(value, kind)
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "array_value": lambda array: [_plain(element) for element in array.values],
+    "kvlist_value": lambda entries: {entry.key: _plain(entry.value) for entry in entries.values},
+    "string_value_strindex": lambda _: None,  # of another signal; to be read as absent here
+}

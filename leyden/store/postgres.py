@@ -1,0 +1,239 @@
+"""`PostgresLightningStore`: the SQL store on PostgreSQL, durable, shared by any number of processes and machines.
+
+It knows a few threads with a connection each, some for writes and some for reads, so that long reads delay no write; and one
+that listens for what other stores commit. Acknowledged means flushed to the server's disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from leyden.errors import ConfigError, StoreClosed
+from leyden.store.base import StoreCapabilities
+from leyden.store.listener import Listener
+from leyden.store.notify import Signals
+from leyden.store.sql.driver import Durability, Operation
+from leyden.store.sql.postgres import PostgresTransaction, Target, answers, connect, migrate, psycopg, store_error
+from leyden.store.sql.postgres_session import Patience, PostgresSession
+from leyden.store.sql.store import SqlLightningStore
+from leyden.store.sql.transaction import Transaction
+from leyden.store.worker import Job, Loops, answer, answer_of, check_process, settle
+from leyden.types import AttemptedRollout
+from leyden.utils import ids
+
+__all__ = ["PostgresLightningStore"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PAUSES_SECONDS = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256)
+"""Between the looks of a claim at what others hold: as a rule for a millisecond, unless they were stopped in the middle."""
+
+
+class _Threads:
+    """Runs operations, each in one of up to `most` threads with a session each; one starts now, the others when they are needed."""
+
+    def __init__(self, url: str, name: str, most: int, session: Callable[[], PostgresSession]) -> None:
+        self._url = url
+        self._name = name
+        self._most = most
+        self._session = session
+        self._open = True
+        self._gate = threading.Lock()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        # A store that is dropped without `close` lets its threads end, and so does the end of the program.
+        self._finalizer = weakref.finalize(self, _stop, self._jobs, self._threads)
+        self._start()
+
+    async def run(
+        self,
+        operation: Operation[Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        undo: Operation[None] | None = None,
+    ) -> Any:
+        """The operation's answer, after its commit. See `Driver` for `undo`."""
+        job = Job(operation, args, kwargs, asyncio.get_running_loop().create_future(), undo)
+        with self._gate:
+            if not self._open:
+                raise StoreClosed(f"{self._url} is closed; open it again")
+            self._jobs.put(job)
+            if self._jobs.qsize() > 1 and len(self._threads) < self._most:
+                self._start()
+        return await answer_of(self._jobs, job)
+
+    def stop(self) -> None:
+        """Accept nothing more, and end after what was accepted. Blocks until then; safe to repeat."""
+        with self._gate:
+            self._open = False
+        self._finalizer()
+
+    def _start(self) -> None:
+        name = f"leyden-store-{self._name}-{len(self._threads)}"
+        thread = threading.Thread(target=_serve, args=(self._session(), self._jobs), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+def _serve(session: PostgresSession, jobs: SimpleQueue[Job | None]) -> None:
+    """A thread. It holds no reference to its `_Threads`, so that one can be dropped."""
+    answered: Loops = weakref.WeakSet()
+    session.connect()
+    _work(session, jobs, answered)
+    settle(answered)
+    _work(session, jobs, answered)  # what came back
+    session.close()
+
+
+def _work(session: PostgresSession, jobs: SimpleQueue[Job | None], answered: Loops) -> None:
+    while (job := jobs.get()) is not None:
+        if not job.wanted:
+            continue
+        try:
+            job.answer = session.run(job.operation, job.args, job.kwargs)
+        except BaseException as error:  # noqa: BLE001 -- whoever awaits the answer is told
+            job.error = error
+        answered |= answer(jobs, [job])
+    jobs.put(None)  # for the next thread
+
+
+def _stop(jobs: SimpleQueue[Job | None], threads: Sequence[threading.Thread]) -> None:
+    jobs.put(None)
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()
+
+
+class _PostgresDriver:
+    def __init__(self, target: Target, connections: int, patience_seconds: float, signals: Signals) -> None:
+        self.url = target.url
+        self._pid = os.getpid()
+        self._stopping = threading.Lock()
+        self._closing = ending = threading.Event()  # by itself: what threads hold must not hold this driver
+        sender = ids.span_id()
+        self._listener = listener = _listener(
+            target, sender, signals, Patience(target, patience_seconds, self._closing)
+        )
+
+        def publish(transaction: PostgresTransaction) -> None:
+            if transaction.claimable or transaction.finished or transaction.spans:
+                signals.publish(transaction.claimable, transaction.finished, transaction.spans)
+            if transaction.spans:
+                listener.spans_were_added()
+            if transaction.hiding:
+                listener.look_for_spans_soon()
+
+        def session(*, writes: bool) -> PostgresSession:
+            return PostgresSession(
+                target, sender, writes=writes, patience_seconds=patience_seconds, closing=ending, publish=publish
+            )
+
+        readers = connections // 2
+        self._writer = _Threads(self.url, "writer", connections - readers, lambda: session(writes=True))
+        self._reader = _Threads(self.url, "reader", readers, lambda: session(writes=False))
+
+    async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+        check_process(self.url, self._pid)
+        return await self._reader.run(operation, args, kwargs)
+
+    async def write(
+        self,
+        operation: Operation[T],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        undo: Operation[None] | None = None,
+    ) -> T:
+        check_process(self.url, self._pid)
+        return await self._writer.run(operation, args, kwargs, undo)
+
+    async def close(self) -> None:
+        check_process(self.url, self._pid)
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        with self._stopping:  # whoever closes second waits for the first
+            self._closing.set()
+            self._reader.stop()
+            self._writer.stop()
+            self._listener.stop()
+
+
+def _listener(target: Target, sender: str, signals: Signals, patience: Patience) -> Listener:
+    """What listens to the database, which is there and up to date then; a server that is away is waited for."""
+    answered = told = False
+    while True:
+        try:
+            with closing(connect(target)) as connection:
+                migrate(connection, target)
+            return Listener(target, sender, signals)
+        except psycopg().Error as error:
+            if answered or not isinstance(error, psycopg().OperationalError):
+                raise store_error(target, error) from error
+            answered = answers(target)  # then it has just come back, or will say the same again
+            if not answered and not told:
+                told = True
+                logger.warning("%s does not answer yet (%s); trying again", target.url, " ".join(str(error).split()))
+            if not answered:
+                patience.wait(error)
+
+
+class PostgresLightningStore(SqlLightningStore):
+    """A store in a PostgreSQL database (14 or newer). Every method is safe from any thread, event loop, process and machine.
+
+    url: `postgresql://user:password@host:port/database`, with `?schema=NAME` for a schema other than `leyden` (it is made if it
+        is not there, and each holds one store), and whatever options libpq knows. Not through a pooler that gives each
+        transaction another connection: they do not pass notifications on.
+    durability: both wait for the server's disk; "power" also for its synchronous standbys, where it has some.
+    connections: how many this store may hold for writes and reads, half each; one more listens.
+    patience_seconds: how long opening it, and each call, wait for a server that is away before they raise StoreError.
+
+    Raises ConfigError where psycopg is not installed; StoreError when the server stays away or lets nobody in, or a newer
+    Leyden or another program wrote the schema. Pickles to its address, with the password: whoever unpickles it opens a store of its own.
+    """
+
+    def __init__(
+        self, url: str, *, durability: Durability = "process", connections: int = 8, patience_seconds: float = 30.0
+    ) -> None:
+        if connections < 2:
+            raise ConfigError(f"connections must be at least 2, one for writes and one for reads, got {connections}")
+        signals = Signals()
+        driver = _PostgresDriver(Target.parse(url, durability), connections, patience_seconds, signals)
+        super().__init__(driver, signals, durable=True)
+        options = {"durability": durability, "connections": connections, "patience_seconds": patience_seconds}
+        self._address = (url, options)
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        return {**super().capabilities, "zero_copy": True}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, self._address
+
+    async def _claim(self, limit: int, worker_id: str | None, claim_id: str | None) -> list[AttemptedRollout]:
+        for pause_seconds in _PAUSES_SECONDS:
+            claimed = await super()._claim(limit, worker_id, claim_id)
+            if claimed or not await self._driver.read(_is_anything_queued, (), {}):
+                return claimed
+            await asyncio.sleep(pause_seconds)
+        loop = asyncio.get_running_loop()
+        loop.call_later(_PAUSES_SECONDS[-1], self._signals.publish, 1, (), False)  # who waits looks again
+        return []
+
+
+def _is_anything_queued(tx: Transaction) -> bool:
+    return tx.one("is_anything_queued") is not None
+
+
+def _opened(url: str, options: dict[str, Any]) -> PostgresLightningStore:
+    return PostgresLightningStore(url, **options)

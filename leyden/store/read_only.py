@@ -1,0 +1,195 @@
+"""A store's file that another process may own and write, opened to be looked at.
+
+It knows no lock and changes nothing, not even the directory: a file without a log is read as it is, and one with a log like
+any reader of its owner's. Whoever waits is woken a moment after a commit: SQLite tells other processes nothing, so the
+number that changes with each commit is looked at, 20 times a second, at 10 microseconds each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import quote
+
+from leyden.errors import StoreClosed, StoreError
+from leyden.store.lockfile import owner_of
+from leyden.store.notify import Signals
+from leyden.store.sql.driver import Operation
+from leyden.store.sql.session import Session
+from leyden.store.sql.sqlite import check_schema, connect, store_error
+from leyden.store.worker import SessionThread
+
+__all__ = ["ReadOnlyDriver"]
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 0.05
+_OPENING_SECONDS = 0.5
+"""How long an owner may take between making its log and making the index of it."""
+
+
+_Stamp = tuple[int, int] | None
+"""How a file without a log was last changed; None: there is a log, and SQLite itself sees what changes."""
+
+
+class ReadOnlyDriver:
+    """Reads the store in the file at `path`; every write raises StoreError. Raises StoreError where there is no store to read."""
+
+    def __init__(self, path: Path, signals: Signals) -> None:
+        self.url = f"sqlite://{path}"
+        self._path = path
+        self._opening = threading.Lock()
+        self._closed = False
+        self._readers: list[tuple[SessionThread, _Stamp]] = []
+        self._newest_reader()
+        self._watch = _Watch(path, self.url, signals)
+
+    async def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+        while True:
+            reader, stamp = self._newest_reader()
+            try:
+                answer: T = await reader.run(operation, args, kwargs)
+            except StoreError:
+                if _still(self._path, stamp):
+                    raise
+            else:
+                if _still(self._path, stamp):
+                    return answer
+
+    async def write(
+        self,
+        operation: Operation[T],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        undo: Operation[None] | None = None,
+    ) -> NoReturn:
+        owner = owner_of(self._path)
+        if owner is None:
+            way = "open it without read_only"
+        else:
+            where = (
+                f"open {owner.server}, where it serves it" if owner.server else "let that one change it, or serve it"
+            )
+            way = f"process {owner.pid} owns it: {where}"
+        raise StoreError(f"{self.url} was opened read-only here and cannot be changed; {way}")
+
+    def tell_server(self, server: str | None) -> None:
+        """Nothing is told: others may open the file as well."""
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        self._watch.stop()
+        with self._opening:
+            self._closed = True
+        for reader, _ in self._readers:
+            reader.stop()
+
+    def _newest_reader(self) -> tuple[SessionThread, _Stamp]:
+        """One that sees the file as it is: another one than before when an owner has come, or has come and gone."""
+        with self._opening:
+            if self._closed:
+                raise StoreClosed(f"{self.url} is closed; open it again")
+            if not self._readers or not _still(self._path, self._readers[-1][1]):
+                connection, stamp = _connect(self._path, self.url)
+                session = Session(connection, self.url, "reader")
+                self._readers.append((SessionThread(session, "leyden-store-reader", inline=True), stamp))
+            return self._readers[-1]
+
+
+class _Watch:
+    """Lets everybody who waits look again when the file has changed."""
+
+    def __init__(self, path: Path, url: str, signals: Signals) -> None:
+        over = threading.Event()
+        thread = threading.Thread(
+            target=_serve, args=(path, url, signals, over), name="leyden-store-watch", daemon=True
+        )
+        thread.start()
+        self._finalizer = weakref.finalize(self, _end, over, thread)
+
+    def stop(self) -> None:
+        """End the thread. Safe to repeat."""
+        self._finalizer()
+
+
+def _serve(path: Path, url: str, signals: Signals, over: threading.Event) -> None:
+    connection: sqlite3.Connection | None = None
+    seen: object = _stamp_of(path)
+    try:
+        while not over.wait(_LOOK_SECONDS):
+            now: object = _stamp_of(path)
+            if connection is None and now is None:
+                connection, _ = _connect(path, url)
+            if connection is not None:
+                now = connection.execute("PRAGMA data_version").fetchone()
+            if now != seen:
+                seen = now
+                signals.look_again()
+    except (StoreError, OSError, sqlite3.Error):
+        signals.look_again()  # they read for themselves, and learn what is wrong
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def _end(over: threading.Event, thread: threading.Thread) -> None:
+    over.set()
+    if thread is not threading.current_thread():
+        thread.join()
+
+
+def _stamp_of(path: Path) -> _Stamp:
+    """Raises OSError where there is no file."""
+    if path.with_name(f"{path.name}-wal").exists():
+        return None
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+def _still(path: Path, stamp: _Stamp) -> bool:
+    """Whether what was opened is what is there. With a log it stays so: while anybody reads, its owner leaves it there."""
+    try:
+        return stamp is None or stamp == _stamp_of(path)
+    except OSError:
+        return True  # it is gone; what was opened is all there is
+
+
+def _connect(path: Path, url: str) -> tuple[sqlite3.Connection, _Stamp]:
+    """A connection that reads, and what it reads."""
+    if not path.is_file():
+        raise StoreError(f"{url} does not exist; only a store that is there can be opened read-only")
+    deadline = time.monotonic() + _OPENING_SECONDS
+    while True:
+        stamp = _stamp_of(path)
+        try:
+            return _reading(path, url, stamp), stamp
+        except sqlite3.Error as error:
+            if not _is_half_open(error) or time.monotonic() > deadline:
+                raise store_error(url, error) from error
+            time.sleep(_LOOK_SECONDS / 10)
+
+
+def _reading(path: Path, url: str, stamp: _Stamp) -> sqlite3.Connection:
+    """A connection that reads. Without a log nobody writes, and SQLite needs no files beside it."""
+    alone = "" if stamp is None else "&immutable=1"
+    connection = connect(f"file:{quote(str(path))}?mode=ro{alone}", {"query_only": "ON", "temp_store": "MEMORY"})
+    try:
+        check_schema(connection, url)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_half_open(error: sqlite3.Error) -> bool:
+    """Whether an owner may be just coming or going: the log is there, and its index is not, for a moment."""
+    return (getattr(error, "sqlite_errorname", None) or "").startswith("SQLITE_CANTOPEN")

@@ -1,0 +1,219 @@
+"""`LightningStoreServer`: a store that other processes and machines can use, over HTTP.
+
+It knows sockets and threads; what is answered is in `app.py`, what there is to ask in `wire.py`. To serve something more
+beside the store, give it a view (GET), or `StoreApp` a mount (POST).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from leyden.errors import ConfigError, StoreError
+from leyden.store.app import Reply, StoreApp, View
+from leyden.store.base import LightningStore
+from leyden.store.ending import END, End
+from leyden.store.openapi import pages
+from leyden.store.otlp import TRACES, receive
+from leyden.store.sqlite import SqliteLightningStore
+from leyden.store.sweeper import Sweeper
+from leyden.types import Retention
+from leyden.utils.asgi import AsgiThread
+from leyden.utils.latch import Latch
+from leyden.utils.listening import is_loopback, listen, listen_unix, netloc, reachable, unix_url
+
+if TYPE_CHECKING:
+    from leyden.store.client import LightningStoreClient
+
+__all__ = ["LightningStoreServer"]
+
+_GRACE_SECONDS = 2.0
+"""How long requests under way may go on after `stop`. Those that wait are answered at once."""
+
+
+class LightningStoreServer:
+    """Serves `store` between `start` and `stop`, on a thread of its own, and runs its schedule (`Sweeper`).
+
+    The store belongs to whoever opened it: `stop` leaves it open. Pickled, a server becomes a client of itself, so a
+    child process can be given it.
+    """
+
+    def __init__(
+        self,
+        store: LightningStore,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        socket_path: str | Path | None = None,
+        token: str | None = None,
+        insecure: bool = False,
+        max_body_bytes: int = 64 * 2**20,
+        retention: Retention | None = None,
+        claims_from: Latch | None = None,
+        views: Mapping[str, View] | None = None,
+    ) -> None:
+        """
+        port: 0 takes a free one.
+        socket_path: of a Unix socket to serve on instead of a port; only this user reaches it, and `stop` removes it.
+        token: what clients must show. Without one, only this machine is served.
+        insecure: serve other machines without a token.
+        max_body_bytes: of one request; a larger one is refused with 413.
+        retention: what the store keeps; None: everything.
+        claims_from: until it is open the queue looks empty to clients; None: it is open.
+        views: what a GET at these paths shows beside the store, for those who have the token (`monitor.prometheus.metrics` is one).
+        Raises ConfigError for an address that other machines reach, without token or `insecure`.
+        """
+        if socket_path is not None and (host, port) != ("127.0.0.1", 0):
+            raise ConfigError(
+                f"a server has a port or a socket: leave out host and port, or socket_path={str(socket_path)!r}"
+            )
+        if token == "":
+            raise ConfigError("token is empty; leave it out, or choose one that nobody guesses")
+        if not is_loopback(host) and token is None and not insecure:
+            raise ConfigError(
+                f"host {host!r} can be reached from other machines: give token=..., bind to 127.0.0.1, or say insecure=True"
+            )
+        self.store = store
+        self._host = host
+        self._port = port
+        self._socket_path = None if socket_path is None else Path(socket_path).absolute()
+        self._token = token
+        self._max_body_bytes = max_body_bytes
+        self._retention = retention
+        self._claims_from = claims_from
+        self._views = views
+        self._end = End()
+        self._lock = threading.Lock()
+        """Held while starting or stopping."""
+        self._thread: AsgiThread | None = None
+        self._ended = Latch()
+
+    @property
+    def endpoint(self) -> str:
+        """The URL that clients on this machine open. Raises StoreError before `start` if no `port` was given."""
+        if self._socket_path is not None:
+            return unix_url(self._socket_path)
+        if not self._port:
+            raise StoreError("the store server has no address yet: start it first, or give it a port=")
+        return f"http://{netloc(reachable(self._host), self._port)}"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.shield(self.stop())
+
+    async def start(self) -> None:
+        """Open the port and serve. Calling it again does nothing. Raises StoreError if the port cannot be had."""
+        await asyncio.to_thread(self._start)
+
+    async def stop(self) -> None:
+        """Answer what is under way, close the port. Calling it again does nothing; `start` takes the same port again."""
+        await asyncio.to_thread(self._stop)
+
+    async def run_forever(self) -> None:
+        """Serve until `stop` is called or this is cancelled."""
+        self._ended = Latch()
+        async with self:
+            await self._ended.wait_async()
+
+    async def announce_end(self, *, within_seconds: float) -> None:
+        """Tell those who wait for it (`LightningStoreClient.wait_for_end`) that there is no more work; return when they have heard
+        it, or after `within_seconds`.
+        """
+        await self._end.announce(within_seconds=within_seconds)
+
+    def client(self) -> LightningStoreClient:
+        """A client of this server. Raises StoreError before `start` if no `port` was given."""
+        from leyden.store.client import LightningStoreClient
+
+        return LightningStoreClient(self.endpoint, token=self._token)
+
+    def __reduce__(self) -> tuple[Callable[..., LightningStoreClient], tuple[Any, ...]]:
+        return _client, (self.endpoint, self._token)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                return
+            listener = self._listen()
+            end = self._end = End()
+            app = StoreApp(
+                self.store,
+                token=self._token,
+                local_only=self._token is None and is_loopback(self._host),
+                max_body_bytes=self._max_body_bytes,
+                pages=pages(),
+                mounts={TRACES: self._receive_traces, END: self._answer_end},
+                claims_from=self._claims_from,
+                views=self._views,
+            )
+
+            def stop_waiting() -> None:
+                end.stop_waiting()
+                app.stop_waiting()
+
+            thread = AsgiThread(
+                app,
+                name="leyden-store-http",
+                grace_seconds=_GRACE_SECONDS,
+                stopping=stop_waiting,
+                beside=lambda: Sweeper(self.store, retention=self._retention),
+            )
+            thread.start(listener)
+            self._thread = thread
+            self._tell(self.endpoint)
+
+    def _listen(self) -> socket.socket:
+        if self._socket_path is not None:
+            try:
+                return listen_unix(self._socket_path)
+            except OSError as error:
+                raise StoreError(
+                    f"the store server cannot listen on {self._socket_path}: {error.strerror or error}; choose another socket_path, "
+                    "in a directory that is there, of at most 107 bytes"
+                ) from error
+        try:
+            listener = listen(self._host, self._port)
+        except OSError as error:
+            raise StoreError(
+                f"the store server cannot listen on host={self._host!r}, port={self._port}: {error.strerror or error}; "
+                "choose another port, or port=0 for a free one"
+            ) from error
+        self._port = int(listener.getsockname()[1])
+        return listener
+
+    def _stop(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                if self._socket_path is not None:
+                    self._socket_path.unlink(missing_ok=True)  # it still listens, so the path is its own
+                self._thread.stop()
+                self._thread = None
+                self._tell(None)
+            self._ended.set()
+
+    async def _receive_traces(self, body: bytes, content_type: str) -> Reply:
+        answer = await receive(self.store, body, content_type)
+        return Reply(answer.status, answer.body, (b"content-type", answer.content_type.encode()))
+
+    async def _answer_end(self, body: bytes, content_type: str) -> Reply:
+        return Reply(
+            200, (await self._end.answer(body)).model_dump_json().encode(), (b"content-type", b"application/json")
+        )
+
+    def _tell(self, endpoint: str | None) -> None:
+        """A file says who owns it, so let it say where it is served too."""
+        if isinstance(self.store, SqliteLightningStore):
+            self.store.tell_server(endpoint)
+
+
+def _client(url: str, token: str | None) -> LightningStoreClient:
+    from leyden.store.client import LightningStoreClient
+
+    return LightningStoreClient(url, token=token)

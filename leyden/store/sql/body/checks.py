@@ -1,0 +1,49 @@
+"""What a caller may give that the types cannot say: every database takes what passes here.
+
+PostgreSQL has no NUL in a text and no long text in an index, SQLite no number above 2**63; a message or a path with a
+control character in it is a trap.
+"""
+
+from __future__ import annotations
+
+import math
+
+from leyden.errors import ConfigError
+from leyden.types import Span
+
+__all__ = ["check_attempt_id", "check_id", "check_span", "check_time"]
+
+_ID_LENGTH = 200
+_HIGHEST = 2**53
+"""The highest sequence id that a caller may give: the counter goes on from there, and must not come to its end."""
+
+
+def check_id(what: str, value: str | None) -> None:
+    """Raises ConfigError, naming `what` it is, for an id that no store takes. None is an id that the store makes."""
+    if value is not None and not (value.isprintable() and 0 < len(value) <= _ID_LENGTH):
+        shown = repr(value) if len(value) <= _ID_LENGTH else f"{value[:20]!r}... ({len(value)} characters)"
+        raise ConfigError(f"{what} {shown} must have 1 to {_ID_LENGTH} printable characters")
+
+
+def check_attempt_id(value: str | None) -> None:
+    """The same for a new attempt, which cannot be called "latest": that is how one asks for the newest one."""
+    check_id("attempt_id", value)
+    if value == "latest":
+        raise ConfigError("attempt_id 'latest' stands for a rollout's newest attempt; choose another")
+
+
+def check_span(span: Span) -> None:
+    """Raises ConfigError for a span that no store takes."""
+    check_id("span_id", span.span_id)
+    check_id("trace_id", span.trace_id)
+    check_id("parent_id", span.parent_id)
+    if span.sequence_id > _HIGHEST:
+        raise ConfigError(
+            f"sequence_id {span.sequence_id} of span {span.span_id!r} is above {_HIGHEST}; give 0 for the next one"
+        )
+
+
+def check_time(what: str, seconds: float) -> None:
+    """Raises ConfigError for what is no moment."""
+    if not math.isfinite(seconds):
+        raise ConfigError(f"{what} {seconds!r} must be a finite number of Unix seconds")

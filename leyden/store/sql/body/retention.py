@@ -1,0 +1,93 @@
+"""What is forgotten, and what is kept whatever else is forgotten.
+
+Forgetting is two operations: one reads which rollouts may go, beside the writers; the other lets a few of them go, and
+looks again at what may have changed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leyden.store.sql.body.checks import check_id
+from leyden.store.sql.body.lookup import unknown_rollout
+from leyden.store.sql.pages import within_reach
+from leyden.store.sql.transaction import Row, Transaction
+from leyden.types import Retention
+
+__all__ = ["beyond", "forget", "forgettable", "pin"]
+
+_STEP_ROWS = 128
+"""About how many rows one step deletes, at least a rollout's: a few milliseconds, which is how long a writer may wait."""
+
+
+def pin(tx: Transaction, name: str, rollout_ids: Sequence[str]) -> None:
+    tx.expect(len(rollout_ids))
+    check_id("name", name)
+    tx.lock(rollout_ids)
+    tx.run("unpin", name=name)
+    for rollout_id in rollout_ids:
+        if not tx.run("pin_rollout", name=name, rollout_id=rollout_id):
+            raise unknown_rollout(tx, rollout_id)
+
+
+def forgettable(tx: Transaction, retention: Retention, limit: int) -> list[list[int]]:
+    """Up to `limit` rollouts that `retention` does not keep, the oldest first, in steps for `forget`."""
+    tx.expect(None)
+    kept, kept_bytes = 0, 0
+    if retention.max_rollouts is not None or retention.max_bytes is not None:
+        kept, kept_bytes = tx.all("count_kept")[0]
+    stay = _must_stay(tx)
+    rows = [row for row in tx.all("select_forgettable", limit=within_reach(limit + len(stay))) if row[0] not in stay]
+    steps: list[list[int]] = []
+    room = 0
+    for seq, _, _, size in beyond(retention, rows[:limit], kept=kept, kept_bytes=kept_bytes, now=tx.now):
+        if size > room:
+            steps.append([])
+            room = _STEP_ROWS
+        steps[-1].append(seq)
+        room -= size
+    return steps
+
+
+def beyond(retention: Retention, rows: Sequence[Row], *, kept: int, kept_bytes: int, now: float) -> Sequence[Row]:
+    """The first of these rollouts (number, end, bytes, ...; the oldest first) which `retention` does not keep.
+
+    kept, kept_bytes: how many finished rollouts there are in all, and what they take.
+    """
+    for index, (_, end_time, size, *_) in enumerate(rows):
+        too_many = retention.max_rollouts is not None and kept > retention.max_rollouts
+        too_old = retention.max_age_seconds is not None and end_time <= now - retention.max_age_seconds
+        too_large = retention.max_bytes is not None and kept_bytes > retention.max_bytes
+        if not (too_many or too_old or too_large):
+            return rows[:index]
+        kept -= 1
+        kept_bytes -= size
+    return rows
+
+
+def forget(tx: Transaction, seqs: Sequence[int]) -> int:
+    """Let these rollouts go, except what was pinned meanwhile; answers how many went."""
+    tx.expect(None)
+    stay = _must_stay(tx)
+    gone = 0
+    used: set[str] = set()
+    for seq in seqs:
+        if seq in stay:
+            continue
+        for rollout_id, resources_id in tx.all("forget_rollout", seq=seq):
+            for attempt_id, worker_id, end_time in tx.all("forget_attempts", seq=seq):
+                if end_time is None and worker_id is not None:  # of a rollout that was cancelled under its hands
+                    ids = {"worker_id": worker_id, "rollout_id": rollout_id, "attempt_id": attempt_id}
+                    tx.run("worker_freed", status="idle", now=tx.now, **ids)
+            tx.run("forget_spans", seq=seq)
+            used.add(resources_id)
+            gone += 1
+    for resources_id in used - {None}:
+        tx.run("forget_resources", resources_id=resources_id)
+    return gone
+
+
+def _must_stay(tx: Transaction) -> set[int]:
+    """The rollouts that numbers and cursors begin behind."""
+    newest = (tx.one("newest_rollout"), tx.one("rollout_of_newest_span"))
+    return {row[0] for row in newest if row is not None}

@@ -1,0 +1,61 @@
+"""Time series: figures at moments. They bound themselves, so that nobody needs to prune them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from leyden.errors import ConfigError
+from leyden.store.sql.body.checks import check_id, check_time
+from leyden.store.sql.pages import Filters, order_and_limit
+from leyden.store.sql.rows import sample_from
+from leyden.store.sql.transaction import Transaction
+from leyden.types import PaginatedResult, Sample, SortOrder
+
+__all__ = ["add_many_samples", "query_samples"]
+
+_KEPT_SECONDS = 7 * 86_400.0
+_KEPT = 1_000_000
+_FORGOTTEN = 64
+"""How many of the oldest a call looks at, beside twice as many as it adds: what is too old or too many gets fewer each time."""
+
+
+def add_many_samples(tx: Transaction, samples: Sequence[Sample]) -> None:
+    tx.expect(3 * len(samples))
+    for sample in samples:
+        _check(sample)
+    if samples:
+        tx.put_many("insert_sample", [(s.name, s.worker_id or "", s.time, s.value) for s in samples])
+        tx.run("forget_samples", limit=_FORGOTTEN + 2 * len(samples), oldest=tx.now - _KEPT_SECONDS, most=_KEPT)
+
+
+def query_samples(
+    tx: Transaction,
+    *,
+    name: str | None = None,
+    worker_id: str | None = None,
+    measured_from: float | None = None,
+    measured_before: float | None = None,
+    sort_order: SortOrder = "asc",
+    limit: int = -1,
+    offset: int = 0,
+) -> PaginatedResult[Sample]:
+    page = order_and_limit({}, None, sort_order, limit, offset, tie=["s.time", "s.name", "s.worker_id"])
+    filters = Filters("and")
+    filters.equal("s.name", name)
+    filters.equal("s.worker_id", worker_id)
+    filters.between("s.time", measured_from, measured_before)
+    where = filters.sql()
+    tx.expect(None)
+    items = [sample_from(row) for row in tx.page("select_samples", where + page, filters.parameters)]
+    whole = limit == -1 and offset == 0
+    total = len(items) if whole else tx.page("count_samples", where, filters.parameters)[0][0]
+    return PaginatedResult(items, limit, offset, total)
+
+
+def _check(sample: Sample) -> None:
+    check_id("the name of a sample", sample.name)
+    check_id("worker_id", sample.worker_id)
+    check_time("the time of a sample", sample.time)
+    if not math.isfinite(sample.value):
+        raise ConfigError(f"sample {sample.name!r} has the value {sample.value!r}; it must be finite, so leave it out")

@@ -1,0 +1,219 @@
+"""Spans found again: of one attempt or rollout, or of all rollouts by time, name and indexed attributes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import itemgetter
+from typing import Literal
+
+from leyden.errors import ConfigError
+from leyden.store.sql.body.lookup import unknown_attempt, unknown_rollout
+from leyden.store.sql.body.span_index import attribute_digest, indexed_attribute, matches
+from leyden.store.sql.body.tokens import read_tokens
+from leyden.store.sql.pages import Filters, check_page, order_and_limit
+from leyden.store.sql.rows import ATTEMPT_NUMBER, ATTRIBUTES, KEY, from_text, span_from
+from leyden.store.sql.transaction import Row, Transaction
+from leyden.types import AttributeValue, FilterLogic, PaginatedResult, SortOrder, Span, SpanKind
+
+__all__ = ["query_spans", "query_spans_of", "spans_at"]
+
+_SORTABLE = {
+    name: f"s.{name}"
+    for name in ("sequence_id", "start_time", "end_time", "name", "trace_id", "span_id", "parent_id", "status_code")
+}
+_NUMBER_AND_KEY = itemgetter(4, KEY)
+"""Of a row of `select_spans`."""
+_ROLLOUTS_AT_ONCE = 100
+"""In one statement of `query_spans_of`; for more, PostgreSQL without statistics reads the whole table."""
+_HAS_ATTRIBUTE = "s.key IN (SELECT span FROM attribute_values WHERE attribute = {} AND value = {})"
+_UNINDEXED_NAME = "s.name || ''"
+"""The name where something else finds fewer spans: their rollout, or an attribute."""
+_ANY_NAME = "s.name IN (SELECT name FROM span_names)"
+"""True of every span: the index of names and times serves times alone when it is asked for each name."""
+
+
+def query_spans(
+    tx: Transaction,
+    rollout_id: str | None = None,
+    attempt_id: str | Literal["latest"] | None = None,
+    *,
+    trace_id: str | None = None,
+    trace_id_contains: str | None = None,
+    span_id: str | None = None,
+    span_id_contains: str | None = None,
+    parent_id: str | None = None,
+    parent_id_contains: str | None = None,
+    name: str | None = None,
+    name_contains: str | None = None,
+    kind: SpanKind | None = None,
+    started_from: float | None = None,
+    started_before: float | None = None,
+    attributes: Mapping[str, str | bool | int | float] | None = None,
+    filter_logic: FilterLogic = "and",
+    limit: int = -1,
+    offset: int = 0,
+    sort_by: str | None = "sequence_id",
+    sort_order: SortOrder = "asc",
+) -> PaginatedResult[Span]:
+    check_page(limit, offset)
+    page = _Page(sort_by, sort_order, limit, offset)
+    either = Filters(filter_logic)
+    either.equal("s.trace_id", trace_id)
+    either.contains("s.trace_id", trace_id_contains)
+    either.equal("s.span_id", span_id)
+    either.contains("s.span_id", span_id_contains)
+    either.equal("s.parent_id", parent_id)
+    either.contains("s.parent_id", parent_id_contains)
+    either.equal("s.name" if rollout_id is None and not attributes else _UNINDEXED_NAME, name)
+    either.contains("s.name", name_contains)
+    either.equal("s.kind", kind)
+    always = Filters("and", parameters=either.parameters)
+    always.between("s.start_time", started_from, started_before)
+    asked = {key: _digest(key, value) for key, value in (attributes or {}).items()}
+    if rollout_id is not None:
+        return _of_rollout(tx, rollout_id, attempt_id, always, either, asked, page)
+    if attempt_id is not None:
+        raise ConfigError(f"attempt_id={attempt_id!r} is an attempt of one rollout; give its rollout_id too")
+    by_name = name is not None and filter_logic == "and"
+    if always.conditions and not asked and not by_name:
+        always.condition(_ANY_NAME)
+    if sort_by == "sequence_id":  # numbers of different attempts do not compare; arrival does
+        page = replace(page, sort_by=None)
+    if not (always.conditions or asked or by_name):
+        page = replace(page, arrival="s.key")
+    return _of_all(tx, always, either, asked, page)
+
+
+def query_spans_of(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, list[Span]]:
+    tx.expect(None)
+    answer: dict[str, list[Span]] = {rollout_id: [] for rollout_id in rollout_ids}
+    wanted = list(answer)
+    for start in range(0, len(wanted), _ROLLOUTS_AT_ONCE):
+        part = wanted[start : start + _ROLLOUTS_AT_ONCE]
+        filters = Filters("and")
+        filters.among("r.rollout_id", part)
+        rows = tx.page("select_spans_of_latest", filters.sql(), filters.parameters)
+        if unknown := dict.fromkeys(part).keys() - {row[0] for row in rows}:
+            raise unknown_rollout(tx, min(unknown, key=part.index))
+        rows = sorted((row for row in rows if row[2] is not None), key=itemgetter(6, 2))
+        for span in _spans_from(tx, rows):
+            answer[span.rollout_id].append(span)
+    return answer
+
+
+def spans_at(tx: Transaction, keys: Sequence[int]) -> list[Span]:
+    """The spans with these keys, in this order, whosever they are."""
+    rows = {row[2]: row for row in tx.all("select_spans_at", keys=json.dumps(keys))} if keys else {}
+    return _spans_from(tx, [rows[key] for key in keys])
+
+
+def _spans_from(tx: Transaction, rows: Sequence[Row]) -> list[Span]:
+    """The spans of rows of `select_spans_of_all`."""
+    tokens = read_tokens(tx, [row[2:] for row in rows])
+    return [span_from(row[0], row[1], row[2:], record) for row, record in zip(rows, tokens, strict=True)]
+
+
+@dataclass(slots=True)
+class _Page:
+    """Which part of an answer is wanted, in which order."""
+
+    sort_by: str | None
+    sort_order: SortOrder
+    limit: int
+    offset: int
+    arrival: str = "s.key + 0"
+    """Equals are in the order of arrival. The sum keeps the table from being read in that order where an index finds fewer spans."""
+
+    @property
+    def order(self) -> str:
+        """The order, without the limit."""
+        return _order_and_limit(self.sort_by, self.sort_order, -1, 0, self.arrival)
+
+    @property
+    def sql(self) -> str:
+        """Both."""
+        return _order_and_limit(self.sort_by, self.sort_order, self.limit, self.offset, self.arrival)
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is wanted."""
+        return self.limit == -1 and self.offset == 0
+
+    @property
+    def part(self) -> slice:
+        """The items of the page, of all in that order."""
+        return slice(self.offset, None if self.limit == -1 else self.offset + self.limit)
+
+
+_ALL_AS_NUMBERED = _Page("sequence_id", "asc", -1, 0)
+"""What nearly everybody asks for. It is put in order here: the database would copy each span to sort them."""
+
+
+@lru_cache
+def _order_and_limit(sort_by: str | None, sort_order: SortOrder, limit: int, offset: int, arrival: str) -> str:
+    return order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=[arrival])
+
+
+def _of_rollout(
+    tx: Transaction,
+    rollout_id: str,
+    attempt_id: str | None,
+    always: Filters,
+    either: Filters,
+    asked: Mapping[str, bytes],
+    page: _Page,
+) -> PaginatedResult[Span]:
+    """Spans of one rollout; by any attribute, because all of them may be read."""
+    counters = tx.all("get_span_counters", rollout_id=rollout_id)
+    if not counters:
+        raise unknown_rollout(tx, rollout_id)
+    seq, latest = counters[0][:2]
+    always.equal("s.rollout", seq)
+    if attempt_id is not None:
+        column, wanted = (2, latest) if attempt_id == "latest" else (3, attempt_id)
+        counters = [row for row in counters if row[2] is not None and row[column] == wanted]
+        if not counters:
+            raise unknown_attempt(tx, rollout_id, attempt_id)
+        always.equal("s.attempt", counters[0][2])
+    tx.expect(sum(row[4] for row in counters if row[2] is not None))
+    where, parameters = either.sql(*always.conditions), either.parameters
+    if page == _ALL_AS_NUMBERED and not asked:
+        rows = sorted(tx.page("select_spans", where, parameters), key=_NUMBER_AND_KEY)
+        total = len(rows)
+    elif asked:
+        rows = tx.page("select_spans", where + page.order, parameters)
+        rows = [row for row in rows if matches(from_text(row[ATTRIBUTES]), asked)]
+        total = len(rows)
+        rows = rows[page.part]
+    else:
+        rows = tx.page("select_spans", where + page.sql, parameters)
+        total = len(rows) if page.whole else tx.page("count_spans_of", where, parameters)[0][0]
+    attempt_ids = {row[2]: row[3] for row in counters}
+    items = [
+        span_from(rollout_id, attempt_ids[row[ATTEMPT_NUMBER]], row, tokens)
+        for row, tokens in zip(rows, read_tokens(tx, rows), strict=True)
+    ]
+    return PaginatedResult(items, page.limit, page.offset, total)
+
+
+def _of_all(
+    tx: Transaction, always: Filters, either: Filters, asked: Mapping[str, bytes], page: _Page
+) -> PaginatedResult[Span]:
+    """Spans of all rollouts: their keys by an index, then the rows of those on the page."""
+    tx.expect(None)
+    for key, digest in asked.items():
+        always.condition(_HAS_ATTRIBUTE, indexed_attribute(tx, key), digest)
+    where, parameters = either.sql(*always.conditions), either.parameters
+    keys = [row[0] for row in tx.page("select_span_keys", where + page.sql, parameters)]
+    total = len(keys) if page.whole else tx.page("count_spans_of", where, parameters)[0][0]
+    return PaginatedResult(spans_at(tx, keys), page.limit, page.offset, total)
+
+
+def _digest(key: str, value: AttributeValue) -> bytes:
+    digest = attribute_digest(value)
+    if digest is None:
+        raise ConfigError(f"attributes[{key!r}] must be a string, a boolean or a number to be found, got {value!r}")
+    return digest

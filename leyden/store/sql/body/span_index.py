@@ -1,0 +1,105 @@
+"""Which attributes spans of all rollouts can be found by, and the rows that find them.
+
+An attribute's values are kept as digests, so that a long text costs what a short one does. Strings, booleans and numbers have digests;
+lists have none. The rows go with their spans (a trigger).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+
+from leyden.errors import ConfigError
+from leyden.store.sql.body.checks import check_id
+from leyden.store.sql.rows import from_text
+from leyden.store.sql.transaction import Transaction
+from leyden.types import AttributeValue, Span
+
+__all__ = [
+    "attribute_digest",
+    "begin_attribute_index",
+    "extend_attribute_index",
+    "index_values",
+    "indexed_attribute",
+    "matches",
+]
+
+_STEP = 2000
+"""Spans that one transaction looks at while an attribute becomes searchable: milliseconds, in which nobody else writes."""
+
+
+def attribute_digest(value: AttributeValue | None) -> bytes | None:
+    """Equal for equal values of one kind (1 and 1.0 are one number, True and "1" are none); None for what cannot be asked for."""
+    match value:
+        case bool():
+            tagged = f"b{value:d}"
+        case str():
+            tagged = f"s{value}"
+        case int() | float():
+            tagged = f"n{int(value) if isinstance(value, float) and value.is_integer() else value!r}"
+        case _:
+            return None
+    return blake2b(tagged.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def begin_attribute_index(tx: Transaction, key: str) -> None:
+    """From now on, spans that arrive can be found by this attribute. Raises ConfigError for a name that no store takes."""
+    check_id("key", key)
+    if tx.one("get_attribute_index", attribute=key) is None:
+        tx.run("await_span_writers")
+        tx.run("insert_attribute_index", attribute=key)
+
+
+def extend_attribute_index(tx: Transaction, key: str) -> bool:
+    """Let some more of the spans that were there before be found by it; whether these were the last."""
+    tx.expect(_STEP)
+    row = tx.one("get_attribute_index", attribute=key)
+    assert row is not None, "begin_attribute_index comes first, and nothing is taken back"
+    index, done, until = row
+    end = min(done + _STEP, until)
+    for span, attributes in tx.all("select_attributes", after=done, until=end):
+        digest = attribute_digest(from_text(attributes).get(key))
+        if digest is not None:
+            tx.run("insert_attribute_value", attribute=index, value=digest, span=span)
+    tx.run("set_attribute_indexed", id=index, done=end)
+    return end == until
+
+
+def index_values(tx: Transaction, rollout: int, attempt: int, spans: Sequence[Span]) -> None:
+    """Let these new spans be found by the attributes that were asked for.
+
+    Called after they were inserted: who begins an index on PostgreSQL waits for those who have, and is seen by the others.
+    """
+    if not any(span.attributes for span in spans):
+        return
+    for attribute, key in tx.all("select_attribute_indexes"):
+        for span, digest in _digests(spans, key):
+            where = {"rollout": rollout, "attempt": attempt, "span_id": span.span_id}
+            tx.run("insert_attribute_value_of", attribute=attribute, value=digest, **where)
+
+
+def indexed_attribute(tx: Transaction, key: str) -> int:
+    """The number of an attribute that all spans can be found by. Raises ConfigError for another one."""
+    row = tx.one("get_attribute_index", attribute=key)
+    if row is None or row[1] < row[2]:
+        raise ConfigError(
+            f"spans of all rollouts in {tx.store_url} cannot be found by the attribute {key!r}; "
+            + (
+                "call index_span_attribute with it first"
+                if row is None
+                else "its index is being made; wait for index_span_attribute"
+            )
+        )
+    return row[0]
+
+
+def matches(attributes: Mapping[str, AttributeValue], asked: Mapping[str, bytes]) -> bool:
+    """Whether each attribute that is asked for has the value with this digest."""
+    return all(attribute_digest(attributes.get(key)) == digest for key, digest in asked.items())
+
+
+def _digests(spans: Iterable[Span], key: str) -> Iterable[tuple[Span, bytes]]:
+    for span in spans:
+        digest = attribute_digest(span.attributes.get(key))
+        if digest is not None:
+            yield span, digest

@@ -1,0 +1,71 @@
+"""Spans in the order of their arrival, from a cursor on.
+
+A cursor says where a span is, in two numbers that only grow, so it is good for ever; retention keeps the newest span where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from leyden.errors import ConfigError
+from leyden.store.sql.body.search import spans_at
+from leyden.store.sql.pages import Filters, within_reach
+from leyden.store.sql.transaction import Transaction
+from leyden.types import SpanPage
+
+__all__ = ["new_spans"]
+
+_FAR = 10_000
+"""Passing by so many spans of others costs more than looking at every span of those rollouts that were asked for."""
+
+
+def new_spans(
+    tx: Transaction, after: str | None, rollout_ids: Sequence[str] | None = None, limit: int = 1000
+) -> SpanPage:
+    """`poll_new_spans` without the waiting."""
+    if limit < 1:
+        raise ConfigError(f"limit must be at least 1, got {limit}")
+    tx.expect(None)
+    given = (0, 0) if after is None or after == "latest" else _position(tx, after)
+    row = tx.one("get_last_span", txid=given[0])  # asked first: what can be shown from now on is left to the next page
+    last, since = ((0, 0), given) if row is None else ((row[0], row[1]), (row[2], given[1]))
+    if after == "latest":
+        since = last
+    if (since > last or since != given) and since[1] > tx.all("get_highest_key")[0][0]:
+        raise _no_cursor(tx, after)
+    if since > last or after == "latest":
+        return SpanPage(spans=[], after=_cursor(since))
+    condition, parameters = _of_rollouts(rollout_ids, far=last[1] - since[1] > _FAR)
+    between = {"txid": since[0], "key": since[1], "last_txid": last[0], "last_key": last[1]}
+    page = f"{condition} ORDER BY 1, 2 LIMIT {within_reach(limit)}"
+    found = tx.page("select_new_positions", page, between | parameters)
+    end = (found[-1][0], found[-1][1]) if len(found) == limit else last  # the spans of others were looked at too
+    return SpanPage.model_construct(spans=spans_at(tx, [row[1] for row in found]), after=_cursor(end))
+
+
+def _of_rollouts(rollout_ids: Sequence[str] | None, *, far: bool) -> tuple[str, dict[str, Any]]:
+    """A condition on rollouts; a sign keeps their index from being used where there is little to pass by."""
+    filters = Filters("and")
+    filters.among("rollout_id", rollout_ids)
+    if not filters.conditions:
+        return "", {}
+    (condition,) = filters.conditions
+    return f" AND {'' if far else '+'}s.rollout IN (SELECT seq FROM rollouts WHERE {condition})", filters.parameters
+
+
+def _cursor(position: tuple[int, int]) -> str:
+    return "{}.{}".format(*position)
+
+
+def _position(tx: Transaction, after: str) -> tuple[int, int]:
+    txid, _, key = after.partition(".")
+    if not all(part.isascii() and part.isdecimal() and len(part) < 19 for part in (txid, key)):
+        raise _no_cursor(tx, after)
+    return int(txid), int(key)
+
+
+def _no_cursor(tx: Transaction, after: str | None) -> ConfigError:
+    return ConfigError(
+        f"after={after!r} is no cursor of {tx.store_url}; give None for the first span, 'latest', or what was answered before"
+    )

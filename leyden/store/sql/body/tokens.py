@@ -1,0 +1,186 @@
+"""Token records in the database: a record whose prompt begins like an earlier one's sequence keeps only the rest.
+
+The prompts of a conversation repeat it from the beginning. So a record is stored as (base, shared, rest): the earlier record of the
+same attempt with whose ids, prompt and response, it begins; how many of them; and what is its own (`types/tokens.py` is the form of that).
+Every record on the way from one to its beginning gives it at least one id, so reading one costs what it is long, and an attempt that is
+read whole is decoded once. A base never goes away alone: retention forgets whole rollouts.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from operator import itemgetter
+
+from leyden.errors import StoreError
+from leyden.store.sql.rows import KEY, TOKENS, TOKENS_BASE
+from leyden.store.sql.transaction import Row, Transaction
+from leyden.types import TokenRecord, pack_ints
+from leyden.types.tokens import checksum, own_ids, shared_length, whole_length
+
+__all__ = ["TokenWriter", "read_tokens"]
+
+_CANDIDATES = 8
+"""Earlier records that a new one is compared with: so many conversations of one attempt may go on at once."""
+_MIN_SHARED = 16
+"""Fewer ids are not worth a base."""
+
+
+class TokenWriter:
+    """Packs the token records that one operation adds to one attempt, each against those that are there by then."""
+
+    def __init__(self, tx: Transaction, rollout: int, attempt: int) -> None:
+        self._tx = tx
+        self._attempt = {"rollout": rollout, "attempt": attempt}
+        self._records = _Records(tx)
+
+    def pack(self, tokens: TokenRecord) -> tuple[int | None, bytes]:
+        """The record's base, if it has one, and what is stored of itself. Raises ConfigError for a number beyond 32 bits."""
+        base, shared = self._beginning(tokens.prompt_ids)
+        return base, tokens.pack(shared=shared)
+
+    def _beginning(self, prompt_ids: list[int]) -> tuple[int | None, int]:
+        """The record that this prompt has most ids in common with, from the first on, and how many."""
+        if len(prompt_ids) < _MIN_SHARED:
+            return None, 0
+        prompt = pack_ints(prompt_ids)
+        candidates = self._tx.all("select_recent_tokens", **self._attempt, limit=_CANDIDATES)
+        for row in candidates:
+            self._records.see(row)
+        base, longest = None, _MIN_SHARED - 1
+        left = _likely_first(candidates, prompt)
+        while left:
+            row = left.pop(0)
+            length = whole_length(row[TOKENS])
+            shared = self._records.agreement(row[KEY], prompt) if length > longest else 0
+            if shared > longest:
+                base, longest = row[KEY], shared
+                if shared == length:  # the prompt goes on from it, and a better one does too
+                    left = _descendants(row, candidates)
+        return (None, 0) if base is None else (self._records.origin(base, longest), longest)
+
+
+def read_tokens(tx: Transaction, rows: Sequence[Row]) -> list[TokenRecord | None]:
+    """The token record of each row that begins like `select_spans`, whatever page of whatever attempts they are."""
+    packed = sorted((row for row in rows if row[TOKENS] is not None), key=itemgetter(KEY))
+    if not packed:
+        return [None] * len(rows)
+    records = _Records(tx)
+    for row in packed:
+        records.see(row)
+    for row in reversed(packed):  # the last ones of a conversation bring the most of it
+        records.find(row[TOKENS_BASE])
+    bases = {row[TOKENS_BASE] for row in packed}
+    read: dict[int, TokenRecord] = {}
+    for row in packed:
+        key, data = row[KEY], row[TOKENS]
+        beginning = records.first_ids(row[TOKENS_BASE], shared_length(data))
+        read[key] = TokenRecord.unpack(data, beginning)
+        if key in bases:
+            records.ids[key] = beginning + own_ids(data)
+    return [read.get(row[KEY]) for row in rows]
+
+
+class _Records:
+    """Packed records by the key of their span, and where they begin."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self.ids: dict[int, bytes] = {}
+        """Whole sequences that are known, prompt and response, as `pack_ints` has them."""
+        self._tx = tx
+        self._packed: dict[int, tuple[int | None, bytes]] = {}
+
+    def see(self, row: Row) -> None:
+        """A record was read: its key, its base, itself."""
+        self._packed[row[KEY]] = row[TOKENS_BASE], row[TOKENS]
+
+    def find(self, key: int | None) -> None:
+        """Read a record, and those that it begins with, unless that was done."""
+        if key is not None and key not in self._packed:
+            for row in self._tx.all("select_token_chain", key=key):
+                self.see(row)
+
+    def first_ids(self, key: int | None, most: int) -> bytes:
+        """The first `most` ids of a record's sequence, or all there are."""
+        pieces: list[bytes] = []
+        while key is not None and most > 0:
+            if (known := self.ids.get(key)) is not None:
+                pieces.append(known[: 4 * most])
+                break
+            base, data = self._record(key)
+            shared = shared_length(data)
+            if most > shared:
+                pieces.append(own_ids(data, most - shared))
+            key, most = base, min(most, shared)
+        return b"".join(reversed(pieces))
+
+    def agreement(self, key: int, prompt: bytes) -> int:
+        """With how many ids of a record's sequence a prompt begins. Unpacks no more of it than that."""
+        way: list[tuple[bytes, int, int]] = []
+        here: int | None = key
+        end = whole_length(self._record(key)[1])
+        while here is not None:
+            base, data = self._record(here)
+            start = shared_length(data)
+            way.append((data, start, end))
+            here, end = base, start
+        agreed = 0
+        for data, start, end in reversed(way):
+            part = prompt[4 * start : 4 * end]
+            agreed = start + _common_ids(part, own_ids(data, len(part) // 4))
+            if agreed < end:
+                break
+        return agreed
+
+    def origin(self, key: int, shared: int) -> int:
+        """The earliest record that has the first `shared` ids of this one: the way there is as short as it can be."""
+        while True:
+            base, data = self._record(key)
+            if base is None or shared > shared_length(data):
+                return key
+            key = base
+
+    def _record(self, key: int) -> tuple[int | None, bytes]:
+        self.find(key)
+        if key not in self._packed:
+            raise StoreError(
+                f"{self._tx.store_url} has lost the span with key {key}, with whose tokens others begin; another program deleted it"
+            )
+        return self._packed[key]
+
+
+def _likely_first(candidates: Sequence[Row], prompt: bytes) -> list[Row]:
+    """The records that the prompt goes on from, by their checksums, the longest first; then the others as they come."""
+    found: list[Row] = []
+    crc = end = 0
+    for row in sorted(candidates, key=lambda row: whole_length(row[TOKENS])):
+        start, end = end, 4 * whole_length(row[TOKENS])
+        if end > len(prompt):
+            break
+        crc = zlib.crc32(prompt[start:end], crc)
+        if crc == checksum(row[TOKENS]):
+            found.insert(0, row)
+    return [*found, *(row for row in candidates if row not in found)]
+
+
+def _descendants(row: Row, candidates: Sequence[Row]) -> list[Row]:
+    """The records that begin with the whole of one, the newest first."""
+    found = {row[KEY]: row}
+    for other in reversed(candidates):
+        if other[TOKENS_BASE] in found and shared_length(other[TOKENS]) >= whole_length(row[TOKENS]):
+            found[other[KEY]] = other
+    return list(found.values())[:0:-1]
+
+
+def _common_ids(a: bytes, b: bytes) -> int:
+    """With how many equal ids two packed sequences begin. Compares slices, not ids, each byte about once."""
+    low, high = 0, min(len(a), len(b)) // 4
+    if a[: 4 * high] == b[: 4 * high]:
+        return high
+    while low + 1 < high:  # equal before `low`, different before `high`
+        middle = (low + high) // 2
+        if a[4 * low : 4 * middle] == b[4 * low : 4 * middle]:
+            low = middle
+        else:
+            high = middle
+    return low

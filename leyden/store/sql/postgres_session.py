@@ -1,0 +1,215 @@
+"""Operations on one PostgreSQL connection, each whole and once, whatever becomes of the connection.
+
+It knows when an operation may be run again, and no thread. An operation is a function, so running it again is calling it
+again:
+
+- it broke before its commit was sent, or another one was in its way (a deadlock, the same new id): nothing has happened;
+- the connection broke during the commit: how many commits the connection has made says, on another one, whether it happened.
+
+A server that is away is asked again until `patience_seconds` have passed, then the caller learns of it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from leyden.errors import StoreError
+from leyden.store.sql.driver import Operation
+from leyden.store.sql.postgres import PostgresTransaction, Target, connect, psycopg, store_error
+
+__all__ = ["Patience", "PostgresSession", "news_of"]
+
+_IN_THE_WAY = {"40001", "40P01", "23505"}
+"""Serialization failure, deadlock, the same id made by two: run again at once."""
+_TRIES = 20
+"""So often; then it is no coincidence."""
+_LOST = ("08", "57P0", "LY001")
+"""The connection or its server is going away, or others think so (`count_commit`)."""
+_PAYLOAD = 7000
+"""Bytes of one notification; PostgreSQL allows 8000."""
+
+
+def news_of(sender: str, claimable: int, finished: Sequence[str], spans: bool) -> list[str]:
+    """What was committed, as the payloads of as few notifications as hold it (`Listener` reads them)."""
+    texts: list[str] = []
+    group: list[str] = []
+    size = 0
+    for rollout_id in finished:
+        size += len(json.dumps(rollout_id)) + 1
+        if size > _PAYLOAD:
+            texts.append(_news(sender, 0, group, False))
+            group, size = [], len(json.dumps(rollout_id)) + 1
+        group.append(rollout_id)
+    if group or claimable or spans:
+        texts.append(_news(sender, claimable, group, spans))
+    return texts
+
+
+def _news(sender: str, claimable: int, finished: Sequence[str], spans: bool) -> str:
+    text = json.dumps([sender, claimable, finished, spans], separators=(",", ":"))
+    return text if len(text) <= _PAYLOAD + 200 else json.dumps([sender])  # one id fills it alone: look at everything
+
+
+class PostgresSession:
+    """A connection and what is done with it, by one thread at a time. A reader's transactions change and publish nothing."""
+
+    def __init__(
+        self,
+        target: Target,
+        sender: str,
+        *,
+        writes: bool,
+        patience_seconds: float,
+        closing: threading.Event,
+        publish: Callable[[PostgresTransaction], None],
+    ) -> None:
+        self._target = target
+        self._sender = sender
+        self._writes = writes
+        self._patience_seconds = patience_seconds
+        self._closing = closing
+        self._publish = publish
+        self._connection: Any = None
+        self._transaction: PostgresTransaction | None = None
+        self._number: int | None = None
+        """Of the connection, where it writes."""
+        self._commits = 0
+        """How many transactions it was asked to commit."""
+
+    def connect(self) -> None:
+        """Connect, so that the first operation need not; if that cannot be now, the operation will see."""
+        with suppress(_Lost):
+            self._connected()
+
+    def run(self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The operation's answer, after its commit. Raises what it raises, and has changed nothing then.
+
+        Raises StoreError when the server stays away, saying so if nobody knows whether the commit happened.
+        """
+        patience = Patience(self._target, self._patience_seconds, self._closing)
+        tries = 0
+        while True:
+            try:
+                return self._once(operation, args, kwargs)
+            except _Lost as lost:
+                patience.wait(lost.__cause__)
+            except (psycopg().Error, UnicodeEncodeError) as error:
+                tries += 1
+                if getattr(error, "sqlstate", None) not in _IN_THE_WAY or tries == _TRIES:
+                    raise store_error(self._target, error) from error
+                time.sleep(random.uniform(0, 0.002 * tries))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._number is not None and self._transaction is not None:
+            with suppress(psycopg().Error):  # then it is forgotten later
+                self._transaction.run("close_connection", connection=self._number)
+        self._let_go()
+
+    def _once(self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run it and commit. Raises _Lost if the connection broke and nothing happened."""
+        transaction = self._connected()
+        try:
+            transaction.begin()
+            answer = operation(transaction, *args, **kwargs)
+        except BaseException as error:
+            if not self._undone(transaction, error):
+                raise _Lost from error
+            raise
+        self._commit(transaction)
+        self._publish(transaction)
+        return answer
+
+    def _commit(self, transaction: PostgresTransaction) -> None:
+        news = news_of(self._sender, transaction.claimable, transaction.finished, False) if self._writes else []
+        number = self._number
+        self._commits += 1
+        commits = self._commits
+        try:
+            transaction.commit(number, commits, news)
+        except psycopg().Error as error:
+            if self._undone(transaction, error):
+                raise
+            if number is None or self._count_commits(number) < commits:
+                raise _Lost from error
+
+    def _count_commits(self, number: int) -> int:
+        """How many commits a connection that broke has made. It will make no more."""
+        doubt = "a change was being committed and may or may not be there: "
+        patience = Patience(self._target, self._patience_seconds, self._closing, doubt)
+        while True:
+            try:
+                row = self._connected().one("count_commits", connection=number)
+            except (_Lost, psycopg().Error) as error:
+                self._let_go()
+                patience.wait(error.__cause__ or error)
+            else:
+                return 0 if row is None else row[0]
+
+    def _connected(self) -> PostgresTransaction:
+        if self._connection is None or self._transaction is None:
+            try:
+                self._connection = connect(self._target)
+                self._transaction = PostgresTransaction(self._connection, self._target, writes=self._writes)
+                if self._writes:
+                    self._number, self._commits = self._transaction.insert("open_connection"), 0
+            except psycopg().Error as error:
+                self._let_go()
+                raise _Lost from error
+        return self._transaction
+
+    def _let_go(self) -> None:
+        connection = self._connection
+        self._connection = self._transaction = self._number = None
+        if connection is not None:
+            connection.close()
+
+    def _undone(self, transaction: PostgresTransaction, error: BaseException) -> bool:
+        """Roll back; if that cannot be, let go of the connection (False)."""
+        state = getattr(error, "sqlstate", None) or ""
+        if not self._connection.closed and not state.startswith(_LOST):
+            try:
+                transaction.rollback()
+            except psycopg().Error:
+                pass
+            else:
+                return True
+        self._let_go()
+        return False
+
+
+class _Lost(Exception):
+    """There is no connection, and what was to be done has not happened. The cause is the database's error."""
+
+
+class Patience:
+    """Moments of waiting, each longer than the one before, until `seconds` have passed or the store is being closed."""
+
+    def __init__(self, target: Target, seconds: float, closing: threading.Event, doubt: str = "") -> None:
+        self._target = target
+        self._seconds = seconds
+        self._closing = closing
+        self._doubt = doubt
+        self._deadline = time.monotonic() + seconds
+        self._pause_seconds = 0.01
+
+    def wait(self, error: BaseException | None) -> None:
+        """One moment. Raises StoreError, with what the last error said, when patience is at its end."""
+        if time.monotonic() > self._deadline or self._closing.is_set():
+            why = (
+                "is being closed and does not answer"
+                if self._closing.is_set()
+                else f"did not answer for {self._seconds:g} s"
+            )
+            raise StoreError(
+                f"{self._target.url} {why}; {self._doubt}{' '.join(str(error).split())}; "
+                "check that the server runs and can be reached"
+            ) from error
+        self._closing.wait(self._pause_seconds * random.uniform(0.5, 1.0))
+        self._pause_seconds = min(2 * self._pause_seconds, 1.0)

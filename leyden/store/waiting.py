@@ -1,0 +1,122 @@
+"""The methods that wait, over three questions that answer at once.
+
+It knows signals, no database and no network: a store in this process, on a shared database or behind a server waits in the same
+way, and differs only in who feeds its `Signals` (commits, notifications of the database, news from the server).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Literal
+
+from leyden.errors import StoreClosed
+from leyden.store.base import LightningStore
+from leyden.store.notify import Signals
+from leyden.types import AttemptedRollout, News, Rollout, SpanPage
+
+__all__ = ["WaitingStore"]
+
+
+class WaitingStore(LightningStore):
+    """Waits by `signals`; says three things at once: a claim, who is finished, which spans are new."""
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+
+    @abstractmethod
+    async def _claim(self, limit: int, worker_id: str | None, claim_id: str | None) -> Sequence[AttemptedRollout]:
+        """`dequeue_many_rollouts` without waiting."""
+
+    @abstractmethod
+    async def _finished(self, rollout_ids: Sequence[str]) -> Sequence[Rollout]:
+        """Those of the rollouts that are finished, in the order given. Raises UnknownRollout."""
+
+    @abstractmethod
+    async def _new_spans(self, after: str | None, rollout_ids: Sequence[str] | None, limit: int) -> SpanPage:
+        """`poll_new_spans` without waiting."""
+
+    async def _expect_signals(self) -> None:
+        """Called by whoever looked in vain and is about to wait; for a store whose `Signals` must be fetched."""
+
+    async def dequeue_many_rollouts(
+        self,
+        *,
+        limit: int = 1,
+        worker_id: str | None = None,
+        timeout_seconds: float = 0.0,
+        claim_id: str | None = None,
+    ) -> Sequence[AttemptedRollout]:
+        if limit <= 0:
+            return []
+        if timeout_seconds <= 0:
+            claimed = await self._claim(limit, worker_id, claim_id)
+            if not claimed:
+                await asyncio.sleep(0)  # a caller that polls must let the others work
+            return claimed
+        deadline = time.monotonic() + timeout_seconds
+        with self._signals.claim() as waiter:
+            while True:
+                self._signals.looking(waiter)
+                claimed = await self._claim(limit, worker_id, claim_id)
+                if claimed or not await waiter.wait(deadline - time.monotonic()):
+                    return claimed
+
+    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> Sequence[Rollout]:
+        return await self._wait(rollout_ids, len(set(rollout_ids)), timeout)
+
+    async def wait_for_any_rollout(
+        self, *, rollout_ids: Sequence[str], timeout: float | None = None
+    ) -> Sequence[Rollout]:
+        return await self._wait(rollout_ids, min(1, len(rollout_ids)), timeout)
+
+    async def poll_new_spans(
+        self,
+        *,
+        after: str | Literal["latest"] | None = None,
+        rollout_ids: Sequence[str] | None = None,
+        limit: int = 1000,
+        timeout_seconds: float = 0.0,
+    ) -> SpanPage:
+        if timeout_seconds <= 0:
+            return await self._new_spans(after, rollout_ids, limit)
+        deadline = time.monotonic() + timeout_seconds
+        with self._signals.any_news(spans=True) as waiter:
+            while True:
+                waiter.reset()
+                page = await self._new_spans(after, rollout_ids, limit)
+                if page.spans:
+                    return page
+                await self._expect_signals()
+                if not await waiter.wait(deadline - time.monotonic()):
+                    return page
+                after = page.after
+
+    async def get_news(self, *, after: str | None = None, spans: bool = False, timeout_seconds: float = 0.0) -> News:
+        deadline = time.monotonic() + timeout_seconds
+        with self._signals.any_news(spans=spans) as waiter:
+            while True:
+                waiter.reset()
+                if self._signals.closed:
+                    raise StoreClosed(f"{self.url} is closed; open it again")
+                news = self._signals.since(after, spans=spans)
+                if after is None or news.finished or news.claimable or news.spans or news.gap:
+                    return news
+                if not await waiter.wait(deadline - time.monotonic()):
+                    return news
+
+    async def _wait(self, rollout_ids: Sequence[str], needed: int, timeout: float | None) -> Sequence[Rollout]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._signals.rollouts(rollout_ids, needed=needed) as waiter:
+            while True:
+                waiter.reset()
+                finished = await self._finished(rollout_ids)
+                if len(finished) >= needed or (timeout is not None and timeout <= 0):
+                    return finished
+                if self._signals.found(waiter, [rollout.rollout_id for rollout in finished]):
+                    continue
+                await self._expect_signals()
+                if not await waiter.wait(None if deadline is None else deadline - time.monotonic()):
+                    return await self._finished(rollout_ids)

@@ -1,0 +1,568 @@
+"""The store's REST interface as one table, and everything that server, client and OpenAPI document read from it.
+
+A line of `ROUTES` names a method of `LightningStore`, its verb and its path. The rest comes from the protocol's
+annotations: what is in the path is taken from there, every other parameter from the JSON body (POST) or the query
+string (GET); a parameter that is left out has the protocol's default. The answer is the method's answer as JSON.
+
+It knows no socket. To put a new method on the wire: a line in `ROUTES`. A test walks the protocol and misses nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, NotRequired
+from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+from typing_extensions import TypedDict
+
+import leyden.errors
+from leyden.errors import (
+    ConfigError,
+    IllegalTransition,
+    LeydenError,
+    StoreError,
+    UnknownAttempt,
+    UnknownResources,
+    UnknownRollout,
+    UnknownWorker,
+)
+from leyden.store.base import LightningStore
+from leyden.types import AttemptedRollout, PaginatedResult, Rollout, Span, Unset
+from leyden.types.tokens import PACKED
+
+__all__ = [
+    "BY_METHOD",
+    "LEYDEN_JSON",
+    "PREFIX",
+    "ROUTES",
+    "Route",
+    "dump",
+    "error_from",
+    "find_route",
+    "status_of",
+    "verbs_at",
+]
+
+PREFIX = "/v1/agl"
+LEYDEN_JSON = "application/json;dialect=leyden"
+"""What our own client accepts: token records as `TokenRecord.pack` has them, in base64, an eighth of the lists that others get; and of
+spans that were added, which it has itself, only which they are and the numbers that they got."""
+
+_STATUS: dict[type[LeydenError], int] = {
+    UnknownRollout: 404,
+    UnknownAttempt: 404,
+    UnknownResources: 404,
+    UnknownWorker: 404,
+    IllegalTransition: 409,
+    ConfigError: 400,
+    StoreError: 503,
+}
+
+_ON_THE_WIRE: dict[str, Any] = {
+    "int": Annotated[int, Field(ge=-(2**63), lt=2**63)],
+    "float": Annotated[float, Field(allow_inf_nan=False)],
+    "Rollout": Annotated[AttemptedRollout | Rollout, Field(union_mode="left_to_right")],
+}
+"""What these names in the protocol mean in JSON: numbers that a database takes, and the more that a rollout may be."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One line of the table, and what follows from it."""
+
+    verb: Literal["GET", "POST"]
+    path: str
+    """Under PREFIX; `{name}` is a parameter of the method."""
+    method: str
+    status: int = 200
+    body_is: str | None = None
+    """The body is this parameter alone: a list of its items, or one item, which is answered alone too."""
+    repeatable: bool = True
+    """Whether a client may send it again without knowing what became of it the first time; see the protocol."""
+    cached: bool = False
+    """Whether the answer has an ETag, so that a client need not load it twice."""
+    echoes: bool = False
+    """Whether the answer is spans of the body with their sequence ids, which LEYDEN_JSON says in short."""
+
+    @cached_property
+    def segments(self) -> tuple[str, ...]:
+        """The path's parts."""
+        return tuple(self.path.strip("/").split("/"))
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """The method's parameters, without `self`."""
+        signature = inspect.signature(getattr(LightningStore, self.method))
+        return signature.replace(parameters=[p for p in signature.parameters.values() if p.name != "self"])
+
+    @cached_property
+    def hints(self) -> dict[str, Any]:
+        """Each parameter's type on the wire, and that of the answer under "return"."""
+        function = getattr(LightningStore, self.method)
+        hints = typing.get_type_hints(function, localns=_ON_THE_WIRE, include_extras=True)
+        return {name: _without_unset(hint) for name, hint in hints.items()}
+
+    @cached_property
+    def in_path(self) -> tuple[str, ...]:
+        """The parameters that the path holds."""
+        return tuple(re.findall(r"{(\w+)}", self.path))
+
+    @cached_property
+    def elsewhere(self) -> tuple[str, ...]:
+        """The parameters that body or query hold."""
+        names = [name for name in self.signature.parameters if name not in self.in_path]
+        if self.verb == "GET":
+            names = [name for name in names if _kind(self.hints[name]) != "mapping"]
+        return tuple(names)
+
+    @cached_property
+    def waits(self) -> str | None:
+        """The parameter that says how many seconds the answer may take."""
+        return next((name for name in ("timeout_seconds", "timeout") if name in self.signature.parameters), None)
+
+    @cached_property
+    def arguments(self) -> TypeAdapter[dict[str, Any]]:
+        """What body or query hold, by name. A parameter that is left out has its default."""
+        fields: dict[str, Any] = {}
+        for name in self.elsewhere:
+            required = self.signature.parameters[name].default is inspect.Parameter.empty
+            hint = _until_the_first_fault(self.hints[name])
+            fields[name] = hint if required else NotRequired[hint]
+        title = "".join(word.capitalize() for word in self.method.split("_")) + "Request"
+        typed: Any = TypedDict(title, fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues] -- made from the protocol
+        return TypeAdapter(with_config(ConfigDict(extra="forbid"))(typed))
+
+    @cached_property
+    def item(self) -> TypeAdapter[Any] | None:
+        """One item of the body, where the body is a list."""
+        return None if self.body_is is None else TypeAdapter(typing.get_args(self.hints[self.body_is])[0])
+
+    @cached_property
+    def items(self) -> TypeAdapter[Any] | None:
+        """The whole body, where it is a list."""
+        return None if self.body_is is None else TypeAdapter(_until_the_first_fault(self.hints[self.body_is]))
+
+    @cached_property
+    def answer(self) -> TypeAdapter[Any]:
+        """The method's answer, or the fields of a page."""
+        hint = self.hints["return"]
+        return TypeAdapter(_page_of(typing.get_args(hint)[0]) if self.is_page else hint)
+
+    @property
+    def is_page(self) -> bool:
+        """Whether the answer is a page of a query."""
+        return typing.get_origin(self.hints["return"]) is PaginatedResult
+
+    # ---- the server's side -------------------------------------------------------------------------------------------
+
+    def read(self, in_path: Sequence[str], query: bytes, body: bytes) -> dict[str, Any]:
+        """The method's arguments, by name. Raises ConfigError, saying what is wrong and where."""
+        if (b"N" in body and b"NaN" in body) or (
+            b"I" in body and b"Infinity" in body
+        ):  # one letter is looked for faster
+            _refuse_constants(body)
+        arguments: dict[str, Any] = dict(zip(self.in_path, in_path, strict=True))
+        try:
+            if self.verb == "GET":
+                return arguments | self.arguments.validate_python(self._from_query(query))
+            if query:
+                raise ConfigError(f"{self} takes its parameters in the body, got the query {query.decode('latin-1')!r}")
+            if self.items is None:
+                return arguments | _load(self.arguments, body.strip() or b"{}")
+            assert self.body_is is not None and self.item is not None
+            if self.is_one(body):
+                return arguments | {self.body_is: [_load(self.item, body)]}
+            return arguments | {self.body_is: _load(self.items, body)}
+        except ValidationError as error:
+            raise ConfigError(f"{self}: {_faults(error)}") from None
+
+    def written(self, arguments: Mapping[str, Any], answer: Any, body: bytes, *, packed: bool) -> bytes:
+        """The answer to `body` as JSON; packed: as LEYDEN_JSON."""
+        if self.echoes and packed:
+            assert self.body_is is not None
+            return dump(_in_short(arguments[self.body_is], answer))
+        return dump((answer[0] if answer else None) if self.is_one(body) else answer, packed=packed)
+
+    def is_one(self, body: bytes) -> bool:
+        """Whether the body is one item, where it may be a list too."""
+        return self.body_is is not None and not body.lstrip().startswith(b"[")
+
+    def _from_query(self, query: bytes) -> dict[str, Any]:
+        try:
+            pairs = parse_qsl(
+                query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query), errors="strict"
+            )
+        except ValueError as error:
+            raise ConfigError(f"{self}: the query {query.decode('latin-1')!r} cannot be read: {error}") from None
+        given: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in self.hints and _kind(self.hints[name]) == "list":
+                given.setdefault(name, []).append(value)
+            elif name in given:
+                raise ConfigError(f"{self}: {name} is given twice")
+            else:
+                given[name] = value
+        return given
+
+    # ---- the client's side -------------------------------------------------------------------------------------------
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, without those that were not given (UNSET). Raises TypeError like the call."""
+        names = self._positional
+        if len(args) <= len(names):
+            arguments = dict(zip(names, args, strict=False))
+            if kwargs.keys() <= self._names and arguments.keys().isdisjoint(kwargs):
+                arguments.update(kwargs)
+                if self._required <= arguments.keys():
+                    return {name: value for name, value in arguments.items() if not isinstance(value, Unset)}
+        self.signature.bind(*args, **kwargs)
+        raise AssertionError(f"{self.method} was called in a way that its signature allows and `bind` does not")
+
+    def path_of(self, arguments: Mapping[str, Any]) -> str:
+        """The path of one call. Raises ConfigError for an id that no URL can hold."""
+        parts = [_quoted(arguments[part[1:-1]], part) if part[0] == "{" else part for part in self.segments]
+        return f"{PREFIX}/{'/'.join(parts)}"
+
+    def body_of(self, arguments: Mapping[str, Any]) -> bytes:
+        """The body of one call. Raises ConfigError for a value that is not JSON, naming it."""
+        if self.body_is is not None:
+            return dump(arguments[self.body_is], self.body_is)
+        given = {name: value for name, value in arguments.items() if name not in self.in_path}
+        return dump(given, "")
+
+    def answer_from(self, arguments: Mapping[str, Any], body: bytes) -> Any:
+        """The answer that a server wrote as LEYDEN_JSON. Raises ValueError for anything else."""
+        if self.echoes:
+            assert self.body_is is not None
+            return _from_short(arguments[self.body_is], _load(_SHORT, body))
+        answer = _load(self.answer, body)
+        return PaginatedResult(**answer) if self.is_page else answer
+
+    @cached_property
+    def _positional(self) -> list[str]:
+        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return [p.name for p in self.signature.parameters.values() if p.kind is kinds]
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.signature.parameters)
+
+    @cached_property
+    def _required(self) -> frozenset[str]:
+        parameters = self.signature.parameters.values()
+        return frozenset(p.name for p in parameters if p.default is inspect.Parameter.empty)
+
+    def __str__(self) -> str:
+        return f"{self.verb} {PREFIX}{self.path}"
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/statistics", "statistics"),
+    # the queue
+    Route("POST", "/queues/rollouts/enqueue", "enqueue_many_rollouts", status=201, body_is="rollouts"),
+    Route("POST", "/queues/rollouts/dequeue", "dequeue_many_rollouts"),
+    Route("POST", "/queues/rollouts/undo", "undo_claim"),
+    Route("POST", "/queues/rollouts/release", "release_claims", repeatable=False),
+    # rollouts and their attempts
+    Route("POST", "/rollouts", "start_rollout", status=201),
+    Route("GET", "/rollouts", "query_rollouts"),
+    Route("POST", "/rollouts/search", "query_rollouts"),
+    Route("POST", "/pins/{name}", "pin"),
+    Route("POST", "/prune", "prune"),
+    Route("GET", "/rollouts/{rollout_id}", "get_rollout_by_id"),
+    Route("POST", "/rollouts/{rollout_id}", "update_rollout"),
+    Route("GET", "/rollouts/{rollout_id}/attempts", "query_attempts"),
+    Route("POST", "/rollouts/{rollout_id}/attempts", "start_attempt", status=201),
+    Route("POST", "/rollouts/{rollout_id}/attempts/search", "query_attempts"),
+    Route("GET", "/rollouts/{rollout_id}/attempts/latest", "get_latest_attempt"),
+    Route("GET", "/rollouts/{rollout_id}/attempts/{attempt_id}", "get_attempt_by_id"),
+    Route("POST", "/rollouts/{rollout_id}/attempts/{attempt_id}", "update_attempt"),
+    Route("POST", "/attempts/update", "update_many_attempts", body_is="updates"),
+    # spans
+    Route("POST", "/spans", "add_many_spans", status=201, body_is="spans", echoes=True),
+    Route("GET", "/spans", "query_spans"),
+    Route("POST", "/spans/search", "query_spans"),
+    Route("POST", "/spans/of", "query_spans_of"),
+    Route("POST", "/spans/next", "get_many_span_sequence_ids"),
+    Route("POST", "/spans/new", "poll_new_spans"),
+    Route("POST", "/spans/index", "index_span_attribute"),
+    # waiting, and the owner's schedule
+    Route("POST", "/waits/rollouts", "wait_for_rollouts"),
+    Route("POST", "/waits/any", "wait_for_any_rollout"),
+    Route("POST", "/waits/news", "get_news"),
+    Route("POST", "/sweep", "sweep"),
+    Route("GET", "/sweep/next", "next_deadline"),
+    # resources
+    Route("POST", "/resources", "add_resources", status=201),
+    Route("GET", "/resources", "query_resources"),
+    Route("POST", "/resources/search", "query_resources"),
+    Route("GET", "/resources/latest", "get_latest_resources", cached=True),
+    Route("GET", "/resources/{resources_id}", "get_resources_by_id", cached=True),
+    Route("POST", "/resources/{resources_id}", "update_resources"),
+    # workers
+    Route("GET", "/workers", "query_workers"),
+    Route("POST", "/workers/search", "query_workers"),
+    Route("GET", "/workers/{worker_id}", "get_worker_by_id"),
+    Route("POST", "/workers/{worker_id}", "update_worker"),
+    Route("POST", "/workers/{worker_id}/pause", "pause_worker"),
+    # samples
+    Route("POST", "/samples", "add_many_samples", status=201, body_is="samples"),
+    Route("GET", "/samples", "query_samples"),
+    Route("POST", "/samples/search", "query_samples"),
+)
+
+BY_METHOD: Mapping[str, Route] = {route.method: route for route in ROUTES}
+"""The route that a client takes: of two, the one with a body, which says more than a query can."""
+
+_WORDS = frozenset(part for route in ROUTES for part in route.segments if part[0] != "{")
+
+
+# ---- finding a route ---------------------------------------------------------------------------------------------------
+
+
+class _Node:
+    """One place in the tree of paths."""
+
+    def __init__(self) -> None:
+        self.by_word: dict[str, _Node] = {}
+        self.by_id: _Node | None = None
+        self.routes: dict[str, Route] = {}
+
+
+def _tree() -> _Node:
+    root = _Node()
+    for route in ROUTES:
+        node = root
+        for part in route.segments:
+            if part[0] == "{":
+                node.by_id = node = node.by_id or _Node()
+            else:
+                node = node.by_word.setdefault(part, _Node())
+        node.routes[route.verb] = route
+    return root
+
+
+_ROOT = _tree()
+_WITHOUT_IDS = {(route.verb, PREFIX + route.path): route for route in ROUTES if not route.in_path}
+
+
+def find_route(verb: str, raw_path: str) -> tuple[Route, list[str]] | None:
+    """The route at a path as it stands in the request, still quoted, and the ids in it. None: no such route.
+
+    A word of the table is that word, and never an id: a client quotes an id that looks like one. Raises ConfigError for
+    an id that is not UTF-8.
+    """
+    if route := _WITHOUT_IDS.get((verb, raw_path)):
+        return route, []
+    for node, ids in _places(raw_path):
+        if verb in node.routes:
+            return node.routes[verb], [_unquoted(part) for part in ids]
+    return None
+
+
+def verbs_at(raw_path: str) -> list[str]:
+    """Which verbs a path takes; none where there is nothing."""
+    return sorted({verb for node, _ in _places(raw_path) for verb in node.routes})
+
+
+def _places(raw_path: str) -> Iterator[tuple[_Node, list[str]]]:
+    """Where a path leads: by its words first, then by ids."""
+    if not raw_path.startswith(f"{PREFIX}/"):
+        return
+    found: list[tuple[_Node, list[str]]] = [(_ROOT, [])]
+    for part in raw_path[len(PREFIX) + 1 :].split("/"):
+        step = [(node.by_word[part], ids) for node, ids in found if part in node.by_word]
+        found = step + [(node.by_id, [*ids, part]) for node, ids in found if node.by_id is not None]
+    yield from found
+
+
+def _quoted(value: Any, part: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{part[1:-1]} must be a string, got {value!r}")
+    try:
+        quoted = quote(value, safe="")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{part[1:-1]} {value!r} is not Unicode text: {error.reason}") from None
+    if quoted in _WORDS or quoted in (".", ".."):  # it would be read as a word of the table, or lost on the way
+        quoted = "".join(f"%{byte:02X}" for byte in value.encode())
+    return quoted
+
+
+def _unquoted(part: str) -> str:
+    if "%" not in part:
+        return part
+    try:
+        return unquote(part, errors="strict")
+    except UnicodeDecodeError:
+        raise ConfigError(f"the id {unquote_to_bytes(part)!r} in the path is not UTF-8") from None
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def dump(value: Any, name: str = "the answer", *, packed: bool = True) -> bytes:
+    """`value` as JSON; packed: as LEYDEN_JSON. Raises ConfigError for a value that is not JSON, with its place under `name`."""
+    context = PACKED if packed else None
+    try:
+        return to_json(value, context=context)
+    except PydanticSerializationError as error:
+        try:  # a lone surrogate is no UTF-8, and still a JSON string
+            return json.dumps(to_jsonable_python(value, context=context)).encode()
+        except (TypeError, ValueError):
+            place, reason = _culprit(value, name, error)
+            raise ConfigError(f"{place} must be a JSON value: {reason}") from None
+
+
+def _culprit(value: Any, name: str, error: Exception) -> tuple[str, Exception]:
+    """The innermost part of `value` that cannot be JSON, and why."""
+    for place, part in _parts(value, name):
+        try:
+            to_json(part)
+        except PydanticSerializationError as reason:
+            return _culprit(part, place, reason)
+    return name, error
+
+
+def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in typing.cast("Mapping[Any, Any]", value).items():
+            yield (f"{name}[{key!r}]" if name else str(key)), part
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(typing.cast("Sequence[Any]", value)):
+            yield f"{name}[{index}]", part
+    elif isinstance(value, BaseModel):
+        for field in type(value).model_fields:
+            yield f"{name}.{field}", getattr(value, field)
+
+
+def _load(adapter: TypeAdapter[Any], body: bytes) -> Any:
+    """Raises ValidationError."""
+    try:
+        return adapter.validate_json(body, strict=True)
+    except ValidationError as error:
+        if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid" or b"\\u" not in body:
+            raise
+        try:  # a lone surrogate
+            parsed = json.loads(body)
+        except (ValueError, RecursionError):
+            raise error from None
+        return adapter.validate_python(parsed)
+
+
+_SHORT: TypeAdapter[list[tuple[int, int]]] = TypeAdapter(list[tuple[int, int]])
+"""Of each span that was added: its place among those that were sent, its sequence id."""
+
+
+def _in_short(sent: Sequence[Span], added: Sequence[Span]) -> list[tuple[int, int]]:
+    places: dict[tuple[str, str, str], int] = {}
+    for place, span in enumerate(sent):
+        places.setdefault((span.rollout_id, span.attempt_id, span.span_id), place)
+    return [(places[span.rollout_id, span.attempt_id, span.span_id], span.sequence_id) for span in added]
+
+
+def _from_short(sent: Sequence[Span], short: Sequence[tuple[int, int]]) -> list[Span]:
+    return [
+        sent[place] if sent[place].sequence_id == number else sent[place].model_copy(update={"sequence_id": number})
+        for place, number in short
+    ]
+
+
+def _refuse_constants(body: bytes) -> None:
+    """Raises ConfigError for a number that JSON does not have. A body that is no JSON at all is for others to refuse."""
+
+    def refuse(name: str) -> None:
+        raise ConfigError(f"the body has the number {name}, and JSON has finite ones only; leave it out, or write null")
+
+    with suppress(json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        json.loads(body, parse_constant=refuse)
+
+
+def _faults(error: ValidationError) -> str:
+    """What is wrong, and where, in one line."""
+    if error.error_count() > _FAULTS:
+        return f"{error.error_count()} faults, too many to name"
+    faults: list[str] = []
+    for fault in error.errors(include_url=False)[:3]:
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
+        what = "unknown parameter" if fault["type"] == "extra_forbidden" else fault["msg"]
+        got = (
+            "" if fault["type"] in ("missing", "extra_forbidden", "json_invalid") else f", got {_short(fault['input'])}"
+        )
+        faults.append(f"{where or 'the body'}: {what}{got}")
+    more = error.error_count() - len(faults)
+    return "; ".join(faults) + (f"; and {more} more" if more > 0 else "")
+
+
+_FAULTS = 1000
+"""From here on, naming even the first few faults takes seconds: pydantic gives all or none."""
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _without_unset(hint: Any) -> Any:
+    """The type without UNSET, which on the wire is a missing key."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.Union[tuple(part for part in typing.get_args(hint) if part is not Unset)]  # noqa: UP007 -- made at run time
+    return hint
+
+
+def _page_of(item: Any) -> Any:
+    """What a `PaginatedResult` of these items is in JSON."""
+    named: Any = item
+    while typing.get_origin(named) is not None:  # a union's last member is the noun that it is about
+        parts = typing.get_args(named)
+        named = parts[0] if typing.get_origin(named) is Annotated else parts[-1]
+    fields = {"items": list[item], "limit": int, "offset": int, "total": int}
+    return TypedDict(f"PageOf{named.__name__}", fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues] -- made from the protocol
+
+
+def _until_the_first_fault(hint: Any) -> Any:
+    """The type, its lists read until their first fault: a fault takes a hundred times the room of the byte that made it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Sequence:
+        return Annotated[list[arguments[0]], Field(fail_fast=True)]
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[tuple(map(_until_the_first_fault, arguments))]  # noqa: UP007 -- made at run time
+    return hint
+
+
+def _kind(hint: Any) -> Literal["list", "mapping", "value"]:
+    """How a parameter of this type can stand in a query string: a mapping cannot."""
+    origins = {typing.get_origin(part) for part in (hint, *typing.get_args(hint))}
+    if origins & {Mapping, dict}:
+        return "mapping"
+    return "list" if origins & {Sequence, list} else "value"
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def status_of(error: LeydenError) -> int:
+    """The HTTP status that stands for an error."""
+    return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
+
+
+def error_from(status: int, body: bytes, url: str) -> LeydenError:
+    """The error that a server answered with: of the same class, with the same message."""
+    try:
+        told = json.loads(body)
+        kind, message = getattr(leyden.errors, told["error"]), told["message"]
+        if issubclass(kind, LeydenError) and isinstance(message, str):
+            return kind(message)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        pass
+    text = body[:200].decode("utf-8", "replace").strip()
+    return StoreError(f"{url} answered with status {status}, which a Leyden store does not: {text or '(no text)'}")

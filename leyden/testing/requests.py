@@ -1,0 +1,162 @@
+"""What a request says, read as the servers of each API read it.
+
+Written apart from `leyden.dialects`, so that it can judge its translations: a request and its translation say the same if they
+become the same turns, and so the same tokens. Requests are trusted to be right; what is not raises KeyError or TypeError.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from leyden.testing.tokens import Call, Turn, encode, prompt_ids_of
+
+__all__ = ["prompt_ids", "request_prompt_ids"]
+
+Json = dict[str, Any]
+
+
+def prompt_ids(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    """The tokens of a chat prompt. tools: as a chat request has them."""
+    return request_prompt_ids("chat/completions", {"messages": messages, "tools": tools})
+
+
+def request_prompt_ids(path: str, request: Mapping[str, Any]) -> list[int]:
+    """The tokens of any request's prompt. path: the route below `/v1/`."""
+    if path == "completions":
+        prompt = request["prompt"]
+        return list(prompt) if isinstance(prompt, list) else encode(str(prompt))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType] -- JSON
+    turns = {"chat/completions": _chat_turns, "messages": _messages_turns, "responses": _responses_turns}[path]
+    tools = [_tool(tool) for tool in request.get("tools") or ()]
+    return prompt_ids_of(turns(request), json.dumps(tools, sort_keys=True) if tools else "")
+
+
+def _tool(tool: Any) -> Json:
+    function = tool.get("function") or tool  # chat nests what the others have at the top
+    schema: Any = function.get("input_schema") or function.get("parameters") or {"type": "object", "properties": {}}
+    return {"name": function["name"], "description": function.get("description"), "parameters": schema}
+
+
+def _chat_turns(request: Mapping[str, Any]) -> list[Turn]:
+    turns: list[Turn] = []
+    for message in request["messages"]:
+        aliases = {"developer": "system", "tool": f"tool {message.get('tool_call_id')}"}
+        role = aliases.get(message["role"]) or str(message["role"])
+        functions = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
+        calls = tuple(Call(function["name"], function["arguments"], id_) for id_, function in functions)
+        reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
+        turns.append(Turn(role, _text(message.get("content"), _chat_part), reasoning, calls))
+    return turns
+
+
+def _chat_part(part: Any) -> str:
+    match part["type"]:
+        case "image_url":
+            return f"[image {part['image_url']['url']}]"
+        case "file":
+            return f"[file {part['file']['file_data']}]"
+        case _:
+            return part["text"]
+
+
+def _messages_turns(request: Mapping[str, Any]) -> list[Turn]:
+    turns = [Turn("system", _text(request["system"], _anthropic_part))] if request.get("system") else []
+    for message in request["messages"]:
+        role, content = message["role"], message["content"]
+        if isinstance(content, str):
+            turns.append(Turn(role, content))
+        else:
+            turns += (_assistant_turns if role == "assistant" else _user_turns)(role, content)
+    return turns
+
+
+def _user_turns(role: str, content: Any) -> list[Turn]:
+    turns: list[Turn] = []
+    for block in content:
+        if block["type"] == "tool_result":
+            turns.append(Turn(f"tool {block['tool_use_id']}", _text(block.get("content"), _anthropic_part)))
+        elif turns and turns[-1].role == role:
+            turns[-1] = Turn(role, turns[-1].text + _anthropic_part(block))
+        else:
+            turns.append(Turn(role, _anthropic_part(block)))
+    return turns
+
+
+def _assistant_turns(role: str, content: Any) -> list[Turn]:
+    """A turn reasons, then speaks, then calls; what is not in this order is a turn of its own."""
+    turns = [Turn(role)]
+    for block in content:
+        last = turns[-1]
+        match block["type"]:
+            case "thinking" | "redacted_thinking":
+                if last.text or last.calls:
+                    turns.append(last := Turn(role))
+                turns[-1] = Turn(role, "", last.reasoning + block.get("thinking", ""))
+            case "text":
+                if last.calls:
+                    turns.append(last := Turn(role))
+                turns[-1] = Turn(role, last.text + block["text"], last.reasoning)
+            case _:
+                call = Call(block["name"], json.dumps(block["input"], ensure_ascii=False), block["id"])
+                turns[-1] = Turn(role, last.text, last.reasoning, (*last.calls, call))
+    return turns
+
+
+def _anthropic_part(block: Any) -> str:
+    if block["type"] == "text":
+        return block["text"]
+    source = block["source"]
+    url = source["url"] if source["type"] == "url" else f"data:{source['media_type']};base64,{source['data']}"
+    return f"[{'file' if block['type'] == 'document' else 'image'} {url}]"
+
+
+def _responses_turns(request: Mapping[str, Any]) -> list[Turn]:
+    turns = [Turn("system", request["instructions"])] if request.get("instructions") else []
+    given: Any = request["input"]
+    items: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    for item in items:
+        last = turns[-1] if turns and turns[-1].role == "assistant" else None
+        match item.get("type", "message"):
+            case "function_call_output":
+                turns.append(Turn(f"tool {item['call_id']}", _text(item["output"], _responses_part)))
+            case "function_call":
+                call = Call(item["name"], item["arguments"], item["call_id"])
+                _put(turns, last, Turn("assistant", "", "", (call,)))
+            case "reasoning":
+                text = "".join(part["text"] for part in item.get("content") or item["summary"])
+                _put(turns, None if last and (last.text or last.calls) else last, Turn("assistant", "", text))
+            case _ if item["role"] == "assistant":
+                said = Turn("assistant", _text(item["content"], _responses_part))
+                _put(turns, None if last and (last.text or last.calls) else last, said)
+            case _:
+                role = "system" if item["role"] == "developer" else item["role"]
+                turns.append(Turn(role, _text(item["content"], _responses_part)))
+    return turns
+
+
+def _put(turns: list[Turn], last: Turn | None, more: Turn) -> None:
+    """Add to the assistant's turn that is still going on, or begin one."""
+    if last is None:
+        turns.append(more)
+    else:
+        text, reasoning = last.text + more.text, last.reasoning + more.reasoning
+        turns[-1] = Turn("assistant", text, reasoning, (*last.calls, *more.calls))
+
+
+def _responses_part(part: Any) -> str:
+    match part["type"]:
+        case "input_image":
+            return f"[image {part['image_url']}]"
+        case "input_file":
+            return f"[file {part['file_data']}]"
+        case "refusal":
+            return part["refusal"]
+        case _:
+            return part["text"]
+
+
+def _text(content: Any, read: Callable[[Any], str]) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(read(part) for part in content)

@@ -1,0 +1,187 @@
+"""`WeaveTracer`: what Weave's ops and integrations trace, recorded here instead of at Weights & Biases.
+
+In the place of Weave's client, which needs an account and a server, stands one that makes a span of each call. What needs the server
+(`weave.publish`, datasets, feedback) raises. Weave is looked for when a tracer is made, and not imported otherwise
+(`pip install leyden[weave]`).
+
+Weave reports to Sentry as it is imported, unless WANDB_ERROR_REPORTING says `false`. The tracer says so before it imports Weave; who
+imports Weave before there is a tracer has to set it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, ClassVar, cast
+from uuid import uuid4
+
+from leyden import semconv
+from leyden.errors import ConfigError
+from leyden.instrumentation import HTTP_CLIENTS, MODEL_HOSTS, Instrumentation
+from leyden.tracer.otel import OtelTracer
+from leyden.tracer.trace import OpenSpan, current_trace
+from leyden.utils.text import as_json
+
+__all__ = ["WeaveTracer"]
+
+_INTEGRATIONS = {
+    "openai": ("weave.integrations.openai.openai_sdk", "get_openai_patcher"),
+    "anthropic": ("weave.integrations.anthropic.anthropic_sdk", "get_anthropic_patcher"),
+}
+"""The module of an integration, and the function that gives its patcher."""
+
+
+class WeaveTracer(OtelTracer):
+    """Records calls of `@weave.op` and of Weave's integrations for openai and anthropic. Nobody is called, no key is needed.
+
+    Raises ConfigError where `weave` is not installed.
+    """
+
+    def __init__(self, *, model_hosts: Sequence[str] = MODEL_HOSTS) -> None:
+        super().__init__(instrumentation=HTTP_CLIENTS, model_hosts=model_hosts)
+        if not _Weave.available():
+            raise ConfigError("WeaveTracer needs the package weave: pip install 'leyden[weave]'")
+        _import_quietly("weave")
+
+    def while_open(self) -> AbstractContextManager[object]:
+        """See Tracer.while_open."""
+        stack = ExitStack()
+        stack.enter_context(super().while_open())
+        stack.enter_context(_Weave())
+        return stack
+
+
+class _Weave(Instrumentation):
+    """A client that the user has made themselves is put back afterwards; an integration that they have patched stays so."""
+
+    modules: ClassVar[tuple[str, ...]] = ("weave",)
+
+    def __init__(self) -> None:
+        self._undo = ExitStack()
+
+    def install(self) -> None:
+        """Take the place of Weave's client."""
+        context: Any = _import_quietly("weave.trace.context.weave_client_context")
+        before = context.get_weave_client()
+        _set_client(context, _Client())
+        self._undo.callback(_set_client, context, before)
+        patched: Any = importlib.import_module("weave.integrations.patch")._PATCHED_INTEGRATIONS
+        for name, (module, getter) in _INTEGRATIONS.items():
+            if name not in patched:
+                patcher = getattr(importlib.import_module(module), getter)()
+                patcher.attempt_patch()
+                self._undo.callback(patcher.undo_patch)
+
+    def remove(self) -> None:
+        """Give it back."""
+        self._undo.close()
+
+
+def _import_quietly(module: str) -> Any:
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    return importlib.import_module(module)
+
+
+def _set_client(context: Any, client: Any) -> None:
+    context.set_weave_client_global(None)  # it takes another one only in the place of none
+    context.set_weave_client_global(client)
+
+
+class _Client:
+    """What Weave's ops need of a client."""
+
+    project_id = entity = project = "leyden"
+
+    def __init__(self) -> None:
+        self._call: Any = importlib.import_module("weave.trace.call")
+        self._context: Any = importlib.import_module("weave.trace.context.call_context")
+        self._open: dict[str, tuple[AbstractContextManager[OpenSpan], OpenSpan]] = {}
+        """The steps of calls under way."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"Weave's client has no {name!r} under a WeaveTracer: calls are recorded in the attempt, and nothing is sent to Weave"
+        )
+
+    def create_call(
+        self,
+        op: Any,
+        inputs: Mapping[str, Any],
+        parent: Any = None,
+        attributes: Mapping[str, Any] | None = None,
+        display_name: Any = None,
+        *,
+        use_stack: bool = True,
+        _call_id_override: str | None = None,
+        **_: Any,
+    ) -> Any:
+        """Begin a call of an op."""
+        parent = parent or self._context.get_current_call()
+        call_id = _call_id_override or str(uuid4())
+        name = op if isinstance(op, str) else str(op.name)
+        call = self._call.Call(
+            _op_name=name,
+            trace_id=parent.trace_id if parent else call_id,
+            project_id=self.project_id,
+            parent_id=parent.id if parent else None,
+            id=call_id,
+            inputs=dict(inputs),
+            attributes=dict(attributes or {}),
+        )
+        trace = current_trace()
+        if trace is not None:
+            said = {semconv.OPERATION_NAME: name, semconv.OPERATION_INPUT: as_json(_own(inputs), default=_plain)}
+            step = trace.operation(name, said)
+            self._open[call_id] = step, step.__enter__()
+        if use_stack:
+            self._context.push_call(call)
+        return call
+
+    def finish_call(
+        self, call: Any, output: Any = None, exception: BaseException | None = None, *, op: Any = None, **_: Any
+    ) -> None:
+        """End a call: record it with what came out, or how it failed."""
+        call.output = output
+        call.exception = None if exception is None else repr(exception)
+        opened = self._open.pop(call.id, None)
+        if opened is not None:
+            step, span = opened
+            if exception is None:
+                span.set({semconv.OPERATION_OUTPUT: as_json(output, default=_plain), **_answer(output)})
+            else:
+                span.fail(exception)
+            step.__exit__(None, None, None)
+        self._context.pop_call(call.id)
+
+    def fail_call(self, call: Any, exception: BaseException) -> None:
+        """End a call that failed."""
+        self.finish_call(call, exception=exception)
+
+
+def _own(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without the object whose method was called: of a client, its keys would be shown."""
+    return {name: value for name, value in inputs.items() if name != "self"}
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say of a part of an input or output."""
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json", exclude_none=True) if callable(dump) and not isinstance(value, type) else repr(value)
+
+
+def _answer(output: Any) -> dict[str, str | int]:
+    """What joins a model's answer with the gateway's record of the same call."""
+    said: Any = _plain(output) if hasattr(output, "model_dump") else output
+    if not isinstance(said, dict):
+        return {}
+    answer = cast(dict[str, Any], said)
+    usage: dict[str, Any] = answer.get("usage") or {}
+    found: dict[str, Any] = {
+        semconv.GEN_AI_RESPONSE_ID: answer.get("id"),
+        semconv.GEN_AI_RESPONSE_MODEL: answer.get("model"),
+        semconv.GEN_AI_INPUT_TOKENS: usage.get("prompt_tokens", usage.get("input_tokens")),
+        semconv.GEN_AI_OUTPUT_TOKENS: usage.get("completion_tokens", usage.get("output_tokens")),
+    }
+    return {key: value for key, value in found.items() if isinstance(value, str | int)}

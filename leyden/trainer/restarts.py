@@ -1,0 +1,62 @@
+"""An algorithm that fails is started again: how often, after how long, and after which failures.
+
+It knows no strategy and no checkpoint: the trainer runs both sides again, and the algorithm resumes as it would in a new process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from leyden.algorithm import Algorithm
+from leyden.errors import ConfigError
+from leyden.options import check_number
+
+__all__ = ["Restarts", "check_restarts"]
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
+"""Before the first restart; twice as long before each one after it."""
+
+
+def check_restarts(most: int, algorithm: Algorithm | None, *, keeps_checkpoints: bool) -> None:
+    """Raises ConfigError for restarts that could not continue anything."""
+    check_number("max_algorithm_restarts", most, at_least=0, whole=True)
+    if most == 0:
+        return
+    if algorithm is None or not algorithm.resumable:
+        name = "there is no algorithm" if algorithm is None else f"{type(algorithm).__name__} keeps no checkpoint"
+        raise ConfigError(
+            f"max_algorithm_restarts={most}, but {name} to continue from; leave it out, or use an IterativeAlgorithm "
+            "(an Algorithm of yours that follows get_run().resume says so with resumable = True)"
+        )
+    if not keeps_checkpoints:
+        raise ConfigError(
+            f"max_algorithm_restarts={most} needs a directory for checkpoints; give run_dir= beside the store"
+        )
+
+
+class Restarts:
+    """Counts the failures of one run. All of them count, whether or not there was a new checkpoint in between."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._used = 0
+
+    def allow(self, error: Exception) -> bool:
+        """Whether the algorithm is started again after this; a ConfigError would only be raised again."""
+        return self._used < self._most and not isinstance(error, ConfigError)
+
+    async def pause(self, error: Exception) -> None:
+        """Log the failure and wait as long as is due before the next restart."""
+        seconds = min(_FIRST_PAUSE_SECONDS * 2**self._used, _LONGEST_PAUSE_SECONDS)
+        self._used += 1
+        logger.warning(
+            "the algorithm failed; restart %d of %d, from its last checkpoint, in %.1f s",
+            self._used,
+            self._most,
+            seconds,
+            exc_info=error,
+        )
+        await asyncio.sleep(seconds)

@@ -1,0 +1,32 @@
+"""What a store may forget, and when."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Retention"]
+
+
+class Retention(BaseModel):
+    """Limits of what a store keeps of finished rollouts; unfinished and pinned ones are always kept.
+
+    Where several limits are given, a rollout goes as soon as one of them says so, the one that finished first before the others, with
+    its attempts and spans. A forgotten rollout is unknown: read or pin what you need before, and expect a repeated enqueue under its id
+    to be a new one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_rollouts: Annotated[int, Field(ge=0)] | None = None
+    """How many finished rollouts are kept, pinned ones included."""
+    max_age_seconds: Annotated[float, Field(gt=0)] | None = None
+    """How long a rollout is kept after it finished."""
+    max_bytes: Annotated[int, Field(ge=0)] | None = None
+    """About how much room in the database finished rollouts may take together, with their attempts and spans."""
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether no limit is given."""
+        return self.max_rollouts is None and self.max_age_seconds is None and self.max_bytes is None

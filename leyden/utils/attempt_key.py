@@ -1,0 +1,41 @@
+"""API keys that name an attempt: `sk-leyden-<rollout>.<attempt>.<hmac>`.
+
+Who holds the gateway's token can make one for any attempt; who holds a key can call in that attempt and in no other. It knows
+neither resources nor HTTP.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Final
+from urllib.parse import quote, unquote
+
+__all__ = ["NO_TOKEN", "PREFIX", "attempt_key", "read_attempt_key"]
+
+PREFIX: Final = "sk-leyden-"
+NO_TOKEN: Final = "EMPTY"
+"""Stands for the token of a gateway that has none: its keys say where a call belongs, and prove nothing."""
+
+
+def attempt_key(token: str | None, rollout_id: str, attempt_id: str) -> str:
+    """The key of one attempt, in ASCII."""
+    return f"{PREFIX}{_quoted(rollout_id)}.{_quoted(attempt_id)}.{_proof(token, rollout_id, attempt_id)}"
+
+
+def read_attempt_key(token: str | None, key: str) -> tuple[str, str] | None:
+    """(rollout id, attempt id); None for a key that was not made with this token."""
+    parts = key.removeprefix(PREFIX).split(".")
+    if not key.startswith(PREFIX) or len(parts) != 3:
+        return None
+    rollout_id, attempt_id = unquote(parts[0]), unquote(parts[1])
+    proven = hmac.compare_digest(parts[2].encode(), _proof(token, rollout_id, attempt_id).encode())
+    return (rollout_id, attempt_id) if proven else None
+
+
+def _quoted(part: str) -> str:
+    return quote(part, safe="").replace(".", "%2E")
+
+
+def _proof(token: str | None, rollout_id: str, attempt_id: str) -> str:
+    message = f"leyden attempt\x1f{_quoted(rollout_id)}.{_quoted(attempt_id)}".encode()
+    return hmac.digest((token or NO_TOKEN).encode(), message, "sha256").hex()[:40]

@@ -1,0 +1,41 @@
+"""Replace a method for a while, and put it back.
+
+It knows no method. Whoever replaces methods counts its users and calls `apply` and `undo` under a lock of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Patch"]
+
+
+class Patch:
+    """One method of a class or function of a module, replaced and put back."""
+
+    def __init__(self, owner: Any, name: str, replace: Callable[[Any], Any]) -> None:
+        """replace: makes the replacement of the original."""
+        self._owner, self._name, self._replace = owner, name, replace
+        self._original: Any = None
+        self._replacement: Any = None
+        self._inherited = False
+
+    def apply(self) -> None:
+        """Replace it. Does nothing where that is done."""
+        if self._replacement is None:
+            self._original = getattr(self._owner, self._name)
+            self._inherited = self._name not in vars(self._owner)
+            self._replacement = self._replace(self._original)
+            setattr(self._owner, self._name, self._replacement)
+
+    def undo(self) -> None:
+        """Put the original back."""
+        # Where someone else has replaced it after us, ours is below theirs: it stays, does nothing by itself, and serves again.
+        if self._replacement is None or getattr(self._owner, self._name) is not self._replacement:
+            return
+        if self._inherited:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._original)
+        self._replacement = None

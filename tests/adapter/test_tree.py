@@ -1,0 +1,202 @@
+"""The tree of an attempt: every span once, whatever became of its parent; what floats is put where it can only belong."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leyden import semconv
+from leyden.adapter import TracerTraceToTriplet, TraceTree
+from leyden.errors import ConfigError
+from leyden.types import Span
+from tests.adapter.traces import agent, gateway_call, recorded, reward, sdk_call, span
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def shape(node: TraceTree) -> Any:
+    """The tree as nested tuples of small ids."""
+    name = "virtual" if node.span.name == semconv.VIRTUAL else int(node.id, 16)
+    return (name, *(shape(child) for child in node.children)) if node.children else name
+
+
+def repaired(*spans: Span) -> Any:
+    tree = TraceTree.from_spans(spans)
+    tree.repair_hierarchy()
+    return shape(tree)
+
+
+def test_children_are_below_their_parents_in_the_order_in_which_they_started():
+    spans = [
+        span("c", 3, 4, id=3, parent=1),
+        span("b", 2, 4, id=2, parent=1),
+        span("a", 1, 5, id=1),
+        span("d", 2, 3, id=4, parent=2),
+    ]
+    tree = TraceTree.from_spans(spans)
+    assert shape(tree) == (1, (2, 4), 3)
+    assert tree.names_tuple() == ("a", [("b", [("d", [])]), ("c", [])])
+    assert tree.find_id(f"{4:016x}") is tree.children[0].children[0]
+    assert tree.find_id("nowhere") is None
+    assert tree.to_json()["children"][1]["span"]["name"] == "c"
+
+
+def test_lost_parents_are_stood_for_and_several_roots_get_one():
+    spans = [span("a", 1, 2, id=1), span("b", 3, 4, id=2, parent=99), span("c", 5, 9, id=3, parent=99)]
+    tree = TraceTree.from_spans(spans)
+    assert shape(tree) == ("virtual", 1, ("virtual", 2, 3))
+    assert (tree.start_time, tree.end_time) == (1, 9)
+    assert (tree.children[1].id, tree.children[1].start_time) == (f"{99:016x}", 3)
+
+
+def test_a_circle_is_cut_above_its_earliest_span():
+    circle = [span("a", 2, 3, id=1, parent=2), span("b", 1, 3, id=2, parent=3), span("c", 3, 3, id=3, parent=1)]
+    assert shape(TraceTree.from_spans([*circle, span("d", 4, 5, id=4, parent=1)])) == (2, (1, 3, 4))
+    assert shape(TraceTree.from_spans([span("a", 1, 2, id=1, parent=1)])) == 1
+
+
+def test_a_trace_without_spans_has_no_tree():
+    with pytest.raises(ConfigError, match="was the attempt recorded"):
+        TraceTree.from_spans([])
+    assert TracerTraceToTriplet().adapt([]) == []
+
+
+@st.composite
+def broken_traces(draw: st.DrawFn) -> list[Span]:
+    ids = range(1, draw(st.integers(1, 12)) + 1)
+    spans: list[Span] = []
+    for id in ids:
+        start = draw(st.integers(0, 20))
+        parent = draw(st.none() | st.integers(1, 15))
+        name = draw(st.sampled_from(["step", "agent"]))
+        end = start + draw(st.integers(0, 20))
+        spans.append(
+            agent("a", start, end, id=id, parent=parent)
+            if name == "agent"
+            else span("s", start, end, id=id, parent=parent)
+        )
+    return spans
+
+
+@given(broken_traces(), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_any_parents_at_all_give_one_tree_with_each_span_once_repaired_or_not(
+    spans: list[Span], shuffler: random.Random
+):
+    tree = TraceTree.from_spans(spans)
+    shuffled = spans.copy()
+    shuffler.shuffle(shuffled)
+    again = TraceTree.from_spans(shuffled)
+    assert shape(again) == shape(tree)
+    for _ in range(2):
+        real = sorted(node.id for node in tree.traverse() if node.span.name != semconv.VIRTUAL)
+        assert real == sorted(one.span_id for one in spans)
+        tree.repair_hierarchy()
+    again.repair_hierarchy()
+    again.repair_hierarchy()
+    assert shape(again) == shape(tree)
+
+
+# ---- repair --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_floating_call_goes_to_the_innermost_span_that_encloses_it():
+    a, b = agent("a", 1, 10, id=1), agent("b", 2, 8, id=2, parent=1)
+    assert repaired(a, b, sdk_call(3, 4, id=3)) == ("virtual", (1, (2, 3)))
+    assert repaired(a, b, sdk_call(8.5, 9, id=3)) == ("virtual", (1, 2, 3))
+    assert repaired(a, b, sdk_call(9, 11, id=3)) == ("virtual", (1, 2), 3)
+
+
+def test_below_a_session_span_calls_find_their_agents_too():
+    session = span("session", 0, 20, id=9)
+    spans = [
+        session,
+        agent("a", 1, 10, id=1, parent=9),
+        sdk_call(3, 4, id=3, parent=9),
+        agent("b", 11, 19, id=2, parent=9),
+    ]
+    assert repaired(*spans, sdk_call(12, 13, id=4, parent=9)) == (9, (1, 3), (2, 4))
+
+
+def test_between_agents_side_by_side_nobody_can_tell():
+    spans = [agent("a", 1, 10, id=1), agent("b", 2, 9, id=2), sdk_call(3, 4, id=3)]
+    assert repaired(*spans) == ("virtual", 1, 2, 3)
+    assert TracerTraceToTriplet(agent_match="a|b").adapt(spans) == []
+
+
+def test_agents_and_what_is_theirs_stay_where_they_were_recorded():
+    assert repaired(agent("a", 1, 10, id=1), agent("b", 2, 5, id=2)) == ("virtual", 1, 2), "they ran at the same time"
+    inside = [agent("a", 1, 10, id=1), span("tool", 2, 8, id=2, parent=1), sdk_call(3, 4, id=3, parent=1)]
+    assert repaired(*inside) == (1, 2, 3), "the call is the agent's own, made while the tool ran"
+
+
+def test_a_call_is_never_put_below_another_call():
+    assert repaired(sdk_call(1, 10, id=1), sdk_call(2, 3, id=2)) == ("virtual", 1, 2)
+
+
+# ---- the picture -------------------------------------------------------------------------------------------------------------
+
+
+def drawn_names(svg: str) -> list[str]:
+    names = (
+        element.text or ""
+        for element in ElementTree.fromstring(svg).iter(f"{SVG}tspan")
+        if element.get("class") == "name"
+    )
+    return list(names)
+
+
+def test_the_picture_has_a_row_for_each_span_and_a_bar_as_long_as_it_ran():
+    spans = [span("run", 0, 10, id=1), agent("planner", 0, 5, id=2, parent=1), reward(0.5, 10, id=3, parent=1)]
+    svg = TraceTree.from_spans(spans).visualize()
+    assert drawn_names(svg) == ["run", "invoke_agent planner", "leyden.reward"]
+    root = ElementTree.fromstring(svg)
+    widths = [float(bar.get("width", "0")) for bar in root.iter(f"{SVG}rect") if bar.get("rx")]
+    assert widths == [290.0, 145.0], "half the time is half the length; a reward has no length"
+    assert [group.get("class") for group in root.iter(f"{SVG}g")] == ["other", "agent", "reward"]
+    assert "0.5" in "".join(root.itertext())
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_whatever_spans_hold_the_picture_is_well_formed_and_holds_no_markup_of_theirs(name: str, agent_name: str):
+    hostile = f"<script>alert(1)</script>{name}"
+    one = span(name, 1, 2, id=1, agent__name=agent_name, leyden__operation__name=hostile)
+    one.status.description = hostile
+    root = ElementTree.fromstring(TraceTree.from_spans([one, span(hostile, 1, 2, id=2)]).visualize())
+    ours = {"svg", "style", "rect", "path", "circle", "text", "tspan", "title", "g"}
+    assert {element.tag.removeprefix(SVG) for element in root.iter()} <= ours
+
+
+def test_only_what_is_asked_for_and_what_is_above_it_is_drawn():
+    spans = [
+        span("run", 0, 9, id=1),
+        span("a", 1, 2, id=2, parent=1),
+        span("b", 3, 4, id=3, parent=1),
+        span("needle", 3, 4, id=4, parent=3),
+    ]
+    assert drawn_names(TraceTree.from_spans(spans).visualize(interested_span_match="need")) == ["run", "b", "needle"]
+
+
+def test_the_picture_is_written_where_it_is_asked_for(tmp_path: Path):
+    spans = recorded("openinference_langgraph")
+    tree = TracerTraceToTriplet().visualize(spans, tmp_path / "v1.trace")
+    written = (tmp_path / "v1.trace.svg").read_text()
+    assert written == tree.visualize(tmp_path / "again.svg") == (tmp_path / "again.svg").read_text()
+    assert len(drawn_names(written)) == len(tree.traverse())
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", written.partition("<g")[0]), (
+        "nothing is fetched to draw it"
+    )
+
+
+def test_spans_without_times_are_drawn_too():
+    bare = gateway_call(0, 0, id=1, prompt=[1], response=[2])
+    bare.start_time = bare.end_time = None
+    assert drawn_names(TraceTree.from_spans([bare]).visualize()) == ["leyden.model_call"]

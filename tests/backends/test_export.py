@@ -1,0 +1,326 @@
+"""What is exported to Parquet is what the store holds, to the last bit, also while it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from leyden.errors import ConfigError, StoreError
+from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreServer, SqliteLightningStore, export
+from leyden.store.export import export_parquet
+from leyden.types import (
+    LLM,
+    EnqueueRolloutRequest,
+    PaginatedResult,
+    PromptTemplate,
+    Retention,
+    Rollout,
+    RolloutConfig,
+    Span,
+    SpanEvent,
+    SpanStatus,
+    TokenRecord,
+    reward_attributes,
+)
+from tests.contracts.store.support import claimed, ids, span_of
+
+ODD = 'π "quoted" \\ \n \x00 😀 \ud800'
+TOKENS = TokenRecord(
+    prompt_ids=[0, 1, 2**31 - 1], response_ids=[5, 6], logprobs=[-0.1, -1e-30], policy_versions=[3, 4], loss_mask=[1, 0]
+)
+
+
+def read(directory: Path, name: str) -> list[dict[str, Any]]:
+    return pyarrow.parquet.read_table(directory / f"{name}.parquet").to_pylist()
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def as_float32(value: float) -> float:
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+async def fill(store: LightningStore) -> None:
+    """Rollouts of every kind: waiting, retried, failed, odd, with and without spans and tokens."""
+    await store.add_resources({"llm": LLM(endpoint="http://x", model="m")}, resources_id="rs-1")
+    for version in range(2):
+        await store.update_resources("prompt", {"prompt": PromptTemplate(template=f"{version} π", engine="f-string")})
+    retried = await claimed(
+        store,
+        {"q": ODD, "n": [1, 2.5, None, True]},
+        "worker",
+        mode="train",
+        priority=-7,
+        resources_id="rs-1",
+        metadata={"a": {"b": ODD}},
+        config=RolloutConfig(max_attempts=2, retry_condition=["failed"], timeout_seconds=60.5),
+    )
+    await store.add_span(span_of(retried, "a" * 16, attributes=reward_attributes({"primary": 0.25})))
+    await store.update_attempt(**ids(retried), status="failed", metadata={"reason": ODD})
+    again = await store.dequeue_rollout("worker")
+    assert again is not None
+    events = [SpanEvent(name="e", timestamp=1.5, attributes={"k": ["a", "b"]}), SpanEvent(name="bare")]
+    await store.add_many_spans(
+        [
+            span_of(
+                again,
+                "b" * 16,
+                name="π",
+                kind="CLIENT",
+                parent_id="a" * 16,
+                status=SpanStatus(status_code="ERROR", description="x\ny"),
+                attributes={"s": ODD, "i": 2**62, "f": 0.1, "b": True, "l": [1, 2], "e": ""},
+                events=events,
+                start_time=1.1,
+                end_time=2.2,
+                resource={"service.name": "π"},
+                tokens=TOKENS,
+            ),
+            span_of(again, "c" * 16, tokens=TokenRecord(prompt_ids=[], response_ids=[])),
+            span_of(again, "d" * 16, attributes=reward_attributes({"primary": 1 / 3, "style": 2})),
+        ]
+    )
+    await store.update_attempt(**ids(again), status="succeeded")
+    await store.start_rollout(None)
+    await store.enqueue_rollout("waits")
+
+
+async def expected(store: LightningStore) -> dict[str, list[dict[str, Any]]]:
+    """What the files must hold, by other calls than the export's."""
+    rollouts: list[dict[str, Any]] = []
+    attempts: list[dict[str, Any]] = []
+    spans: list[dict[str, Any]] = []
+    rewards = {"succeeded": 1 / 3}
+    for rollout in await store.query_rollouts():
+        row = rollout.model_dump(mode="json", exclude={"attempt"})
+        rollouts.append(row | {"reward": rewards.get(rollout.status)})
+        for attempt in await store.query_attempts(rollout.rollout_id):
+            attempts.append(attempt.model_dump(mode="json"))
+            for span in await store.query_spans(rollout.rollout_id, attempt.attempt_id):
+                row = span.model_dump(exclude={"tokens", "status"})
+                row |= {"status_code": span.status.status_code, "status_description": span.status.description}
+                tokens = dict.fromkeys(TokenRecord.model_fields)
+                if span.tokens is not None:
+                    tokens = span.tokens.model_dump()
+                    if tokens["logprobs"] is not None:
+                        tokens["logprobs"] = [as_float32(value) for value in tokens["logprobs"]]
+                spans.append(row | tokens)
+    resources = [update.model_dump(mode="json") for update in await store.query_resources(sort_by="resources_id")]
+    return {"rollouts": rollouts, "attempts": attempts, "spans": spans, "resources": resources}
+
+
+JSON = {"input", "config", "metadata", "attributes", "events", "resource", "resources"}
+
+
+def parsed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: json.loads(value) if name in JSON else value for name, value in row.items()} for row in rows]
+
+
+async def test_every_field_comes_back_as_it_was(store: LightningStore, tmp_path: Path) -> None:
+    await fill(store)
+    exported = await export_parquet(store, tmp_path / "out")
+    want = await expected(store)
+    for name, rows in want.items():
+        assert parsed(read(tmp_path / "out", name)) == rows
+    assert exported.rows == {name: len(rows) for name, rows in want.items()}
+    assert exported.rows == {"rollouts": 3, "attempts": 3, "spans": 4, "resources": 2}
+    assert {"out"} <= names(tmp_path) <= {"out", "store.db", "store.db-wal", "store.db-shm", "store.db.lock"}
+
+
+async def test_numbers_keep_their_types(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store:
+        await fill(store)
+        await export_parquet(store, tmp_path / "out")
+    schema = pyarrow.parquet.read_schema(tmp_path / "out" / "spans.parquet")
+    assert schema.field("prompt_ids").type == pyarrow.list_(pyarrow.int32())
+    assert schema.field("logprobs").type == pyarrow.list_(pyarrow.float32())
+    assert schema.field("start_time").type == pyarrow.float64()
+
+
+async def test_an_empty_store_has_files_without_rows(store: LightningStore, tmp_path: Path) -> None:
+    exported = await export_parquet(store, tmp_path / "a" / "b" / "out")
+    assert exported.directory == tmp_path / "a" / "b" / "out"
+    assert set(exported.rows.values()) == {0}
+    assert read(exported.directory, "spans") == []
+
+
+async def test_rollouts_are_chosen_by_status(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store:
+        await fill(store)
+        exported = await export_parquet(store, tmp_path / "out", status_in=["succeeded", "failed"])
+    assert exported.rows["rollouts"] == 1
+    assert exported.rows["attempts"] == 2
+    assert [row["status"] for row in read(tmp_path / "out", "rollouts")] == ["succeeded"]
+
+
+async def test_pages_and_row_groups_meet_without_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "_PAGE", 7)
+    monkeypatch.setattr(export, "_BATCH_ROLLOUTS", 3)
+    monkeypatch.setattr(export, "_GROUP_ROWS", 10)
+    seen: list[tuple[int, int]] = []
+    async with InMemoryLightningStore() as store:
+        for index in range(50):
+            rollout = await store.start_rollout(index)
+            await store.add_many_spans([span_of(rollout, str(span)) for span in range(2)])
+        await export_parquet(store, tmp_path / "out", on_progress=lambda *told: seen.append(told))
+    assert [json.loads(row["input"]) for row in read(tmp_path / "out", "rollouts")] == list(range(50))
+    assert len(read(tmp_path / "out", "spans")) == 100
+    assert pyarrow.parquet.ParquetFile(tmp_path / "out" / "spans.parquet").num_row_groups >= 8
+    assert seen[-1] == (50, 50)
+    assert seen == sorted(seen)
+
+
+class Changing(InMemoryLightningStore):
+    """A store in which something happens before each page that is asked for."""
+
+    def __init__(self, happens: Any) -> None:
+        super().__init__()
+        self._happens = happens
+        self.pages = 0
+
+    async def query_rollouts(self, **filters: Any) -> PaginatedResult[Rollout]:
+        answer = await super().query_rollouts(**filters)
+        if filters.get("limit", -1) > 0:
+            self.pages += 1
+            await self._happens(self)
+        return answer
+
+
+@pytest.mark.parametrize("forgotten", [1, 3, 10, 30, 1000])
+async def test_what_is_forgotten_meanwhile_takes_nothing_else_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: int
+) -> None:
+    monkeypatch.setattr(export, "_PAGE", 10)
+    monkeypatch.setattr(export, "_BATCH_ROLLOUTS", 4)
+
+    async def forget(store: Changing) -> None:
+        if store.pages < 6:
+            await store.prune(Retention(max_rollouts=0), limit=forgotten)
+
+    async with Changing(forget) as store:
+        requests = [EnqueueRolloutRequest(input=index) for index in range(100)]
+        rollouts = await store.enqueue_many_rollouts(requests)
+        for index, rollout in enumerate(rollouts):
+            if index % 3:
+                await store.update_rollout(rollout.rollout_id, status="cancelled")
+        await export_parquet(store, tmp_path / "out")
+        left = {rollout.rollout_id for rollout in await store.query_rollouts()}
+    found = [row["rollout_id"] for row in read(tmp_path / "out", "rollouts")]
+    assert len(found) == len(set(found))
+    assert left <= set(found)
+
+
+async def test_a_rollout_that_is_tried_again_meanwhile_is_whole(tmp_path: Path) -> None:
+    async def retry(store: Changing) -> None:
+        if store.pages == 1:
+            attempt = await store.get_latest_attempt(rollout.rollout_id)
+            assert attempt is not None
+            await store.update_attempt(rollout.rollout_id, attempt.attempt_id, status="failed")
+            again = await store.dequeue_rollout()
+            assert again is not None
+            await store.add_span(span_of(again, "b" * 16))
+
+    async with Changing(retry) as store:
+        rollout = await claimed(store, config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
+        await store.add_span(span_of(rollout, "a" * 16))
+        await export_parquet(store, tmp_path / "out")
+    attempts = [row["attempt_id"] for row in read(tmp_path / "out", "attempts")]
+    assert [row["attempt_id"] for row in read(tmp_path / "out", "spans")] == attempts
+    assert len(attempts) == 2
+
+
+async def test_an_export_that_fails_or_is_stopped_leaves_nothing(tmp_path: Path) -> None:
+    async def fail(store: Changing) -> None:
+        raise StoreError("the disk did not answer")
+
+    async def stop(store: Changing) -> None:
+        raise asyncio.CancelledError
+
+    for happens, error in ((fail, StoreError), (stop, asyncio.CancelledError)):
+        async with Changing(happens) as store:
+            await store.enqueue_rollout(1)
+            with pytest.raises(error):
+                await export_parquet(store, tmp_path / "out")
+        assert names(tmp_path) == set()
+
+
+async def test_a_place_that_is_taken_or_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "file").touch()
+    async with InMemoryLightningStore() as store:
+        with pytest.raises(ConfigError, match="is there already"):
+            await export_parquet(store, tmp_path / "taken")
+        with pytest.raises(ConfigError, match="cannot export"):
+            await export_parquet(store, tmp_path / "file" / "out")
+
+
+async def test_a_file_is_exported_while_its_owner_writes_it(tmp_path: Path) -> None:
+    async with SqliteLightningStore(tmp_path / "x.db") as owner:
+        await fill(owner)
+        async with SqliteLightningStore(tmp_path / "x.db", read_only=True) as store:
+            await owner.enqueue_rollout("later")
+            assert (await export_parquet(store, tmp_path / "out")).rows["rollouts"] == 4
+
+
+@pytest.fixture
+def command() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`leyden store export` with these arguments."""
+    program = "import sys; from leyden.cli import main; main()"
+    environment = {name: value for name, value in os.environ.items() if name != "LEYDEN_STORE_TOKEN"}
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-c", program, "store", "export", *map(str, arguments)]
+        return subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+
+    return run
+
+
+async def test_the_command_exports_a_file_that_is_in_use_and_a_served_store(
+    tmp_path: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    async with SqliteLightningStore(tmp_path / "x.db") as store:
+        await fill(store)
+        done = await asyncio.to_thread(command, "--url", store.path, tmp_path / "one")
+        assert (done.stderr, done.returncode) == ("", 0)
+        assert done.stdout.startswith(f"{tmp_path / 'one'}: 3 rollouts, 3 attempts, 4 spans, 2 resources; ")
+        async with LightningStoreServer(store, token="secret") as server:
+            words = ("--url", server.endpoint, "--token", "secret", "--status", "succeeded", tmp_path / "two")
+            assert "two: 1 rollouts, 2 attempts, 4 spans" in (await asyncio.to_thread(command, *words)).stdout
+    assert read(tmp_path / "one", "spans") == read(tmp_path / "two", "spans")
+
+
+def test_the_command_says_what_is_wrong(
+    tmp_path: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    for words, message in (
+        (["--url", tmp_path / "x.db"], "does not exist"),
+        (["--url", "memory://"], "read_only"),
+        (["--url", tmp_path / "x.db", "--status", "done"], "possible: queuing"),
+    ):
+        failed = command(*words, tmp_path / "out")
+        assert message in failed.stderr
+        assert "Traceback" not in failed.stderr
+        assert failed.returncode == 1
+    assert names(tmp_path) == set()
+
+
+def test_every_field_has_a_column() -> None:
+    def columns(name: str) -> set[str]:
+        return set(export._COLUMNS[name])
+
+    parts: Sequence[str] = ("tokens", "status")
+    assert set(Rollout.model_fields) <= columns("rollouts")
+    assert (set(Span.model_fields) - set(parts)) | set(TokenRecord.model_fields) <= columns("spans")

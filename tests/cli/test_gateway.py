@@ -1,0 +1,79 @@
+"""`leyden gateway`, as a user runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+from leyden.cli import main
+from leyden.store import SqliteLightningStore
+from leyden.testing import FakeUpstream
+from leyden.utils.attempt_key import attempt_key
+
+LEYDEN = [sys.executable, "-c", "from leyden.cli import main; main()"]
+
+
+@pytest.mark.timeout(90)
+async def test_it_records_calls_in_the_store_that_is_named_and_ends_by_sigterm(tmp_path: Path) -> None:
+    file = tmp_path / "store.db"
+    async with SqliteLightningStore(file) as store:
+        rollout = await store.start_rollout({})
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
+    async with FakeUpstream() as upstream:
+        process = await asyncio.create_subprocess_exec(
+            *LEYDEN,
+            "gateway",
+            *("--store", str(file), "--port", "0", "--model", f"fake={upstream.endpoint}", "--durable"),
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"LEYDEN_GATEWAY_TOKEN": "sesame"},
+        )
+        try:
+            assert process.stdout is not None
+            line = (await process.stdout.readline()).decode()
+            found = re.search(r"serving fake at (http://\S+/v1), with the token", line)
+            assert found, line
+            async with openai.AsyncOpenAI(base_url=found[1], api_key=attempt_key("sesame", *ids)) as client:
+                answer = await client.chat.completions.create(
+                    model="fake", messages=[{"role": "user", "content": "hi"}]
+                )
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        truth = upstream.truth(answer.id)
+    async with SqliteLightningStore(file) as store:
+        (span,) = await store.query_spans(*ids)
+    assert span.tokens is not None
+    assert list(span.tokens.response_ids) == truth.response_ids
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "policy"], "NAME=URL"),
+        (["--model", "policy=localhost:80"], "http(s) base URL"),
+        (["--model", "m=http://x/v1", "--host", "0.0.0.0"], "token="),
+        ([], "--model"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["leyden", "gateway", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, value in {"handlers": [], "propagate": True, "level": logging.NOTSET}.items():
+        monkeypatch.setattr(logging.getLogger("leyden"), name, value)  # as they are now, when the test is over
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code != 0
+    assert message in " ".join(capsys.readouterr().err.split())

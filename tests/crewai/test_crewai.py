@@ -1,0 +1,36 @@
+"""A crew, and openai 2 (which CrewAI pins) and anthropic 1, as `tests/frameworks` does it with the other frameworks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.frameworks.harness import check, check_page, measure
+
+GATEWAY = "leyden.model_call"
+CHAT = "chat gpt-4.1-mini"
+
+LOOP, THREADS, PROCESSES = "loop", "threads", "processes"
+AGENTS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "crewai": ([LOOP, THREADS, PROCESSES], {"seen_by": [CHAT, GATEWAY], "tool": True, "agents": []}),
+    "openai": ([LOOP, THREADS], {"seen_by": [CHAT, GATEWAY], "tool": False, "agents": []}),
+    "anthropic": (
+        [LOOP, THREADS],
+        {"seen_by": ["chat claude-sonnet-4-5", "anthropic.messages.create", GATEWAY], "tool": False, "agents": []},
+    ),
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", AGENTS)
+def test_every_call_of_256_agents_at_once_is_in_its_own_rollout_once_and_exact(name: str, tmp_path: Path):
+    ways, expected = AGENTS[name]
+    for report in measure(name, ways, tmp_path).values():
+        check(report, **expected)
+
+
+@pytest.mark.timeout(120)
+def test_the_page_runs_and_nobody_is_called(tmp_path: Path):
+    check_page("crewai", tmp_path)

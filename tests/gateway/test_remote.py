@@ -1,0 +1,66 @@
+"""A gateway that was given to another process ends attempts there, and nobody else can."""
+
+from __future__ import annotations
+
+import pickle
+
+import openai
+import pytest
+
+from leyden.errors import GatewayError, StoreError
+from leyden.gateway import FoundGateways, LLMProxy, control_key_of
+from leyden.gateway.remote import RemoteRecorder
+from leyden.types import LLM, ProxyLLM
+from tests.gateway.caller import Caller, say
+
+
+async def test_a_pickled_gateway_ends_an_attempt_with_its_record_whole(caller: Caller) -> None:
+    recorder = pickle.loads(pickle.dumps(caller.proxy))
+    await caller.client.chat.completions.create(model="fake", messages=say("in time"))
+    recorder.end_attempt(caller.rollout_id, caller.attempt_id)
+    await recorder.flush(caller.rollout_id, caller.attempt_id)
+    assert len(await caller.store.query_spans(caller.rollout_id, caller.attempt_id)) == 1
+    with pytest.raises(openai.APIStatusError, match="410"):
+        await caller.client.chat.completions.create(model="fake", messages=say("late"))
+
+
+async def test_who_does_not_know_the_control_key_ends_no_attempt(caller: Caller) -> None:
+    stranger = RemoteRecorder(caller.proxy.endpoint.removesuffix("/v1"), "a guess")
+    with pytest.raises(StoreError, match="only this gateway's own runners"):
+        await stranger.flush(caller.rollout_id, caller.attempt_id)
+    await caller.client.chat.completions.create(model="fake", messages=say("still welcome"))
+
+
+async def test_a_runner_from_elsewhere_ends_attempts_at_the_gateway_that_their_resources_name(caller: Caller) -> None:
+    caller.proxy.share_control("what both know")
+    recorder = pickle.loads(pickle.dumps(FoundGateways(control_key_of("what both know"))))
+    await caller.client.chat.completions.create(model="fake", messages=say("in time"))
+    given = {"llm": caller.proxy.as_resource(), "other": LLM(endpoint="http://127.0.0.1:9/v1", model="no gateway")}
+    recorder.begin_attempt(caller.rollout_id, caller.attempt_id, given)
+    recorder.end_attempt(caller.rollout_id, caller.attempt_id)
+    await recorder.flush(caller.rollout_id, caller.attempt_id)
+    assert len(await caller.store.query_spans(caller.rollout_id, caller.attempt_id)) == 1
+    with pytest.raises(openai.APIStatusError, match="410"):
+        await caller.client.chat.completions.create(model="fake", messages=say("late"))
+
+
+async def test_a_runner_from_elsewhere_that_knows_another_secret_is_told_the_remedy(caller: Caller) -> None:
+    caller.proxy.share_control("what both know")
+    recorder = FoundGateways(control_key_of("something else"))
+    recorder.begin_attempt(caller.rollout_id, caller.attempt_id, {"llm": caller.proxy.as_resource()})
+    with pytest.raises(StoreError, match="LEYDEN_STORE_TOKEN"):
+        await recorder.flush(caller.rollout_id, caller.attempt_id)
+
+
+async def test_a_gateway_that_is_not_there_is_named() -> None:
+    recorder = FoundGateways(control_key_of(None))
+    recorder.begin_attempt("ro", "at", {"llm": ProxyLLM(endpoint="http://127.0.0.1:9/v1", model="gone")})
+    with pytest.raises(GatewayError, match=r"http://127\.0\.0\.1:9 cannot be told that attempt 'at' is over"):
+        await recorder.flush("ro", "at")
+
+
+def test_agents_are_given_the_address_under_which_the_gateway_is_reached() -> None:
+    model = LLM(endpoint="http://127.0.0.1:9/v1", model="m")
+    proxy = LLMProxy(host="0.0.0.0", port=4748, token="t", access_host="machine-a", model_list=[model])
+    assert proxy.as_resource().endpoint == "http://machine-a:4748/v1"
+    assert LLMProxy(host="::1", port=4748, model_list=[model]).as_resource().endpoint == "http://[::1]:4748/v1"

@@ -1,0 +1,111 @@
+"""What Prometheus is told: in its format, what the store knows, and only to those who may know it."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+
+from leyden.monitor import AlertRule, Monitor
+from leyden.monitor.monitor import Watch
+from leyden.monitor.prometheus import exposition, metrics
+from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreServer
+from leyden.store.traffic import Traffic
+
+pytest.register_assert_rewrite("tests.monitor.metrics_format")
+
+from tests.monitor.metrics_format import read_metrics  # noqa: E402
+
+NASTY = 'w "quoted" \\ back, and {braces}='
+
+
+async def worked(store: LightningStore) -> None:
+    """Rollouts in several statuses, three workers, an alert."""
+    await store.enqueue_rollout(1)
+    await store.enqueue_rollout(2)
+    await store.enqueue_rollout(3)
+    claimed = await store.dequeue_rollout(NASTY)
+    assert claimed is not None
+    await store.update_attempt(claimed.rollout_id, "latest", status="succeeded")
+    await store.dequeue_rollout(NASTY)
+    await store.update_worker(NASTY, {"host": "far", "cpu_percent": 81.5, "attempts_ended": 3, "own": 1, "pid": 7})
+    await store.update_worker("gone", {"ended": True, "cpu_percent": 3.0})
+    hot = AlertRule(name="hot", metric="cpu_percent", comparison=">", threshold=80.0, window_seconds=0.0)
+    watch = Watch(Monitor(rules=[hot], sinks=()), store)
+    await watch.look()
+
+
+async def test_the_page_says_what_the_store_knows_in_prometheus_own_format() -> None:
+    traffic = Traffic()
+    traffic.add("query_spans", 200, 0.0007)
+    traffic.add("query_spans", 200, 0.2)
+    traffic.add("dequeue_many_rollouts", 200, None)
+    traffic.add("other", 401, 0.001)
+    async with InMemoryLightningStore() as store:
+        await worked(store)
+        page = read_metrics(await exposition(store, traffic))
+    assert page["leyden_rollouts"][{"status": "succeeded"}] == 1
+    assert page["leyden_rollouts"][{"status": "failed"}] == 0
+    assert page["leyden_queue_length"][{}] == 1
+    assert page["leyden_records"][{"kind": "attempts"}] == 2
+    assert page["leyden_workers"].values == {
+        ("", frozenset({("health", "healthy")})): 1.0,
+        ("", frozenset({("health", "unhealthy")})): 0.0,
+        ("", frozenset({("health", "ended")})): 1.0,
+    }
+    assert page["leyden_cpu_percent"][{"worker": NASTY}] == 81.5
+    assert page["leyden_attempts_ended"][{"worker": NASTY}] == 3
+    assert ("", frozenset({("worker", "gone")})) not in page["leyden_cpu_percent"].values
+    assert page["leyden_store_reachable"][{"worker": ""}] == 1
+    assert page["leyden_memory_percent"][{"worker": ""}] > 0
+    assert page["leyden_missed_heartbeats"][{"worker": NASTY}] == 0
+    assert page["leyden_alert"][{"rule": "hot", "worker": NASTY}] == 1
+    assert "leyden_own" not in page
+    assert page["leyden_http_requests_total"][{"method": "query_spans", "status": "200"}] == 2
+    assert page["leyden_http_requests_total"][{"method": "other", "status": "401"}] == 1
+    durations = page["leyden_http_request_seconds"].values
+    assert durations["_bucket", frozenset({("method", "query_spans"), ("le", "0.1")})] == 1
+    assert durations["_bucket", frozenset({("method", "query_spans"), ("le", "0.5")})] == 2
+    assert durations["_sum", frozenset({("method", "query_spans")})] == pytest.approx(0.2007)
+    assert not any(("method", "dequeue_many_rollouts") in labels for _, labels in durations)
+
+
+async def test_an_empty_store_has_a_page_too() -> None:
+    async with InMemoryLightningStore() as store:
+        page = read_metrics(await exposition(store, Traffic()))
+    assert page["leyden_queue_length"][{}] == 0
+    assert "leyden_cpu_percent" not in page
+
+
+async def test_a_server_shows_it_to_those_who_have_its_token_and_counts_what_it_is_asked() -> None:
+    async with InMemoryLightningStore() as store:
+        server = LightningStoreServer(store, token="secret", views=metrics(store))
+        async with server, server.client() as client, aiohttp.ClientSession(server.endpoint) as session:
+            await client.enqueue_rollout(1)
+            for authorization, status in (("", 401), ("Bearer wrong", 401), ("Bearer secret", 200)):
+                async with session.get("/metrics", headers={"Authorization": authorization}) as answer:
+                    assert answer.status == status
+                    text = await answer.text()
+                    content_type = answer.headers["Content-Type"]
+            assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+            async with session.post("/metrics", headers={"Authorization": "Bearer secret"}) as answer:
+                assert (answer.status, answer.headers["Allow"]) == (405, "GET")
+            async with session.get("/v1/agl/nothing", headers={"Authorization": "Bearer secret"}) as answer:
+                assert answer.status == 404
+            async with session.get("/metrics", headers={"Authorization": "Bearer secret"}) as answer:
+                later = read_metrics(await answer.text())["leyden_http_requests_total"]
+    first = read_metrics(text)["leyden_http_requests_total"]
+    assert first[{"method": "enqueue_many_rollouts", "status": "201"}] == 1
+    assert first[{"method": "other", "status": "401"}] == 2
+    assert later[{"method": "/metrics", "status": "200"}] == 1
+    assert later[{"method": "other", "status": "404"}] == 1
+    assert later[{"method": "other", "status": "405"}] == 1
+
+
+async def test_a_server_that_was_handed_nothing_shows_nothing() -> None:
+    async with (
+        InMemoryLightningStore() as store,
+        LightningStoreServer(store) as server,
+        aiohttp.ClientSession(server.endpoint) as session,
+        session.get("/metrics") as answer,
+    ):
+        assert answer.status == 404

@@ -1,0 +1,85 @@
+"""What a machine does, as figures: against what is done to it here."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from leyden.monitor import SystemProbe, gpu
+from leyden.monitor.gpu import gpu_figures
+from leyden.monitor.system import FIGURES
+
+
+def test_the_figures_are_those_of_the_system(tmp_path: Path) -> None:
+    probe = SystemProbe(tmp_path)
+    (tmp_path / "file").write_bytes(b"x" * 2**20)
+    figures = probe.read()
+    assert (figures["pid"], figures["process_start_time"]) == (os.getpid(), psutil.Process().create_time())
+    assert float(figures["disk_free_percent"]) == pytest.approx(100 - psutil.disk_usage(str(tmp_path)).percent, abs=5)
+    assert 0 < float(figures["memory_percent"]) <= 100
+    assert float(figures["process_rss_bytes"]) > 2**20
+    assert figures.keys() - {"host", "pid", "process_start_time"} <= FIGURES.keys()
+    assert all(isinstance(figures[name], int | float) for name in FIGURES.keys() & figures.keys())
+
+
+def test_a_process_that_works_is_seen_to_work() -> None:
+    probe = SystemProbe()
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        pass
+    figures = probe.read()
+    assert float(figures["process_cpu_percent"]) > 1
+    assert 0 < float(figures["cpu_percent"]) <= 100
+
+
+def test_two_probes_of_one_process_do_not_take_each_others_time() -> None:
+    first, second = SystemProbe(), SystemProbe()
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+    assert float(first.read()["cpu_percent"]) > 0
+    assert float(second.read()["cpu_percent"]) > 0
+
+
+def test_a_directory_that_is_gone_takes_only_its_own_figure(tmp_path: Path) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    probe = SystemProbe(gone)
+    gone.rmdir()
+    figures = probe.read()
+    assert "disk_free_percent" not in figures
+    assert "memory_percent" in figures
+
+
+def test_reading_all_of_it_is_cheap() -> None:
+    probe = SystemProbe()
+    probe.read()
+    started = time.process_time()
+    for _ in range(50):
+        probe.read()
+    assert (time.process_time() - started) / 50 < 0.02  # each 10 s: 0.2 % of a CPU; 0.5 ms on an idle machine
+
+
+@pytest.mark.skipif(gpu._library() is not None, reason="this machine has an NVIDIA driver")
+def test_without_a_driver_there_are_no_gpu_figures() -> None:
+    assert gpu_figures() == {}
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_is_filled_is_seen_to_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    assert cuda.cuInit(0) == 0
+    context, device, memory = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_ulonglong()
+    assert cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+    assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device) == 0
+    before = gpu_figures()
+    assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(8 * 2**30)) == 0
+    after = gpu_figures()
+    assert after["gpu_memory_percent"] > before["gpu_memory_percent"] + 1
+    assert cuda.cuMemFree_v2(memory) == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu_figures() == {}

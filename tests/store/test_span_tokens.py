@@ -1,0 +1,187 @@
+"""What token records cost: bytes kept, statements run, rows read."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leyden.errors import StoreError
+from leyden.store import InMemoryLightningStore, SqliteLightningStore
+from leyden.store.sql.body import rollouts, search, spans, tokens
+from leyden.store.sql.sqlite import SqliteTransaction, connect, migrate
+from leyden.types import AttemptedRollout, Span, TokenRecord, pack_ints
+from leyden.types.tokens import shared_length
+
+
+def call(rollout: AttemptedRollout, number: int, prompt: Sequence[int], response: Sequence[int]) -> Span:
+    return Span(
+        rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id, sequence_id=0, trace_id="f" * 32,
+        span_id=f"{number:016x}", name="call", tokens=TokenRecord(prompt_ids=[*prompt], response_ids=[*response]),
+    )  # fmt: skip
+
+
+def conversation(rollout: AttemptedRollout, n_turns: int, n_new: int) -> list[Span]:
+    """Turns with `n_new` ids of observation and as many of response."""
+    rng = random.Random(n_turns)
+    context: list[int] = []
+    turns: list[Span] = []
+    for number in range(n_turns):
+        context += [rng.randrange(150_000) for _ in range(n_new)]
+        response = [rng.randrange(150_000) for _ in range(n_new)]
+        turns.append(call(rollout, number, context, response))
+        context = context + response
+    return turns
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_a_conversation_costs_what_its_last_prompt_and_responses_cost(tmp_path: Path, bulk: bool) -> None:
+    path = tmp_path / "s.db"
+    async with SqliteLightningStore(path) as store:
+        turns = conversation(await store.start_rollout(1), n_turns=6, n_new=200)
+        for part in [turns] if bulk else [[turn] for turn in turns]:
+            await store.add_many_spans(part)
+    with sqlite3.connect(path) as connection:
+        kept = connection.execute("SELECT sum(length(tokens)) FROM spans").fetchone()[0]
+    connection.close()
+    last = turns[-1].tokens
+    assert last is not None
+    once = len(zlib.compress(pack_ints(last.prompt_ids + last.response_ids), level=1))
+    sum_of_prompts = sum(len(turn.tokens.pack()) for turn in turns if turn.tokens is not None)
+    assert once <= kept < 1.1 * once
+    assert sum_of_prompts > 3 * kept
+
+
+SEQUENCES = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 90), st.integers(0, 40), st.integers(0, 30), st.integers(0, 3)),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=60)
+@given(SEQUENCES)
+def test_a_prompt_shares_the_longest_beginning_that_recent_calls_have(
+    shape: list[tuple[int, int, int, int, int]],
+) -> None:
+    """Calls that go on from anywhere in one of those before them, in an alphabet so small that they often agree by chance."""
+    with sqlite3.connect(":memory:", isolation_level=None) as connection:
+        migrate(connection, "memory://")
+        tx = SqliteTransaction(connection, "memory://")
+        rollout = rollouts.start_rollout(tx, 1)
+        before: list[list[int]] = []
+        calls: list[Span] = []
+        for number, (back, kept, n_new, n_response, letter) in enumerate(shape):
+            start = before[-1 - back % len(before)] if before else []
+            prompt = start[:kept] + [letter] * n_new
+            (added,) = spans.add_many_spans(tx, [call(rollout, number, prompt, [letter] * n_response)])
+            packed = connection.execute("SELECT tokens FROM spans ORDER BY key DESC LIMIT 1").fetchone()[0]
+            agreed = [agreement(prompt, sequence) for sequence in before[-8:]] or [0]
+            goes_on = max((len(s) for s in before[-8:] if prompt[: len(s)] == s), default=0)
+            least = goes_on if goes_on >= 16 else max(agreed)
+            assert shared_length(packed) in ([n for n in agreed if n >= least] if least >= 16 else [0])
+            calls.append(added)
+            before.append(prompt + [letter] * n_response)
+        assert list(search.query_spans(tx, rollout.rollout_id)) == calls
+        for number, expected in enumerate(calls):
+            assert list(search.query_spans(tx, rollout.rollout_id, limit=1, offset=number)) == [expected]
+    connection.close()
+
+
+def agreement(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class Counting(SqliteTransaction):
+    """Says which statements were run, and how many rows they answered."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__(connection, "memory://")
+        self.ran: list[str] = []
+        self.rows = 0
+
+    def put(self, query: str, values: Sequence[Any], /) -> int:
+        self.ran.append(query)
+        return super().put(query, values)
+
+    def all(self, query: str, /, **parameters: Any) -> list[Sequence[Any]]:
+        self.ran.append(query)
+        rows = super().all(query, **parameters)
+        self.rows += len(rows)
+        return rows
+
+
+@pytest.fixture
+def tx() -> Any:
+    connection = connect(":memory:", {})
+    migrate(connection, "memory://")
+    yield Counting(connection)
+    connection.close()
+
+
+def test_spans_without_tokens_pay_nothing_for_those_with_them(tx: Counting) -> None:
+    rollout = rollouts.start_rollout(tx, 1)
+    plain = [call(rollout, number, [], []).model_copy(update={"tokens": None}) for number in range(5)]
+    spans.add_many_spans(tx, plain)
+    assert "select_recent_tokens" not in tx.ran
+    tx.ran.clear()
+    spans.add_many_spans(tx, [call(rollout, 9, range(100), [1])])
+    assert tx.ran.count("select_recent_tokens") == 1
+
+
+def test_a_turn_is_added_without_reading_other_conversations(tx: Counting) -> None:
+    rollout = rollouts.start_rollout(tx, 1)
+    spans.add_many_spans(tx, conversation(rollout, n_turns=200, n_new=20))
+    other = [7] * 50
+    spans.add_many_spans(tx, [call(rollout, 1000, other, other)])
+    spans.add_many_spans(tx, [call(rollout, 1001, other * 3, other)])
+    tx.rows = 0
+    spans.add_many_spans(tx, [call(rollout, 1002, other * 5, other)])
+    assert tx.rows <= 8  # the last records, and none of what the long conversation began with
+
+
+def test_a_whole_attempt_is_read_in_one_statement_and_one_call_in_two(tx: Counting) -> None:
+    rollout = rollouts.start_rollout(tx, 1)
+    turns = spans.add_many_spans(tx, conversation(rollout, n_turns=300, n_new=20))
+    tx.ran.clear()
+    assert list(search.query_spans(tx, rollout.rollout_id)) == turns
+    assert "select_token_chain" not in tx.ran
+    assert list(search.query_spans(tx, rollout.rollout_id, limit=1, offset=299)) == [turns[299]]
+    assert tx.ran.count("select_token_chain") == 1
+    tx.ran.clear()
+    odd = search.query_spans(tx, rollout.rollout_id, limit=100, offset=150)
+    assert list(odd) == turns[150:250]
+    assert tx.ran.count("select_token_chain") == 1
+
+
+def test_records_that_say_the_same_do_not_lengthen_the_way(tx: Counting) -> None:
+    """Samples of one prompt all begin with the first of them, not each with the one before."""
+    rollout = rollouts.start_rollout(tx, 1)
+    samples = spans.add_many_spans(tx, [call(rollout, number, range(50), [number] * 9) for number in range(30)])
+    bases = tx.all("select_recent_tokens", rollout=1, attempt=1, limit=29)
+    assert {base for _, base, _ in bases} == {1}
+    assert list(search.query_spans(tx, rollout.rollout_id)) == list(samples)
+
+
+async def test_a_beginning_that_was_deleted_by_hand_is_said_to_be_lost() -> None:
+    async with InMemoryLightningStore() as store:
+        rollout = await store.start_rollout(1)
+        await store.add_many_spans(conversation(rollout, n_turns=3, n_new=20))
+
+        def delete(tx: Any) -> None:
+            tx._cursor.execute("DELETE FROM spans WHERE key = 1")
+
+        await store._driver.write(delete, (), {})
+        with pytest.raises(StoreError, match="lost the span with key 1"):
+            await store.query_spans(rollout.rollout_id)
+
+
+def test_the_window_is_what_the_tests_think() -> None:
+    assert (tokens._CANDIDATES, tokens._MIN_SHARED) == (8, 16)
