@@ -24,7 +24,7 @@ END: Final = f"{PREFIX}/waits/end"
 class WaitForEnd(BaseModel):
     """Wait up to `timeout_seconds` for the end of the run that the server runs for, and answer whether it has come."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     watcher: str
     """Who asks: the same in every question of one waiting client."""

@@ -178,7 +178,7 @@ class Route:
             if query:
                 raise ConfigError(f"{self} takes its parameters in the body, got the query {query.decode('latin-1')!r}")
             if self.items is None:
-                return arguments | _load(self.arguments, body.strip() or b"{}")
+                return arguments | _load(self.arguments, body or b"{}")
             assert self.body_is is not None and self.item is not None
             if self.is_one(body):
                 return arguments | {self.body_is: [_load(self.item, body)]}

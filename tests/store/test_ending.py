@@ -43,9 +43,10 @@ async def test_an_announcement_does_not_wait_for_ever_for_who_has_gone() -> None
     assert time.monotonic() - began >= 0.1
 
 
-async def test_a_question_that_is_none_is_refused() -> None:
+@pytest.mark.parametrize("seconds", [b"1e9", b"true", b'"1"'])
+async def test_a_question_that_is_none_is_refused(seconds: bytes) -> None:
     with pytest.raises(ConfigError, match="waits/end"):
-        await End().answer(b'{"timeout_seconds": 1e9}')
+        await End().answer(b'{"watcher": "w", "timeout_seconds": ' + seconds + b"}")
 
 
 async def test_a_server_that_stops_unannounced_has_not_ended_its_run(

@@ -90,6 +90,7 @@ def test_a_path_that_is_not_utf8_is_refused() -> None:
         (b'{"input": NaN}', "the number NaN"),
         (b'{"input": [-Infinity]}', "the number -Infinity"),
         (b'{"input": 1', "Invalid JSON"),
+        (b"\n", "Invalid JSON"),
         (b"[1]", "valid dictionary|object"),
         (b'"\xff"', "JSON"),
         (b"[" * 100_000, "JSON"),

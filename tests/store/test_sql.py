@@ -177,10 +177,11 @@ async def test_a_search_of_samples_reads_what_is_in_its_time_alone(
 ) -> None:
     async with InMemoryLightningStore() as store:
         await store.query_samples(**asked)
-    page, count = explained
+    page, *count = explained
+    assert len(count) == ("limit" in asked)  # a page that holds all there is needs no count
     assert index in page
     assert "SCAN" not in page
-    assert index in count
+    assert all(index in told for told in count)
     assert (
         "TEMP B-TREE" not in page or "TEMP B-TREE FOR RIGHT PART" in page or "TEMP B-TREE FOR LAST" in page
     )  # at most the samples of one moment are sorted
