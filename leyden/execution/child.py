@@ -71,6 +71,8 @@ Word = Literal["prepared", "finished"] | Failure
 _LOGGERS = ("", "leyden")
 _LAST_SECONDS = 2.0
 """How long agents may take to leave their `with` blocks when the parent has gone."""
+_RESERVE_BYTES = 16 * 2**20
+"""What a child with a limit keeps free of it, to say why it ends. Not resident: nothing is written there."""
 _LOOK_SECONDS = 2.0
 _BLOCKED_LOOKS = 3
 """The time of an agent was over for at least a look, so often in a row: the event loop, which would have cancelled it, is blocked.
@@ -96,6 +98,7 @@ def run_child(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)  # so that what agents start can be ended with this process
     link = _Link(connection, parent, surroundings)
+    reserve = bytearray(0 if surroundings.memory_bytes is None else _RESERVE_BYTES)
     code = 1
     try:
         _settle(surroundings)
@@ -105,6 +108,7 @@ def run_child(
     except asyncio.CancelledError:
         code = 128 + signal.SIGTERM
     except BaseException as error:  # noqa: BLE001 -- the parent is told, whatever it is
+        del reserve  # a MemoryError holds, with its frames, what has filled the memory
         link.say(Failure.of(error))
     finally:
         link.close()

@@ -151,7 +151,7 @@ import leyden as ly
 @ly.rollout
 def hang(task: int) -> float:
     child = subprocess.Popen(["sleep", "600"])
-    print("started", os.getpid(), child.pid, flush=True)
+    print(f"started {{os.getpid()}} {{child.pid}}\\n", end="", flush=True)  # in one piece: the other may be a thread beside this
     time.sleep(600)
     return 1.0
 
