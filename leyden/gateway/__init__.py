@@ -9,7 +9,10 @@ What lives here:
 
 - `proxy`: `LLMProxy`, the options and the life of the server thread;
 - `asgi`: HTTP;
-- `app`: the routes, and the way of one call;
+- `app`: the routes, and who may call;
+- `exchange`: one call under way;
+- `relay`: the way of one call to a model and back;
+- `transport`: how a server is asked;
 - `attempts`: which attempts may call;
 - `upstream`: the models behind the gateway;
 - `gate`, `limits`: what holds calls up or refuses them;

@@ -25,7 +25,9 @@ from leyden.gateway.attempts import Attempts
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.recorder import Failures, Recorder
+from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
+from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
 from leyden.store.base import LightningStore
 from leyden.types import LLM, NamedResources, ProxyLLM
@@ -110,18 +112,22 @@ class LLMProxy:
         self._port = port
         self._limits = attempt_limits or AttemptLimits()
         self._models = self._checked(model_list or ())
-        self._sampling_overrides = {mode: dict(fields) for mode, fields in (sampling_overrides or {}).items()}
-        if unknown := sorted(set(self._sampling_overrides) - set(_MODES)):
+        overrides = {mode: dict(fields) for mode, fields in (sampling_overrides or {}).items()}
+        if unknown := sorted(set(overrides) - set(_MODES)):
             raise ConfigError(f"sampling_overrides: no mode {unknown[0]!r}; possible: {', '.join(map(repr, _MODES))}")
         if not pause_wait_seconds > 0:
             raise ConfigError(f"pause_wait_seconds is {pause_wait_seconds}; it must be above 0")
         self._pause_wait_seconds = pause_wait_seconds
-        self._durable = durable
+        self._relay_options = RelayOptions(
+            deterministic_seed=deterministic_seed,
+            timeout_seconds=timeout_seconds,
+            keep_alive_seconds=keep_alive_seconds,
+            upstream_retries=upstream_retries,
+            limits=self._limits,
+            sampling_overrides=overrides,
+            durable=durable,
+        )
         self._store = store
-        self._timeout_seconds = timeout_seconds
-        self._keep_alive_seconds = keep_alive_seconds
-        self._upstream_retries = upstream_retries
-        self._deterministic_seed = deterministic_seed
         self._token = token
         self._control_key = secrets.token_urlsafe(32)
         """What runners in other processes show when they end an attempt."""
@@ -346,22 +352,22 @@ class LLMProxy:
         recorder = Recorder(store, self._failures)
         attempts = Attempts(store)
         gate = Gate(self._pause_wait_seconds)
-        async with _upstream_session(self._timeout_seconds) as session:
+        async with _upstream_session(self._relay_options.timeout_seconds) as session:
+            http = HttpTransport(session)
+            relay = Relay(
+                models=lambda: self._models,
+                transport=lambda _: http,
+                recorder=recorder,
+                gate=gate,
+                options=self._relay_options,
+            )
             app = GatewayApp(
-                session=session,
                 attempts=attempts,
                 recorder=recorder,
-                models=lambda: self._models,
+                relay=relay,
+                model_names=lambda: list(self._models),
                 token=self._token,
                 control_key=lambda: self._control_key,
-                deterministic_seed=self._deterministic_seed,
-                timeout_seconds=self._timeout_seconds,
-                keep_alive_seconds=self._keep_alive_seconds,
-                upstream_retries=self._upstream_retries,
-                gate=gate,
-                limits=self._limits,
-                sampling_overrides=self._sampling_overrides,
-                durable=self._durable,
             )
             server = AsgiServer(app, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS)
             await server.start(listener)

@@ -62,6 +62,11 @@ class UpstreamModel:
             return client
         return next((dialect for dialect in spoken if dialect.translates), None) if client.translates else None
 
+    @property
+    def address(self) -> str:
+        """Where it is, for people."""
+        return self.endpoint
+
     def url(self, path: str) -> str:
         """The URL of `path` (`chat/completions`) at the server."""
         return f"{self.endpoint.rstrip('/')}/{path}"

@@ -1,0 +1,461 @@
+"""The way of one call to a model and back.
+
+It knows dialects only through `Passage` and servers only through `Transport`; routes and admission are in `app`, what is
+written down in `record`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from http import HTTPStatus
+from typing import Any, cast
+
+from leyden.dialects import DIALECTS, Passage, PassageStream, dump, split_events
+from leyden.errors import StoreError, Untranslatable
+from leyden.gateway.asgi import Headers, send_json, send_refusal
+from leyden.gateway.attempts import AttemptKey
+from leyden.gateway.balance import Balancer
+from leyden.gateway.buffering import Buffering
+from leyden.gateway.exchange import Exchange
+from leyden.gateway.gate import Gate
+from leyden.gateway.limits import AttemptLimits
+from leyden.gateway.recorder import Recorder
+from leyden.gateway.refusal import Refusal
+from leyden.gateway.responses import KeptResponses
+from leyden.gateway.retries import Retries
+from leyden.gateway.transport import Answer, ServerGone, Transport
+from leyden.gateway.upstream import UpstreamModel
+
+__all__ = ["Relay", "RelayOptions", "seed_for"]
+
+logger = logging.getLogger(__name__)
+
+_ERROR_TEXT_LIMIT = 2000
+_JSON_TYPE = (b"content-type", b"application/json")
+_EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_RETRY_SECONDS = 0.05
+_TOO_BUSY = {429, 502, 503, 504}
+_OF_THE_SERVER = {
+    *("upstream_unreachable", "upstream_incomplete", "upstream_timeout", "upstream_garbage", "upstream_failed")
+}
+"""Refusals that say something about the server's health."""
+_COMMENT = b": keep-alive\n\n"
+
+
+def seed_for(deterministic_seed: int, rollout_id: str, call_index: int) -> int:
+    """The sampling seed of one call, 31 bits. Attempts of one rollout share it, so that a rerun samples the same."""
+    digest = sha256(f"{deterministic_seed}\x1f{rollout_id}\x1f{call_index}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayOptions:
+    """What `LLMProxy` was told of each; see there."""
+
+    deterministic_seed: int | None
+    timeout_seconds: float
+    keep_alive_seconds: float
+    upstream_retries: int
+    limits: AttemptLimits
+    sampling_overrides: Mapping[str, Mapping[str, Any]]
+    durable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Chances:
+    """What may still be tried if a server does not answer."""
+
+    again: bool
+    """The call may be sent once more, if nothing of it has reached a server."""
+    elsewhere: bool
+    """And to another server, if this one is too busy."""
+
+
+class Relay:
+    """Takes calls to the models and their answers back. Everything runs in the gateway's event loop."""
+
+    def __init__(
+        self,
+        *,
+        models: Callable[[], dict[str, tuple[UpstreamModel, ...]]],
+        transport: Callable[[UpstreamModel], Transport],
+        recorder: Recorder,
+        gate: Gate,
+        options: RelayOptions,
+    ) -> None:
+        self._models = models
+        self._transport = transport
+        self._recorder = recorder
+        self._gate = gate
+        self._options = options
+        self._balancer = Balancer()
+        self._buffering = Buffering()
+        self.kept = KeptResponses()
+        self.retries = Retries()
+
+    @property
+    def remembers(self) -> bool:
+        """Whether `forget` may have something to do. May be asked from any thread."""
+        return bool(self.kept) or bool(self.retries) or bool(self._balancer)
+
+    def forget(self, key: AttemptKey) -> None:
+        """An attempt is over."""
+        self.kept.end(key)
+        self.retries.end(key)
+        self._balancer.end_attempt(key)
+
+    async def take(self, exchange: Exchange) -> None:
+        """Answer a call, in whatever way, and record it. A task that is cancelled meanwhile answers that, too."""
+        call = exchange.call
+        try:
+            await self._take(exchange)
+        except Refusal as refusal:
+            await self._fail(exchange, refusal)
+        except asyncio.CancelledError:
+            cast("asyncio.Task[Any]", asyncio.current_task()).uncancel()
+            await self._fail(exchange, _cancelled(exchange))
+        except StoreError as error:
+            refusal = Refusal(503, "not_recorded", f"the answer could not be recorded (durable=True): {error}")
+            await self._fail(exchange, refusal)
+        except Exception as error:
+            logger.exception("call %d of rollout %r, attempt %r", call.call_index, call.rollout_id, call.attempt_id)
+            await self._fail(exchange, Refusal(500, "gateway_error", f"the gateway failed with {type(error).__name__}"))
+
+    async def _take(self, exchange: Exchange) -> None:
+        call = exchange.call
+        call.request = exchange.request = _parse_request(exchange.raw)
+        self._options.limits.check(call.call_index or 0, exchange.spent)
+        overrides = self._options.sampling_overrides.get(exchange.mode or "")
+        if overrides and call.operation != "embeddings":
+            call.request = exchange.request = {**exchange.request, **overrides}
+            exchange.raw = dump(exchange.request)
+        servers = self._servers(exchange.request)
+        await self._gate.enter()
+        try:
+            await self._ask_until_answered(exchange, servers)
+        finally:
+            self._gate.leave()
+
+    def _servers(self, request: dict[str, Any]) -> tuple[UpstreamModel, ...]:
+        name = request.get("model")
+        models = self._models()
+        if isinstance(name, str) and name in models:
+            return models[name]
+        raise Refusal(
+            404,
+            "model_not_found",
+            f"the gateway has no model {name!r}; its model_list has {', '.join(map(repr, models)) or 'no model'}",
+            param="model",
+        )
+
+    # ---- which server ------------------------------------------------------------------------------------------------
+
+    async def _ask_until_answered(self, exchange: Exchange, servers: tuple[UpstreamModel, ...]) -> None:
+        call = exchange.call
+        tried: list[UpstreamModel] = []
+        while True:
+            model = self._balancer.choose(servers, exchange.key, but=tried)
+            tried.append(model)
+            left = self._options.upstream_retries - len(tried) + 1
+            others = [server for server in servers if server not in tried]
+            try:
+                return await self._try(exchange, model, _Chances(left > 0, left > 0 and bool(others)))
+            except _Again as again:
+                logger.info("call %d of attempt %r is tried again: %s", call.call_index, call.attempt_id, again)
+                if not others:
+                    await asyncio.sleep(_RETRY_SECONDS * 2 ** len(tried) * random.uniform(0.5, 1.5))
+
+    async def _try(self, exchange: Exchange, model: UpstreamModel, chances: _Chances) -> None:
+        """Ask one server, and see how it is. Raises _Again."""
+        exchange.status, well = None, None
+        exchange.price_per_million = model.price_per_million
+        self._balancer.begin(model)
+        try:
+            await self._ask(exchange, model, chances)
+            well = _well(exchange)
+        except _Again as failure:
+            well = None if failure.status == HTTPStatus.TOO_MANY_REQUESTS else False
+            raise
+        except Refusal as refusal:
+            well = False if refusal.code in _OF_THE_SERVER else None
+            raise
+        finally:
+            self._balancer.end(model, well=well)
+
+    async def _ask(self, exchange: Exchange, model: UpstreamModel, chances: _Chances) -> None:
+        """Send the call to one server and pass its answer on. Raises _Again."""
+        call = exchange.call
+        passage = self._passage(exchange, model)
+        call.request = passage.chat if passage.seed is None else {**passage.chat, "seed": passage.seed}
+        buffered = passage.streams and passage.upstream.logprobs is not None and self._buffering.wanted(model)
+        body = passage.unstreamed() if buffered else passage.body
+        beat = asyncio.create_task(self._keep_alive(exchange, early=buffered)) if passage.streams else None
+        try:
+            async with self._transport(model).ask(model, passage, body, exchange.scope) as answer:
+                exchange.status = answer.status
+                if chances.elsewhere and answer.status in _TOO_BUSY and not exchange.streaming:
+                    raise _Again(f"{model.address} answered {answer.status}", answer.status)
+                await self._relay(exchange, model, passage, answer)
+            if model.record_tokens and passage.upstream.logprobs is not None and not call.error and call.response:
+                self._buffering.learn(model, call.response, streamed=passage.streams and not buffered)
+        except ServerGone as gone:
+            if chances.again and not gone.began and not gone.timed_out:
+                raise _Again(_unreachable(model, gone).message) from gone
+            raise _unreachable(model, gone) from gone
+        except TimeoutError as error:
+            raise Refusal(
+                504,
+                "upstream_timeout",
+                f"{model.address} did not answer within {self._options.timeout_seconds:g} s "
+                "(LLMProxy's timeout_seconds); is the model overloaded?",
+            ) from error
+        finally:
+            if beat is not None:
+                beat.cancel()
+
+    async def _keep_alive(self, exchange: Exchange, *, early: bool) -> None:
+        """Send a comment whenever a stream has been silent for a while, so that nobody on the way takes it for dead.
+
+        early: before the upstream has begun to answer, too.
+        """
+        loop, longest = asyncio.get_running_loop(), self._options.keep_alive_seconds
+        exchange.said_at = loop.time()
+        while not exchange.disconnected:
+            await asyncio.sleep(exchange.said_at + longest - loop.time())
+            if early:
+                await exchange.begin_stream(_EVENT_STREAM)
+            if exchange.said_at + longest <= loop.time():
+                if exchange.streaming:
+                    await exchange.say(_COMMENT)
+                exchange.said_at = loop.time()
+
+    def _passage(self, exchange: Exchange, model: UpstreamModel) -> Passage:
+        call, client, request = exchange.call, exchange.dialect, exchange.request
+        upstream = model.dialect_for(client)
+        if upstream is None:
+            raise Refusal(
+                404,
+                "dialect_not_served",
+                f"model {model.model_name!r} speaks {', '.join(model.dialects) or 'nothing'}, and a call of {client.path} "
+                "cannot be translated to that; if its server has the route, say so in UpstreamModel's dialects",
+            )
+        seed = None
+        if self._options.deterministic_seed is not None:
+            seed = seed_for(self._options.deterministic_seed, call.rollout_id, call.call_index or 0)
+        name = model.upstream_model or model.model_name
+        try:
+            whole = request
+            if client is not upstream and client is DIALECTS["responses"]:
+                whole = self.kept.whole(exchange.key, request)
+                exchange.keep = whole
+            return Passage(
+                client,
+                upstream,
+                exchange.raw,
+                request,
+                whole=whole,
+                model=name,
+                record_tokens=model.record_tokens,
+                seed=seed,
+            )
+        except Untranslatable as error:
+            raise Refusal(
+                400,
+                "untranslatable",
+                f"{error}; model {model.model_name!r} is asked in {upstream.path}, to which {client.path} is translated",
+                param=error.field,
+            ) from error
+
+    # ---- the answer --------------------------------------------------------------------------------------------------
+
+    async def _relay(self, exchange: Exchange, model: UpstreamModel, passage: Passage, answer: Answer) -> None:
+        if answer.status != 200 or answer.content_type != "text/event-stream":
+            return await self._relay_whole(exchange, passage, answer)
+        if not passage.streams:
+            raise Refusal(
+                502, "upstream_garbage", f"{model.address} answered with a stream, but was asked for no stream"
+            )
+        await self._relay_stream(exchange, answer.headers, passage, answer.pieces())
+
+    async def _relay_whole(self, exchange: Exchange, passage: Passage, answer: Answer) -> None:
+        raw = await answer.read()
+        call = exchange.call
+        if answer.status == 200 and passage.streams and (events := passage.events_of(raw)):
+            return await self._relay_stream(exchange, _EVENT_STREAM, passage, _one(events))
+        if exchange.streaming:
+            raise Refusal(502, "upstream_failed", f"the upstream answered {answer.status}: {_excerpt(raw)}")
+        if answer.status >= 300:
+            call.error = f"the upstream answered {answer.status}: {_excerpt(raw)}"
+            body = passage.error(answer.status, raw)
+        else:
+            call.response, body = _read_answer(passage, raw)
+            self._keep(exchange, passage)
+        await self._record(exchange)
+        headers = answer.headers
+        if body is not raw:
+            headers = [*((name, value) for name, value in headers if name != b"content-type"), _JSON_TYPE]
+        if exchange.tried is not None and call.error is None:
+            self.retries.answered(exchange.tried, headers, body)
+        elif exchange.tried is not None:
+            exchange.tried.state = "failed"
+        await send_json(exchange.send, body, status=answer.status, headers=headers)
+
+    async def _relay_stream(
+        self, exchange: Exchange, headers: Headers, passage: Passage, pieces: AsyncIterator[bytes]
+    ) -> None:
+        call = exchange.call
+        stream = passage.stream()
+        buffer = bytearray()
+        sent: list[bytes] = []
+        await exchange.begin_stream(headers)
+        try:
+            async for piece in pieces:
+                buffer += piece
+                shown: list[bytes] = []
+                for event, data in split_events(buffer):
+                    shown.append(_shown_event(stream, event, data))
+                    if stream.error is not None and call.error is None:
+                        call.error = f"the upstream answered in the stream: {stream.error[:_ERROR_TEXT_LIMIT]}"
+                    if stream.ended and not exchange.recorded:
+                        call.response = stream.answer()
+                        if stream.finished:
+                            self._keep(exchange, passage)
+                        await self._record(exchange)
+                if stream.finished:
+                    exchange.answered = True
+                if part := b"".join(shown):
+                    if exchange.tried is not None:
+                        sent.append(part)
+                    await exchange.say(part)
+        finally:
+            if call.response is None:
+                call.response = stream.answer()
+        if not stream.finished and call.error is None:
+            raise Refusal(502, "upstream_incomplete", "the upstream ended its stream before the answer was finished")
+        last = stream.close(bytes(buffer))
+        self._keep(exchange, passage)
+        await self._record(exchange)
+        if exchange.tried is not None and call.error is None:
+            self.retries.answered(exchange.tried, headers, b"".join(sent) + last)
+        await exchange.say(last, more=False)
+
+    def _keep(self, exchange: Exchange, passage: Passage) -> None:
+        """Keep a response whose client may refer to it."""
+        call, request = exchange.call, exchange.keep
+        exchange.keep = None
+        if request is None or call.error is not None or call.response is None:
+            return
+        response = passage.client.answer_from_chat(call.response, passage.request)
+        n_bytes = len(passage.body) + len(dump(response["output"]))
+        self.kept.keep(exchange.key, request, response, n_bytes=n_bytes)
+
+    # ---- how a call ends ---------------------------------------------------------------------------------------------
+
+    async def _record(self, exchange: Exchange) -> None:
+        """Queue the record, once, before the agent can see that the answer is whole."""
+        exchange.answered = True
+        if not exchange.recorded:
+            exchange.recorded = True
+            exchange.call.end_time = time.time()
+            exchange.spent.add((exchange.call.response or {}).get("usage"), exchange.price_per_million)
+            await (self._recorder.put_durably if self._options.durable else self._recorder.put)(exchange.call)
+
+    async def _fail(self, exchange: Exchange, refusal: Refusal) -> None:
+        if exchange.call.error is None:
+            exchange.call.error = refusal.message
+        if exchange.tried is not None:
+            exchange.tried.state = "failed"
+        with contextlib.suppress(
+            StoreError
+        ):  # of a durable record: the agent is told of the failure already, and flush tells the runner
+            await self._record(exchange)
+        if exchange.disconnected:
+            return
+        if exchange.streaming:
+            await exchange.say(refusal.event(exchange.dialect), more=False)
+        else:
+            await send_refusal(exchange.send, refusal, exchange.dialect)
+
+
+class _Again(Exception):
+    """A server that did not begin to answer: the call may be sent again."""
+
+    def __init__(self, why: str, status: int | None = None) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def _well(exchange: Exchange) -> bool | None:
+    """What an answer that has been passed on says about its server."""
+    if exchange.status is None or exchange.status == HTTPStatus.TOO_MANY_REQUESTS:
+        return None
+    return exchange.status < 500
+
+
+async def _one(piece: bytes) -> AsyncIterator[bytes]:
+    yield piece
+
+
+def _cancelled(exchange: Exchange) -> Refusal:
+    if exchange.attempt_over:
+        return Refusal(
+            410, "attempt_ended", "the attempt ended before the answer was whole: the agent did not wait for it"
+        )
+    if exchange.disconnected:
+        return Refusal(499, "client_disconnected", "the client disconnected before the answer was whole")
+    return Refusal(503, "gateway_stopped", "the gateway was stopped before the answer was whole")
+
+
+def _unreachable(model: UpstreamModel, gone: ServerGone) -> Refusal:
+    if gone.began:
+        return Refusal(502, "upstream_incomplete", f"{model.address} broke off in the middle of its answer ({gone})")
+    return Refusal(502, "upstream_unreachable", f"cannot reach {model.address} for model {model.model_name!r} ({gone})")
+
+
+def _shown_event(stream: PassageStream, event: bytes, data: bytes) -> bytes:
+    """The event as the agent sees it."""
+    try:
+        return stream.feed(event, data)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Refusal(
+            502,
+            "upstream_garbage",
+            f"the upstream's stream cannot be read ({type(error).__name__}: {error}): {_excerpt(data)}",
+        ) from error
+
+
+def _parse_request(raw: bytes) -> dict[str, Any]:
+    try:
+        request: Any = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, "invalid_json", f"the request body is not JSON: {error}") from error
+    if not isinstance(request, dict):
+        raise Refusal(400, "invalid_json", f"the request body is a JSON {type(request).__name__}; it must be an object")
+    return cast(dict[str, Any], request)
+
+
+def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any], bytes]:
+    try:
+        return passage.answer(raw)
+    except Untranslatable as error:
+        raise Refusal(
+            502,
+            "upstream_untranslatable",
+            f"the model's answer cannot be told in {passage.client.path}: {error}",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise Refusal(
+            502, "upstream_garbage", f"the upstream answered 200 with something that is no JSON object: {_excerpt(raw)}"
+        ) from error
+
+
+def _excerpt(raw: bytes) -> str:
+    return raw[:_ERROR_TEXT_LIMIT].decode("utf-8", "replace")
