@@ -56,6 +56,7 @@ GROUPS = [
     Group("tracers", "tracers", 8),
     Group("frameworks", "frameworks", 12),
     Group("crewai", "crewai", 12),
+    Group("litellm", "litellm", 5),
     Group("browser", "browser", 6),
     Group("verl", "verl", 10),
     Group("long", "dev", 30),

@@ -12,7 +12,7 @@ What lives here:
 - `app`: the routes, and who may call;
 - `exchange`: one call under way;
 - `relay`: the way of one call to a model and back;
-- `transport`: how a server is asked;
+- `transport`, `litellm_transport`: how a server is asked;
 - `attempts`: which attempts may call;
 - `upstream`: the models behind the gateway;
 - `gate`, `limits`: what holds calls up or refuses them;

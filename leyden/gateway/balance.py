@@ -24,7 +24,7 @@ LONGEST_PAUSE_SECONDS = 30.0
 _STICKY_KEPT = 65_536
 
 _Server = tuple[str, str]
-"""Model name, endpoint."""
+"""Model name, address."""
 
 
 @dataclass(slots=True)
@@ -111,4 +111,4 @@ class Balancer:
 
 
 def _name(server: UpstreamModel) -> _Server:
-    return server.model_name, server.endpoint
+    return server.model_name, server.address

@@ -26,11 +26,11 @@ class Buffering:
 
     def wanted(self, model: UpstreamModel) -> bool:
         """Whether streams of this server should be put together from whole answers."""
-        return self._helps.get((model.model_name, model.endpoint), False)
+        return self._helps.get((model.model_name, model.address), False)
 
     def learn(self, model: UpstreamModel, answer: Json, *, streamed: bool) -> None:
         """See what a finished answer, in chat, has kept of its ids."""
-        key = (model.model_name, model.endpoint)
+        key = (model.model_name, model.address)
         known = self._helps.get(key)
         news = known is not False and streamed == (known is None)  # a stream at first, then a whole answer
         if not news or (loss := lost_ids(answer)) is None:
@@ -42,7 +42,7 @@ class Buffering:
         logger.warning(
             "%s loses token ids of model %r in streams (%s): from now on it is asked for whole answers, and agents get them as "
             "streams. Newer versions of its server may keep them.",
-            model.endpoint,
+            model.address,
             model.model_name,
             loss,
         )

@@ -24,6 +24,7 @@ from leyden.gateway.app import GatewayApp
 from leyden.gateway.attempts import Attempts
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits
+from leyden.gateway.litellm_transport import LitellmTransport
 from leyden.gateway.recorder import Failures, Recorder
 from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
@@ -94,7 +95,8 @@ class LLMProxy:
         agents' API names them: {"val": {"temperature": 0}}.
         durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
         written behind the answer, and a crash of this process loses the last few hundredths of a second.
-        model_list: a model that is named several times has several servers. An attempt stays with one while it is well.
+        model_list: `UpstreamModel`s, `LLM`s, or mappings with the fields of the former; Agent Lightning's entries with `litellm_params`,
+        too. A model that is named several times has several servers. An attempt stays with one while it is well.
         Raises ConfigError.
         """
         if launch_mode != "thread":
@@ -353,10 +355,10 @@ class LLMProxy:
         attempts = Attempts(store)
         gate = Gate(self._pause_wait_seconds)
         async with _upstream_session(self._relay_options.timeout_seconds) as session:
-            http = HttpTransport(session)
+            http, through_litellm = HttpTransport(session), LitellmTransport(self._relay_options.timeout_seconds)
             relay = Relay(
                 models=lambda: self._models,
-                transport=lambda _: http,
+                transport=lambda model: http if model.litellm_params is None else through_litellm,
                 recorder=recorder,
                 gate=gate,
                 options=self._relay_options,
@@ -390,6 +392,7 @@ class LLMProxy:
             await server.stop(grace_seconds=_STOP_GRACE_SECONDS, give_up=app.cancel_calls)
             recorder.close()
             await writing
+            await through_litellm.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,6 @@ class Relay:
         seed = None
         if self._options.deterministic_seed is not None:
             seed = seed_for(self._options.deterministic_seed, call.rollout_id, call.call_index or 0)
-        name = model.upstream_model or model.model_name
         try:
             whole = request
             if client is not upstream and client is DIALECTS["responses"]:
@@ -262,8 +261,8 @@ class Relay:
                 exchange.raw,
                 request,
                 whole=whole,
-                model=name,
-                record_tokens=model.record_tokens,
+                model=model.name_there,
+                record_tokens=bool(model.record_tokens),
                 seed=seed,
             )
         except Untranslatable as error:

@@ -5,15 +5,20 @@ It knows where a model is and what its server understands; it opens no connectio
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from leyden.dialects import DIALECTS, Dialect, DialectName
 from leyden.errors import ConfigError
 from leyden.types import LLM, ProxyLLM
 
 __all__ = ["UpstreamModel", "upstream_models"]
+
+_OF_LITELLM: tuple[DialectName, ...] = ("chat", "completions", "embeddings")
+_OPENAI_COMPATIBLE = ("openai", "hosted_vllm")
+"""LiteLLM's names for servers that speak OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,36 +27,73 @@ class UpstreamModel:
 
     model_name: str
     """The name that agents use."""
-    endpoint: str
+    endpoint: str = ""
     """The server's base URL, as an OpenAI client takes it (it ends in `/v1`)."""
     api_key: str | None = None
     upstream_model: str | None = None
     """The server's name for the model, where it is another one."""
     sampling_parameters: dict[str, Any] = field(default_factory=dict[str, Any])
     """Suggested to agents by `LLMProxy.as_resource`; requests pass as agents send them."""
-    record_tokens: bool = True
+    record_tokens: bool | None = None
     """Ask the server for token ids and log-probabilities (vLLM's `return_token_ids`). Switch it off for a server that
-    refuses fields it does not know, such as api.openai.com: its calls are recorded as text only."""
+    refuses fields it does not know, such as api.openai.com: its calls are recorded as text only. None: ask, but not LiteLLM."""
     dialects: tuple[DialectName, ...] = ("chat", "completions", "embeddings")
     """What the server speaks, best first. Calls in another dialect are translated. With `record_tokens`, so are those in
     any but chat and completions where the server speaks chat: no other dialect gives token ids."""
 
     price_per_million: tuple[float, float] | None = None
     """What a million tokens of prompts and of answers cost, in any unit; for `AttemptLimits.cost`."""
+    litellm_params: Mapping[str, Any] | None = None
+    """In place of `endpoint`: ask through LiteLLM, with these arguments of `litellm.acompletion` ("model" is one). For providers that
+    have no API of OpenAI's or Anthropic's."""
 
     def __post_init__(self) -> None:
         if not self.model_name:
             raise ConfigError("model_list: model_name is empty; give the name that agents ask for")
-        if not self.endpoint.startswith(("http://", "https://")):
+        if self.litellm_params is not None:
+            self._check_litellm()
+        elif not self.endpoint.startswith(("http://", "https://")):
             raise ConfigError(
                 f"model_list: endpoint of {self.model_name!r} is {self.endpoint!r}; "
                 "it must be an http(s) base URL such as http://127.0.0.1:8000/v1"
             )
-
+        if self.record_tokens is None:
+            object.__setattr__(self, "record_tokens", self.litellm_params is None)
         if unknown := [name for name in self.dialects if name not in DIALECTS]:
             raise ConfigError(
                 f"model_list: dialects of {self.model_name!r} has {unknown[0]!r}; possible: {', '.join(DIALECTS)}"
             )
+
+    def _check_litellm(self) -> None:
+        params = self.litellm_params or {}
+        if self.endpoint:
+            raise ConfigError(f"model_list: {self.model_name!r} has an endpoint and litellm_params; give one of them")
+        if not isinstance(params.get("model"), str) or not params["model"]:
+            raise ConfigError(
+                f"model_list: litellm_params of {self.model_name!r} has no model; give LiteLLM's name for it, such as "
+                "'bedrock/anthropic.claude-sonnet-4'"
+            )
+        if unspoken := [name for name in self.dialects if name not in _OF_LITELLM]:
+            raise ConfigError(
+                f"model_list: dialects of {self.model_name!r} has {unspoken[0]!r}; LiteLLM is asked in {', '.join(_OF_LITELLM)}"
+            )
+        if importlib.util.find_spec("litellm") is None:
+            raise ConfigError(
+                f"model_list: {self.model_name!r} has litellm_params, and litellm is not installed: pip install 'leyden[litellm]'"
+            )
+
+    @property
+    def address(self) -> str:
+        """Where it is: its endpoint, or LiteLLM and its name there."""
+        if self.litellm_params is None:
+            return self.endpoint
+        base = self.litellm_params.get("api_base")
+        return f"litellm:{self.litellm_params['model']}" + (f" at {base}" if base else "")
+
+    @property
+    def name_there(self) -> str:
+        """The server's name for the model."""
+        return self.upstream_model or (self.litellm_params or {}).get("model") or self.model_name
 
     def dialect_for(self, client: Dialect) -> Dialect | None:
         """The dialect in which the server is asked for what came in `client`; None if it cannot be."""
@@ -61,11 +103,6 @@ class UpstreamModel:
         if client in spoken:
             return client
         return next((dialect for dialect in spoken if dialect.translates), None) if client.translates else None
-
-    @property
-    def address(self) -> str:
-        """Where it is, for people."""
-        return self.endpoint
 
     def url(self, path: str) -> str:
         """The URL of `path` (`chat/completions`) at the server."""
@@ -83,9 +120,9 @@ def upstream_models(
     for entry in model_list:
         model = _upstream_model(entry)
         others = models.get(model.model_name, ())
-        if any(other.endpoint == model.endpoint for other in others):
+        if any(other.address == model.address for other in others):
             raise ConfigError(
-                f"model_list names {model.model_name!r} twice at {model.endpoint}; several servers of a model have an endpoint each"
+                f"model_list names {model.model_name!r} twice at {model.address}; several servers of a model have an endpoint each"
             )
         models[model.model_name] = (*others, model)
     return models
@@ -108,6 +145,23 @@ def _upstream_model(entry: UpstreamModel | LLM | Mapping[str, Any]) -> UpstreamM
     known = {option.name for option in fields(UpstreamModel)}
     if unknown := sorted(set(entry) - known):
         raise ConfigError(f"model_list: unknown key {unknown[0]!r}; possible: {', '.join(sorted(known))}")
-    if missing := sorted({"model_name", "endpoint"} - set(entry)):
-        raise ConfigError(f"model_list: an entry has no {missing[0]!r}; it has {', '.join(sorted(entry)) or 'nothing'}")
-    return UpstreamModel(**entry)
+    if "model_name" not in entry:
+        raise ConfigError(f"model_list: an entry has no 'model_name'; it has {', '.join(sorted(entry)) or 'nothing'}")
+    if "endpoint" not in entry and "litellm_params" not in entry:
+        raise ConfigError(f"model_list: {entry['model_name']!r} has no 'endpoint'; it has {', '.join(sorted(entry))}")
+    return UpstreamModel(**(_own(entry) or entry))
+
+
+def _own(entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """An entry for LiteLLM (as Agent Lightning's model_list has them) whose server is asked without it, so that tokens are recorded:
+    "openai/NAME" or "hosted_vllm/NAME" at an `api_base`. None for another."""
+    params: Any = entry.get("litellm_params")
+    if not isinstance(params, Mapping):
+        return None
+    given = dict(cast(Mapping[str, Any], params))
+    provider, _, name = str(given.pop("model", "")).partition("/")
+    base, key = given.pop("api_base", None), given.pop("api_key", None)
+    if provider not in _OPENAI_COMPATIBLE or not name or not base or given or "endpoint" in entry:
+        return None
+    rest = {field: value for field, value in entry.items() if field != "litellm_params"}
+    return {"upstream_model": name, "api_key": key, **rest, "endpoint": base}

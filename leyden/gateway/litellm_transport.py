@@ -1,0 +1,120 @@
+"""Servers that are asked through LiteLLM, for providers with an API of their own.
+
+The one module that imports it, on the first call: that takes seconds and 180 MB. What LiteLLM does beyond translating (retries, logging,
+a price list from the network) stays off. It records as much as the provider says, which is text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from leyden.dialects import DIALECTS, DONE, Passage, sse_event
+from leyden.gateway.asgi import Headers, Scope
+from leyden.gateway.transport import Answer, ServerGone
+from leyden.gateway.upstream import UpstreamModel
+
+__all__ = ["LitellmTransport"]
+
+_FUNCTIONS = {"chat": "acompletion", "completions": "atext_completion", "embeddings": "aembedding"}
+"""By the name of a dialect."""
+_SERVER_ERROR = 500
+
+
+class LitellmTransport:
+    """Each call is one of `litellm.acompletion`, `atext_completion` or `aembedding`."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._litellm: Any = None
+
+    async def close(self) -> None:
+        """Close the connections that were opened in this event loop; LiteLLM keeps them by the loop's id."""
+        if self._litellm is None:
+            return
+        clients: dict[str, Any] = self._litellm.in_memory_llm_clients_cache.cache_dict
+        loop = f"-{id(asyncio.get_running_loop())}"
+        for key in [key for key in clients if key.endswith(loop)]:
+            client = clients.pop(key)
+            with contextlib.suppress(Exception):
+                await client.close()
+
+    @asynccontextmanager
+    async def ask(self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope) -> AsyncGenerator[Answer]:
+        """See Transport.ask."""
+        self._litellm, openai = await asyncio.to_thread(_imported)  # its errors are OpenAI's
+        given: dict[str, Any] = {**(model.litellm_params or {}), **json.loads(body), "model": model.name_there}
+        function = getattr(self._litellm, _FUNCTIONS[passage.upstream.name])
+        began = False
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                try:
+                    result = await function(**given, timeout=self._timeout_seconds, max_retries=0, num_retries=0)
+                except openai.APIStatusError as error:
+                    status = int(getattr(error, "status_code", None) or _SERVER_ERROR)
+                    answer: Answer = _Whole(DIALECTS["chat"].error(status, str(error)), status=status)
+                else:
+                    answer = _Streamed(result) if given.get("stream") is True else _Whole(_json(result))
+                began = True
+                yield answer
+        except openai.APITimeoutError as error:
+            raise TimeoutError(str(error)) from error
+        except openai.OpenAIError as error:
+            raise ServerGone(error, began=began) from error
+
+
+class _Whole:
+    content_type = "application/json"
+
+    def __init__(self, body: bytes, *, status: int = 200) -> None:
+        self.status = status
+        self._body = body
+
+    @property
+    def headers(self) -> Headers:
+        return [(b"content-type", self.content_type.encode())]
+
+    async def read(self) -> bytes:
+        return self._body
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        yield self._body
+
+
+class _Streamed:
+    status = 200
+    content_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncIterator[Any]) -> None:
+        self._chunks = chunks
+
+    @property
+    def headers(self) -> Headers:
+        return [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+    async def read(self) -> bytes:
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        async for chunk in self._chunks:
+            yield sse_event(_json(chunk))
+        yield sse_event(DONE)
+
+
+def _imported() -> tuple[Any, Any]:
+    """LiteLLM, told to leave the network alone but for calls, and `openai`."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # read when it is imported
+    litellm: Any = importlib.import_module("litellm")
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True  # it prints to standard output otherwise
+    return litellm, importlib.import_module("openai")
+
+
+def _json(told: Any) -> bytes:
+    return told.model_dump_json(exclude_none=True, exclude_unset=True).encode()
