@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import typer
@@ -42,6 +45,9 @@ def gateway(
     durable: Annotated[
         bool, typer.Option("--durable", help="Record each call before the last byte of its answer.")
     ] = False,
+    num_workers: Annotated[
+        int, typer.Option(min=1, help="Processes that share the port, each with attempts of its own.")
+    ] = 1,
 ) -> None:
     """Pass model calls on and record each in its attempt, until Ctrl-C or SIGTERM.
 
@@ -52,14 +58,15 @@ def gateway(
     Examples:
       leyden gateway --model policy=http://127.0.0.1:8000/v1
       leyden gateway --store .leyden/store.db --model a=http://gpu-1:8000/v1 --model a=http://gpu-2:8000/v1
+      leyden gateway --store http://127.0.0.1:4747 --model policy=http://127.0.0.1:8000/v1 --num-workers 4
       LEYDEN_GATEWAY_TOKEN=secret leyden gateway --host 0.0.0.0 --model policy=http://gpu-1:8000/v1 --durable
     """
     from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
     models = [{**_named(given), "api_key": model_key, "record_tokens": record_tokens} for given in model]
-    options = {"host": host, "port": port or None, "token": token, "model_list": models, "durable": durable}
-    asyncio.run(_serve(store, options))
+    options = {"host": host, "token": token, "model_list": models, "durable": durable}
+    asyncio.run(_serve(store, port, num_workers, options))
 
 
 def _named(given: str) -> dict[str, Any]:
@@ -69,22 +76,39 @@ def _named(given: str) -> dict[str, Any]:
     return {"model_name": name, "endpoint": url}
 
 
-async def _serve(store_url: str, options: dict[str, Any]) -> None:
-    import os
-
-    from leyden.gateway import LLMProxy
-    from leyden.store import open_store
-
-    proxy = LLMProxy(**options)
+async def _serve(store: str, port: int, num_workers: int, options: dict[str, Any]) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    opened = _one(store, port, options) if num_workers == 1 else _several(store, port, num_workers, options)
+    async with opened as (endpoint, recording):
+        who = "with the token" if options["token"] else "without a token"
+        names = ", ".join(dict.fromkeys(entry["model_name"] for entry in options["model_list"]))
+        by = f", by {num_workers} processes" if num_workers > 1 else ""
+        say = Console(highlight=False).print
+        say(f"serving {names} at {endpoint}, {who}{by}; recording in {recording}", soft_wrap=True, markup=False)
+        await ended.wait()
+
+
+@asynccontextmanager
+async def _one(store_url: str, port: int, options: dict[str, Any]) -> AsyncGenerator[tuple[str, str]]:
+    from leyden.gateway import LLMProxy
+    from leyden.store import open_store
+
+    proxy = LLMProxy(port=port or None, **options)
     proxy.share_control(os.environ.get("LEYDEN_STORE_TOKEN"))
     async with open_store(store_url) as store:
         proxy.set_store(store)
         async with proxy:
-            who = "with the token" if options["token"] else "without a token"
-            names = ", ".join(dict.fromkeys(entry["model_name"] for entry in options["model_list"]))
-            say = Console(highlight=False).print
-            say(f"serving {names} at {proxy.endpoint}, {who}; recording in {store.url}", soft_wrap=True, markup=False)
-            await ended.wait()
+            yield proxy.endpoint, store.url
+
+
+@asynccontextmanager
+async def _several(
+    store_url: str, port: int, num_workers: int, options: dict[str, Any]
+) -> AsyncGenerator[tuple[str, str]]:
+    from leyden.gateway.workers import GatewayWorkers
+
+    secret = os.environ.get("LEYDEN_STORE_TOKEN")
+    async with GatewayWorkers(num_workers, store_url=store_url, control_secret=secret, port=port, **options) as gateway:
+        yield gateway.endpoint, store_url

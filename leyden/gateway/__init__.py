@@ -22,6 +22,7 @@ What lives here:
 - `responses`: the earlier turns of the Responses API, while an attempt lasts;
 - `record`: from one call to one span, and the proof of its tokens;
 - `recorder`: the queue between the answer and the store;
+- `workers`: the gateway in several processes;
 - `remote`: what a gateway is in another process;
 - `refusal`: the gateway's own errors.
 

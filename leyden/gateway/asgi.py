@@ -25,6 +25,7 @@ __all__ = [
     "Send",
     "attempt_of_headers",
     "downstream_headers",
+    "end_to_end",
     "given_key",
     "header",
     "read_body",
@@ -37,10 +38,12 @@ __all__ = [
 
 Headers = list[tuple[bytes, bytes]]
 
-_HOP_BY_HOP = {
+_ONE_HOP = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"),
-    *("upgrade", "host", "content-length", "content-encoding", "expect"),
+    *("upgrade", "host", "content-length", "expect"),
 }
+_HOP_BY_HOP = _ONE_HOP | {"content-encoding"}
+"""Of bodies that are read on the way."""
 _OF_THE_GATEWAY = {
     "authorization",
     "api-key",
@@ -115,6 +118,12 @@ def downstream_headers(response: aiohttp.ClientResponse) -> Headers:
         for name, value in response.raw_headers
         if name.decode("latin-1").lower() not in _NOT_DOWNSTREAM
     ]
+
+
+def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """All that one hop does not keep to itself, for a request that goes on as it is."""
+    told = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
+    return [(name, value) for name, value in told if name not in _ONE_HOP]
 
 
 async def read_body(receive: Receive) -> bytes:

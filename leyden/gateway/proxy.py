@@ -13,7 +13,8 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Self, cast
 
@@ -344,6 +345,11 @@ class LLMProxy:
         self._port = listener.getsockname()[1]
         return listener
 
+    @asynccontextmanager
+    async def _doors(self, app: GatewayApp, listener: socket.socket) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
+        """What is served, and where."""
+        yield [(app, listener)]
+
     async def _serve(
         self,
         store: LightningStore,
@@ -354,7 +360,7 @@ class LLMProxy:
         recorder = Recorder(store, self._failures)
         attempts = Attempts(store)
         gate = Gate(self._pause_wait_seconds)
-        async with _upstream_session(self._relay_options.timeout_seconds) as session:
+        async with _upstream_session(self._relay_options.timeout_seconds) as session, AsyncExitStack() as stack:
             http, through_litellm = HttpTransport(session), LitellmTransport(self._relay_options.timeout_seconds)
             relay = Relay(
                 models=lambda: self._models,
@@ -371,8 +377,10 @@ class LLMProxy:
                 token=self._token,
                 control_key=lambda: self._control_key,
             )
-            server = AsgiServer(app, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS)
-            await server.start(listener)
+            servers: list[AsgiServer] = []
+            for door, at in await stack.enter_async_context(self._doors(app, listener)):
+                servers.append(AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS))
+                await servers[-1].start(at)
             writing = asyncio.create_task(recorder.run())
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
@@ -389,7 +397,9 @@ class LLMProxy:
                 )
             )
             await stop.wait()
-            await server.stop(grace_seconds=_STOP_GRACE_SECONDS, give_up=app.cancel_calls)
+            await asyncio.gather(
+                *(server.stop(grace_seconds=_STOP_GRACE_SECONDS, give_up=app.cancel_calls) for server in servers)
+            )
             recorder.close()
             await writing
             await through_litellm.close()

@@ -10,7 +10,7 @@ import hmac
 from typing import Final
 from urllib.parse import quote, unquote
 
-__all__ = ["NO_TOKEN", "PREFIX", "attempt_key", "read_attempt_key"]
+__all__ = ["NO_TOKEN", "PREFIX", "attempt_key", "named_by", "read_attempt_key"]
 
 PREFIX: Final = "sk-leyden-"
 NO_TOKEN: Final = "EMPTY"
@@ -24,12 +24,15 @@ def attempt_key(token: str | None, rollout_id: str, attempt_id: str) -> str:
 
 def read_attempt_key(token: str | None, key: str) -> tuple[str, str] | None:
     """(rollout id, attempt id); None for a key that was not made with this token."""
+    named = named_by(key)
+    proven = named is not None and hmac.compare_digest(key.rpartition(".")[2].encode(), _proof(token, *named).encode())
+    return named if proven else None
+
+
+def named_by(key: str) -> tuple[str, str] | None:
+    """(rollout id, attempt id), whoever made the key; None for what is no such key."""
     parts = key.removeprefix(PREFIX).split(".")
-    if not key.startswith(PREFIX) or len(parts) != 3:
-        return None
-    rollout_id, attempt_id = unquote(parts[0]), unquote(parts[1])
-    proven = hmac.compare_digest(parts[2].encode(), _proof(token, rollout_id, attempt_id).encode())
-    return (rollout_id, attempt_id) if proven else None
+    return (unquote(parts[0]), unquote(parts[1])) if key.startswith(PREFIX) and len(parts) == 3 else None
 
 
 def _quoted(part: str) -> str:

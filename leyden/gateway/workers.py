@@ -1,0 +1,349 @@
+"""The gateway in several processes, behind one port.
+
+Everything that a gateway remembers of an attempt (its calls' numbers, its server, its limits, what may be retried) is in the one
+worker that the attempt belongs to, by its ids. All workers accept on the same socket; one that gets a call of another's attempt hands
+it on over a Unix socket, and the answer back as it comes. It knows processes, sockets and which attempt a request names; the rest is
+`LLMProxy`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+import zlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import unquote
+
+import aiohttp
+import yarl
+
+from leyden.dialects import DIALECTS
+from leyden.errors import ConfigError, GatewayError, LeydenError
+from leyden.gateway.app import GatewayApp
+from leyden.gateway.asgi import (
+    Receive,
+    Scope,
+    Send,
+    attempt_of_headers,
+    end_to_end,
+    given_key,
+    read_body,
+    send_refusal,
+    speaks_anthropic,
+)
+from leyden.gateway.attempts import AttemptKey
+from leyden.gateway.proxy import LLMProxy
+from leyden.gateway.refusal import Refusal
+from leyden.store.opening import open_store
+from leyden.utils.attempt_key import named_by
+from leyden.utils.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
+
+__all__ = ["GatewayWorkers"]
+
+logger = logging.getLogger(__name__)
+
+_SHARED = ("http://", "https://", f"{UNIX_SCHEME}://", "postgresql://", "postgres://")
+"""Stores that several processes can open."""
+_AWAY_SECONDS = 15.0
+"""How long a call waits for a worker that is being started again."""
+_LOOK_SECONDS = 0.05
+_READY_SECONDS = 60.0
+_STOP_SECONDS = 10.0
+_RESTART_SECONDS = 1.0
+_READY = "ready"
+
+
+class GatewayWorkers:
+    """`n_workers` processes that are one gateway, between `start` and `stop` (or in `async with`)."""
+
+    def __init__(
+        self, n_workers: int, *, store_url: str, control_secret: str | None, host: str, port: int, **options: Any
+    ) -> None:
+        """store_url: where calls are recorded: of a server, or a PostgreSQL. control_secret: see `LLMProxy.share_control`.
+
+        options: `LLMProxy`'s. Raises ConfigError.
+        """
+        if n_workers < 1:
+            raise ConfigError(f"n_workers is {n_workers}; it must be at least 1")
+        if not store_url.startswith(_SHARED):
+            raise ConfigError(
+                f"{store_url!r} belongs to one process, and {n_workers} workers need a store that each can open: start "
+                "`leyden store` and give its URL (http://127.0.0.1:4747), or give a postgresql://... URL"
+            )
+        LLMProxy(host=host, **options)  # says now what is wrong with them
+        self._n_workers = n_workers
+        self._host, self._port = host, port
+        self._given = {"store_url": store_url, "control_secret": control_secret, "options": {**options, "host": host}}
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.shield(self.stop())
+
+    @property
+    def endpoint(self) -> str:
+        """The gateway's base URL, without an attempt."""
+        return f"http://{netloc(reachable(self._host), self._port)}/v1"
+
+    async def start(self) -> None:
+        """Open the port, and return when every worker takes calls. Raises GatewayError."""
+        try:
+            self._listener = listen(self._host, self._port)
+        except OSError as error:
+            raise GatewayError(
+                f"the gateway cannot listen on {self._host}, port {self._port}: {error.strerror or error}"
+            ) from error
+        self._port = self._listener.getsockname()[1]
+        self._folder = Path(tempfile.mkdtemp(prefix="leyden-gateway-"))  # only this user can enter it
+        ready = [asyncio.get_running_loop().create_future() for _ in range(self._n_workers)]
+        self._workers = [asyncio.create_task(self._keep(index, ready[index])) for index in range(self._n_workers)]
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                told = await asyncio.gather(*ready, return_exceptions=True)
+            for failure in filter(None, told):
+                raise failure
+        except BaseException as error:
+            await self.stop()
+            if isinstance(error, TimeoutError):
+                raise GatewayError(f"the gateway's workers are not ready after {_READY_SECONDS:g} s") from error
+            raise
+
+    async def stop(self) -> None:
+        """Take no more calls, end those under way, write every record. Calling it again does nothing."""
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        if self._workers:
+            self._workers = []
+            self._listener.close()
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def _keep(self, index: int, ready: asyncio.Future[None]) -> None:
+        """Run one worker, and another when it dies."""
+        while True:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(
+                target=_work,
+                args=(theirs, self._listener, self._folder, index, self._n_workers, self._given),
+                name=f"leyden-gateway-{index}",
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            try:
+                await self._follow(process, ours, ready)
+            finally:
+                ours.close()  # which ends it, if nothing else has
+                await asyncio.shield(_ended(process))
+            if ready.done() and ready.exception() is not None:
+                return
+            logger.warning(
+                "worker %d of the gateway ended with exit code %s; calls under way there are lost, unless they are sent again. "
+                "Starting another",
+                index,
+                process.exitcode,
+            )
+            await asyncio.sleep(_RESTART_SECONDS)
+
+    async def _follow(self, process: BaseProcess, ours: Any, ready: asyncio.Future[None]) -> None:
+        """Hear from a worker, until it has ended."""
+        while process.is_alive() or ours.poll():
+            if not ours.poll():
+                await asyncio.sleep(_LOOK_SECONDS)
+                continue
+            with contextlib.suppress(EOFError):
+                word = ours.recv()
+                if not ready.done():
+                    ready.set_result(None) if word == _READY else ready.set_exception(GatewayError(word))
+                continue
+            return
+        if not ready.done():
+            ready.set_exception(GatewayError(f"a worker of the gateway ended with exit code {process.exitcode}"))
+
+
+async def _ended(process: BaseProcess) -> None:
+    await asyncio.to_thread(process.join, _STOP_SECONDS)
+    if process.is_alive():
+        process.kill()
+        await asyncio.to_thread(process.join)
+
+
+# ---- in a worker -----------------------------------------------------------------------------------------------------
+
+
+def _work(
+    parent: Connection[Any, Any],
+    listener: socket.socket,
+    folder: Path,
+    index: int,
+    n_workers: int,
+    given: Mapping[str, Any],
+) -> None:
+    """The target of a process: a gateway, until the parent closes its end of the pipe, or dies."""
+    from leyden.utils.logs import setup_logging
+
+    setup_logging("WARNING")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the parent's to handle
+    try:
+        asyncio.run(_serve(parent, listener, folder, index, n_workers, given))
+    except (LeydenError, OSError) as error:
+        with contextlib.suppress(OSError):
+            parent.send(f"worker {index} of the gateway cannot start: {error}")
+        os._exit(1)
+
+
+async def _serve(
+    parent: Connection[Any, Any],
+    listener: socket.socket,
+    folder: Path,
+    index: int,
+    n_workers: int,
+    given: Mapping[str, Any],
+) -> None:
+    paths = [folder / f"{number}.sock" for number in range(n_workers)]
+    proxy = _Worker(listener, paths, index, **given["options"])
+    proxy.share_control(given["control_secret"])
+    async with open_store(given["store_url"]) as store:
+        proxy.set_store(store)
+        async with proxy:
+            parent.send(_READY)
+            await _closed(parent)
+
+
+async def _closed(connection: Connection[Any, Any]) -> None:
+    closed = asyncio.Event()
+    asyncio.get_running_loop().add_reader(connection.fileno(), closed.set)  # nothing is ever sent this way
+    await closed.wait()
+    asyncio.get_running_loop().remove_reader(connection.fileno())
+
+
+class _Worker(LLMProxy):
+    """One of several: behind the common socket it takes its own attempts' calls, and at its own socket what others hand on."""
+
+    def __init__(self, listener: socket.socket, paths: list[Path], index: int, **options: Any) -> None:
+        super().__init__(port=listener.getsockname()[1], **options)
+        self._common = listener
+        self._paths = paths
+        self._index = index
+
+    def _listen(self) -> socket.socket:
+        return self._common
+
+    @asynccontextmanager
+    async def _doors(self, app: GatewayApp, listener: socket.socket) -> AsyncGenerator[list[tuple[Any, socket.socket]]]:
+        async with AsyncExitStack() as stack:
+            sessions = [await stack.enter_async_context(_session(path)) for path in self._paths]
+            own = listen_unix(self._paths[self._index])
+            yield [(app, own), (_Dispatch(app, sessions, self._index), listener)]
+
+
+class _Dispatch:
+    """The ASGI application at the common socket."""
+
+    def __init__(self, app: GatewayApp, sessions: Sequence[aiohttp.ClientSession], index: int) -> None:
+        """sessions: to each worker."""
+        self._app = app
+        self._sessions = sessions
+        self._index = index
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = _attempt_of(scope)
+        owner = self._index if key is None else _owner(key, len(self._sessions))
+        if owner == self._index:
+            return await self._app(scope, receive, send)
+        try:
+            await self._hand_on(owner, scope, receive, send)
+        except Refusal as refusal:
+            await send_refusal(send, refusal, DIALECTS["messages" if speaks_anthropic(scope) else "chat"])
+
+    async def _hand_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let another worker answer. A client that goes away is gone for that one, too."""
+        body = await read_body(receive)
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = asyncio.create_task(_watch(receive, task))
+        try:
+            response = await self._ask(owner, scope, body)
+            async with response:
+                headers = end_to_end(response.raw_headers)
+                told = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+                if length := response.headers.get("content-length"):
+                    told.append((b"content-length", length.encode()))
+                await send({"type": "http.response.start", "status": response.status, "headers": told})
+                async for piece in response.content.iter_any():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except asyncio.CancelledError:
+            if not watcher.done():
+                raise  # the gateway stops
+            task.uncancel()
+        finally:
+            watcher.cancel()
+
+    async def _ask(self, owner: int, scope: Scope, body: bytes) -> aiohttp.ClientResponse:
+        path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+        query = scope["query_string"].decode("latin-1")
+        url = yarl.URL(f"http://worker{path}" + (f"?{query}" if query else ""), encoded=True)
+        deadline = time.monotonic() + _AWAY_SECONDS
+        while True:
+            try:
+                return await self._sessions[owner].request(
+                    scope["method"], url, data=body, headers=end_to_end(scope["headers"]), allow_redirects=False
+                )
+            except (
+                aiohttp.ClientConnectorError
+            ) as error:  # it is being started again; nothing of the call has reached it
+                if time.monotonic() > deadline:
+                    raise Refusal(503, "worker_away", f"worker {owner} of the gateway cannot be reached") from error
+                await asyncio.sleep(_LOOK_SECONDS)
+            except aiohttp.ClientError as error:
+                raise Refusal(502, "worker_lost", f"worker {owner} of the gateway ended during the call") from error
+
+
+def _session(path: Path) -> aiohttp.ClientSession:
+    """To the worker at this socket; what goes through it stays as it is."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.UnixConnector(str(path), limit=0),
+        timeout=aiohttp.ClientTimeout(total=None),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+    )
+
+
+async def _watch(receive: Receive, task: asyncio.Task[Any]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()
+
+
+def _attempt_of(scope: Scope) -> AttemptKey | None:
+    """Which attempt a request names, truly or not: its owner judges that."""
+    path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").strip("/")
+    match path.split("/", 4):
+        case ["rollout", rollout_id, "attempt", attempt_id, _]:
+            return unquote(rollout_id), unquote(attempt_id)
+        case _:
+            return named_by(given_key(scope).decode("latin-1")) or attempt_of_headers(scope)
+
+
+def _owner(key: AttemptKey, n_workers: int) -> int:
+    return zlib.crc32("\x1f".join(key).encode("utf-8", "surrogatepass")) % n_workers
