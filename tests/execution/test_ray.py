@@ -215,7 +215,7 @@ FACTOR = 2.0
 @ly.rollout
 def hang(task: int) -> float:
     child = subprocess.Popen(["sleep", "600"])
-    print("started", os.getpid(), child.pid, flush=True)
+    print(f"started {os.getpid()} {child.pid}\\n", end="", flush=True)  # in one piece: the other may be a thread beside this
     time.sleep(600)
     return 1.0
 
@@ -250,6 +250,7 @@ def start_script(tmp_path: Path, folder: Path, agent: str) -> subprocess.Popen[s
     )
 
 
+@pytest.mark.timeout(240)
 def test_a_script_starts_a_cluster_and_says_nothing_of_it(tmp_path: Path, folder: Path) -> None:
     process = start_script(tmp_path, folder, "double")
     output, errors = process.communicate(timeout=120)
@@ -257,6 +258,7 @@ def test_a_script_starts_a_cluster_and_says_nothing_of_it(tmp_path: Path, folder
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_script_that_is_stopped(tmp_path: Path, folder: Path, number: signal.Signals) -> None:
     process = start_script(tmp_path, folder, "hang")
