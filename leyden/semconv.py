@@ -93,5 +93,11 @@ CALL_INDEX: Final = "leyden.call_index"
 RETRY_OF: Final = "leyden.retry_of"
 """The span id of the failed try that this call is sent again after; both have one `CALL_INDEX`."""
 
+# How much of a model call's prompt was there already
+KNOWN_PREFIX: Final = "leyden.tokens.known_prefix"
+"""So many of the prompt's first ids are those of one earlier call of the attempt, its prompt and response."""
+GOES_ON_FROM: Final = "leyden.tokens.goes_on_from"
+"""The span id of that call."""
+
 # Why a model call cannot be trained on, when it cannot
 TOKENS_REFUSED: Final = "leyden.tokens.refused"

@@ -71,7 +71,7 @@ class GatewayApp:
     @property
     def remembers(self) -> bool:
         """Whether `end_attempt` may have something to forget. May be asked from any thread."""
-        return self._relay.remembers
+        return self._relay.remembers or self._recorder.remembers
 
     def cancel_calls(self) -> None:
         """Give up the calls under way: each is recorded and answered with an error."""
@@ -81,6 +81,7 @@ class GatewayApp:
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
         """Give up the calls that the agent left under way, so that the attempt's record is complete when it is flushed."""
         self._relay.forget((rollout_id, attempt_id))
+        self._recorder.forget((rollout_id, attempt_id))
         for task, exchange in self._calls.items():
             if exchange.key == (rollout_id, attempt_id) and not exchange.answered:
                 exchange.attempt_over = True

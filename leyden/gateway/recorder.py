@@ -14,8 +14,10 @@ import asyncio
 import logging
 from collections import deque
 
+from leyden import semconv
 from leyden.errors import StoreError
 from leyden.gateway.attempts import AttemptKey
+from leyden.gateway.prefixes import Prefixes
 from leyden.gateway.record import ModelCall, span_of
 from leyden.store.base import LightningStore
 from leyden.types import Span
@@ -47,6 +49,9 @@ class Recorder:
         self._ready = asyncio.Event()
         self._space = asyncio.Event()
         self._closing = False
+        self._prefixes = Prefixes()
+        self._over: set[AttemptKey] = set()
+        """Attempts that are to be forgotten once what is pending is written."""
 
     def begin(self, key: AttemptKey) -> None:
         """From now on `flush` waits for one more call of this attempt, which must be `put` in the end."""
@@ -76,6 +81,18 @@ class Recorder:
     def settled(self, key: AttemptKey) -> bool:
         """Whether everything of this attempt is in the store. May be asked from any thread."""
         return key not in self._pending and key not in self._failures
+
+    @property
+    def remembers(self) -> bool:
+        """Whether `forget` may have something to do. May be asked from any thread."""
+        return bool(self._prefixes)
+
+    def forget(self, key: AttemptKey) -> None:
+        """An attempt is over."""
+        if key in self._pending:
+            self._over.add(key)
+        else:
+            self._prefixes.end(key)
 
     async def flush(self, key: AttemptKey) -> None:
         """Wait until everything begun for this attempt is in the store. Raises StoreError, once, if something could not
@@ -107,7 +124,7 @@ class Recorder:
         spans: list[Span] = []
         for call in batch:
             try:
-                spans.append(span_of(call))
+                spans.append(self._span_of(call))
             except Exception as error:  # noqa: BLE001 -- an answer nobody foresaw must not stop all other records
                 self._fail(call.rollout_id, call.attempt_id, call.span_id, error)
         try:
@@ -118,6 +135,17 @@ class Recorder:
             if (written := self._awaited.get(call.span_id)) and not written.done():
                 written.set_result(None)
             self._settle((call.rollout_id, call.attempt_id))
+
+    def _span_of(self, call: ModelCall) -> Span:
+        span = span_of(call)
+        if (tokens := span.tokens) is not None:
+            known, earlier = self._prefixes.add(
+                (call.rollout_id, call.attempt_id), call.span_id, tokens.prompt_ids, tokens.response_ids
+            )
+            span.attributes[semconv.KNOWN_PREFIX] = known
+            if earlier is not None:
+                span.attributes[semconv.GOES_ON_FROM] = earlier
+        return span
 
     async def _write_one_by_one(self, spans: list[Span]) -> None:
         """One bad span must not take its siblings along: a batch is written whole or not at all."""
@@ -145,6 +173,9 @@ class Recorder:
             self._pending[key] = left
             return
         del self._pending[key]
+        if key in self._over:
+            self._over.remove(key)
+            self._prefixes.end(key)
         for waiter in self._waiters.pop(key, ()):
             if not waiter.done():
                 waiter.set_result(None)

@@ -314,7 +314,10 @@ async def test_a_call_is_described_in_the_same_attributes_whatever_it_came_in(ca
     settings = {"instructions": "Be brief.", "max_output_tokens": 5, "temperature": 0.5}
     await post(f"{caller.llm.endpoint}/responses", {"model": "fake", "input": "hello", **settings})
     spans = await caller.spans()
-    own = (semconv.CALL_INDEX, semconv.GEN_AI_RESPONSE_ID, "gen_ai.request.max_completion_tokens")
+    own = {
+        *(semconv.CALL_INDEX, semconv.GEN_AI_RESPONSE_ID, "gen_ai.request.max_completion_tokens"),
+        *(semconv.KNOWN_PREFIX, semconv.GOES_ON_FROM),
+    }
     chat, messages, responses = (
         {name: value for name, value in span.attributes.items() if name not in own} for span in spans
     )

@@ -1,0 +1,79 @@
+"""How much of each prompt the attempt's earlier calls already hold: what an engine's prefix cache can, and what a trainer will not train
+on twice.
+
+A turn that goes on where the last one ended knows nearly all of its prompt; a rewritten context knows its beginning alone. The ends of
+an attempt's conversations are kept, four bytes a token, until the attempt ends; `LIMIT_BYTES` in all, the attempt that was silent longest
+forgotten first. It knows ids, never text, and runs in the gateway's event loop.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from leyden.gateway.attempts import AttemptKey
+
+__all__ = ["LIMIT_BYTES", "Prefixes"]
+
+LIMIT_BYTES = 64 * 2**20
+_ENDS_KEPT = 32
+"""Of one attempt: its newest conversations."""
+_ID_BYTES = 4
+
+
+class Prefixes:
+    """The conversations of the attempts under way."""
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._n_bytes = 0
+        self._ends: OrderedDict[AttemptKey, dict[str, bytes]] = OrderedDict()
+        """Of each attempt, by the span id of a conversation's last call: its prompt and response."""
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def add(
+        self, key: AttemptKey, span_id: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
+    ) -> tuple[int, str | None]:
+        """Add a call; returns how many of its prompt's first ids an earlier call has, and the span id of that one (the newest of equals).
+
+        Shapes (P,) and (R,).
+        """
+        prompt = array("i", prompt_ids).tobytes()
+        ends = self._ends.setdefault(key, {})
+        self._ends.move_to_end(key)
+        known, earlier = 0, None
+        for name in reversed(ends):
+            if (n_ids := _common(ends[name], prompt)) > known:
+                known, earlier = n_ids, name
+        if earlier is not None and known * _ID_BYTES == len(ends[earlier]):  # it goes on where that one ended
+            self._n_bytes -= len(ends.pop(earlier))
+        ends[span_id] = prompt + array("i", response_ids).tobytes()
+        self._n_bytes += len(ends[span_id])
+        if len(ends) > _ENDS_KEPT:
+            self._n_bytes -= len(ends.pop(next(iter(ends))))
+        while self._n_bytes > self._limit_bytes:
+            self.end(next(iter(self._ends)))
+        return known, earlier
+
+    def end(self, key: AttemptKey) -> None:
+        """Forget an attempt that is over."""
+        self._n_bytes -= sum(map(len, self._ends.pop(key, {}).values()))
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many first ids two conversations share."""
+    one_view, other_view = memoryview(one), memoryview(other)
+    shortest = min(len(one), len(other)) // _ID_BYTES
+    if one_view[: shortest * _ID_BYTES] == other_view[: shortest * _ID_BYTES]:
+        return shortest
+    low, high = 0, shortest  # the first `low` are equal, the first `high` are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one_view[low * _ID_BYTES : middle * _ID_BYTES] == other_view[low * _ID_BYTES : middle * _ID_BYTES]:
+            low = middle
+        else:
+            high = middle
+    return low
