@@ -267,7 +267,9 @@ def _answer(ref: Any) -> asyncio.Future[Any]:
 
 def _gist(error: Exception) -> str:
     """The sentence of Ray's message that says what happened, without the causes that it guesses at."""
-    last_line = str(error).strip().rpartition("\n")[2]
+    *before, last_line = str(error).strip().splitlines()
+    if before and "never ran" in last_line:
+        last_line = f"{before[-1].strip()} {last_line}"
     return last_line.split(" Some common causes")[0].split(" The task may or may not")[0]
 
 

@@ -31,6 +31,7 @@ __all__ = ["Cluster", "connected", "import_ray", "in_words", "room_for"]
 logger = logging.getLogger(__name__)
 
 _ADDRESS_VARIABLE = "RAY_ADDRESS"
+_AUTH_MODE_VARIABLE = "RAY_AUTH_MODE"
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Of a cluster that is started here: it holds what the runners are given, and no data."""
 
@@ -102,6 +103,7 @@ async def connected(address: str | None) -> AsyncGenerator[Cluster]:
     loop = asyncio.get_running_loop()
     short = "/tmp" if sys.platform == "darwin" else None  # its sockets are in there, and their paths must not be long
     with tempfile.TemporaryDirectory(prefix="leyden-ray-", dir=short, ignore_cleanup_errors=True) as folder:
+        auth_mode = os.environ.get(_AUTH_MODE_VARIABLE)
         connecting = loop.run_in_executor(thread, _connect, ray, address, folder)
         try:
             cluster = await asyncio.shield(connecting)
@@ -109,7 +111,21 @@ async def connected(address: str | None) -> AsyncGenerator[Cluster]:
             yield cluster
         finally:
             await asyncio.shield(loop.run_in_executor(thread, _disconnect, ray, folder))
+            _set_auth_mode(ray, auth_mode)
             thread.shutdown(wait=False)
+
+
+def _set_auth_mode(ray: Any, mode: str | None) -> None:
+    """A cluster of one's own turns Ray's tokens on for the whole process, which another cluster without them could not talk to any more."""
+    if os.environ.get(_AUTH_MODE_VARIABLE) == mode:
+        return
+    if mode is None:
+        del os.environ[_AUTH_MODE_VARIABLE]
+    else:
+        os.environ[_AUTH_MODE_VARIABLE] = mode
+    with contextlib.suppress(AttributeError):  # as Ray itself does after a change
+        ray._raylet.Config.initialize("")
+        ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _take_sigterm_back() -> None:

@@ -184,6 +184,9 @@ async def test_a_cluster_of_our_own_that_is_too_small_is_an_error_at_once() -> N
         ConfigError, match=r"2 runners with CPU=9999 each, and the cluster has room for 0; its nodes have: CPU="
     ):
         await fit(agents.double, RayExecutionStrategy(2, num_cpus=9999))
+    assert (
+        "RAY_AUTH_MODE" not in os.environ
+    )  # which a process would refuse other clusters by: see the test after the next
 
 
 async def test_no_cluster_at_the_address_is_an_error_that_says_how_to_start_one() -> None:
