@@ -37,6 +37,7 @@ from leyden.errors import (
     UnknownWorker,
 )
 from leyden.store.base import LightningStore
+from leyden.store.sql.rows import numbered
 from leyden.types import AttemptedRollout, PaginatedResult, Rollout, Span, Unset
 from leyden.types.tokens import PACKED
 
@@ -472,8 +473,7 @@ def _in_short(sent: Sequence[Span], added: Sequence[Span]) -> list[tuple[int, in
 
 def _from_short(sent: Sequence[Span], short: Sequence[tuple[int, int]]) -> list[Span]:
     return [
-        sent[place] if sent[place].sequence_id == number else sent[place].model_copy(update={"sequence_id": number})
-        for place, number in short
+        sent[place] if sent[place].sequence_id == number else numbered(sent[place], number) for place, number in short
     ]
 
 

@@ -54,6 +54,7 @@ __all__ = [
     "bytes_of",
     "config_of",
     "from_text",
+    "numbered",
     "resources_from",
     "rollout_alone",
     "rollout_from",
@@ -235,6 +236,13 @@ def _utf8(text: str | None) -> str | None:
     if "\0" in text:
         text = text.replace("\0", "\\x00")
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def numbered(span: Span, sequence_id: int) -> Span:
+    """A span with its number: what `model_copy` makes, at a fifth of its price."""
+    if type(span) is not Span:
+        return span.model_copy(update={"sequence_id": sequence_id})
+    return build(Span, {**span.__dict__, "sequence_id": sequence_id})
 
 
 def span_from(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | None) -> Span:

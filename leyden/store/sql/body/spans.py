@@ -12,7 +12,7 @@ from leyden.store.sql.body.lookup import unknown_attempt, unknown_rollout
 from leyden.store.sql.body.span_index import index_values
 from leyden.store.sql.body.tokens import TokenWriter
 from leyden.store.sql.pages import Filters
-from leyden.store.sql.rows import bytes_of, span_values
+from leyden.store.sql.rows import bytes_of, numbered, span_values
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import (
     ATTEMPT_FINISHED,
@@ -90,7 +90,7 @@ def _add_to_attempt(tx: Transaction, target: Row, spans: Sequence[Span]) -> list
             tokens = writer.pack(span.tokens)
         rows.append(span_values(rollout, attempt, sequence_id, span, tokens))
         taken += bytes_of(rows[-1])
-        added.append(span if span.sequence_id else span.model_copy(update={"sequence_id": sequence_id}))
+        added.append(span if span.sequence_id else numbered(span, sequence_id))
     if not tx.put_many("insert_span", rows):
         return []  # one span, which was there
     tx.spans = True
