@@ -34,7 +34,7 @@ from leyden.gateway.upstream import UpstreamModel, upstream_models
 from leyden.store.base import LightningStore
 from leyden.types import LLM, NamedResources, ProxyLLM
 from leyden.utils.asgi import AsgiServer
-from leyden.utils.attempt_key import NO_TOKEN, attempt_key
+from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
 from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
 
 __all__ = ["LLMProxy"]
@@ -110,6 +110,10 @@ class LLMProxy:
             raise ConfigError(f"keep_alive_seconds is {keep_alive_seconds}; it must be above 0")
         if token is None and not is_loopback(host):
             raise ConfigError(f"host {host!r} can be reached from other machines: give token=..., or bind to 127.0.0.1")
+        if token is not None and token.startswith(PREFIX):
+            raise ConfigError(
+                f"token begins with {PREFIX!r}, as the keys of attempts do: give the gateway a token of its own"
+            )
         self._host = host
         self._access_host = access_host or host
         self._port = port

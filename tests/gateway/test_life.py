@@ -186,6 +186,7 @@ def test_a_loopback_host_needs_none(host: str) -> None:
         ({"model_list": [{"model_name": "", "endpoint": "http://x/v1"}]}, "model_name is empty"),
         ({"model_list": [LLM(endpoint="http://x/v1", model="m")] * 2}, "'m' twice"),
         ({"model_list": [ProxyLLM(endpoint="http://x/v1", model="m")]}, "ProxyLLM"),
+        ({"token": "sk-leyden-secret"}, "token begins with"),
     ],
 )
 def test_a_wrong_option_is_refused_at_once(options: dict[str, Any], message: str) -> None:
