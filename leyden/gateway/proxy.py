@@ -81,9 +81,10 @@ class LLMProxy:
     ) -> None:
         """Nothing is opened before `start`.
 
-        port: None takes a free one. timeout_seconds: the longest time for one answer of the upstream, a stream's last
-        byte and an agent that is slow to read it included. deterministic_seed: give each request that has no `seed` one that depends on this number, the
-        rollout's id and the number of the call in its attempt, so that a rerun of the same rollout id samples the same.
+        port: None takes a free one.
+        timeout_seconds: the longest time for one answer of the upstream, a stream's last byte and an agent that reads slowly included.
+        deterministic_seed: give each request that has no `seed` one that depends on this number, the rollout's id and the number of the
+        call in its attempt, so that a rerun of the same rollout id samples the same.
         token: what clients must send as their API key; required when `host` is not a loopback address.
         access_host: under which agents reach this machine, where `host` does not say it. None: `host`; and where that stands for all
         addresses of the machine (0.0.0.0), runners look for the gateway on the machine of the store.
