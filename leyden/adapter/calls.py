@@ -34,7 +34,7 @@ def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
     """The calls of one attempt in the order in which they started; failed ones are among them (`ModelCallView.failed`), but for
     tries that the client followed by another of the same call.
 
-    That order is the gateway's count where it saw every call, else it is by the clocks.
+    That order is the gateway's count where it saw every call and counted each once, else it is by the clocks.
     """
     ordered = in_order(spans)
     tried_again = {str(span.attributes.get(semconv.RETRY_OF)) for span in ordered}
@@ -64,7 +64,8 @@ def _moment(span: Span) -> tuple[float, int, str]:
 
 def _sorted(calls: list[ModelCallView]) -> list[ModelCallView]:
     counted = [(call.span.attributes.get(semconv.CALL_INDEX), call) for call in calls]
-    if all(isinstance(number, int) for number, _ in counted):
+    numbers = {number for number, _ in counted if isinstance(number, int)}
+    if len(numbers) == len(calls):
         return [call for _, call in sorted(counted, key=lambda pair: (pair[0], _moment(pair[1].span)))]
     return sorted(calls, key=lambda call: _moment(call.span))
 

@@ -145,8 +145,9 @@ class TraceTree:
         above = {child.id: node for node in top.traverse() for child in node.children}
         hosts = [host for node in top.children for host in _hosts(node)]
         floating = [node for node in top.children if _length(node) is not None and not _has_agent(node)]
+        around = _around(floating, hosts)
         for node in sorted(floating, key=lambda node: (-(_length(node) or 0.0), node.id)):
-            host = _innermost(node, hosts, above)
+            host = _innermost(node, around[node.id], above)
             if host is not None:
                 top.children.remove(node)
                 host.children.append(node)
@@ -246,11 +247,26 @@ def _length(node: TraceTree) -> float | None:
     return node.end_time - node.start_time
 
 
-def _innermost(node: TraceTree, hosts: Sequence[TraceTree], above: dict[str, TraceTree]) -> TraceTree | None:
+def _around(nodes: Sequence[TraceTree], hosts: Sequence[TraceTree]) -> dict[str, list[TraceTree]]:
+    """For the id of each node the hosts that enclose it, in one pass over the time: few spans last at once."""
+    to_come = sorted(hosts, key=_start, reverse=True)
+    lasting: list[TraceTree] = []
+    found: dict[str, list[TraceTree]] = {}
+    for node in sorted(nodes, key=_start):
+        while to_come and _start(to_come[-1]) <= _start(node):
+            lasting.append(to_come.pop())
+        lasting = [host for host in lasting if (host.end_time or 0.0) >= _start(node)]
+        found[node.id] = [host for host in lasting if host is not node and _encloses(host, node)]
+    return found
+
+
+def _start(node: TraceTree) -> float:
+    return node.start_time or 0.0
+
+
+def _innermost(node: TraceTree, around: Sequence[TraceTree], above: dict[str, TraceTree]) -> TraceTree | None:
     """The innermost of the spans that enclose this one; None where they are not inside each other."""
-    enclosing = [
-        host for host in hosts if host is not node and _encloses(host, node) and not _is_above(node, host, above)
-    ]
+    enclosing = [host for host in around if not _is_above(node, host, above)]
     innermost = min(enclosing, key=lambda host: (_length(host), host.id), default=None)
     if innermost is None or not all(host is innermost or _is_above(host, innermost, above) for host in enclosing):
         return None

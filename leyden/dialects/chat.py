@@ -18,6 +18,8 @@ from leyden.dialects.encoding import Json, dump
 
 __all__ = ["Hidden", "StreamAssembler", "chunks_of", "prepare", "usage", "visible"]
 
+_MOST_CALLS = 1024
+"""In one answer; a number far beyond is a broken server's, and nothing to make room for."""
 _OURS_IN_CHOICE = ("token_ids", "prompt_token_ids", "policy_versions")
 
 
@@ -206,6 +208,8 @@ def _merge_delta(message: Json, delta: Json) -> None:
 
 def _merge_tool_call(calls: list[Json], part: Json) -> None:
     index = int(part.get("index", len(calls)))
+    if not 0 <= index < _MOST_CALLS:
+        raise ValueError(f"an answer has no tool call {index}")
     while len(calls) <= index:
         calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
     call = calls[index]

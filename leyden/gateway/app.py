@@ -38,6 +38,8 @@ from leyden.utils.attempt_key import PREFIX, read_attempt_key
 
 __all__ = ["GatewayApp"]
 
+_REST_SECONDS = 2.0
+"""How long the usage and the end of a stream may take after its finish reason, once nobody waits for them."""
 _ROUTES = {dialect.path: dialect for dialect in DIALECTS.values()}
 
 
@@ -83,9 +85,9 @@ class GatewayApp:
         self._relay.forget((rollout_id, attempt_id))
         self._recorder.forget((rollout_id, attempt_id))
         for task, exchange in self._calls.items():
-            if exchange.key == (rollout_id, attempt_id) and not exchange.answered:
+            if exchange.key == (rollout_id, attempt_id):
                 exchange.attempt_over = True
-                task.cancel()
+                _give_up(exchange, task)
 
     # ---- routes ------------------------------------------------------------------------------------------------------
 
@@ -252,8 +254,15 @@ async def _watch(exchange: Exchange, receive: Receive, task: asyncio.Task[Any]) 
     while (await receive())["type"] != "http.disconnect":
         pass
     exchange.disconnected = True
+    _give_up(exchange, task)
+
+
+def _give_up(exchange: Exchange, task: asyncio.Task[Any]) -> None:
+    """Cancel a call that nobody waits for; one whose answer stands has a moment for the rest of its stream, which proves it."""
     if not exchange.answered:
         task.cancel()
+    elif not exchange.recorded:
+        asyncio.get_running_loop().call_later(_REST_SECONDS, lambda: exchange.recorded or task.cancel())
 
 
 def _check_same(of_url: AttemptKey, of_key: AttemptKey | None) -> None:

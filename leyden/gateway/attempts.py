@@ -1,16 +1,19 @@
 """Which attempts may call a model, and the number of each call.
 
-It asks the store once for each attempt and remembers the answer: a call costs no store read. It knows no HTTP beyond
-the status of a refusal.
+It asks the store once for each attempt and remembers the answer: a call costs no store read. An attempt that is older than this
+gateway, which was started again, goes on with the numbers that its record ends with. It knows no HTTP beyond the status of a refusal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from leyden import semconv
 from leyden.errors import LeydenError, UnknownAttempt, UnknownRollout
 from leyden.gateway.limits import Spent
 from leyden.gateway.refusal import Refusal
@@ -26,6 +29,12 @@ AttemptKey = tuple[str, str]
 
 _RECHECK_SECONDS = 30.0
 """How long an attempt that somebody else ended (a sweep, a cancellation) can still call."""
+_LIVE_KEPT = 65_536
+"""How many attempts that nobody ended are remembered; those that called last."""
+_RECORD_LOOKED_AT = 256
+"""How many calls that came last are asked for the highest number; more than are under way in one attempt."""
+_CLOCK_SKEW_SECONDS = 1.0
+"""By how much the store's clock may be ahead."""
 _ENDED_KEPT = 65_536
 """How many ended attempts are remembered; older ones are looked up in the store, which knows by then."""
 
@@ -48,6 +57,9 @@ class Admission:
 class _Live:
     trace_id: str
     calls: int = 0
+    """Met by this gateway."""
+    calls_before: int | None = None
+    """Met by the one before it; None until the store has been asked."""
     mode: str | None = None
     spent: Spent = field(default_factory=Spent)
     check_again_at: float = 0.0
@@ -58,9 +70,15 @@ class Attempts:
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store
-        self._live: dict[AttemptKey, _Live] = {}
+        self._all_met_since = time.time() + _CLOCK_SKEW_SECONDS
+        """Attempts that began later, by the store's clock, have met this gateway with their first call, and it remembers them."""
+        self._live: OrderedDict[AttemptKey, _Live] = OrderedDict()
         self._ended: dict[AttemptKey, bool] = {}
         """Whether a call that came too late has been noted."""
+
+    def __len__(self) -> int:
+        """How many are remembered that may call."""
+        return len(self._live)
 
     async def admit(self, rollout_id: str, attempt_id: str, *, call_index: int | None = None) -> Admission:
         """Number one call; call_index: the number that it has already, if it is sent again.
@@ -74,14 +92,23 @@ class Attempts:
         live = self._live.get(key)
         if live is None:
             live = self._live[key] = _Live(trace_id=trace_id_of(key))
+            if len(self._live) > _LIVE_KEPT:
+                self._live.popitem(last=False)
+                self._all_met_since = time.time() + _CLOCK_SKEW_SECONDS
+        else:
+            with contextlib.suppress(KeyError):  # ended this very moment
+                self._live.move_to_end(key)
+        number = live.calls
         if call_index is None:
-            call_index, live.calls = live.calls, live.calls + 1
+            live.calls += 1
         now = time.monotonic()
         if now >= live.check_again_at:
             await self._check(key, live)
             live.check_again_at = now + _RECHECK_SECONDS
         if key in self._ended:
             raise _gone(rollout_id, attempt_id, "the attempt is over")
+        if call_index is None:
+            call_index = (live.calls_before or 0) + number
         return Admission(call_index=call_index, trace_id=live.trace_id, mode=live.mode, spent=live.spent)
 
     def note_late_call(self, rollout_id: str, attempt_id: str) -> bool:
@@ -125,9 +152,20 @@ class Attempts:
             attempt = rollout.attempt
         else:
             attempt = await self._store.get_attempt_by_id(rollout_id, attempt_id)
+        if live.calls_before is None:
+            before = 0 if attempt.start_time > self._all_met_since else await self._calls_before(rollout_id, attempt_id)
+            live.calls_before = before if live.calls_before is None else live.calls_before
         if attempt.finished:
             return f"the attempt is over: {attempt.status}"
         return f"the rollout is over: {rollout.status}" if rollout.finished else None
+
+    async def _calls_before(self, rollout_id: str, attempt_id: str) -> int:
+        """How many calls of this attempt were numbered before this gateway met it."""
+        spans = await self._store.query_spans(
+            rollout_id, attempt_id, name=semconv.MODEL_CALL, limit=_RECORD_LOOKED_AT, sort_order="desc"
+        )
+        numbers = (span.attributes.get(semconv.CALL_INDEX) for span in spans)
+        return max((number + 1 for number in numbers if isinstance(number, int)), default=0)
 
 
 def _gone(rollout_id: str, attempt_id: str, why: str) -> Refusal:

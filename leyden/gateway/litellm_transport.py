@@ -22,8 +22,19 @@ from leyden.gateway.upstream import UpstreamModel
 
 __all__ = ["LitellmTransport"]
 
+_OPENAIS = (
+    "messages prompt suffix input encoding_format dimensions stream stream_options n best_of echo seed stop max_tokens "
+    "max_completion_tokens temperature top_p presence_penalty frequency_penalty logit_bias logprobs top_logprobs tools tool_choice "
+    "parallel_tool_calls functions function_call response_format web_search_options reasoning_effort verbosity modalities audio "
+    "prediction model user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention"
+)
+_OTHERS = "top_k min_p min_tokens repetition_penalty stop_token_ids thinking chat_template_kwargs return_token_ids"
+_ASKABLE = {*_OPENAIS.split(), *_OTHERS.split()}
+"""What an agent may say in its request. To LiteLLM another name can be about the way to the provider (`api_base`, where the operator's
+key would go, or `mock_response`), which only `litellm_params` may say."""
 _FUNCTIONS = {"chat": "acompletion", "completions": "atext_completion", "embeddings": "aembedding"}
 """By the name of a dialect."""
+_BAD_REQUEST = 400
 _SERVER_ERROR = 500
 
 
@@ -48,8 +59,12 @@ class LitellmTransport:
     @asynccontextmanager
     async def ask(self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope) -> AsyncGenerator[Answer]:
         """See Transport.ask."""
+        asked: dict[str, Any] = json.loads(body)
+        if unaskable := sorted(asked.keys() - _ASKABLE):
+            yield _not_askable(unaskable[0])
+            return
         self._litellm, openai = await asyncio.to_thread(_imported)  # its errors are OpenAI's
-        given: dict[str, Any] = {**(model.litellm_params or {}), **json.loads(body), "model": model.name_there}
+        given: dict[str, Any] = {**(model.litellm_params or {}), **asked, "model": model.name_there}
         function = getattr(self._litellm, _FUNCTIONS[passage.upstream.name])
         began = False
         try:
@@ -105,6 +120,12 @@ class _Streamed:
         async for chunk in self._chunks:
             yield sse_event(_json(chunk))
         yield sse_event(DONE)
+
+
+def _not_askable(name: str) -> _Whole:
+    message = f"{name} is nothing that an agent may tell LiteLLM; whoever runs the gateway can give it in the model's litellm_params"
+    error = DIALECTS["chat"].error(_BAD_REQUEST, message, code="unsupported_parameter", param=name)
+    return _Whole(error, status=_BAD_REQUEST)
 
 
 def _imported() -> tuple[Any, Any]:

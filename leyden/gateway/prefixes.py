@@ -64,15 +64,14 @@ class Prefixes:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many first ids two conversations share."""
-    one_view, other_view = memoryview(one), memoryview(other)
+    """How many first ids two conversations share. Copies are compared: views compare byte by byte, 30 times slower."""
     shortest = min(len(one), len(other)) // _ID_BYTES
-    if one_view[: shortest * _ID_BYTES] == other_view[: shortest * _ID_BYTES]:
+    if one[: shortest * _ID_BYTES] == other[: shortest * _ID_BYTES]:
         return shortest
     low, high = 0, shortest  # the first `low` are equal, the first `high` are not
     while high - low > 1:
         middle = (low + high) // 2
-        if one_view[low * _ID_BYTES : middle * _ID_BYTES] == other_view[low * _ID_BYTES : middle * _ID_BYTES]:
+        if one[low * _ID_BYTES : middle * _ID_BYTES] == other[low * _ID_BYTES : middle * _ID_BYTES]:
             low = middle
         else:
             high = middle

@@ -34,7 +34,7 @@ from leyden.gateway.upstream import UpstreamModel, upstream_models
 from leyden.store.base import LightningStore
 from leyden.types import LLM, NamedResources, ProxyLLM
 from leyden.utils.asgi import AsgiServer
-from leyden.utils.attempt_key import NO_TOKEN, attempt_key
+from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
 from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
 
 __all__ = ["LLMProxy"]
@@ -81,9 +81,10 @@ class LLMProxy:
     ) -> None:
         """Nothing is opened before `start`.
 
-        port: None takes a free one. timeout_seconds: the longest time for one answer of the upstream, a stream's last
-        byte included. deterministic_seed: give each request that has no `seed` one that depends on this number, the
-        rollout's id and the number of the call in its attempt, so that a rerun of the same rollout id samples the same.
+        port: None takes a free one.
+        timeout_seconds: the longest time for one answer of the upstream, a stream's last byte and an agent that reads slowly included.
+        deterministic_seed: give each request that has no `seed` one that depends on this number, the rollout's id and the number of the
+        call in its attempt, so that a rerun of the same rollout id samples the same.
         token: what clients must send as their API key; required when `host` is not a loopback address.
         access_host: under which agents reach this machine, where `host` does not say it. None: `host`; and where that stands for all
         addresses of the machine (0.0.0.0), runners look for the gateway on the machine of the store.
@@ -110,6 +111,10 @@ class LLMProxy:
             raise ConfigError(f"keep_alive_seconds is {keep_alive_seconds}; it must be above 0")
         if token is None and not is_loopback(host):
             raise ConfigError(f"host {host!r} can be reached from other machines: give token=..., or bind to 127.0.0.1")
+        if token is not None and token.startswith(PREFIX):
+            raise ConfigError(
+                f"token begins with {PREFIX!r}, as the keys of attempts do: give the gateway a token of its own"
+            )
         self._host = host
         self._access_host = access_host or host
         self._port = port

@@ -58,10 +58,15 @@ class Recorder:
         self._pending[key] = self._pending.get(key, 0) + 1
 
     async def put(self, call: ModelCall) -> None:
-        """Queue a call that was begun; waits while the queue is full."""
-        while len(self._queue) >= _QUEUE_LIMIT:
-            self._space.clear()
-            await self._space.wait()
+        """Queue a call that was begun; waits while the queue is full. It is queued also if that is cancelled, as `stop` does."""
+        try:
+            while len(self._queue) >= _QUEUE_LIMIT:
+                self._space.clear()
+                await self._space.wait()
+        finally:
+            self._enqueue(call)
+
+    def _enqueue(self, call: ModelCall) -> None:
         self._queue.append(call)
         if len(self._queue) >= _BATCH or self._closing or (call.rollout_id, call.attempt_id) in self._waiters:
             self._ready.set()

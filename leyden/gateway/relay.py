@@ -199,7 +199,11 @@ class Relay:
         body = passage.unstreamed() if buffered else passage.body
         beat = asyncio.create_task(self._keep_alive(exchange, early=buffered)) if passage.streams else None
         try:
-            async with self._transport(model).ask(model, passage, body, exchange.scope) as answer:
+            # The transport's own limit does not run while the agent reads, or does not.
+            async with (
+                asyncio.timeout(self._options.timeout_seconds),
+                self._transport(model).ask(model, passage, body, exchange.scope) as answer,
+            ):
                 exchange.status = answer.status
                 if chances.elsewhere and answer.status in _TOO_BUSY and not exchange.streaming:
                     raise _Again(f"{model.address} answered {answer.status}", answer.status)
@@ -207,7 +211,7 @@ class Relay:
             if model.record_tokens and passage.upstream.logprobs is not None and not call.error and call.response:
                 self._buffering.learn(model, call.response, streamed=passage.streams and not buffered)
         except ServerGone as gone:
-            if chances.again and not gone.began and not gone.timed_out:
+            if chances.again and not gone.began and (chances.elsewhere or not gone.timed_out):
                 raise _Again(_unreachable(model, gone).message) from gone
             raise _unreachable(model, gone) from gone
         except TimeoutError as error:
@@ -368,7 +372,7 @@ class Relay:
             await (self._recorder.put_durably if self._options.durable else self._recorder.put)(exchange.call)
 
     async def _fail(self, exchange: Exchange, refusal: Refusal) -> None:
-        if exchange.call.error is None:
+        if exchange.call.error is None and not exchange.recorded:
             exchange.call.error = refusal.message
         if exchange.tried is not None:
             exchange.tried.state = "failed"

@@ -291,6 +291,8 @@ class _Dispatch:
                 async for piece in response.content.iter_any():
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except aiohttp.ClientError:  # the client sees its answer break off, as from a gateway that dies
+            logger.warning("worker %d of the gateway ended in the middle of an answer", owner)
         except asyncio.CancelledError:
             if not watcher.done():
                 raise  # the gateway stops

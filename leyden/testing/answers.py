@@ -35,6 +35,8 @@ class Misbehaviour:
     """Break the connection after so many chunks of a stream, or in the middle of a whole answer."""
     end_after_chunks: int | None = None
     """End a stream properly after so many chunks, as if it were complete."""
+    stall_after_chunks: int | None = None
+    """Send no more after so many chunks of a stream, and keep the connection open."""
     no_token_ids: bool = False
     """Ignore `return_token_ids`."""
     lost_response_ids: int = 0

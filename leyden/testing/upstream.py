@@ -223,6 +223,8 @@ async def _stream(request: web.Request, answer: Answer, fault: Misbehaviour) -> 
         if sent == fault.end_after_chunks:
             await response.write_eof()
             return response
+        if sent == fault.stall_after_chunks:
+            await asyncio.Event().wait()
         await response.write(event)
         sent += 1
     await response.write_eof()

@@ -42,6 +42,17 @@ def test_the_record_below_an_sdk_span_is_of_its_call_through_any_steps_between()
     assert (call.response_id, len(call.spans)) == ("r", 2)
 
 
+def test_numbers_that_come_twice_order_nothing():
+    """A gateway that was started again, and whose store had lost the record, counts from 0."""
+    calls = [
+        gateway_call(start, start + 1, id=start, prompt=[start], response=[9], index=index)
+        for start, index in ((1, 0), (3, 1), (5, 2), (7, 0), (9, 1))
+    ]
+    assert [call.tokens.prompt_ids for call in model_calls(calls)] == [[1], [3], [5], [7], [9]]
+    rewards = [triplet.reward for triplet in LlmProxyTraceToTriplet().adapt([*calls, reward(0.5, 11, id=11)])]
+    assert rewards == [None, None, None, None, 0.5]
+
+
 def test_a_span_around_several_calls_is_no_call_of_its_own():
     calls = model_calls(
         [

@@ -182,3 +182,10 @@ def test_a_stream_with_several_choices_is_finished_when_all_are() -> None:
     assembler.feed({"choices": [{"index": 0, "text": "y", "finish_reason": "length"}]})
     assert assembler.finished
     assert [choice["text"] for choice in assembler.answer()["choices"]] == ["xy", "xx"]
+
+
+@pytest.mark.parametrize("index", [-1, 10**9])
+def test_a_tool_call_of_an_absurd_number_is_no_chunk(index: int) -> None:
+    call = {"index": index, "id": "a", "function": {"name": "look", "arguments": "{}"}}
+    with pytest.raises(ValueError, match=str(index)):
+        StreamAssembler().feed({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import openai
 import pytest
 
-from leyden.gateway import LLMProxy, UpstreamModel
+from leyden.gateway import LLMProxy, UpstreamModel, proxy
 from leyden.gateway.balance import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Balancer
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
@@ -141,6 +142,25 @@ async def test_a_dead_server_costs_no_call(
             await ask(caller, number)
         assert (await caller.span()).tokens is not None
     assert len(servers[0].calls) + len(servers[2].calls) == 6
+
+
+async def test_a_server_that_takes_no_connection_costs_no_call(
+    upstream: FakeUpstream, store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "_CONNECT_SECONDS", 0.3)
+    with ExitStack() as stack:
+        mute, *others = (stack.enter_context(socket.socket()) for _ in range(4))
+        mute.bind(("127.0.0.1", 0))
+        mute.listen(0)
+        for other in others:  # until its queue is full
+            other.setblocking(False)
+            other.connect_ex(mute.getsockname())
+        models = [UpstreamModel("fake", f"http://127.0.0.1:{mute.getsockname()[1]}/v1"), upstream.llm()]
+        async with LLMProxy(model_list=models, store=store) as gateway:
+            caller = await new_caller(gateway, store)
+            async with caller.client:
+                await ask(caller)
+            assert (await caller.span()).tokens is not None
 
 
 async def test_an_answer_that_has_begun_is_never_asked_for_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from leyden import semconv
 from leyden.errors import StoreError
-from leyden.gateway import LLMProxy
+from leyden.gateway import LLMProxy, app, recorder
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import LLM, Span
@@ -230,6 +231,52 @@ async def test_an_agent_that_stops_reading_at_the_finish_reason_has_a_whole_reco
     ]
 
 
+async def test_a_stream_that_stalls_after_its_finish_reason_holds_no_ended_attempt_up(
+    store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_REST_SECONDS", 0.2)
+    async with (
+        FakeUpstream(reply=lambda _: "yes") as upstream,
+        LLMProxy(model_list=[upstream.llm()], store=store) as proxy,
+    ):
+        caller = await new_caller(proxy, store)
+        async with caller.client as client:
+            await client.chat.completions.create(model="fake", messages=say("hi"))
+            upstream.misbehave(*[Misbehaviour(stall_after_chunks=1 + len(upstream.calls[0].response_ids))] * 2)
+            for leaves in (True, False):
+                stream = await client.chat.completions.create(model="fake", messages=say("hi"), stream=True)
+                async for chunk in stream:
+                    if chunk.choices[0].finish_reason:
+                        break
+                if leaves:
+                    await stream.close()
+            proxy.end_attempt(caller.rollout_id, caller.attempt_id)
+            async with asyncio.timeout(5):
+                spans = await caller.spans()
+        assert [span.status.status_code for span in spans] == ["OK", "ERROR", "ERROR"]
+        await until(lambda: upstream.cancelled == 2)
+
+
+async def test_an_agent_that_stops_reading_holds_no_drain_up(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": "x" * 2**17}, "finish_reason": None}]}
+    body = b"data: %s\n\n" % json.dumps(chunk).encode() * 2**7
+    upstream.misbehave(Misbehaviour(body=body, content_type="text/event-stream"))
+    async with LLMProxy(model_list=[upstream.llm()], store=store, timeout_seconds=2) as proxy:
+        caller = await new_caller(proxy, store)
+        body = json.dumps({"model": "fake", "messages": say("hi"), "stream": True}).encode()
+        address, path = caller.llm.endpoint.removeprefix("http://").split("/", 1)
+        reader, writer = await asyncio.open_connection(*address.split(":"), limit=1024)
+        head = f"POST /{path}/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await reader.readline()
+        async with asyncio.timeout(5):
+            await proxy.drain()
+        writer.transport.abort()
+        assert "within 2 s" in await recorded_error(caller)
+
+
 async def test_a_store_that_fails_is_told_by_flush_once_and_the_answer_passes(
     caller: Caller, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -313,3 +360,36 @@ async def test_a_slow_store_gets_batches_and_loses_nothing(upstream: FakeUpstrea
         spans = await caller.spans()
         assert {span.attributes[semconv.CALL_INDEX] for span in spans} == set(range(200))
         assert store.largest > 1
+
+
+class HeldStore(InMemoryLightningStore):
+    """A store that writes nothing until it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = threading.Event()
+
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        await asyncio.to_thread(self.let.wait)  # it is asked in the gateway's loop
+        return await super().add_many_spans(spans)
+
+
+async def test_stop_loses_no_call_that_waits_for_room_in_the_queue(
+    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_QUEUE_LIMIT", 2)
+    monkeypatch.setattr(recorder, "_BATCH", 1)
+    async with HeldStore() as store, LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        caller = await new_caller(proxy, store)
+        async with caller.client as client:
+            calls = [
+                asyncio.create_task(client.completions.create(model="fake", prompt=str(number))) for number in range(8)
+            ]
+            await until(lambda: len(upstream.calls) == len(calls))
+            stopping = asyncio.create_task(proxy.stop())
+            await asyncio.gather(*calls, return_exceptions=True)
+            store.let.set()
+            await stopping
+        spans = await store.query_spans(caller.rollout_id, caller.attempt_id)
+        assert {span.attributes[semconv.CALL_INDEX] for span in spans} == set(range(8))
+        assert all(span.tokens is not None for span in spans)

@@ -6,14 +6,18 @@ import asyncio
 import logging
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from leyden import semconv
 from leyden.errors import ConfigError, GatewayError
-from leyden.gateway import LLMProxy, UpstreamModel
+from leyden.gateway import LLMProxy, UpstreamModel, attempts
+from leyden.gateway.attempts import Attempts
+from leyden.gateway.record import ModelCall, span_of
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import LLM, ProxyLLM
@@ -39,6 +43,29 @@ async def test_a_restarted_gateway_serves_at_the_same_address(caller: Caller, up
         assert caller.proxy.endpoint == endpoint
     assert caller.proxy.is_running()
     assert len(await caller.spans()) == len(upstream.calls) == 3
+
+
+async def test_a_restarted_gateway_goes_on_counting_where_the_record_ends(caller: Caller) -> None:
+    for number in range(6):
+        await caller.client.chat.completions.create(model="fake", messages=say(str(number)))
+        if number == 2:
+            await caller.proxy.restart()
+    assert [span.attributes[semconv.CALL_INDEX] for span in await caller.spans()] == list(range(6))
+
+
+async def test_of_attempts_that_nobody_ends_a_bounded_number_is_remembered_and_none_is_counted_anew(
+    store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "_LIVE_KEPT", 2)
+    met = Attempts(store)
+    keys = [(one.rollout_id, one.attempt.attempt_id) for one in [await store.start_rollout(None) for _ in range(4)]]
+    for number in range(2):
+        for key in keys:
+            admission = await met.admit(*key)
+            assert admission.call_index == number
+            assert len(met) <= 2
+            call = ModelCall(*key, admission.trace_id, None, admission.call_index, "chat", start_time=time.time())
+            await store.add_many_spans([span_of(call)])
 
 
 async def test_starting_and_stopping_twice_does_nothing(upstream: FakeUpstream, store: InMemoryLightningStore) -> None:
@@ -159,6 +186,7 @@ def test_a_loopback_host_needs_none(host: str) -> None:
         ({"model_list": [{"model_name": "", "endpoint": "http://x/v1"}]}, "model_name is empty"),
         ({"model_list": [LLM(endpoint="http://x/v1", model="m")] * 2}, "'m' twice"),
         ({"model_list": [ProxyLLM(endpoint="http://x/v1", model="m")]}, "ProxyLLM"),
+        ({"token": "sk-leyden-secret"}, "token begins with"),
     ],
 )
 def test_a_wrong_option_is_refused_at_once(options: dict[str, Any], message: str) -> None:

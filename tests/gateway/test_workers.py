@@ -48,13 +48,15 @@ async def server(store: LightningStore) -> AsyncIterator[LightningStoreServer]:
 
 
 @asynccontextmanager
-async def command(server: LightningStoreServer, upstream: FakeUpstream) -> AsyncIterator[tuple[Any, str]]:
+async def command(
+    server: LightningStoreServer, upstream: FakeUpstream, *, log: Any = asyncio.subprocess.DEVNULL
+) -> AsyncIterator[tuple[Any, str]]:
     """The process of `leyden gateway`, and its endpoint."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from leyden.cli import main; main()", "gateway", "--port", "0"),
         *("--store", server.endpoint, "--model", f"fake={upstream.endpoint}", "--num-workers", str(N_WORKERS)),
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=log,
         env=os.environ | {"LEYDEN_GATEWAY_TOKEN": TOKEN, "LEYDEN_STORE_TOKEN": TOKEN},
     )
     try:
@@ -179,6 +181,35 @@ async def test_a_worker_that_is_killed_is_started_again(
                 async with openai.AsyncOpenAI(base_url=endpoint, api_key=attempt_key(TOKEN, *key)) as client:
                     await client.chat.completions.create(model="fake", messages=say("hi"))
         await until(lambda: len(workers_of(process)) == N_WORKERS)
+
+
+async def test_an_answer_under_way_breaks_off_when_its_worker_dies(
+    store: LightningStore, server: LightningStoreServer, tmp_path: Path
+) -> None:
+    begun = 0
+
+    async def ask(endpoint: str, key: tuple[str, str]) -> str:
+        nonlocal begun
+        async with openai.AsyncOpenAI(base_url=endpoint, api_key=attempt_key(TOKEN, *key), max_retries=0) as client:
+            stream = await client.chat.completions.create(model="fake", messages=say("hi"), stream=True)
+            begun += 1
+            try:
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            except openai.APIConnectionError:
+                return "broken off"
+
+    with (tmp_path / "log").open("wb") as log:
+        async with FakeUpstream(reply=lambda _: "x" * 40) as upstream, command(server, upstream, log=log) as found:
+            process, endpoint = found
+            upstream.misbehave(*[Misbehaviour(chunk_delay_seconds=0.1)] * N_ATTEMPTS)
+            answers = [asyncio.create_task(ask(endpoint, key)) for key in await attempts(store)]
+            await until(lambda: begun == N_ATTEMPTS)
+            for victim in workers_of(process)[:2]:
+                victim.kill()
+            told = Counter(await asyncio.gather(*answers))
+    assert told["broken off"] > 0
+    assert told.keys() <= {"broken off", "x" * 40}
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 async def test_nothing_is_left_when_the_parent_is_killed(

@@ -92,6 +92,27 @@ async def test_other_dialects_are_translated(caller: Caller, upstream: FakeUpstr
     assert len(await caller.spans()) == 4
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"api_base": "http://127.0.0.1:9/v1"},
+        {"base_url": "http://127.0.0.1:9/v1"},
+        {"custom_llm_provider": "ollama"},
+        {"mock_response": "yes"},
+        {"timeout": 3},
+        {"model_list": [{"model_name": "fake", "litellm_params": {"model": "openai/fake"}}]},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+async def test_an_agent_cannot_say_where_the_operators_key_goes(
+    caller: Caller, upstream: FakeUpstream, given: dict[str, Any]
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="litellm_params") as caught:
+        await caller.client.chat.completions.create(model="fake", messages=say("hi"), extra_body=given)
+    assert caught.value.param == next(iter(given))
+    assert not upstream.requests
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [400, 401, 429, 500])
 async def test_a_providers_error_is_the_agents(
