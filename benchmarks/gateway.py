@@ -45,9 +45,9 @@ PAIRS = MINIMUM_RUNS
 LATENCY_MS = 20
 """Of the server, where what a gateway adds is measured."""
 CALLERS = 8
-CALLS_ALONE, CALLS = 100, 240
+CALLS_ALONE, CALLS = 60, 240
 """In a slice: of one caller, of several."""
-STREAMED_CALLS = 80
+STREAMED_CALLS = 48
 CHUNKS = 16
 BUSY_CALLERS = 32
 BUSY_SECONDS = 1.5
@@ -113,7 +113,7 @@ class Benchmark:
             gateways: dict[str, Gateway] = {"": plain, ", durable": durable}
             for gateway in (*gateways.values(), *([theirs] if theirs else [])):
                 for do in ("calls", "streams"):  # connections, code that is loaded when first used
-                    self._ask(gateway, do, "quick", callers=CALLERS, calls=2 * CALLERS)
+                    self.ask(gateway, do, "quick", callers=CALLERS, calls=2 * CALLERS)
             rows: list[Row] = []
             for callers, calls in ((1, CALLS_ALONE), (CALLERS, CALLS)):
                 said = f"added to a {LATENCY_MS} ms call, {callers} caller{'s' if callers > 1 else ''}"
@@ -152,7 +152,7 @@ class Benchmark:
 
         def run() -> Sample:
             before = gateway.cpu_seconds() if gateway else 0.0
-            ms = self._ask(gateway, do, "fixed", callers=callers, calls=calls)["ms"]
+            ms = self.ask(gateway, do, "fixed", callers=callers, calls=calls)["ms"]
             taken.append(Slice(ms, gateway.settled() - before if gateway else 0.0))
             return Sample(percentile(ms, 50), taken[-1].cpu_s)
 
@@ -165,7 +165,7 @@ class Benchmark:
         def busy(gateway: Gateway, rates: list[Sample]) -> Callable[[], Sample]:
             def run() -> Sample:
                 before = gateway.cpu_seconds()
-                done = self._ask(gateway, "calls", "quick", callers=BUSY_CALLERS, seconds=BUSY_SECONDS)
+                done = self.ask(gateway, "calls", "quick", callers=BUSY_CALLERS, seconds=BUSY_SECONDS)
                 cpu_s = gateway.settled() - before
                 rates.append(Sample(len(done["ms"]) / done["seconds"], cpu_s))
                 return Sample(len(done["ms"]) / cpu_s, cpu_s)
@@ -199,7 +199,7 @@ class Benchmark:
             def streams(gateway: Gateway, peaks: list[Sample]) -> Callable[[], Sample]:
                 def run() -> Sample:
                     before = gateway.cpu_seconds()
-                    done = self._ask(gateway, "streams", "slow", streams=STREAMS)
+                    done = self.ask(gateway, "streams", "slow", streams=STREAMS)
                     cpu_s = gateway.settled() - before
                     peaks.append(Sample(gateway.memory_mb("VmHWM"), cpu_s))
                     return Sample(done["seconds"], cpu_s)
@@ -240,6 +240,14 @@ class Benchmark:
 
     # ---- how they are asked ------------------------------------------------------------------------------------------
 
+    def ask(self, gateway: Gateway | None, do: str, model: str, **how: Any) -> dict[str, Any]:
+        """What the callers have measured; gateway: None for the server itself."""
+        urls = gateway.urls if gateway else [f"{self._upstream}/{BEHAVIOURS[model]}/v1"]
+        done = self._load.ask(do, urls=urls, model=model, key=KEY, **how)
+        if gateway:
+            gateway.calls += len(done["ms"])
+        return done
+
     @property
     def _peer_name(self) -> str | None:
         return None if self._peer is None else f"{self._peer.name} proxy"
@@ -257,14 +265,6 @@ class Benchmark:
             print(f"Measuring Leyden alone: {failure}", flush=True)
             self._peer = None
             return None
-
-    def _ask(self, gateway: Gateway | None, do: str, model: str, **how: Any) -> dict[str, Any]:
-        """What the callers have measured; gateway: None for the server itself."""
-        urls = gateway.urls if gateway else [f"{self._upstream}/{BEHAVIOURS[model]}/v1"]
-        done = self._load.ask(do, urls=urls, model=model, key=KEY, **how)
-        if gateway:
-            gateway.calls += len(done["ms"])
-        return done
 
 
 # ---- the gateways ----------------------------------------------------------------------------------------------------
@@ -316,6 +316,7 @@ class Gateway:
                 time.sleep(0.01)
         except BaseException:
             self._end()
+            self._log.close()
             self._folder.cleanup()
             raise
         self.start_seconds = time.perf_counter() - began

@@ -38,7 +38,8 @@ class Load:
         import aiohttp
 
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=120)
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),  # uvicorn ends idle connections after 5 s
+            timeout=aiohttp.ClientTimeout(total=120),
         )
 
     async def calls(self, *, urls, model, key, callers, calls=None, seconds=None):
