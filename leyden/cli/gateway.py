@@ -61,11 +61,13 @@ def gateway(
       leyden gateway --store http://127.0.0.1:4747 --model policy=http://127.0.0.1:8000/v1 --num-workers 4
       LEYDEN_GATEWAY_TOKEN=secret leyden gateway --host 0.0.0.0 --model policy=http://gpu-1:8000/v1 --durable
     """
+    from leyden.utils.garbage import look_for_cycles_rarely
     from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
     models = [{**_named(given), "api_key": model_key, "record_tokens": record_tokens} for given in model]
     options = {"host": host, "token": token, "model_list": models, "durable": durable}
+    look_for_cycles_rarely()
     asyncio.run(_serve(store, port, num_workers, options))
 
 

@@ -15,7 +15,7 @@ To add a dialect, write its six translations and put a line into `base.DIALECTS`
 
 from leyden.dialects.base import DIALECTS, Dialect, DialectName
 from leyden.dialects.chat import Hidden, StreamAssembler, prepare, usage, visible
-from leyden.dialects.encoding import DONE, Json, dump, named_event, split_events, sse_event
+from leyden.dialects.encoding import DONE, Json, dump, named_event, parse, split_events, sse_event
 from leyden.dialects.errors import anthropic_error, openai_error
 from leyden.dialects.passage import Passage, PassageStream
 
@@ -33,6 +33,7 @@ __all__ = [
     "dump",
     "named_event",
     "openai_error",
+    "parse",
     "prepare",
     "split_events",
     "sse_event",

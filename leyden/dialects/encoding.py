@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["DONE", "Json", "dump", "named_event", "split_events", "sse_event"]
+from pydantic_core import from_json
+
+__all__ = ["DONE", "Json", "dump", "named_event", "parse", "split_events", "sse_event"]
 
 Json = dict[str, Any]
 
@@ -22,6 +24,14 @@ def dump(value: object) -> bytes:
         return _encode(value).encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can say and UTF-8 cannot
         return json.dumps(value, separators=(",", ":")).encode()
+
+
+def parse(raw: bytes) -> Any:
+    """What `json.loads` makes of `raw`, in half the time. Raises ValueError or RecursionError where that does."""
+    try:
+        return from_json(raw, cache_strings="keys")
+    except ValueError:  # half of a surrogate pair, another encoding than UTF-8, deep nesting; or no JSON at all
+        return json.loads(raw)
 
 
 def split_events(buffer: bytearray) -> Iterator[tuple[bytes, bytes]]:

@@ -6,13 +6,12 @@ either case the call is told in chat too, which is what is recorded. No I/O.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 from leyden.dialects.base import Dialect
 from leyden.dialects.chat import Hidden, StreamAssembler, chunks_of, prepare, visible
-from leyden.dialects.encoding import DONE, Json, dump, sse_event
+from leyden.dialects.encoding import DONE, Json, dump, parse, sse_event
 from leyden.dialects.errors import error_message
 from leyden.errors import Untranslatable
 
@@ -64,7 +63,7 @@ class Passage:
 
         Raises ValueError for what is no JSON object, Untranslatable (which is one, too).
         """
-        found: Any = json.loads(raw)
+        found: Any = parse(raw)
         if not isinstance(found, dict):
             raise ValueError(f"a JSON {type(found).__name__} is no answer")
         answer: Json = found  # pyright: ignore[reportUnknownVariableType] -- JSON
@@ -86,7 +85,7 @@ class Passage:
 
     def unstreamed(self) -> bytes:
         """`body`, asking for the same answer in one piece. Only for an upstream that is asked in chat or completions."""
-        body: Json = json.loads(self.body)
+        body: Json = parse(self.body)
         body.pop("stream_options", None)
         return dump({**body, "stream": False})
 
@@ -96,7 +95,7 @@ class Passage:
         None for what is no answer of chat or completions.
         """
         try:
-            answer: Any = json.loads(raw)
+            answer: Any = parse(raw)
             options: Any = self.request.get("stream_options") or {}
             wanted = not self.verbatim or self.hidden.usage or bool(options.get("include_usage"))
             chunks = chunks_of(answer, usage=wanted)
@@ -150,7 +149,7 @@ class PassageStream:
             return event if self._events is None else self._end(self._events.end())
         if not data:
             return event if self._events is None else b""
-        found: Any = json.loads(data)
+        found: Any = parse(data)
         if self._events is None:
             return self._as_it_came(event, found)
         shown: list[bytes] = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import random
 import time
@@ -18,7 +17,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, cast
 
-from leyden.dialects import DIALECTS, Passage, PassageStream, dump, split_events
+from leyden.dialects import DIALECTS, Passage, PassageStream, dump, parse, split_events
 from leyden.errors import StoreError, Untranslatable
 from leyden.gateway.asgi import Headers, send_json, send_refusal
 from leyden.gateway.attempts import AttemptKey
@@ -437,7 +436,7 @@ def _shown_event(stream: PassageStream, event: bytes, data: bytes) -> bytes:
 
 def _parse_request(raw: bytes) -> dict[str, Any]:
     try:
-        request: Any = json.loads(raw)
+        request: Any = parse(raw)
     except (ValueError, RecursionError) as error:
         raise Refusal(400, "invalid_json", f"the request body is not JSON: {error}") from error
     if not isinstance(request, dict):

@@ -49,6 +49,7 @@ from leyden.gateway.proxy import LLMProxy
 from leyden.gateway.refusal import Refusal
 from leyden.store.opening import open_store
 from leyden.utils.attempt_key import named_by
+from leyden.utils.garbage import look_for_cycles_rarely
 from leyden.utils.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
 
 __all__ = ["GatewayWorkers"]
@@ -200,6 +201,7 @@ def _work(
     from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
+    look_for_cycles_rarely()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent's to handle
     try:

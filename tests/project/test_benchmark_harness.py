@@ -122,7 +122,7 @@ def test_the_readme_has_the_headlines_alone(pages: dict[str, Path]):
     assert "Calls" not in readme
 
 
-@pytest.mark.parametrize("name", ["store", "store_scale"])
+@pytest.mark.parametrize("name", ["store", "store_scale", "gateway"])
 def test_every_headline_is_a_row(name: str):
     rows = {row.row for row in report.load(name)}
     assert set(importlib.import_module(f"benchmarks.{name}").HEADLINES) <= rows
