@@ -49,7 +49,7 @@ class TokenWriter:
             self._records.see(row)
         base, longest = None, _MIN_SHARED - 1
         left = _likely_first(candidates, prompt)
-        while left:
+        while left and longest < len(prompt_ids):
             row = left.pop(0)
             length = whole_length(row[TOKENS])
             shared = self._records.agreement(row[KEY], prompt) if length > longest else 0
