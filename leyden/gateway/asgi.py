@@ -23,6 +23,7 @@ __all__ = [
     "Receive",
     "Scope",
     "Send",
+    "as_text",
     "attempt_of_headers",
     "downstream_headers",
     "end_to_end",
@@ -57,6 +58,7 @@ _OF_THE_GATEWAY = {
 compression."""
 _NOT_UPSTREAM = frozenset(name.encode() for name in _HOP_BY_HOP | _OF_THE_GATEWAY)
 _NOT_DOWNSTREAM = frozenset(_HOP_BY_HOP)
+_ONE_HOP_BYTES = frozenset(name.encode() for name in _ONE_HOP)
 _ANTHROPIC_VERSION = "2023-06-01"
 """The only one there is; a client of OpenAI's does not say it."""
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
@@ -84,7 +86,7 @@ def attempt_of_headers(scope: Scope) -> tuple[str, str] | None:
         )
         carried = {name.strip(): value.strip() for name, _, value in members}
         rollout, attempt = carried.get(semconv.ROLLOUT_ID.encode()), carried.get(semconv.ATTEMPT_ID.encode())
-    return (unquote(rollout.decode("latin-1")), unquote(attempt.decode("latin-1"))) if rollout and attempt else None
+    return (unquote(_text(rollout)), unquote(_text(attempt))) if rollout and attempt else None
 
 
 def speaks_anthropic(scope: Scope) -> bool:
@@ -103,7 +105,7 @@ def given_key(scope: Scope) -> bytes:
 def upstream_headers(scope: Scope, api_key: str | None, dialect: Dialect) -> list[tuple[str, str]]:
     """The agent's headers as the upstream gets them. dialect: the one that the upstream is spoken to in."""
     given = cast(Iterable[tuple[bytes, bytes]], scope["headers"])
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in given if name not in _NOT_UPSTREAM]
+    headers = as_text((name, value) for name, value in given if name not in _NOT_UPSTREAM)
     if dialect is DIALECTS["messages"]:
         if not speaks_anthropic(scope):
             headers.append(("anthropic-version", _ANTHROPIC_VERSION))
@@ -120,10 +122,21 @@ def downstream_headers(response: aiohttp.ClientResponse) -> Headers:
     ]
 
 
-def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """All that one hop does not keep to itself, for a request that goes on as it is."""
-    told = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
-    return [(name, value) for name, value in told if name not in _ONE_HOP]
+def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """All that one hop does not keep to itself, for what goes on as it is."""
+    return [(name, value) for name, value in headers if name.lower() not in _ONE_HOP_BYTES]
+
+
+def as_text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Headers as aiohttp takes them, which writes UTF-8."""
+    return [(_text(name), _text(value)) for name, value in headers]
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
 
 
 async def read_body(receive: Receive) -> bytes:

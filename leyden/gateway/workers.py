@@ -37,6 +37,7 @@ from leyden.gateway.asgi import (
     Receive,
     Scope,
     Send,
+    as_text,
     attempt_of_headers,
     end_to_end,
     given_key,
@@ -286,10 +287,9 @@ class _Dispatch:
             response = await self._ask(owner, scope, body)
             async with response:
                 headers = end_to_end(response.raw_headers)
-                told = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
                 if length := response.headers.get("content-length"):
-                    told.append((b"content-length", length.encode()))
-                await send({"type": "http.response.start", "status": response.status, "headers": told})
+                    headers.append((b"content-length", length.encode()))
+                await send({"type": "http.response.start", "status": response.status, "headers": headers})
                 async for piece in response.content.iter_any():
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -310,7 +310,11 @@ class _Dispatch:
         while True:
             try:
                 return await self._sessions[owner].request(
-                    scope["method"], url, data=body, headers=end_to_end(scope["headers"]), allow_redirects=False
+                    scope["method"],
+                    url,
+                    data=body,
+                    headers=as_text(end_to_end(scope["headers"])),
+                    allow_redirects=False,
                 )
             except (
                 aiohttp.ClientConnectorError

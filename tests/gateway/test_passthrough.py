@@ -24,6 +24,13 @@ def sse(raw: bytes) -> list[Any]:
     return [json.loads(line[6:]) for line in raw.splitlines() if line.startswith(b"data: {")]
 
 
+async def test_headers_that_are_not_ascii_pass_as_they_are(caller: Caller, upstream: FakeUpstream) -> None:
+    body = {"model": "fake", "messages": say("hello")}
+    status, _, _ = await post(f"{caller.llm.endpoint}/chat/completions", body, headers={"x-note": "Größe 雷"})
+    assert status == 200
+    assert upstream.calls[0].headers["x-note"] == "Größe 雷"
+
+
 async def test_an_async_client_gets_the_models_answer(caller: Caller, upstream: FakeUpstream) -> None:
     answer = await caller.client.chat.completions.create(model="fake", messages=say("hello"))
     truth = upstream.truth(answer.id)

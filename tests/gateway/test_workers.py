@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import psutil
 import pytest
@@ -115,6 +116,21 @@ async def test_each_attempt_is_one_workers_whoever_takes_its_calls(
         assert all(span.tokens is not None for span in spans)
 
 
+async def test_ids_in_headers_are_the_same_for_all_workers(
+    store: LightningStore, server: LightningStoreServer, upstream: FakeUpstream
+) -> None:
+    made = [await store.start_rollout({}, rollout_id=f"Größe-{index}") for index in range(6)]
+    async with command(server, upstream) as (_, endpoint), aiohttp.ClientSession() as session:
+        for one in made:
+            ids = {"x-leyden-rollout": one.rollout_id, "x-leyden-attempt": one.attempt.attempt_id}
+            headers = {"authorization": f"Bearer {TOKEN}", **ids}
+            body = {"model": "fake", "messages": say("hi")}
+            async with session.post(f"{endpoint}/chat/completions", json=body, headers=headers) as response:
+                assert response.status == 200, await response.text()
+    for one in made:
+        assert len(await store.query_spans(one.rollout_id)) == 1
+
+
 async def test_a_retry_that_comes_to_another_worker_is_the_same_call(
     store: LightningStore, server: LightningStoreServer, upstream: FakeUpstream
 ) -> None:
@@ -134,8 +150,6 @@ async def test_a_retry_that_comes_to_another_worker_is_the_same_call(
 async def test_what_is_refused_is_refused_by_any_worker(
     store: LightningStore, server: LightningStoreServer, upstream: FakeUpstream, anthropic: bool
 ) -> None:
-    import aiohttp
-
     headers = (
         {"anthropic-version": "2023-06-01", "x-api-key": "wrong"} if anthropic else {"authorization": "Bearer wrong"}
     )
