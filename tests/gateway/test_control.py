@@ -102,6 +102,34 @@ async def test_an_attempt_that_has_spent_its_share_is_refused_and_its_siblings_a
             assert len(answered) == 2
 
 
+def under_way(proxy: LLMProxy) -> Any:
+    assert proxy._running is not None
+    return proxy._running.app._calls
+
+
+@pytest.mark.parametrize(
+    ("limits", "passed"), [(AttemptLimits(calls=5), 5), (AttemptLimits(tokens=1), 12), (AttemptLimits(cost=1e-9), 12)]
+)
+async def test_calls_at_once_are_counted_exactly_and_what_they_spend_when_they_are_answered(
+    upstream: FakeUpstream, store: InMemoryLightningStore, limits: AttemptLimits, passed: int
+) -> None:
+    model = UpstreamModel(model_name="fake", endpoint=upstream.endpoint, price_per_million=(1.0, 1.0))
+    async with LLMProxy(model_list=[model], store=store, attempt_limits=limits) as proxy:
+        caller = await new_caller(proxy, store)
+        await proxy.pause()  # until all of them are under way
+        async with caller.client:
+            calls = [asyncio.create_task(ask(caller)) for _ in range(12)]
+            refused = 12 - passed
+            await until(lambda: sum(call.done() for call in calls) == refused and len(under_way(proxy)) == passed)
+            await proxy.resume()
+            told = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(one) for one in told].count(str) == passed
+            assert sum(isinstance(one, openai.RateLimitError) for one in told) == refused
+            with pytest.raises(openai.RateLimitError, match="spent its"):
+                await ask(caller)
+        assert len(upstream.calls) == passed
+
+
 async def test_overrides_are_of_one_mode_alone(upstream: FakeUpstream, store: InMemoryLightningStore) -> None:
     overrides = {"val": {"temperature": 0, "top_p": 1}}
     async with LLMProxy(model_list=[upstream.llm()], store=store, sampling_overrides=overrides) as proxy:
