@@ -243,7 +243,8 @@ def folder() -> Iterator[Path]:
 def start_script(tmp_path: Path, folder: Path, agent: str) -> subprocess.Popen[str]:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    # what actors print is printed again by a thread of Ray's in the script, which leaves it in the buffer of a pipe
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         [sys.executable, str(script), agent],
         stdout=subprocess.PIPE,
@@ -280,5 +281,5 @@ def begun(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """All of the script's processes, once both agents run."""
     assert process.stdout is not None
     for _ in range(2):
-        assert "started" in process.stdout.readline(), process.communicate()[1]
+        assert "started" in process.stdout.readline(), process.communicate(timeout=60)[1]
     return psutil.Process(process.pid).children(recursive=True)
