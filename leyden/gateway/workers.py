@@ -166,16 +166,24 @@ class GatewayWorkers:
 
     async def _follow(self, process: BaseProcess, ours: Any, ready: asyncio.Future[None]) -> None:
         """Hear from a worker, until it has ended."""
-        while process.is_alive() or ours.poll():
-            if not ours.poll():
-                await asyncio.sleep(_LOOK_SECONDS)
-                continue
-            with contextlib.suppress(EOFError):
-                word = ours.recv()
-                if not ready.done():
-                    ready.set_result(None) if word == _READY else ready.set_exception(GatewayError(word))
-                continue
-            return
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        ends = ours.fileno(), process.sentinel
+        for end in ends:
+            loop.add_reader(end, news.set)
+        try:
+            while process.is_alive() or ours.poll():
+                await news.wait()
+                news.clear()
+                with contextlib.suppress(EOFError):
+                    while ours.poll():
+                        word = ours.recv()
+                        if not ready.done():
+                            ready.set_result(None) if word == _READY else ready.set_exception(GatewayError(word))
+                    continue
+                break
+        finally:
+            for end in ends:
+                loop.remove_reader(end)
         if not ready.done():
             ready.set_exception(GatewayError(f"a worker of the gateway ended with exit code {process.exitcode}"))
 
