@@ -265,6 +265,9 @@ class PostgresTransaction:
     def expect(self, rows: int | None, /) -> None:
         """Every operation may take its time: it runs in a thread of its own."""
 
+    def keep_targets(self) -> None:
+        """Others write too: nothing is known of an attempt that was not just read."""
+
     def lock(self, rollout_ids: Iterable[str], /) -> None:
         missing = sorted({*rollout_ids} - self._locked)
         if missing:
@@ -322,6 +325,7 @@ class PostgresTransaction:
         self.claimable = 0
         self.finished: list[str] = []
         self.spans = False
+        self.targets: dict[tuple[str, str], Row] = {}
         self.hiding = False
         self._locked.clear()
 

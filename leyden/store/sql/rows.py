@@ -220,8 +220,10 @@ def span_values(
 def bytes_of(values: Sequence[Any]) -> int:
     """About how many bytes a row of `insert_span` takes in SQLite, with its index."""
     tokens, attributes, events, resource = values[-4:]
-    texts = utf8_length(attributes) + utf8_length(events) + utf8_length(resource)
-    return _SPAN_BYTES + texts + (0 if tokens is None else len(tokens))
+    taken = _SPAN_BYTES + utf8_length(attributes)
+    if events or resource:
+        taken += utf8_length(events) + utf8_length(resource)
+    return taken if tokens is None else taken + len(tokens)
 
 
 def utf8_length(text: str) -> int:

@@ -121,6 +121,7 @@ class Session:
             work.error = as_leyden_error(self.url, error)
             if not self._connection.in_transaction:
                 raise
+            self._transaction.failed()
             self._execute("ROLLBACK TO work")
         self._execute("RELEASE work")
         return work.error is None
@@ -130,5 +131,6 @@ class Session:
             self._publish(claimable, finished, spans)
 
     def _undo(self, statement: str) -> None:
+        self._transaction.failed()
         with suppress(sqlite3.Error):  # the database may have rolled back by itself
             self._execute(statement)

@@ -20,6 +20,8 @@ from leyden.store.sql.transaction import Long, Row
 __all__ = ["SqliteTransaction", "as_leyden_error", "check_schema", "connect", "migrate", "statements", "store_error"]
 
 _APPLICATION_ID = 0x4C595244  # "LYRD" in the file's header: a Leyden store
+_TARGETS = 256
+"""Attempts whose spans may come in turns without one being looked up again."""
 _REMEDIES = {
     "SQLITE_BUSY": "another program holds a lock on it; close that program",
     "SQLITE_CANTOPEN": "check that the directory exists and can be written to",
@@ -106,6 +108,8 @@ class SqliteTransaction:
 
     def __init__(self, connection: sqlite3.Connection, store_url: str) -> None:
         self.store_url = store_url
+        self.targets: dict[tuple[str, str], Row] = {}
+        self._targets_hold = False
         self._cursor = connection.cursor()
         self._queries = load_queries()
         self.begin(None)
@@ -117,6 +121,16 @@ class SqliteTransaction:
         self.claimable = 0
         self.finished: list[str] = []
         self.spans = False
+        if not self._targets_hold or len(self.targets) > _TARGETS:
+            self.targets.clear()
+        self._targets_hold = False
+
+    def keep_targets(self) -> None:
+        self._targets_hold = True
+
+    def failed(self) -> None:
+        """What the operation did is undone: nothing that it left holds."""
+        self._targets_hold = False
 
     def expect(self, rows: int | None, /) -> None:
         if self._most is not None and (rows is None or rows > self._most):

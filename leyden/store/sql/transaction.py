@@ -31,11 +31,21 @@ class Transaction(Protocol):
     """The rollouts that this operation finished: whoever waits for them is told after the commit."""
     spans: bool
     """Whether this operation added spans: whoever watches them is told after the commit."""
+    targets: dict[tuple[str, str], Row]
+    """Rows of `get_span_target` by rollout and attempt that still hold: what operations just before this one left, where nobody
+    else writes. They are read-only unless this operation says `keep_targets`."""
 
     def expect(self, rows: int | None, /) -> None:
         """Say, before anything is written, how many rows it will be about (None: nobody knows, perhaps many).
 
         Raises Long where the driver wants so long an operation elsewhere. An operation that says nothing is short.
+        """
+        ...
+
+    def keep_targets(self) -> None:
+        """Say that all this operation changes is seen in `targets`, which it brings up to date: the next one may read them.
+
+        After an operation that does not say it they are forgotten, and after one that fails.
         """
         ...
 

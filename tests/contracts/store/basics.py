@@ -25,6 +25,7 @@ from leyden.types import (
     PromptTemplate,
     ProxyLLM,
     RolloutConfig,
+    Span,
     SpanEvent,
     SpanStatus,
     TokenRecord,
@@ -357,6 +358,43 @@ async def test_span_numbers_increase_within_an_attempt(store: LightningStore) ->
     assert list(await store.get_many_span_sequence_ids([key, other, key, other])) == [11, 1, 12, 2]
     spans = await store.query_spans(first.rollout_id, first.attempt.attempt_id)
     assert [span.sequence_id for span in spans] == [2, 5, 10]
+
+
+async def test_spans_in_a_row_see_what_happened_between_them(store: LightningStore) -> None:
+    """Whatever a store remembers of an attempt from one of its spans to the next."""
+    config = RolloutConfig(max_attempts=2, retry_condition=["failed"])
+    first = await claimed(store, "first", worker_id="w", config=config)
+    numbers = [(await added(store, span_of(first, f"{i:016x}"))).sequence_id for i in range(1, 4)]
+    assert numbers == [1, 2, 3]
+    with pytest.raises(ConfigError):
+        await store.add_span(span_of(first, "b" * 16, attributes={"no number": float("nan")}))
+    with pytest.raises(ConfigError):
+        good = span_of(first, "c" * 16)
+        await store.add_many_spans([good, span_of(first, "d" * 16, attributes={"no number": float("nan")})])
+    assert (await added(store, span_of(first, "e" * 16))).sequence_id == 4
+    assert await store.get_next_span_sequence_id(first.rollout_id, first.attempt.attempt_id) == 5
+    assert (await added(store, span_of(first, "f" * 16))).sequence_id == 6
+    await store.update_attempt(**ids(first), status="failed")
+    second = await store.dequeue_rollout()
+    assert second is not None
+    assert second.rollout_id == first.rollout_id
+    assert (await added(store, span_of(second, "a" * 16))).sequence_id == 1  # the rollout runs
+    assert (await added(store, span_of(second, "b" * 16))).sequence_id == 2
+    assert (await added(store, span_of(first, "aa" * 8))).sequence_id == 7  # late
+    assert (await added(store, span_of(second, "c" * 16))).sequence_id == 3
+    await store.update_rollout(first.rollout_id, status="cancelled")
+    await store.add_span(span_of(second, "d" * 16))
+    found = await store.get_rollout_by_id(first.rollout_id)
+    assert found is not None
+    assert found.status == "cancelled"
+    many = [span_of(second, f"{i:016x}") for i in range(1, 5)] + [span_of(first, f"{i:016x}") for i in range(11, 13)]
+    assert [span.sequence_id for span in await store.add_many_spans(many)] == [5, 6, 7, 8, 8, 9]
+
+
+async def added(store: LightningStore, span: Span) -> Span:
+    found = await store.add_span(span)
+    assert found is not None
+    return found
 
 
 async def test_a_span_of_nobody_is_refused_and_nothing_is_added(store: LightningStore) -> None:

@@ -33,6 +33,7 @@ _OWNER = attrgetter("rollout_id", "attempt_id")
 def add_span(tx: Transaction, span: Span) -> Span | None:
     target = _target(tx, span.rollout_id, span.attempt_id)
     added = _add_to_attempt(tx, target, (span,))
+    tx.keep_targets()
     return added[0] if added else None
 
 
@@ -42,12 +43,14 @@ def add_many_spans(tx: Transaction, spans: Sequence[Span]) -> Sequence[Span]:
     added: list[Span] = []
     for (rollout_id, attempt_id), group in groupby(spans, key=_OWNER):
         added += _add_to_attempt(tx, _target(tx, rollout_id, attempt_id), list(group))
+    tx.keep_targets()
     return added
 
 
 def get_many_span_sequence_ids(tx: Transaction, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
     tx.expect(len(rollout_attempt_ids))
     tx.lock(rollout_id for rollout_id, _ in rollout_attempt_ids)
+    tx.targets.clear()  # an attempt may be named twice
     drawn: list[int] = []
     for rollout_id, attempt_id in rollout_attempt_ids:
         target = _target(tx, rollout_id, attempt_id)
@@ -58,6 +61,9 @@ def get_many_span_sequence_ids(tx: Transaction, rollout_attempt_ids: Sequence[tu
 
 def _target(tx: Transaction, rollout_id: str, attempt_id: str) -> Row:
     """The row of `get_span_target`. Raises UnknownRollout, UnknownAttempt."""
+    known = tx.targets.get((rollout_id, attempt_id))
+    if known is not None:
+        return known
     target = tx.one("get_span_target", rollout_id=rollout_id, attempt_id=attempt_id)
     if target is None:
         raise unknown_rollout(tx, rollout_id)
@@ -121,8 +127,14 @@ def _not_there(tx: Transaction, target: Row, spans: Sequence[Span]) -> Sequence[
 
 def _beat(tx: Transaction, target: Row, span: Span, last_span: int, taken: int) -> None:
     """The counters move on; an unfinished attempt is alive, and its rollout and its worker follow."""
-    rollout, rollout_status, attempts, attempt, status, _, worker_id, _ = target
+    rollout, rollout_status, attempts, attempt, status, _, worker_id, may_have_indexes = target
     after = attempt_after_span(status)
+    if after == status and rollout_status not in ROLLOUT_FINISHED and after not in ATTEMPT_FINISHED:
+        tx.put("beat_heart", (last_span, taken, tx.now, rollout, attempt))
+        moved_on = rollout, rollout_status, attempts, attempt, status, last_span, worker_id, may_have_indexes
+        tx.targets[span.rollout_id, span.attempt_id] = moved_on
+        return
+    tx.targets.clear()
     if rollout_status in ROLLOUT_FINISHED:
         tx.run("grow_rollout", seq=rollout, bytes=taken)
     if after in ATTEMPT_FINISHED:
