@@ -16,9 +16,9 @@ import secrets
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 from urllib.parse import urlsplit
 
 from leyden.errors import ConfigError, LeydenError, StoreError
@@ -31,9 +31,11 @@ from leyden.utils.asgi import Receive, Scope, Send
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback
 
-__all__ = ["Mount", "Reply", "StoreApp", "View"]
+__all__ = ["InJson", "Mount", "Reply", "StoreApp", "View"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Headers = Mapping[bytes, bytes]
 _JSON: Final = (b"content-type", b"application/json")
@@ -63,6 +65,20 @@ Mount = Callable[[bytes, str], Awaitable[Reply]]
 
 View = Callable[[Traffic], Awaitable[Reply]]
 """What answers a GET at a path of its own: given what the server was asked so far."""
+
+
+@runtime_checkable
+class InJson(Protocol):
+    """A store that can say some answers in JSON, at less than it costs to make objects and write those."""
+
+    @property
+    def answered_in_json(self) -> Container[str]:
+        """The names of those methods."""
+        ...
+
+    def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> Awaitable[bytes]:
+        """The answer of one of them; packed: as LEYDEN_JSON. Raises what the method raises."""
+        ...
 
 
 class _Refusal(Exception):
@@ -102,6 +118,7 @@ class StoreApp:
         views: who answers a GET at these paths, for those who have the token.
         """
         self._store = store
+        self._in_json = store if isinstance(store, InJson) else None
         self._token = None if token is None else token.encode()
         self._local_only = local_only
         self._max_body_bytes = max_body_bytes
@@ -166,8 +183,12 @@ class StoreApp:
             _check_content_type(headers)
         arguments = route.read(in_path, scope["query_string"], body)
         scope["waits"] = route.waits is not None and _may_wait(route.waits, arguments)
-        answer = await self._call(route, arguments, receive)
-        payload = route.written(arguments, answer, body, packed=headers.get(b"accept") == _OURS)
+        packed = headers.get(b"accept") == _OURS
+        if self._in_json is not None and route.method in self._in_json.answered_in_json:
+            payload = await _fitting(route, self._in_json.json_of(route.method, arguments, packed=packed))
+        else:
+            answer = await self._call(route, arguments, receive)
+            payload = route.written(arguments, answer, body, packed=packed)
         return _cached(headers, payload) if route.cached else Reply(route.status, payload, _JSON)
 
     async def _call(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
@@ -200,12 +221,9 @@ class StoreApp:
     async def _run(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
         claims = route.method == "dequeue_many_rollouts"
         method = self._dequeue if claims else getattr(self._store, route.method)
-        try:
-            if route.waits is not None and _may_wait(route.waits, arguments):
-                return await self._while_wanted(method(**arguments), receive)
-            return await method(**arguments)
-        except (OverflowError, UnicodeEncodeError) as error:
-            raise ConfigError(f"{route}: a value does not fit into the store: {error}") from None
+        if route.waits is not None and _may_wait(route.waits, arguments):
+            return await _fitting(route, self._while_wanted(method(**arguments), receive))
+        return await _fitting(route, method(**arguments))
 
     async def _dequeue(self, *, timeout_seconds: float = 0.0, **arguments: Any) -> Sequence[AttemptedRollout]:
         if self._claims_from is not None and not self._claims_from.is_set():
@@ -319,6 +337,14 @@ class StoreApp:
             "send less at a time, or start it with a larger max_body_bytes",
             (b"connection", b"close"),
         )
+
+
+async def _fitting(route: Route, answer: Awaitable[T]) -> T:
+    """The answer of the store. Raises ConfigError for an argument that no database can hold."""
+    try:
+        return await answer
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise ConfigError(f"{route}: a value does not fit into the store: {error}") from None
 
 
 def _may_wait(parameter: str, arguments: Mapping[str, Any]) -> bool:

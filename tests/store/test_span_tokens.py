@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from leyden.errors import StoreError
 from leyden.store import InMemoryLightningStore, SqliteLightningStore
 from leyden.store.sql.body import rollouts, search, spans, tokens
+from leyden.store.sql.rows import FoundSpan
 from leyden.store.sql.sqlite import SqliteTransaction, connect, migrate
 from leyden.types import AttemptedRollout, Span, TokenRecord, pack_ints
 from leyden.types.tokens import shared_length
@@ -89,10 +90,14 @@ def test_a_prompt_shares_the_longest_beginning_that_recent_calls_have(
             assert shared_length(packed) in ([n for n in agreed if n >= least] if least >= 16 else [0])
             calls.append(added)
             before.append(prompt + [letter] * n_response)
-        assert list(search.query_spans(tx, rollout.rollout_id)) == calls
+        assert spans_of(search.query_spans(tx, rollout.rollout_id)) == calls
         for number, expected in enumerate(calls):
-            assert list(search.query_spans(tx, rollout.rollout_id, limit=1, offset=number)) == [expected]
+            assert spans_of(search.query_spans(tx, rollout.rollout_id, limit=1, offset=number)) == [expected]
     connection.close()
+
+
+def spans_of(found: Iterable[FoundSpan]) -> list[Span]:
+    return [one.span() for one in found]
 
 
 def agreement(a: list[int], b: list[int]) -> int:
@@ -151,13 +156,13 @@ def test_a_whole_attempt_is_read_in_one_statement_and_one_call_in_two(tx: Counti
     rollout = rollouts.start_rollout(tx, 1)
     turns = spans.add_many_spans(tx, conversation(rollout, n_turns=300, n_new=20))
     tx.ran.clear()
-    assert list(search.query_spans(tx, rollout.rollout_id)) == turns
+    assert spans_of(search.query_spans(tx, rollout.rollout_id)) == turns
     assert "select_token_chain" not in tx.ran
-    assert list(search.query_spans(tx, rollout.rollout_id, limit=1, offset=299)) == [turns[299]]
+    assert spans_of(search.query_spans(tx, rollout.rollout_id, limit=1, offset=299)) == [turns[299]]
     assert tx.ran.count("select_token_chain") == 1
     tx.ran.clear()
     odd = search.query_spans(tx, rollout.rollout_id, limit=100, offset=150)
-    assert list(odd) == turns[150:250]
+    assert spans_of(odd) == turns[150:250]
     assert tx.ran.count("select_token_chain") == 1
 
 
@@ -167,7 +172,7 @@ def test_records_that_say_the_same_do_not_lengthen_the_way(tx: Counting) -> None
     samples = spans.add_many_spans(tx, [call(rollout, number, range(50), [number] * 9) for number in range(30)])
     bases = tx.all("select_recent_tokens", rollout=1, attempt=1, limit=29)
     assert {base for _, base, _ in bases} == {1}
-    assert list(search.query_spans(tx, rollout.rollout_id)) == list(samples)
+    assert spans_of(search.query_spans(tx, rollout.rollout_id)) == list(samples)
 
 
 async def test_a_beginning_that_was_deleted_by_hand_is_said_to_be_lost() -> None:

@@ -7,9 +7,11 @@ microsecond that way, 4 with `model_construct`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any, NoReturn, TypeVar
+from json.encoder import encode_basestring_ascii as quoted
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -29,6 +31,7 @@ from leyden.types import (
     TokenRecord,
     Worker,
 )
+from leyden.types.tokens import PACKED
 
 __all__ = [
     "ATTEMPT",
@@ -48,6 +51,7 @@ __all__ = [
     "STATUS",
     "TOKENS",
     "TOKENS_BASE",
+    "FoundSpan",
     "attempt_from",
     "attempted",
     "build",
@@ -55,11 +59,11 @@ __all__ = [
     "config_of",
     "from_text",
     "numbered",
+    "quoted",
     "resources_from",
     "rollout_alone",
     "rollout_from",
     "sample_from",
-    "span_from",
     "span_values",
     "text_of",
     "utf8_length",
@@ -111,13 +115,19 @@ def text_of(value: Any, what: str) -> str:
         body = to_json(value)
     except PydanticSerializationError as error:
         try:  # a lone surrogate is no UTF-8, and still a JSON string
-            return json.dumps(value, allow_nan=False)
+            return json.dumps(value, allow_nan=False, default=_fields_of)
         except (TypeError, ValueError):
             raise ConfigError(f"{what} must be a JSON value: {error}") from None
     # One byte is found fifty times as fast as a word.
     if (b"N" in body and b"NaN" in body) or (b"I" in body and b"Infinity" in body):  # perhaps inside a string
         json.loads(body, parse_constant=partial(_refuse_constant, what))
     return body.decode()
+
+
+def _fields_of(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _refuse_constant(what: str, name: str) -> NoReturn:
@@ -247,30 +257,67 @@ def numbered(span: Span, sequence_id: int) -> Span:
     return build(Span, {**span.__dict__, "sequence_id": sequence_id})
 
 
-def span_from(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | None) -> Span:
-    """A row of `select_spans`; `tokens` as `read_tokens` reads them."""
-    sequence_id, span_id, trace_id, parent_id, name, kind, status_code, description = row[4:12]
-    start_time, end_time, attributes, events, resource = row[12:]
-    return build(
-        Span,
-        {
-            "rollout_id": rollout_id,
-            "attempt_id": attempt_id,
-            "sequence_id": sequence_id,
-            "trace_id": trace_id,
-            "span_id": span_id,
-            "parent_id": parent_id,
-            "name": name,
-            "kind": kind,
-            "status": build(SpanStatus, {"status_code": status_code, "description": description}),
-            "attributes": from_text(attributes) if attributes else {},
-            "events": [build(SpanEvent, event) for event in from_text(events)] if events else [],
-            "start_time": start_time,
-            "end_time": end_time,
-            "resource": from_text(resource) if resource else {},
-            "tokens": tokens,
-        },
-    )
+class FoundSpan(NamedTuple):
+    """A span as it was read: an object for who is in this process, JSON for who is not."""
+
+    rollout_id: str
+    attempt_id: str
+    row: Row
+    """Of `select_spans`."""
+    tokens: TokenRecord | None
+    """As `read_tokens` reads them."""
+
+    def span(self) -> Span:
+        """The span."""
+        rollout_id, attempt_id, row, tokens = self
+        sequence_id, span_id, trace_id, parent_id, name, kind, status_code, description = row[4:12]
+        start_time, end_time, attributes, events, resource = row[12:]
+        return build(
+            Span,
+            {
+                "rollout_id": rollout_id,
+                "attempt_id": attempt_id,
+                "sequence_id": sequence_id,
+                "trace_id": trace_id,
+                "span_id": span_id,
+                "parent_id": parent_id,
+                "name": name,
+                "kind": kind,
+                "status": build(SpanStatus, {"status_code": status_code, "description": description}),
+                "attributes": from_text(attributes) if attributes else {},
+                "events": [build(SpanEvent, event) for event in from_text(events)] if events else [],
+                "start_time": start_time,
+                "end_time": end_time,
+                "resource": from_text(resource) if resource else {},
+                "tokens": tokens,
+            },
+        )
+
+    def json(self, *, packed: bool) -> str:
+        """What `span()` is in JSON; what is kept as JSON is put in as it is. packed: tokens as `PACKED` says."""
+        rollout_id, attempt_id, row, tokens = self
+        sequence_id, span_id, trace_id, parent_id, name, kind, status_code, description = row[4:12]
+        start_time, end_time, attributes, events, resource = row[12:]
+        record = "null" if tokens is None else to_json(tokens, context=PACKED if packed else None).decode()
+        return (
+            f'{{"rollout_id":{quoted(rollout_id)},"attempt_id":{quoted(attempt_id)},"sequence_id":{sequence_id},'
+            f'"trace_id":{quoted(trace_id)},"span_id":{quoted(span_id)},"parent_id":{_text_or_null(parent_id)},'
+            f'"name":{quoted(name)},"kind":"{kind}",'
+            f'"status":{{"status_code":"{status_code}","description":{_text_or_null(description)}}},'
+            f'"attributes":{attributes or "{}"},"events":{events or "[]"},'
+            f'"start_time":{_seconds(start_time)},"end_time":{_seconds(end_time)},'
+            f'"resource":{resource or "{}"},"tokens":{record}}}'
+        )
+
+
+def _text_or_null(text: str | None) -> str:
+    return "null" if text is None else quoted(text)
+
+
+def _seconds(time: float | None) -> str:
+    if time is None:
+        return "null"
+    return repr(time) if math.isfinite(time) else json.dumps(time)
 
 
 def resources_from(row: Row) -> ResourcesUpdate:

@@ -7,13 +7,14 @@ the table here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 from leyden.errors import ConfigError, StoreError
 from leyden.store.base import LightningStore, StoreCapabilities, StoreStatistics
 from leyden.store.notify import Signals
+from leyden.store.sql import answers
 from leyden.store.sql.body import (
     attempts,
     resources,
@@ -36,14 +37,22 @@ __all__ = ["SqlLightningStore"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _reads(method: F, operation: Callable[..., Any]) -> F:
-    """The protocol's `method`, as a read of the body's `operation`; a test compares their arguments."""
+def _reads(method: F, operation: Callable[..., Any], *, then: Callable[[Any], Any] | None = None) -> F:
+    """The protocol's `method`, as a read of the body's `operation`; a test compares their arguments.
+
+    then: makes the answer of what was read, when nobody has to wait for it any more.
+    """
 
     @wraps(method, updated=())
     def read(self: SqlLightningStore, *args: Any, **kwargs: Any) -> Any:
         return self._driver.read(operation, args, kwargs)  # pyright: ignore[reportPrivateUsage] -- becomes a method
 
-    return cast(F, read)
+    @wraps(method, updated=())
+    async def read_then(self: SqlLightningStore, *args: Any, **kwargs: Any) -> Any:
+        assert then is not None
+        return then(await read(self, *args, **kwargs))
+
+    return cast(F, read if then is None else read_then)
 
 
 def _writes(method: F, operation: Callable[..., Any]) -> F:
@@ -58,6 +67,12 @@ def _writes(method: F, operation: Callable[..., Any]) -> F:
 
 class SqlLightningStore(WaitingStore):
     """A store whose truth is a SQL database that this process reaches through `driver`."""
+
+    answered_in_json: Mapping[str, tuple[Callable[..., Any], Callable[[Any, bool], bytes]]] = {
+        "query_spans": (search.query_spans, answers.page_json),
+        "query_spans_of": (search.query_spans_of, answers.by_rollout_json),
+    }
+    """What `json_of` answers: the operation, and how its answer is written."""
 
     def __init__(self, driver: Driver, signals: Signals, *, durable: bool) -> None:
         super().__init__(signals)
@@ -92,8 +107,8 @@ class SqlLightningStore(WaitingStore):
     add_span = _writes(LightningStore.add_span, spans.add_span)
     add_many_spans = _writes(LightningStore.add_many_spans, spans.add_many_spans)
     get_many_span_sequence_ids = _writes(LightningStore.get_many_span_sequence_ids, spans.get_many_span_sequence_ids)
-    query_spans = _reads(LightningStore.query_spans, search.query_spans)
-    query_spans_of = _reads(LightningStore.query_spans_of, search.query_spans_of)
+    query_spans = _reads(LightningStore.query_spans, search.query_spans, then=answers.page)
+    query_spans_of = _reads(LightningStore.query_spans_of, search.query_spans_of, then=answers.by_rollout)
     query_rollouts = _reads(LightningStore.query_rollouts, rollouts.query_rollouts)
     get_rollout_by_id = _reads(LightningStore.get_rollout_by_id, rollouts.get_rollout_by_id)
     query_attempts = _reads(LightningStore.query_attempts, attempts.query_attempts)
@@ -116,6 +131,11 @@ class SqlLightningStore(WaitingStore):
     pause_worker = _writes(LightningStore.pause_worker, workers.pause_worker)
     add_many_samples = _writes(LightningStore.add_many_samples, samples.add_many_samples)
     query_samples = _reads(LightningStore.query_samples, samples.query_samples)
+
+    async def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> bytes:
+        """`app.InJson`: no object is made of a span that goes to another process."""
+        operation, write = self.answered_in_json[method]
+        return write(await self._driver.read(operation, (), arguments), packed)
 
     async def index_span_attribute(self, key: str) -> None:
         await self._driver.write(span_index.begin_attribute_index, (key,), {})

@@ -368,9 +368,9 @@ async def test_spans_in_a_row_see_what_happened_between_them(store: LightningSto
     assert numbers == [1, 2, 3]
     with pytest.raises(ConfigError):
         await store.add_span(span_of(first, "b" * 16, attributes={"no number": float("nan")}))
+    good, bad = span_of(first, "c" * 16), span_of(first, "d" * 16, attributes={"no number": float("nan")})
     with pytest.raises(ConfigError):
-        good = span_of(first, "c" * 16)
-        await store.add_many_spans([good, span_of(first, "d" * 16, attributes={"no number": float("nan")})])
+        await store.add_many_spans([good, bad])
     assert (await added(store, span_of(first, "e" * 16))).sequence_id == 4
     assert await store.get_next_span_sequence_id(first.rollout_id, first.attempt.attempt_id) == 5
     assert (await added(store, span_of(first, "f" * 16))).sequence_id == 6

@@ -14,9 +14,9 @@ from leyden.store.sql.body.lookup import unknown_attempt, unknown_rollout
 from leyden.store.sql.body.span_index import attribute_digest, indexed_attribute, matches
 from leyden.store.sql.body.tokens import read_tokens
 from leyden.store.sql.pages import Filters, check_page, order_and_limit
-from leyden.store.sql.rows import ATTEMPT_NUMBER, ATTRIBUTES, KEY, from_text, span_from
+from leyden.store.sql.rows import ATTEMPT_NUMBER, ATTRIBUTES, KEY, FoundSpan, from_text
 from leyden.store.sql.transaction import Row, Transaction
-from leyden.types import AttributeValue, FilterLogic, PaginatedResult, SortOrder, Span, SpanKind
+from leyden.types import AttributeValue, FilterLogic, PaginatedResult, SortOrder, SpanKind
 
 __all__ = ["query_spans", "query_spans_of", "spans_at"]
 
@@ -57,7 +57,7 @@ def query_spans(
     offset: int = 0,
     sort_by: str | None = "sequence_id",
     sort_order: SortOrder = "asc",
-) -> PaginatedResult[Span]:
+) -> PaginatedResult[FoundSpan]:
     check_page(limit, offset)
     page = _Page(sort_by, sort_order, limit, offset)
     either = Filters(filter_logic)
@@ -87,9 +87,9 @@ def query_spans(
     return _of_all(tx, always, either, asked, page)
 
 
-def query_spans_of(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, list[Span]]:
+def query_spans_of(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, list[FoundSpan]]:
     tx.expect(None)
-    answer: dict[str, list[Span]] = {rollout_id: [] for rollout_id in rollout_ids}
+    answer: dict[str, list[FoundSpan]] = {rollout_id: [] for rollout_id in rollout_ids}
     wanted = list(answer)
     for start in range(0, len(wanted), _ROLLOUTS_AT_ONCE):
         part = wanted[start : start + _ROLLOUTS_AT_ONCE]
@@ -99,21 +99,22 @@ def query_spans_of(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, lis
         if unknown := dict.fromkeys(part).keys() - {row[0] for row in rows}:
             raise unknown_rollout(tx, min(unknown, key=part.index))
         rows = sorted((row for row in rows if row[2] is not None), key=itemgetter(6, 2))
-        for span in _spans_from(tx, rows):
-            answer[span.rollout_id].append(span)
+        for found in _found(tx, rows):
+            answer[found.rollout_id].append(found)
     return answer
 
 
-def spans_at(tx: Transaction, keys: Sequence[int]) -> list[Span]:
+def spans_at(tx: Transaction, keys: Sequence[int]) -> list[FoundSpan]:
     """The spans with these keys, in this order, whosever they are."""
     rows = {row[2]: row for row in tx.all("select_spans_at", keys=json.dumps(keys))} if keys else {}
-    return _spans_from(tx, [rows[key] for key in keys])
+    return _found(tx, [rows[key] for key in keys])
 
 
-def _spans_from(tx: Transaction, rows: Sequence[Row]) -> list[Span]:
+def _found(tx: Transaction, rows: Sequence[Row]) -> list[FoundSpan]:
     """The spans of rows of `select_spans_of_all`."""
-    tokens = read_tokens(tx, [row[2:] for row in rows])
-    return [span_from(row[0], row[1], row[2:], record) for row, record in zip(rows, tokens, strict=True)]
+    spans = [row[2:] for row in rows]
+    tokens = read_tokens(tx, spans)
+    return [FoundSpan(row[0], row[1], span, record) for row, span, record in zip(rows, spans, tokens, strict=True)]
 
 
 @dataclass(slots=True)
@@ -165,7 +166,7 @@ def _of_rollout(
     either: Filters,
     asked: Mapping[str, bytes],
     page: _Page,
-) -> PaginatedResult[Span]:
+) -> PaginatedResult[FoundSpan]:
     """Spans of one rollout; by any attribute, because all of them may be read."""
     counters = tx.all("get_span_counters", rollout_id=rollout_id)
     if not counters:
@@ -193,7 +194,7 @@ def _of_rollout(
         total = len(rows) if page.whole else tx.page("count_spans_of", where, parameters)[0][0]
     attempt_ids = {row[2]: row[3] for row in counters}
     items = [
-        span_from(rollout_id, attempt_ids[row[ATTEMPT_NUMBER]], row, tokens)
+        FoundSpan(rollout_id, attempt_ids[row[ATTEMPT_NUMBER]], row, tokens)
         for row, tokens in zip(rows, read_tokens(tx, rows), strict=True)
     ]
     return PaginatedResult(items, page.limit, page.offset, total)
@@ -201,7 +202,7 @@ def _of_rollout(
 
 def _of_all(
     tx: Transaction, always: Filters, either: Filters, asked: Mapping[str, bytes], page: _Page
-) -> PaginatedResult[Span]:
+) -> PaginatedResult[FoundSpan]:
     """Spans of all rollouts: their keys by an index, then the rows of those on the page."""
     tx.expect(None)
     for key, digest in asked.items():

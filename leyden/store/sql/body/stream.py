@@ -41,7 +41,8 @@ def new_spans(
     page = f"{condition} ORDER BY 1, 2 LIMIT {within_reach(limit)}"
     found = tx.page("select_new_positions", page, between | parameters)
     end = (found[-1][0], found[-1][1]) if len(found) == limit else last  # the spans of others were looked at too
-    return SpanPage.model_construct(spans=spans_at(tx, [row[1] for row in found]), after=_cursor(end))
+    spans = [one.span() for one in spans_at(tx, [row[1] for row in found])]
+    return SpanPage.model_construct(spans=spans, after=_cursor(end))
 
 
 def _of_rollouts(rollout_ids: Sequence[str] | None, *, far: bool) -> tuple[str, dict[str, Any]]:

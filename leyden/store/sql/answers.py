@@ -1,0 +1,38 @@
+"""What was found as what is answered: spans for a caller in this process, JSON for the server.
+
+It knows no database: it runs when the transaction is over, so that nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from leyden.store.sql.rows import FoundSpan, quoted
+from leyden.types import PaginatedResult, Span
+
+__all__ = ["by_rollout", "by_rollout_json", "page", "page_json"]
+
+
+def page(found: PaginatedResult[FoundSpan]) -> PaginatedResult[Span]:
+    """The answer of `query_spans`."""
+    return PaginatedResult([one.span() for one in found], found.limit, found.offset, found.total)
+
+
+def page_json(found: PaginatedResult[FoundSpan], packed: bool) -> bytes:
+    """The same as JSON."""
+    return f'{{"items":{_list(found.items, packed)},"limit":{found.limit},"offset":{found.offset},"total":{found.total}}}'.encode()
+
+
+def by_rollout(found: Mapping[str, Sequence[FoundSpan]]) -> dict[str, list[Span]]:
+    """The answer of `query_spans_of`."""
+    return {rollout_id: [one.span() for one in spans] for rollout_id, spans in found.items()}
+
+
+def by_rollout_json(found: Mapping[str, Sequence[FoundSpan]], packed: bool) -> bytes:
+    """The same as JSON."""
+    fields = [f"{quoted(rollout_id)}:{_list(spans, packed)}" for rollout_id, spans in found.items()]
+    return f"{{{','.join(fields)}}}".encode()
+
+
+def _list(spans: Sequence[FoundSpan], packed: bool) -> str:
+    return f"[{','.join([one.json(packed=packed) for one in spans])}]"
