@@ -281,15 +281,21 @@ async def test_an_agent_that_goes_away_ends_the_generation(
     caller: Caller, vllm: VllmServer, path: str, asked: dict[str, Any], stream: bool
 ) -> None:
     body = {"model": MODEL, "ignore_eos": True, "stream": stream, **asked}
-    before = vllm.metric("generation_tokens_total")
-    call = asyncio.create_task(events_of(caller.llm.endpoint, path, body))
-    await until(lambda: vllm.metric("generation_tokens_total") > before)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    await until(lambda: vllm.metric("num_requests_running") + vllm.metric("num_requests_waiting") == 0)
-    assert vllm.metric("generation_tokens_total") - before < LONGEST / 2
+    for _ in range(
+        3
+    ):  # on a machine that stalls for seconds an answer can be whole before anybody is heard: rarely, and not always
+        before = vllm.metric("generation_tokens_total")
+        call = asyncio.create_task(events_of(caller.llm.endpoint, path, body))
+        await until(lambda before=before: vllm.metric("generation_tokens_total") > before)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await until(lambda: vllm.metric("num_requests_running") + vllm.metric("num_requests_waiting") == 0)
+        if vllm.metric("generation_tokens_total") - before < LONGEST / 2:
+            break
+    else:
+        pytest.fail("vLLM went on although the agent had gone, three times")
     await until(caller.spans)
-    span = await caller.span()
+    span = (await caller.spans())[-1]
     assert "disconnected" in str(span.status.description)
     assert span.tokens is None
