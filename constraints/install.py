@@ -1,6 +1,7 @@
 """Make one of the project's environments and fill it from its pins: `python constraints/install.py dev`.
 
-`NAME.in` lists what an environment is for, `NAME.txt` the exact version of everything in it. `dev` (tests and checks)
+`NAME.in` lists what an environment is for, `NAME.txt` the exact version of everything in it, and `NAME-without.in`, where
+there is one, what is removed again because it breaks what it came with. `dev` (tests and checks)
 and `demo` (less, so that a first demo starts sooner) share `.venv`; every other environment is `.venvs/NAME`.
 
 A stamp, `.installed-NAME`, is written last and holds a digest of all that went in. While packages are being installed
@@ -30,7 +31,6 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD_TOOLS = ["hatchling", "editables"]
-PIP_OPTIONS = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
 LOG_LINES_SHOWN = 25
 
 
@@ -58,6 +58,11 @@ class Environment:
         return HERE / f"{self.name}-optional.in"
 
     @property
+    def without(self) -> Path:
+        """What others bring along and must not stay; often absent."""
+        return HERE / f"{self.name}-without.in"
+
+    @property
     def python(self) -> Path:
         return self.folder / "bin" / "python"
 
@@ -77,7 +82,7 @@ class Environment:
         """What decides the environment's content; equal digests need no work."""
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())
         digest = hashlib.sha256(f"{ROOT}\n{project['build-system']}\n{project['project']}\n".encode())
-        for path in (self.wanted, self.pins, self.optional, Path(__file__)):
+        for path in (self.wanted, self.pins, self.optional, self.without, Path(__file__)):
             digest.update(path.read_bytes() if path.exists() else b"-")
         return digest.hexdigest()
 
@@ -92,7 +97,7 @@ def environment(name: str) -> Environment:
         found = Environment(name, ROOT / ".venvs" / name, HERE / f"{name}.txt")
     for path in (found.wanted, found.pins):
         if not path.exists():
-            known = sorted(p.stem for p in HERE.glob("*.in") if not p.stem.endswith("-optional"))
+            known = sorted(p.stem for p in HERE.glob("*.in") if not p.stem.endswith(("-optional", "-without")))
             raise SetUpFailed(
                 f"no environment {name!r}: {path.relative_to(ROOT)} is missing (known: {', '.join(known)})"
             )
@@ -164,17 +169,24 @@ def install_packages(env: Environment) -> None:
             pip_install(env, ["--requirement", str(env.optional)])
         except SetUpFailed:
             print(f"Left out what {env.optional.relative_to(ROOT)} lists: see {env.log.relative_to(ROOT)}.", flush=True)
+    if env.without.exists():
+        pip(env, ["uninstall", "--yes", "--requirement", str(env.without)])
 
 
 def pip_install(env: Environment, arguments: list[str]) -> None:
-    """Install under the environment's pins; pip's output goes to the log, its end also to an error's message."""
-    command = [env.python, "-m", "pip", "install", *PIP_OPTIONS, "--constraint", env.pins, *arguments]
+    """Install under the environment's pins."""
+    pip(env, ["install", "--progress-bar", "off", "--constraint", str(env.pins), *arguments])
+
+
+def pip(env: Environment, arguments: list[str]) -> None:
+    """Run pip; its output goes to the log, its end also to an error's message."""
+    command = [env.python, "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments]
     with env.log.open("a") as log:
         done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
     if done.returncode:
         tail = "\n".join(env.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
         raise SetUpFailed(
-            f"{tail}\npip could not install {env.name} (exit {done.returncode}); the whole log: {env.log}"
+            f"{tail}\npip could not {arguments[0]} {env.name} (exit {done.returncode}); the whole log: {env.log}"
         )
 
 

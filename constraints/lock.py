@@ -2,6 +2,7 @@
 
 The resolve happens in an empty environment, so nothing depends on what was installed before. Leyden itself is left out,
 and a version's local part too (`2.13.0+cpu` is pinned as `2.13.0`): which build is taken is the package index's affair.
+What `NAME-without.in` lists is removed before the versions are written down.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def lock(name: str) -> Path:
         tools = ["hatchling", "editables"] if editable else []
         subprocess.run([*pip, "install", "--quiet", "--no-compile", "--constraint", guard, *tools, *requirements],
                        cwd=ROOT, check=True)  # fmt: skip
+        if (without := HERE / f"{name}-without.in").exists():
+            subprocess.run([*pip, "uninstall", "--quiet", "--yes", "--requirement", str(without)], check=True)
         frozen = subprocess.run([*pip, "freeze"], check=True, capture_output=True, text=True).stdout
     pins = [
         re.sub(r"\+[\w.]+$", "", line)

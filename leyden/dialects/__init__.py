@@ -14,7 +14,7 @@ To add a dialect, write its six translations and put a line into `base.DIALECTS`
 """
 
 from leyden.dialects.base import DIALECTS, Dialect, DialectName
-from leyden.dialects.chat import Hidden, StreamAssembler, prepare, usage, visible
+from leyden.dialects.chat import Hidden, StreamAssembler, echoes, prepare, usage, visible
 from leyden.dialects.encoding import DONE, Json, dump, named_event, parse, split_events, sse_event
 from leyden.dialects.errors import anthropic_error, openai_error
 from leyden.dialects.passage import Passage, PassageStream
@@ -31,6 +31,7 @@ __all__ = [
     "StreamAssembler",
     "anthropic_error",
     "dump",
+    "echoes",
     "named_event",
     "openai_error",
     "parse",

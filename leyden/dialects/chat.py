@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from leyden.dialects.encoding import Json, dump
 
-__all__ = ["Hidden", "StreamAssembler", "chunks_of", "prepare", "usage", "visible"]
+__all__ = ["Hidden", "StreamAssembler", "chunks_of", "echoes", "prepare", "usage", "visible"]
 
 _MOST_CALLS = 1024
 """In one answer; a number far beyond is a broken server's, and nothing to make room for."""
@@ -63,6 +63,11 @@ def prepare(
     if request.get("model") != model:
         added["model"] = model
     return _with_fields(raw, request, added), hidden
+
+
+def echoes(request: Json) -> bool:
+    """Whether a completion shall begin with its prompt. vLLM leaves that out of an answer with token ids."""
+    return "prompt" in request and bool(request.get("echo"))
 
 
 def _with_fields(raw: bytes, request: Json, added: Json) -> bytes:

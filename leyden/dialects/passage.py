@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from leyden.dialects.base import Dialect
-from leyden.dialects.chat import Hidden, StreamAssembler, chunks_of, prepare, visible
+from leyden.dialects.chat import Hidden, StreamAssembler, chunks_of, echoes, prepare, visible
 from leyden.dialects.encoding import DONE, Json, dump, parse, sse_event
 from leyden.dialects.errors import error_message
 from leyden.errors import Untranslatable
@@ -53,7 +53,9 @@ class Passage:
             self.chat = _translated(client.request_to_chat, whole or request)
             request = _translated(upstream.request_from_chat, self.chat)
             raw = dump(request)
-        logprobs = upstream.logprobs if record_tokens else None
+        self.asks_for_tokens = record_tokens and upstream.logprobs is not None and not echoes(request)
+        """Whether the server is asked for token ids, and for log-probabilities."""
+        logprobs = upstream.logprobs if self.asks_for_tokens else None
         self.seed = seed if upstream.logprobs is not None and request.get("seed") is None else None
         """The seed that was added, if one was."""
         self.body, self.hidden = prepare(raw, request, model=model, logprobs=logprobs, seed=self.seed)

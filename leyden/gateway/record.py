@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from leyden import semconv
-from leyden.dialects import dump
+from leyden.dialects import dump, echoes
 from leyden.types import Attributes, Span, SpanStatus, TokenRecord
 from leyden.utils import ids
 
@@ -97,6 +97,8 @@ def token_record(call: ModelCall) -> TokenRecord:
     """
     if call.error is not None:
         raise Refused(f"the call failed: {call.error}")
+    if echoes(call.request):
+        raise Refused("the completion echoes its prompt, which answers with token ids leave out; ask without `echo`")
     response = call.response or {}
     choice = _only_choice(response)
     prompt_ids = _ids("prompt_token_ids", choice.get("prompt_token_ids") or response.get("prompt_token_ids"))
@@ -129,7 +131,7 @@ def _ids(name: str, value: Any) -> list[int]:
     if not isinstance(value, list):
         raise Refused(f"the upstream gave no {name}; it must honour return_token_ids (vLLM 0.10.2 and later do)")
     ids_ = cast(list[Any], value)
-    if not all(type(item) is int and 0 <= item <= _LARGEST_ID for item in ids_):
+    if ids_ and not ({*map(type, ids_)} == {int} and 0 <= min(ids_) <= max(ids_) <= _LARGEST_ID):
         raise Refused(f"{name} holds something that is no token id")
     return ids_
 

@@ -194,7 +194,7 @@ class Relay:
         call = exchange.call
         passage = self._passage(exchange, model)
         call.request = passage.chat if passage.seed is None else {**passage.chat, "seed": passage.seed}
-        buffered = passage.streams and passage.upstream.logprobs is not None and self._buffering.wanted(model)
+        buffered = passage.streams and passage.asks_for_tokens and self._buffering.wanted(model)
         body = passage.unstreamed() if buffered else passage.body
         beat = asyncio.create_task(self._keep_alive(exchange, early=buffered)) if passage.streams else None
         try:
@@ -207,7 +207,7 @@ class Relay:
                 if chances.elsewhere and answer.status in _TOO_BUSY and not exchange.streaming:
                     raise _Again(f"{model.address} answered {answer.status}", answer.status)
                 await self._relay(exchange, model, passage, answer)
-            if model.record_tokens and passage.upstream.logprobs is not None and not call.error and call.response:
+            if passage.asks_for_tokens and not call.error and call.response:
                 self._buffering.learn(model, call.response, streamed=passage.streams and not buffered)
         except ServerGone as gone:
             if chances.again and not gone.began and (chances.elsewhere or not gone.timed_out):

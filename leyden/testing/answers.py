@@ -94,6 +94,8 @@ class _OpenAIAnswer:
         self._with_ids = bool(request.get("return_token_ids")) and not fault.no_token_ids
         wished = request.get("logprobs")
         self._with_logprobs = wished is not None and wished is not False
+        self._echo = str(request.get("prompt")) if request.get("echo") and not (chat or self._with_ids) else ""
+        """As vLLM has it: an answer with token ids leaves the echo out."""
         self._with_usage = bool(cast(Json, request.get("stream_options") or {}).get("include_usage"))
         self._policy_version = policy_version
         self._head = {
@@ -109,7 +111,7 @@ class _OpenAIAnswer:
         if self._chat:
             choice["message"] = self._message()
         else:
-            choice["text"] = call.text
+            choice["text"] = self._echo + call.text
         n_tokens = len(call.response_ids)
         answer: Json = {**self._head, "choices": [choice]}
         self._add_tokens(choice, 0, n_tokens)
@@ -143,7 +145,8 @@ class _OpenAIAnswer:
         n_calls = 0
         for index, piece in enumerate(spoken(call.response_ids)):
             n_calls += piece.kind == "call"
-            choice: Json = {"delta": _delta(piece, n_calls - 1)} if self._chat else {"text": piece.text}
+            text = piece.text if index else self._echo + piece.text
+            choice: Json = {"delta": _delta(piece, n_calls - 1)} if self._chat else {"text": text}
             if index == len(call.response_ids) - 1:
                 choice["finish_reason"] = call.finish_reason
             self._add_tokens(choice, index, index + 1)

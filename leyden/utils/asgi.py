@@ -152,7 +152,8 @@ class _Joined:
     def _send(self) -> None:
         if self._held:
             held, self._held = self._held, []
-            self._transport.writelines(held)
+            if not self._transport.is_closing():  # the client may have gone meanwhile, and uvloop's raises then
+                self._transport.writelines(held)
 
 
 class AsgiThread:

@@ -7,8 +7,10 @@ import json
 from typing import Any
 
 import aiohttp
+import pytest
 from openai import OpenAI
 
+from leyden import semconv
 from leyden.testing import FakeUpstream, Misbehaviour
 from tests.gateway.caller import Caller, say
 
@@ -37,6 +39,25 @@ async def test_an_async_client_gets_the_models_answer(caller: Caller, upstream: 
     assert answer.choices[0].message.content == truth.text
     assert answer.usage is not None
     assert answer.usage.completion_tokens == len(truth.response_ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_completion_echoes_its_prompt_and_is_recorded_as_text_that_says_why(
+    caller: Caller, upstream: FakeUpstream, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: Any = {"model": "fake", "prompt": "Once upon a time", "echo": True, "stream": stream}
+    if stream:  # with a usage and no ids, which is not the server's fault
+        asked["stream_options"] = {"include_usage": True}
+    answer: Any = await caller.client.completions.create(**asked)
+    if stream:
+        text = "".join([choice.text async for chunk in answer for choice in chunk.choices])
+    else:
+        text = answer.choices[0].text
+    assert text == "Once upon a time" + upstream.calls[0].text
+    span = await caller.span()
+    assert span.tokens is None
+    assert "echo" in str(span.attributes[semconv.TOKENS_REFUSED])
+    assert "loses token ids" not in caplog.text
 
 
 async def test_a_sync_client_gets_the_models_answer(caller: Caller, upstream: FakeUpstream) -> None:

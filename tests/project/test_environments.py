@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,27 @@ def test_a_failed_install_says_why_and_leaves_no_stamp(checkout: Path):
     assert done.returncode == 1
     assert "no-such-folder" in done.stderr
     assert not (checkout / ".venvs/tiny/.installed-tiny").exists()
+
+
+def test_what_must_not_stay_is_removed_again(checkout: Path):
+    wheel = "stray-1.0-py3-none-any.whl"
+    record = {
+        "stray.py": "",
+        "stray-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: stray\nVersion: 1.0\n",
+        "stray-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(checkout / wheel, "w") as archive:
+        for name, text in record.items():
+            archive.writestr(name, text)
+        archive.writestr("stray-1.0.dist-info/RECORD", "".join(f"{name},,\n" for name in record))
+    (checkout / "constraints/tiny.in").write_text(f"./{wheel}\n")
+    python = [checkout / ".venvs/tiny/bin/python", "-c", "import stray"]
+    install(checkout)
+    assert subprocess.run(python, capture_output=True, check=False).returncode == 0
+    (checkout / "constraints/tiny-without.in").write_text("# stray breaks everything\nstray\n")
+    assert "Set up" in install(checkout).stdout
+    assert b"No module named 'stray'" in subprocess.run(python, capture_output=True, check=False).stderr
+    assert install(checkout).stdout == ""
 
 
 def test_an_unknown_environment_is_named_with_the_known_ones(checkout: Path):

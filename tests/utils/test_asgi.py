@@ -69,6 +69,9 @@ async def test_what_is_written_in_one_turn_is_sent_together():
         def close(self) -> None:
             sent.append("close")
 
+        def is_closing(self) -> bool:
+            return "close" in sent
+
     transport = _Joined(Transport())
     transport.write(b"head")
     transport.write(b"body")
@@ -81,6 +84,9 @@ async def test_what_is_written_in_one_turn_is_sent_together():
     transport.close()
     await asyncio.sleep(0)
     assert sent == ["head body", "alone", "last", "close"]
+    transport.write(b"to nobody")  # the connection is gone: uvloop's transport would raise, where nobody can catch it
+    await asyncio.sleep(0)
+    assert sent[-1] == "close"
 
 
 def test_the_first_part_of_an_answer_does_not_wait_for_the_second():
