@@ -57,6 +57,7 @@ GROUPS = [
     Group("frameworks", "frameworks", 12),
     Group("crewai", "crewai", 12),
     Group("litellm", "litellm", 5),
+    Group("rl_peers", "rl-peers", 6),
     Group("browser", "browser", 6),
     Group("verl", "verl", 10),
     Group("long", "dev", 30),
