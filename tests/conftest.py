@@ -23,6 +23,7 @@ GROUP_FOLDERS = (
     "litellm",
     "vllm",
     "writers",
+    "rl_peers",
 )
 
 # before anything imports torch: two threads that spin cost a small machine more than they give

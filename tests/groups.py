@@ -59,6 +59,7 @@ GROUPS = [
     Group("crewai", "crewai", 12),
     Group("litellm", "litellm", 5),
     Group("vllm", "vllm", 12),
+    Group("rl_peers", "rl-peers", 6),
     Group("browser", "browser", 6),
     Group("verl", "verl", 10),
     Group("long", "dev", 30),
