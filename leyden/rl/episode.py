@@ -21,6 +21,8 @@ class EpisodeStats:
     """Of its seed, in the data set."""
     seed_number: int | None = None
     """How many seeds were taken before this one."""
+    env_id: int | None = None
+    """The environment it was in."""
 
 
 @dataclass(frozen=True, slots=True)

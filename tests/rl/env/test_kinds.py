@@ -81,6 +81,7 @@ def test_every_seed_begins_one_episode_and_its_numbers_are_right(kind: Any) -> N
         assert venv.exhausted and not venv.alive.any()
     assert sorted(episode.seed_index for episode in episodes) == list(range(11))
     assert sorted(episode.seed_number for episode in episodes) == list(range(11))
+    assert {episode.env_id for episode in episodes} == {0, 1, 2}
     for episode in episodes:
         item = 10 + episode.seed_index
         length = 3 + item % 7
