@@ -5,7 +5,7 @@
 SIDE: `raw`, `leyden-KIND`, `gymnasium-KIND`, `sb3-KIND` or `tianshou-KIND`. Commands come as lines of JSON on the standard input, each is
 answered by one line; the process stays, so that short slices of all sides can take turns:
 
-    {"do": "run", "steps": N}     about N steps of environments: {"steps", "seconds", "cpu_s"}, CPU seconds of all its processes
+    {"do": "run", "steps": N}     about N steps of environments: {"steps", "seconds"}; the caller reads the CPU time of its processes
 
 The simulator: 16 floats, episodes of 200 steps, fixed actions. Leyden's goes through its whole stack: finite seeds, interpreters that
 validate, a reward, a value that is logged in each step, episodes added up and told to a writer. The others drive the bare environment.
@@ -18,7 +18,6 @@ import sys
 import time
 
 import numpy as np
-import psutil
 
 SIZE, LENGTH = 16, 200
 
@@ -194,12 +193,6 @@ class Tianshou:
 SIDES = {"leyden": Leyden, "gymnasium": Gymnasium, "sb3": StableBaselines, "tianshou": Tianshou}
 
 
-def cpu_seconds() -> float:
-    """CPU seconds of this process and of those that it started, which are alive; a forkserver's children are its own."""
-    me = psutil.Process()
-    return sum(sum(one.cpu_times()[:2]) for one in (me, *me.children(recursive=True)))
-
-
 def main():
     library, _, kind = sys.argv[1].partition("-")
     n = int(sys.argv[2])
@@ -208,10 +201,9 @@ def main():
     side.run(100, actions)
     for line in sys.stdin:
         rounds = max(1, json.loads(line)["steps"] // n)
-        cpu, began = cpu_seconds(), time.perf_counter()
+        began = time.perf_counter()
         side.run(rounds, actions)
-        seconds = time.perf_counter() - began
-        print(json.dumps({"steps": rounds * n, "seconds": seconds, "cpu_s": cpu_seconds() - cpu}), flush=True)
+        print(json.dumps({"steps": rounds * n, "seconds": time.perf_counter() - began}), flush=True)
 
 
 if __name__ == "__main__":

@@ -32,10 +32,10 @@ def vectorize_env(
 ) -> FiniteVectorEnv:
     """`concurrency` environments over `seeds`, each of which begins one episode.
 
-    env_factory: makes an EnvWrapper or any gymnasium.Env, and is called once for each environment where that will live; or one factory for
-    each. env_type: `dummy` (one after another, here), `thread`, `subproc` (worker processes, any space), `shmem` (worker processes with
-    shared memory). seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None: simulators are made with no
-    argument, for ever. The rest: see the classes. Raises ConfigError for an option that this kind has no use for.
+    env_factory: makes an EnvWrapper or any gymnasium.Env, and is called once for each environment where that will live; or one factory
+    for each. env_type: `dummy` (one after another, here), `thread`, `subproc` (worker processes), `shmem` (the same, refusing spaces that
+    cannot lie in shared memory). seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None: simulators are
+    made with no argument, for ever. The rest: see the classes. Raises ConfigError for an option that this kind has no use for.
     """
     factories = [env_factory] * concurrency if callable(env_factory) else list(env_factory)
     if not callable(env_factory) and concurrency not in (1, len(factories)):

@@ -1,4 +1,4 @@
-"""Vectorised environments in worker processes, whose results come in messages (`subproc`) or lie in shared memory (`shmem`).
+"""Vectorised environments in worker processes, whose results lie in shared memory (`shmem`), or come in messages too (`subproc`).
 
 W workers with E environments each live from the making of the environment to its `close`; one that dies, or hangs for longer than
 `step_timeout_seconds`, is replaced, and its episodes are lost (see `on_worker_error`). A step is one wake-up of each worker that has
@@ -39,6 +39,8 @@ __all__ = ["FiniteShmemVectorEnv", "FiniteSubprocVectorEnv", "StartMethod"]
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 _GUARD_MISSING = 78
+_STARTS = 3
+"""How often a worker is started in the place of one that was lost."""
 _LAST_SECONDS = 2.0
 """How long a worker may take to close its environments."""
 _PRELOADED = ["leyden.rl.env.worker"]
@@ -157,10 +159,12 @@ class _Worker:
         return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
-class _ProcessVectorEnv(FiniteVectorEnv):
-    """What both kinds have in common: workers, and what becomes of their episodes."""
+class FiniteSubprocVectorEnv(FiniteVectorEnv):
+    """Environments in worker processes. Observations and actions lie in memory that all share, where their spaces are of a fixed size;
+    those of any other space go through pipes.
+    """
 
-    _shares_rows: ClassVar[bool]
+    _needs_fixed_size: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -185,7 +189,7 @@ class _ProcessVectorEnv(FiniteVectorEnv):
         )
         self._timeout = step_timeout_seconds
         parts = split(len(env_fns), worker_count(workers, len(env_fns), cores()))
-        sizes = Sizes(len(env_fns), len(parts), self._shares_rows)
+        sizes = Sizes(len(env_fns), len(parts))
         context = _context(start_method)
         self._file = SharedMemoryFile()
         self._workers = [
@@ -215,7 +219,7 @@ class _ProcessVectorEnv(FiniteVectorEnv):
         if any(one != first for one in ready):
             raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
         layout, actions = layout_of(first.observation_space), layout_of(first.action_space)
-        if self._shares_rows and (part := layout.unshared or actions.unshared) is not None:
+        if self._needs_fixed_size and (part := layout.unshared or actions.unshared) is not None:
             raise ConfigError(
                 f"{part} is not of a fixed size and cannot lie in shared memory; choose env_type='subproc'"
             )
@@ -259,6 +263,26 @@ class _ProcessVectorEnv(FiniteVectorEnv):
             failures += failed
         return failures
 
+    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
+        everyone = bool(mask.all())
+        told: list[tuple[_Worker, list[int]]] = []
+        if shared := self._view.rows is not None:
+            self._action_layout.assign(self._view.actions, actions)
+            self._view.todo[...] = mask
+        for worker in self._workers:
+            envs = worker.everyone if everyone else np.flatnonzero(mask[worker.rows]).tolist()
+            if envs:
+                worker.tell(SIGNAL if shared else Step(envs, self._action_layout.rows(actions, worker.rows)))
+                told.append((worker, envs))
+        infos: Infos = {}
+        failures: list[Failure] = []
+        for worker, envs in told:
+            said, failed = self._take_in(worker, envs, "stepped")
+            if said:
+                infos.update(said)
+            failures += failed
+        return infos, failures
+
     def _take_in(self, worker: _Worker, envs: Sequence[int], doing: str) -> tuple[Infos, list[Failure]]:
         """What a worker answers, in numbers of all environments. envs: those of its own that it was told about."""
         start = worker.part.start
@@ -284,11 +308,18 @@ class _ProcessVectorEnv(FiniteVectorEnv):
     def _replace(self, worker: _Worker, envs: Sequence[int], doing: str, lost: _Lost) -> list[Failure]:
         """Another worker in its place; all its episodes are lost."""
         at_work = int(self._view.progress[worker.number])
-        worker.end(now=True)
-        worker.start(self._workers)
-        if self._ready(worker) != self._spaces:
-            raise ConfigError("the environments that a new worker made have other spaces than those before")
-        self._let_open(worker)
+        for attempt in range(_STARTS):  # whatever killed the worker may kill the next one too
+            worker.end(now=True)
+            worker.start(self._workers)
+            try:
+                if self._ready(worker) != self._spaces:
+                    raise ConfigError("the environments that a new worker made have other spaces than those before")
+                self._let_open(worker)
+            except SimulatorError:
+                if attempt == _STARTS - 1:
+                    raise
+            else:
+                break
         start = worker.part.start
         told = {env + start for env in envs}
         hit = sorted(told | {env for env in worker.part if self.alive[env]})
@@ -306,48 +337,10 @@ class _ProcessVectorEnv(FiniteVectorEnv):
         self._finalizer()
 
 
-class FiniteSubprocVectorEnv(_ProcessVectorEnv):
-    """Environments in worker processes; observations and actions go through pipes, so they can be of any space."""
+class FiniteShmemVectorEnv(FiniteSubprocVectorEnv):
+    """The same, for spaces of a fixed size only: refuses others, so that a step never costs messages."""
 
-    _shares_rows = False
-
-    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
-        told: list[tuple[_Worker, list[int]]] = []
-        for worker in self._workers:
-            envs: list[int] = np.flatnonzero(mask[worker.rows]).tolist()
-            if envs:
-                worker.tell(Step(envs, self._action_layout.rows(actions, worker.rows)))
-                told.append((worker, envs))
-        infos: Infos = {}
-        failures: list[Failure] = []
-        for worker, envs in told:
-            said, failed = self._take_in(worker, envs, "stepped")
-            infos.update(said)
-            failures += failed
-        return infos, failures
-
-
-class FiniteShmemVectorEnv(_ProcessVectorEnv):
-    """Environments in worker processes; observations, rewards and actions lie in memory that all share. Spaces of a fixed size only."""
-
-    _shares_rows = True
-
-    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
-        self._action_layout.assign(self._view.actions, actions)
-        self._view.todo[...] = mask
-        everyone = bool(mask.all())
-        told = self._workers if everyone else [worker for worker in self._workers if mask[worker.rows].any()]
-        for worker in told:
-            worker.tell(SIGNAL)
-        infos: Infos = {}
-        failures: list[Failure] = []
-        for worker in told:
-            envs = worker.everyone if everyone else np.flatnonzero(mask[worker.rows]).tolist()
-            said, failed = self._take_in(worker, envs, "stepped")
-            if said:
-                infos.update(said)
-            failures += failed
-        return infos, failures
+    _needs_fixed_size = True
 
 
 def _context(start_method: StartMethod | None) -> Any:

@@ -256,10 +256,10 @@ class FiniteVectorEnv(ABC):
             self._seeds.finish(seed)
             self._losses.pop(seed.number, None)
             self._current[env] = None
-        stats = replace(infos[env]["episode"], env_id=env)
-        infos[env] = {**infos[env], "episode": stats}
+        info = infos[env]
+        episode = info["episode"] = replace(info["episode"], env_id=env)
         for writer in self._writers:
-            writer.log_episode(stats)
+            writer.log_episode(episode)
 
     def _abandon(self, env: int) -> None:
         self.alive[env] = False

@@ -52,8 +52,6 @@ class Sizes:
     n_envs: int
     """Of all workers."""
     n_workers: int
-    shares_rows: bool
-    """Observations, actions and the rest lie in it; otherwise messages carry them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class Results:
 
 
 class View(NamedTuple):
-    """The shared memory, as arrays."""
+    """The shared memory, as arrays. Observations, actions and results lie in it if all are of a fixed size; else messages carry them."""
 
     progress: NDArray[np.int64]
     """(workers,): the environment, of its own, that each worker was last at."""
@@ -94,7 +92,7 @@ class View(NamedTuple):
     def of(cls, file: SharedMemoryFile, sizes: Sizes, layout: Layout, actions: Layout, *, resize: bool) -> View:
         """The same division on both sides. resize: make it so long first."""
         n, place = sizes.n_envs, 0
-        shares = sizes.shares_rows
+        shares = layout.unshared is None and actions.unshared is None
 
         def room(nbytes: int) -> int:
             nonlocal place

@@ -81,6 +81,7 @@ def test_every_seed_begins_one_episode_and_its_numbers_are_right(kind: Any) -> N
         assert venv.exhausted and not venv.alive.any()
     assert sorted(episode.seed_index for episode in episodes) == list(range(11))
     assert sorted(episode.seed_number for episode in episodes) == list(range(11))
+    assert {episode.env_id for episode in episodes} == {0, 1, 2}
     for episode in episodes:
         item = 10 + episode.seed_index
         length = 3 + item % 7
@@ -404,3 +405,20 @@ def test_components_shared_by_environments_see_their_own(kind: Any) -> None:
 
     with vectorize_env([make, make], kind, seeds=range(2)) as venv:
         assert len(play(venv)) == 2
+
+
+def test_the_loops_writers_hear_of_it(kind: Any, tmp_path: Any) -> None:
+    from leyden.loop import LogWriter
+
+    class Mine(LogWriter):
+        def __init__(self, rows: Any) -> None:
+            super().__init__(rows=rows)
+            self.rows: list[Any] = []
+
+        def write(self, row: Any) -> None:
+            self.rows.append(row)
+
+    episodes, steps = Mine("episode"), Mine("step")
+    with vectorize_env(factory(), kind, 2, [episodes, steps], seeds=range(4)) as venv, venv.collector_guard():
+        play(venv)
+    assert len(episodes.rows) == 4 and len(steps.rows) == 3 + 4 + 5 + 6
