@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from leyden.rl.state import write_state
+from leyden.loop.state_files import write_state
 
 from leyden.loop import Callback, Checkpoint, CsvWriter
 from leyden.rl import Trainer
@@ -43,7 +43,8 @@ def main(directory: Path, policy: str, kind: Any, kill_in: int) -> None:
         concurrency=3,
     )
     trainer.fit(vessel, ckpt_path=checkpoint.latest())
-    write_state(directory / "end", vessel.state_dict())
+    (directory / "end").mkdir()
+    write_state(vessel.state_dict(), directory / "end")
 
 
 if __name__ == "__main__":

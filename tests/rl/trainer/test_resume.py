@@ -35,7 +35,7 @@ def test_a_run_killed_twice_ends_with_the_weights_and_the_table_of_one_that_was_
     assert run(broken, policy, kind, kill_in=5) == -signal.SIGKILL
     assert run(broken, policy, kind, kill_in=8) == -signal.SIGKILL
     assert run(broken, policy, kind) == 0
-    for name in ("tensors.safetensors", "arrays.safetensors", "state.json"):
+    for name in ("state.json", "arrays.npz"):
         one, other = straight / "end" / name, broken / "end" / name
         assert one.exists() == other.exists()
         assert not one.exists() or one.read_bytes() == other.read_bytes(), name

@@ -176,7 +176,7 @@ def test_a_policy_goes_on_from_any_form_of_a_checkpoint(tmp_path: Path, where: s
 
 def test_a_checkpoint_of_another_policy_is_refused(tmp_path: Path) -> None:
     trainer_of(callbacks=[Checkpoint(tmp_path)]).fit(vessel_of("ppo"))
-    with pytest.raises(CheckpointError, match="state of .PPO., format 1; DQN"):
+    with pytest.raises(CheckpointError, match=r"state of .PPO., format 1; DQN"):
         trainer_of().fit(vessel_of("dqn"), ckpt_path=tmp_path)
 
 
