@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
+from urllib.parse import quote
 
 from leyden.errors import ConfigError
 from leyden.loop.callbacks import Callback, Progress
@@ -30,7 +31,7 @@ from leyden.loop.metrics import MetricsRow, MetricValue, Stage, clean_metrics
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.loop.writers import LogWriter
 
-__all__ = ["Resumable", "TrainLoop", "Vessel"]
+__all__ = ["Resumable", "TrainLoop", "Vessel", "keyed"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,11 @@ Stateful = TypeVar("Stateful", Callback, LogWriter)
 
 
 class Vessel(Protocol):
-    """What is trained. Each method may be a coroutine function if the loop is driven by `arun`."""
+    """What is trained. Each method may be a coroutine function if the loop is driven by `arun`.
+
+    To be saved it also has `save(path)`, which writes everything that the next step depends on into the empty directory `path`, and
+    `load(path)`; or `state_dict()` and `load_state_dict(state)`, for a state as `state_files.py` describes.
+    """
 
     def step(self, iteration: int, /) -> Any:
         """Do training step `iteration`, counted from 0; answer its metrics (`Metrics` or None)."""
@@ -51,17 +56,9 @@ class Vessel(Protocol):
         """Measure the policy after `iteration` steps, and change nothing of it; answer the metrics."""
         ...
 
-    def save(self, path: Path, /) -> Any:
-        """Write everything that the next step depends on into the empty directory `path`."""
-        ...
-
-    def load(self, path: Path, /) -> Any:
-        """Continue from what `save` wrote."""
-        ...
-
 
 class Resumable(Protocol):
-    """A place to continue from; see `checkpoint.SavedCheckpoint`."""
+    """A place to continue from; see `checkpoint.SavedCheckpoint` and `pth.SavedFile`."""
 
     @property
     def state(self) -> dict[str, Any]:
@@ -69,8 +66,12 @@ class Resumable(Protocol):
         ...
 
     @property
-    def vessel_path(self) -> Path:
-        """What the vessel saved."""
+    def callbacks_path(self) -> Path | None:
+        """The directory of what callbacks saved in files; it need not be there."""
+        ...
+
+    def restore(self, vessel: Any, /) -> Any:
+        """Give the vessel the state that it had; may have to be awaited."""
         ...
 
 
@@ -181,7 +182,8 @@ class TrainLoop:
         self._used = True
         if resume is not None:
             self.load_state_dict(resume.state)
-            yield vessel.load(resume.vessel_path)
+            yield resume.restore(vessel)
+            self._load_callback_files(resume.callbacks_path)
             restore_rng(resume.state["rng"])  # last: loading may have drawn from it
         self._started_at = time.monotonic()
         try:
@@ -230,6 +232,8 @@ class TrainLoop:
     def _begin(self, stage: Stage) -> None:
         self.current_stage = stage
         self._stage_started_at = time.monotonic()
+        for writer in self.writers:
+            writer.on_stage_start(self.current_iter + (stage == "train"), stage)
 
     def _write(self, stage: Stage, metrics: object, source: str) -> None:
         cleaned = clean_metrics(metrics, source=source)
@@ -237,7 +241,8 @@ class TrainLoop:
         prefix = "val/" if stage == "val" else ""
         self.metrics.update({prefix + name: value for name, value in cleaned.items()})
         for writer in self.writers:
-            writer.write(self.last_row)
+            if writer.row_kind == "stage":
+                writer.write(self.last_row)
 
     def _call(self, hook: str, vessel: Vessel) -> Flow:
         for callback in self.callbacks:
@@ -264,6 +269,21 @@ class TrainLoop:
             "rng": capture_rng(),
         }
 
+    def save_callback_files(self, path: Path) -> None:
+        """Let the callbacks that have files write them, each into a directory of its own under `path`, which is made if there are any."""
+        for key, callback in keyed(self.callbacks).items():
+            if type(callback).save is not Callback.save:
+                folder = path / quote(key, safe="")
+                folder.mkdir(parents=True)
+                callback.save(folder)
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+
+    def _load_callback_files(self, path: Path | None) -> None:
+        for key, callback in keyed(self.callbacks).items():
+            if path is not None and (folder := path / quote(key, safe="")).is_dir():
+                callback.load(folder)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` answered; random states are restored by the run, after the vessel.
 
@@ -273,8 +293,8 @@ class TrainLoop:
         self.validation_due = state["validation_due"]
         self._seconds_before = state["total_seconds"]
         self.metrics = dict(state["metrics"])
-        _load_states("callback", _keyed(self.callbacks), state["callbacks"])
-        _load_states("writer", _keyed(self.writers), state["writers"])
+        _load_states("callback", keyed(self.callbacks), state["callbacks"])
+        _load_states("writer", keyed(self.writers), state["writers"])
 
 
 def _sending(flow: Flow, value: object) -> Callable[[], object]:
@@ -285,7 +305,7 @@ def _throwing(flow: Flow, error: BaseException) -> Callable[[], object]:
     return lambda: flow.throw(error)
 
 
-def _keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:
+def keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:
     """By `state_key`; the second and later ones of a key are numbered: `csvwriter`, `csvwriter2`."""
     keyed: dict[str, Stateful] = {}
     for part in parts:
@@ -295,7 +315,7 @@ def _keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:
 
 
 def _states(parts: Sequence[Stateful]) -> dict[str, dict[str, Any]]:
-    states = {key: part.state_dict() for key, part in _keyed(parts).items()}
+    states = {key: part.state_dict() for key, part in keyed(parts).items()}
     return {key: state for key, state in states.items() if state}
 
 

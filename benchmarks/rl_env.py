@@ -1,0 +1,149 @@
+"""Vectorised environments against those of Gymnasium, Stable-Baselines3 and tianshou: what a step of a cheap simulator costs.
+
+Four environments of one simulator (16 floats, episodes of 200 steps, fixed actions). The figure is CPU microseconds of one step,
+all processes together: what is left when the machine is shared, and what a simulator's own cost is added to. Leyden's environments do more
+than the peers' (`peers/rl_env_side.py`): each seed of a finite set once, observations and actions validated, a logged value in each step,
+episodes added up for a writer. Every side is a process that stays; short slices of all take turns.
+
+The last rows run beside as many processes that compute as there are cores: workers that wait by spinning would collapse.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from benchmarks.harness import Peer, PeerFailed, Row, Sample
+from benchmarks.sides import Side, alternate, row
+from leyden.rl.env.split import cores
+
+PEER = "bench-rl"
+SCRIPT = Path(__file__).parent / "peers" / "rl_env_side.py"
+N_ENVS = 4
+N_BATCHED = 1024
+ROUNDS = 7
+UNIT = "CPU µs/step"
+SLICE_STEPS = {"dummy": 40_000, "sync": 40_000, "batch": 20_000_000}
+"""Steps of a slice, by kind; PROCESS_STEPS for all others."""
+PROCESS_STEPS = 12_000
+IN_PROCESS = ["gymnasium-sync", "sb3-dummy", "tianshou-dummy"]
+PROCESSES = ["gymnasium-async", "sb3-subproc", "tianshou-subproc", "tianshou-shmem"]
+PEER_NAMES = {"gymnasium": "gymnasium 1.4", "sb3": "stable-baselines3 2.9.2", "tianshou": "tianshou 2.0.1"}
+HEADLINES = (
+    f"environments in one process ({N_ENVS}), gymnasium sync",
+    f"environments in worker processes ({N_ENVS}), gymnasium async",
+    f"simulator of {N_BATCHED} rows, one environment each",
+)
+
+
+def main(peer: Peer | None) -> list[Row]:
+    with ExitStack() as stack:
+        sides: dict[str, Side] = {}
+
+        def start(name: str, n: int = N_ENVS) -> None:
+            python = Path(sys.executable) if name.startswith("leyden") else peer.python if peer else None
+            if python is None:
+                return
+            side = stack.enter_context(Side(name.partition("-")[0], python, SCRIPT, name, str(n)))
+            try:
+                side.ask("run", steps=N_ENVS)
+                sides[name] = side
+            except PeerFailed as failure:
+                print(f"without {name}: {failure}", flush=True)
+
+        start("leyden-batch", N_BATCHED)
+        for name in ["leyden-dummy", "leyden-subproc", "leyden-shmem", *IN_PROCESS, *PROCESSES]:
+            start(name)
+        cost = measure({name: costs(side, name) for name, side in sides.items()})
+        in_workers = [name for name in ("leyden-shmem", "leyden-subproc", *PROCESSES) if name in sides]
+        idle = measure({name: speed(sides[name]) for name in in_workers})
+        with taken_cores():
+            loaded = measure({name: speed(sides[name]) for name in in_workers})
+    return rows(cost, idle, loaded)
+
+
+def rows(cost: dict[str, list[Sample]], idle: dict[str, list[Sample]], loaded: dict[str, list[Sample]]) -> list[Row]:
+    found: list[Row] = []
+    for ours, kinds, where in (
+        ("leyden-dummy", IN_PROCESS, "in one process"),
+        ("leyden-shmem", PROCESSES, "in worker processes"),
+        ("leyden-subproc", ["sb3-subproc"], "in worker processes, messages"),
+    ):
+        for name in [name for name in kinds if name in cost] or [""]:
+            label = f"environments {where} ({N_ENVS}){', ' + name.replace('-', ' ') if name else ''}"
+            found.append(_row(label, UNIT, cost[ours], cost.get(name, []), name, higher_is_better=False))
+    one_by_one = cost["leyden-dummy"]
+    found.append(
+        _row(
+            f"simulator of {N_BATCHED} rows, one environment each",
+            UNIT,
+            cost["leyden-batch"],
+            one_by_one,
+            "leyden-dummy",
+            higher_is_better=False,
+        )
+    )
+    for name in [name for name in PROCESSES if name in loaded] or [""]:
+        shown = name.replace("-", " ")
+        label = f"worker processes ({N_ENVS}) while all cores are taken{', ' + shown if name else ''}"
+        found.append(_row(label, "steps/s", loaded["leyden-shmem"], loaded.get(name, []), name))
+    found.append(
+        _row(
+            "worker processes, cores taken against free",
+            "steps/s",
+            loaded["leyden-shmem"],
+            idle["leyden-shmem"],
+            "leyden-shmem",
+        )
+    )
+    return found
+
+
+def _row(
+    label: str, unit: str, ours: list[Sample], theirs: list[Sample], name: str, *, higher_is_better: bool = True
+) -> Row:
+    library, _, kind = name.partition("-")
+    peer = f"{PEER_NAMES.get(library, library)} {kind}" if name else None
+    return row(label, unit, ours, theirs, peer, higher_is_better=higher_is_better)
+
+
+def measure(sides: dict[str, Callable[[], Sample]]) -> dict[str, list[Sample]]:
+    return dict(zip(sides, alternate(list(sides.values()), pairs=ROUNDS), strict=True))
+
+
+def costs(side: Side, name: str) -> Callable[[], Sample]:
+    steps = SLICE_STEPS.get(name.partition("-")[2], PROCESS_STEPS)
+
+    def run() -> Sample:
+        before = side.cpu_seconds()
+        answer = side.ask("run", steps=steps)
+        cpu_s = side.cpu_seconds() - before
+        return Sample(value=cpu_s / answer["steps"] * 1e6, cpu_s=cpu_s)
+
+    return run
+
+
+def speed(side: Side) -> Callable[[], Sample]:
+    def run() -> Sample:
+        before = side.cpu_seconds()
+        answer = side.ask("run", steps=PROCESS_STEPS // 2)
+        return Sample(value=answer["steps"] / answer["seconds"], cpu_s=side.cpu_seconds() - before)
+
+    return run
+
+
+@contextmanager
+def taken_cores() -> Iterator[None]:
+    """As many processes that compute as there are cores."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: sum(range(1000))"]) for _ in range(cores())]
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()

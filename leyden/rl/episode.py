@@ -1,0 +1,20 @@
+"""An episode that was not finished. What is known of one that was: `leyden.loop.EpisodeStats`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["EpisodeLost"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLost:
+    """An episode that was not finished: its simulator failed or hung, or its worker died."""
+
+    env_id: int
+    seed_index: int | None
+    seed_number: int | None
+    step: int
+    """Steps it had made."""
+    reason: str
+    """In one line."""
