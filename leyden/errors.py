@@ -25,6 +25,8 @@ __all__ = [
     "ProcessFailed",
     "RunInterrupted",
     "RunnerDied",
+    "SeedsExhausted",
+    "SimulatorError",
     "StoreClosed",
     "StoreError",
     "UnknownAttempt",
@@ -117,6 +119,23 @@ class NoTrainingData(LeydenError, RuntimeError):
 
 class RunnerDied(LeydenError, RuntimeError):
     """A runner's process could not start, or died at once again and again; the message has its own traceback."""
+
+
+class SimulatorError(LeydenError, RuntimeError):
+    """An episode of a simulator failed: its code raised or hung, or its worker died; the message names environment, seed and step."""
+
+    def __init__(
+        self, message: str, *, env_id: int | None = None, seed_index: int | None = None, step: int | None = None
+    ) -> None:
+        """seed_index: of the episode's seed in the data set. step: steps that the episode had made."""
+        super().__init__(message)
+        self.env_id = env_id
+        self.seed_index = seed_index
+        self.step = step
+
+
+class SeedsExhausted(LeydenError, RuntimeError):
+    """An environment was reset after its last seed."""
 
 
 class RunInterrupted(LeydenError, KeyboardInterrupt):

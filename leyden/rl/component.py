@@ -1,0 +1,42 @@
+"""What simulators, interpreters and rewards have in common: they can look at the environment that holds them.
+
+The reference is weak, is set by `EnvWrapper`, and does not travel: a component that is copied or sent to another process arrives without
+it. A component is of one environment at a time; the last one that took it has it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from leyden.rl.env.wrapper import EnvWrapper
+
+__all__ = ["EnvComponent"]
+
+_STAYS_HERE: Final = ("_env_reference", "_check")
+"""Attributes that are of this process: the reference, and the compiled checks of interpreters."""
+
+
+class EnvComponent:
+    """Has an `env`, which is None until an `EnvWrapper` takes it, and after that one is gone."""
+
+    _env_reference: weakref.ref[EnvWrapper[Any, Any, Any, Any, Any]] | None = None
+
+    @property
+    def env(self) -> EnvWrapper[Any, Any, Any, Any, Any] | None:
+        """The environment that holds this: its `logger` and its `status`."""
+        return None if self._env_reference is None else self._env_reference()
+
+    @env.setter
+    def env(self, env: EnvWrapper[Any, Any, Any, Any, Any] | None) -> None:
+        self._take_env(env)
+
+    def _take_env(self, env: EnvWrapper[Any, Any, Any, Any, Any] | None) -> None:
+        object.__setattr__(self, "_env_reference", None if env is None else weakref.ref(env))  # frozen dataclasses too
+
+    def __getstate__(self) -> Any:
+        state: Any = super().__getstate__()
+        if isinstance(state, dict):
+            return {name: value for name, value in state.items() if name not in _STAYS_HERE}  # pyright: ignore[reportUnknownVariableType] -- any attributes
+        return state

@@ -1,0 +1,39 @@
+"""Environments: one (`EnvWrapper`), and many over a finite set of seeds (`FiniteVectorEnv` and its kinds).
+
+    factory = lambda: EnvWrapper(MySimulator, state_interpreter, action_interpreter, reward_fn=reward)
+    with vectorize_env(factory, "shmem", concurrency=8, seeds=SeedPlan(orders)) as venv:
+        obs = venv.reset()
+        while venv.alive.any():
+            step = venv.step(actions(obs))
+            if not venv.exhausted:
+                venv.reset()
+            obs = step.obs
+
+Each seed begins one episode; nothing here knows policies, buffers or training. `check_simulator` says what is wrong with a simulator.
+"""
+
+from leyden.rl.env.batch import BatchSimulator, FiniteBatchVectorEnv
+from leyden.rl.env.check import SimulatorReport, check_simulator
+from leyden.rl.env.factory import FiniteEnvType, vectorize_env
+from leyden.rl.env.in_process import FiniteDummyVectorEnv, FiniteThreadVectorEnv
+from leyden.rl.env.processes import FiniteShmemVectorEnv, FiniteSubprocVectorEnv
+from leyden.rl.env.vector import FiniteVectorEnv, VectorStep
+from leyden.rl.env.wrapper import EnvWrapper, EnvWrapperStatus, InfoDict
+
+__all__ = [
+    "BatchSimulator",
+    "EnvWrapper",
+    "EnvWrapperStatus",
+    "FiniteBatchVectorEnv",
+    "FiniteDummyVectorEnv",
+    "FiniteEnvType",
+    "FiniteShmemVectorEnv",
+    "FiniteSubprocVectorEnv",
+    "FiniteThreadVectorEnv",
+    "FiniteVectorEnv",
+    "InfoDict",
+    "SimulatorReport",
+    "VectorStep",
+    "check_simulator",
+    "vectorize_env",
+]

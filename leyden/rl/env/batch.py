@@ -1,0 +1,109 @@
+"""Simulators that step many trajectories at once, as arrays, behind the same interface as all vectorised environments.
+
+A per-environment simulator is bound by what a Python call costs; one that is written over rows of arrays is not. It is stepped whole: all N
+rows each time, those without an episode too, whose results are ignored.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leyden.errors import ConfigError
+from leyden.rl.env.group import Failure, Infos, Start
+from leyden.rl.env.layout import Batch
+from leyden.rl.env.vector import FiniteVectorEnv, Mask, Writers
+from leyden.rl.episode import EpisodeStats
+from leyden.rl.seed import SeedsLike
+from leyden.rl.spaces import AnySpace
+
+__all__ = ["BatchSimulator", "FiniteBatchVectorEnv"]
+
+
+class BatchSimulator(Protocol):
+    """N trajectories in step. Interpreters and reward are part of it: it speaks in observations, actions and rewards."""
+
+    num_envs: int
+    observation_space: AnySpace
+    """Of one trajectory."""
+    action_space: AnySpace
+    """Of one trajectory."""
+
+    def reset(self, indices: NDArray[np.int64], items: Sequence[Any]) -> Batch:
+        """Begin a trajectory in each of the k rows `indices` with the item at the same place; observations (k, ...).
+
+        items: of the data set; NO_ITEM where no seeds were given.
+        """
+        ...
+
+    def step(self, actions: Batch) -> tuple[Batch, NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Step all N rows: observations (N, ...), rewards (N,), terminated (N,), truncated (N,). Rows without a trajectory must not fail."""
+        ...
+
+
+class FiniteBatchVectorEnv(FiniteVectorEnv):
+    """The rows of a BatchSimulator as environments."""
+
+    def __init__(self, simulator: BatchSimulator, logger: Writers = None, *, seeds: SeedsLike = None) -> None:
+        super().__init__(simulator.num_envs, logger=logger, seeds=seeds)
+        self._simulator = simulator
+        self._open(simulator.observation_space, simulator.action_space)
+        self._write = self._layout.writer(self._rows.obs)
+        self._totals = np.zeros(self.num_envs)
+
+    def _begin(self, starts: Sequence[Start]) -> list[Failure]:
+        rows = np.array([env for env, _ in starts], np.int64)
+        try:
+            obs = self._layout.conform(self._simulator.reset(rows, [seed.item for _, seed in starts]), len(rows))
+            self._layout.check(obs, np.ones(len(rows), np.bool_))
+        except Exception as error:  # noqa: BLE001 -- user code: whatever it raises is answered
+            return [self._failure(env, 0, "began", error) for env, _ in starts]
+        read = self._layout.reader(obs)
+        for place, (env, _) in enumerate(starts):
+            self._write(env, read(place))
+        self._totals[rows] = 0.0
+        self._rows.rewards[rows] = 0.0
+        self._rows.terminated[rows] = self._rows.truncated[rows] = False
+        return []
+
+    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
+        if not np.array_equal(mask, self.alive):
+            raise ConfigError("a BatchSimulator is stepped whole; leave `ids` out")
+        rows = self._rows
+        try:
+            obs, rewards, terminated, truncated = self._simulator.step(actions)
+            obs = self._layout.conform(obs, self.num_envs)
+            self._layout.check(obs, mask)
+            if np.isnan(np.dot(rewards, mask)):
+                raise ValueError(f"the reward of row {int(np.flatnonzero(np.isnan(rewards) & mask)[0])} is NaN")
+        except Exception as error:  # noqa: BLE001 -- user code: whatever it raises is answered
+            envs = np.flatnonzero(mask)
+            return {}, [self._failure(int(env), int(self._lengths[env]), "stepped", error) for env in envs]
+        self._layout.assign(rows.obs, obs)
+        rows.rewards[...], rows.terminated[...], rows.truncated[...] = rewards, terminated, truncated
+        self._totals += rows.rewards
+        infos: Infos = {}
+        for env in np.flatnonzero((rows.terminated | rows.truncated) & mask).tolist():
+            seed = self._current[env]
+            stats = EpisodeStats(
+                int(self._lengths[env]) + 1,
+                float(self._totals[env]),
+                {},
+                None if seed is None else seed.index,
+                None if seed is None else seed.number,
+            )
+            infos[env] = {"episode": stats}
+        return infos, []
+
+    def _close(self) -> None:
+        close = getattr(self._simulator, "close", None)
+        if callable(close):
+            close()
+
+    def _failure(self, env: int, step: int, doing: str, error: Exception) -> Failure:
+        headline = traceback.format_exception_only(error)[-1].strip()
+        return Failure(env, step, doing, headline, "".join(traceback.format_exception(error)), error)

@@ -1,0 +1,126 @@
+"""What is wrong with a simulator, found by running one trajectory of it."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
+import numpy as np
+from gymnasium import spaces
+
+from leyden.rl.env.wrapper import EnvWrapper
+from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
+from leyden.rl.reward import Reward
+from leyden.rl.seed import NO_ITEM
+from leyden.rl.simulator import Simulator
+
+__all__ = ["SimulatorReport", "check_simulator"]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorReport:
+    """What was found."""
+
+    steps: int
+    """Of the trajectory, as far as it went."""
+    reward: float
+    """Its sum."""
+    problems: list[str] = field(default_factory=list[str])
+    """What must be put right; empty: it can be trained with."""
+    notes: list[str] = field(default_factory=list[str])
+    """What is allowed, and often not meant."""
+
+
+def check_simulator(
+    simulator_fn: Callable[..., Simulator[Any, Any, Any]],
+    state_interpreter: StateInterpreter[Any, Any],
+    action_interpreter: ActionInterpreter[Any, Any, Any],
+    initial_state: Any = NO_ITEM,
+    reward_fn: Reward[Any] | None = None,
+    *,
+    max_steps: int = 1000,
+    seed: int = 0,
+) -> SimulatorReport:
+    """Run one trajectory with actions sampled from the action space and say what is wrong. Raises nothing that the parts raise.
+
+    initial_state: an item of the data set; left out where simulators are made with no argument. max_steps: a trajectory that is longer is
+    noted, not refused. seed: of the actions.
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+    for what, thing in (("the simulator factory", simulator_fn), ("the initial state", initial_state)):
+        try:
+            (cloudpickle if thing is simulator_fn else pickle).dumps(thing)  # pyright: ignore[reportUnknownMemberType] -- untyped
+        except Exception as error:  # noqa: BLE001 -- any object may raise anything
+            notes.append(f"{what} cannot go to a worker process ({error}): only env_type 'dummy' and 'thread' will do")
+    env: EnvWrapper[Any, Any, Any, Any, Any] = EnvWrapper(
+        simulator_fn, state_interpreter, action_interpreter, reward_fn=reward_fn
+    )
+    doing, total = "a first reset", 0.0
+    try:
+        first = _copy(env.begin(initial_state))
+        _look_twice(env, problems)
+        doing = "a second reset"
+        again = env.begin(initial_state)
+        if not _equal(first, again):
+            notes.append(
+                "two trajectories from one initial state begin with different observations: a run cannot be repeated exactly"
+            )
+        space = env.action_space
+        space.seed(seed)
+        before, shown = again, _copy(again)
+        while not env.status["done"] and env.status["cur_step"] < max_steps:
+            doing = f"step {env.status['cur_step'] + 1}"
+            obs, reward, terminated, truncated = env.advance(space.sample())
+            total += reward
+            if not _equal(before, shown):
+                problems.append(
+                    f"{doing} changed the observation before it: the same array was returned again; return a copy"
+                )
+                break
+            before, shown = obs, _copy(obs)
+            simulator = env.simulator
+            assert simulator is not None
+            for name, answer in (("done()", simulator.done()), ("truncated()", simulator.truncated())):
+                if not isinstance(answer, bool | np.bool_):
+                    problems.append(f"{name} is {answer!r} after {doing}; it answers True or False")
+            if not np.isfinite(reward):
+                problems.append(f"the reward of {doing} is {reward}")
+            if bool(simulator.done() or simulator.truncated()) != (terminated or truncated):
+                problems.append(f"done() changed between two calls after {doing}; only step() may change it")
+            if problems:
+                break
+        if not env.status["done"] and not problems:
+            notes.append(f"the trajectory has not ended after {max_steps} steps")
+    except Exception as error:  # noqa: BLE001 -- user code: whatever it raises is a finding
+        problems.append(f"{doing}: {traceback.format_exc().strip() if not str(error) else _last(error)}")
+    if isinstance(env.observation_space, spaces.Box) and env.observation_space.dtype == np.float64:
+        notes.append("observations are float64; policies compute in float32, which takes half the memory")
+    return SimulatorReport(env.status["cur_step"], total, problems, notes)
+
+
+def _look_twice(env: EnvWrapper[Any, Any, Any, Any, Any], problems: list[str]) -> None:
+    simulator = env.simulator
+    assert simulator is not None
+    one = _copy(env.state_interpreter(simulator.get_state()))
+    if not _equal(one, env.state_interpreter(simulator.get_state())):
+        problems.append("get_state() answers differently when it is called twice; only step() may change a simulator")
+    if simulator.done():
+        problems.append("done() is True before the first step; leave such initial states out of the data set")
+
+
+def _last(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{traceback.format_exception_only(error)[-1].strip()} (at {frames[-1].filename}:{frames[-1].lineno})"
+
+
+def _copy(sample: Any) -> Any:
+    return pickle.loads(pickle.dumps(sample))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return pickle.dumps(one) == pickle.dumps(other)

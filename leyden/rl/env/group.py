@@ -1,0 +1,259 @@
+"""Several environments that are stepped one after another, in the process and thread that they were made in.
+
+The one body of all kinds of vectorised environments: the in-process kind has one group, each worker of the others has its own. It writes what
+comes of a step into rows of arrays, whoever's they are, adds episodes up, and answers failures of user code as data. It knows no seeds but
+those that it is told to begin with.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from leyden.errors import ConfigError
+from leyden.rl.env.layout import Batch, Layout
+from leyden.rl.env.wrapper import EnvWrapper
+from leyden.rl.episode import EpisodeStats
+from leyden.rl.seed import NO_ITEM, Seed
+from leyden.rl.spaces import AnySpace, checker
+
+__all__ = ["AnyEnv", "EnvFactory", "EnvGroup", "Failure", "Infos", "Rows", "Start"]
+
+AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
+EnvFactory: TypeAlias = Callable[[], AnyEnv]
+Start: TypeAlias = tuple[int, Seed[Any]]
+"""The number of an environment within its group, and what it begins with."""
+Infos: TypeAlias = dict[int, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong in one environment."""
+
+    env: int
+    """Its number within its group."""
+    step: int
+    """Steps that its episode had made."""
+    doing: str
+    """`began` or `stepped`."""
+    headline: str
+    """In one line."""
+    traceback: str = ""
+    """Where user code raised."""
+    error: BaseException | None = None
+    """What it raised, where that is in the same process."""
+    guilty: bool = True
+    """False: another environment of the same worker took this episode with it."""
+
+
+class Rows(NamedTuple):
+    """Where the results of a group's environments go: a row each."""
+
+    obs: Batch
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+
+    @classmethod
+    def allocate(cls, layout: Layout, n: int) -> Rows:
+        """Rows of their own memory."""
+        return cls(layout.allocate(n), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_))
+
+    def part(self, layout: Layout, rows: slice) -> Rows:
+        """A view of some rows."""
+        return Rows(layout.rows(self.obs, rows), self.rewards[rows], self.terminated[rows], self.truncated[rows])
+
+
+class EnvGroup:
+    """E environments. `open` says where their rows are, then `begin` and `step` fill these."""
+
+    def __init__(self, factories: Sequence[EnvFactory], *, wants_steps: bool) -> None:
+        self._wants_steps = wants_steps
+        self._slots = [self._make(factory) for factory in factories]
+        first = self._slots[0].env
+        self.observation_space: AnySpace = first.observation_space
+        self.action_space: AnySpace = first.action_space
+        for slot in self._slots[1:]:
+            if slot.env.observation_space != first.observation_space or slot.env.action_space != first.action_space:
+                raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def open(self, layout: Layout, actions: Layout, rows: Rows, progress: Any = None) -> None:
+        """Where results go from now on.
+
+        progress: an array of one number, which is the environment that is at work; None where nobody asks.
+        """
+        self._progress: Any = [0] if progress is None else progress
+        self._actions = actions
+        self._rows = rows
+        self._write = layout.writer(rows.obs)
+
+    def begin(self, starts: Sequence[Start]) -> list[Failure]:
+        """Begin an episode in each; those that fail have none."""
+        failures: list[Failure] = []
+        for env, seed in starts:
+            self._progress[0] = env
+            try:
+                self._write(env, self._slots[env].begin(seed))
+            except Exception as error:  # noqa: BLE001 -- user code: whatever it raises is answered
+                failures.append(self._failure(env, "began", error))
+            self._rows.rewards[env] = 0.0
+            self._rows.terminated[env] = self._rows.truncated[env] = False
+        return failures
+
+    def step(self, envs: Sequence[int], actions: Batch) -> tuple[Infos, list[Failure]]:
+        """Step each of these with its row of `actions`, which stays the caller's."""
+        act = self._actions.reader(self._actions.copy(actions))
+        slots, write, progress = self._slots, self._write, self._progress
+        _, rewards, terminated, truncated = self._rows
+        infos: Infos = {}
+        failures: list[Failure] = []
+        for env in envs:
+            progress[0] = env
+            try:
+                obs, rewards[env], terminated[env], truncated[env], info = slots[env].step(act(env))
+                write(env, obs)
+            except Exception as error:  # noqa: BLE001 -- user code: whatever it raises is answered
+                failures.append(self._failure(env, "stepped", error))
+                continue
+            if info is not None:
+                infos[env] = info
+        return infos, failures
+
+    def close(self) -> None:
+        """Close the environments."""
+        for slot in self._slots:
+            slot.env.close()
+
+    def _make(self, factory: EnvFactory) -> _Slot:
+        env: Any = factory()
+        if isinstance(env, EnvWrapper):
+            return _WrapperSlot(cast("EnvWrapper[Any, Any, Any, Any, Any]", env), wants_steps=self._wants_steps)
+        if isinstance(env, gymnasium.Env):
+            return _GymSlot(cast(AnyEnv, env), wants_steps=self._wants_steps)
+        raise ConfigError(
+            f"the environment factory made a {type(env).__name__}; it makes an EnvWrapper or a gymnasium.Env"
+        )
+
+    def _failure(self, env: int, doing: str, error: Exception) -> Failure:
+        slot = self._slots[env]
+        headline = traceback.format_exception_only(error)[-1].strip()
+        failure = Failure(env, slot.length, doing, headline, "".join(traceback.format_exception(error)), error)
+        slot.forget()
+        return failure
+
+
+class _Slot:
+    """One environment, and the sums of its episode."""
+
+    env: AnyEnv
+
+    def __init__(self, *, wants_steps: bool) -> None:
+        self._wants_steps = wants_steps
+        self._seed: Seed[Any] | None = None
+        self.length = 0
+        self._reward = 0.0
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def begin(self, seed: Seed[Any]) -> Any:
+        self._seed = seed
+        self.length, self._reward = 0, 0.0
+        self._sums, self._counts = {}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Its episode failed."""
+
+    def _stats(self) -> EpisodeStats:
+        seed = self._seed
+        logs = {name: total / self._counts[name] for name, total in self._sums.items()}
+        return EpisodeStats(
+            self.length,
+            self._reward,
+            logs,
+            None if seed is None else seed.index,
+            None if seed is None else seed.number,
+        )
+
+
+class _WrapperSlot(_Slot):
+    """A simulator's."""
+
+    def __init__(self, env: EnvWrapper[Any, Any, Any, Any, Any], *, wants_steps: bool) -> None:
+        super().__init__(wants_steps=wants_steps)
+        self.env = self._env = env
+        self._logger = env.logger
+        self._has_aux = env.aux_info_collector is not None
+
+    def begin(self, seed: Seed[Any]) -> Any:
+        super().begin(seed)
+        return self._env.begin(seed.item)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
+        env = self._env
+        obs, reward, terminated, truncated = env.advance(action)
+        self.length += 1
+        self._reward += reward
+        info: dict[str, Any] | None = None
+        if logs := self._logger.logs():
+            for name, (_, value) in logs.items():
+                if type(value) is float:
+                    self._sums[name] = self._sums.get(name, 0.0) + value
+                    self._counts[name] = self._counts.get(name, 0) + 1
+        if self._wants_steps:
+            info = {"log": env.info(obs, action, reward)["log"]}
+        if self._has_aux:
+            info = {} if info is None else info
+            info["aux_info"] = env.aux_info
+        if terminated or truncated:
+            info = {} if info is None else info
+            info["episode"] = self._stats()
+        return obs, reward, terminated, truncated, info
+
+    def forget(self) -> None:
+        self._env.simulator = None
+
+
+class _GymSlot(_Slot):
+    """Any Gymnasium environment's. An integer item is given to `reset(seed=...)` too."""
+
+    def __init__(self, env: AnyEnv, *, wants_steps: bool) -> None:
+        super().__init__(wants_steps=wants_steps)
+        self.env = env
+        self._check = checker(env.observation_space)
+
+    def begin(self, seed: Seed[Any]) -> Any:
+        super().begin(seed)
+        item = seed.item
+        if item is NO_ITEM:
+            obs, _ = self.env.reset()
+        else:
+            number = int(item) if isinstance(item, int | np.integer) and not isinstance(item, bool) else None
+            obs, _ = self.env.reset(seed=number, options={"seed_item": item, "seed_index": seed.index})
+        self._check(obs)
+        return obs
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        self._check(obs)
+        self.length += 1
+        reward = float(reward)
+        if reward != reward:
+            raise ValueError(f"the reward of step {self.length} is NaN")
+        self._reward += reward
+        info: dict[str, Any] | None = {"log": {"reward": (20, reward)}} if self._wants_steps else None
+        if terminated or truncated:
+            info = {} if info is None else info
+            info["episode"] = self._stats()
+        return obs, reward, terminated, truncated, info

@@ -1,0 +1,124 @@
+"""Vectorised environments without processes: one after another (`dummy`), or in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from leyden.errors import ConfigError
+from leyden.rl.env.group import EnvFactory, EnvGroup, Failure, Infos, Start
+from leyden.rl.env.layout import Batch
+from leyden.rl.env.split import split, worker_count
+from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
+from leyden.rl.seed import SeedsLike
+
+__all__ = ["FiniteDummyVectorEnv", "FiniteThreadVectorEnv"]
+
+
+class FiniteDummyVectorEnv(FiniteVectorEnv):
+    """Environments one after another, in this thread: the fastest for simulators that take less than about 50 microseconds a step."""
+
+    def __init__(
+        self,
+        logger: Writers,
+        env_fns: Sequence[EnvFactory],
+        *,
+        seeds: SeedsLike = None,
+        on_worker_error: OnWorkerError = "raise",
+        max_retries: int = 3,
+    ) -> None:
+        super().__init__(
+            len(env_fns), logger=logger, seeds=seeds, on_worker_error=on_worker_error, max_retries=max_retries
+        )
+        self._group = EnvGroup(env_fns, wants_steps=self._wants_steps)
+        self._open(self._group.observation_space, self._group.action_space)
+        self._group.open(self._layout, self._action_layout, self._rows)
+
+    def _begin(self, starts: Sequence[Start]) -> list[Failure]:
+        return self._group.begin(starts)
+
+    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
+        return self._group.step(np.flatnonzero(mask).tolist(), actions)
+
+    def _close(self) -> None:
+        self._group.close()
+
+
+class FiniteThreadVectorEnv(FiniteVectorEnv):
+    """Environments in threads, for simulators that wait (for a network, a disk) or leave the interpreter lock alone (large arrays)."""
+
+    def __init__(
+        self,
+        logger: Writers,
+        env_fns: Sequence[EnvFactory],
+        *,
+        seeds: SeedsLike = None,
+        on_worker_error: OnWorkerError = "raise",
+        max_retries: int = 3,
+        workers: int | None = None,
+    ) -> None:
+        """workers: threads; None: one for each environment, since they wait."""
+        super().__init__(
+            len(env_fns), logger=logger, seeds=seeds, on_worker_error=on_worker_error, max_retries=max_retries
+        )
+        self._parts = split(len(env_fns), worker_count(workers, len(env_fns), len(env_fns)))
+        self._threads = [ThreadPoolExecutor(1, f"leyden-env-{part.start}") for part in self._parts]
+        self._groups: list[EnvGroup] = []
+        try:
+            making = [
+                thread.submit(EnvGroup, env_fns[part.start : part.stop], wants_steps=self._wants_steps)
+                for thread, part in zip(self._threads, self._parts, strict=True)
+            ]
+            self._groups = [made.result() for made in making]
+            first = self._groups[0]
+            if any(
+                (group.observation_space, group.action_space) != (first.observation_space, first.action_space)
+                for group in self._groups
+            ):
+                raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+            self._open(first.observation_space, first.action_space)
+        except BaseException:
+            self._close()
+            raise
+        for group, part in zip(self._groups, self._parts, strict=True):
+            rows = self._rows.part(self._layout, slice(part.start, part.stop))
+            group.open(self._layout, self._action_layout, rows)
+
+    def _begin(self, starts: Sequence[Start]) -> list[Failure]:
+        def begin(group: EnvGroup, part: range) -> list[Failure]:
+            return group.begin([(env - part.start, seed) for env, seed in starts if env in part])
+
+        return [
+            replace(failure, env=failure.env + part.start)
+            for part, failures in self._each(begin)
+            for failure in failures
+        ]
+
+    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
+        def step(group: EnvGroup, part: range) -> tuple[Infos, list[Failure]]:
+            rows = slice(part.start, part.stop)
+            return group.step(np.flatnonzero(mask[rows]).tolist(), self._action_layout.rows(actions, rows))
+
+        infos: Infos = {}
+        failures: list[Failure] = []
+        for part, (said, failed) in self._each(step):
+            infos.update({env + part.start: info for env, info in said.items()})
+            failures += [replace(failure, env=failure.env + part.start) for failure in failed]
+        return infos, failures
+
+    def _each(self, work: Any) -> list[tuple[range, Any]]:
+        doing = [
+            thread.submit(work, group, part)
+            for thread, group, part in zip(self._threads, self._groups, self._parts, strict=True)
+        ]
+        return [(part, done.result()) for part, done in zip(self._parts, doing, strict=True)]
+
+    def _close(self) -> None:
+        for thread, group in zip(self._threads, self._groups, strict=False):
+            thread.submit(group.close).result()
+        for thread in self._threads:
+            thread.shutdown()

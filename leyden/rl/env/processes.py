@@ -1,0 +1,391 @@
+"""Vectorised environments in worker processes, whose results come in messages (`subproc`) or lie in shared memory (`shmem`).
+
+W workers with E environments each live from the making of the environment to its `close`; one that dies, or hangs for longer than
+`step_timeout_seconds`, is replaced, and its episodes are lost (see `on_worker_error`). A step is one wake-up of each worker that has
+something to step, and one of this process for each answer. Nobody polls and nobody spins: a wake-up over a pipe costs about
+two microseconds of CPU, and who spins takes the core from a worker that could use it.
+
+Factories travel by value (cloudpickle): lambdas and closures too. Unless `start_method="fork"`, a worker imports the main script, as
+`multiprocessing` does: what that does at its top level has to be under `if __name__ == "__main__":`, or it says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
+
+import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
+import numpy as np
+
+from leyden.errors import ConfigError, SimulatorError
+from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
+from leyden.rl.env.group import EnvFactory, Failure, Infos, Rows, Start
+from leyden.rl.env.layout import Batch, layout_of
+from leyden.rl.env.split import cores, split, worker_count
+from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
+from leyden.rl.env.worker import Begin, Crash, Ready, Results, Sizes, Step, View, run_worker
+from leyden.rl.seed import SeedsLike
+
+__all__ = ["FiniteShmemVectorEnv", "FiniteSubprocVectorEnv", "StartMethod"]
+
+StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
+_GUARD_MISSING = 78
+_LAST_SECONDS = 2.0
+"""How long a worker may take to close its environments."""
+_PRELOADED = ["leyden.rl.env.worker"]
+
+
+class _Lost(Exception):
+    """A worker has answered nothing."""
+
+    def __init__(self, how: str, traceback: str = "") -> None:
+        super().__init__(how)
+        self.how, self.traceback = how, traceback
+
+
+class _Worker:
+    """One worker process, as its parent sees it; `start` again replaces it."""
+
+    def __init__(
+        self,
+        number: int,
+        part: range,
+        context: Any,
+        packed: bytes,
+        file: SharedMemoryFile,
+        sizes: Sizes,
+        *,
+        wants_steps: bool,
+    ) -> None:
+        self.number, self.part = number, part
+        self.rows = slice(part.start, part.stop)
+        self.everyone = list(range(len(part)))
+        self._context, self._packed, self._file = context, packed, file
+        self._sizes, self._wants_steps = sizes, wants_steps
+        self.process: Any = None
+        self.channel: Channel | None = None
+
+    def start(self, others: Sequence[_Worker]) -> None:
+        """Start the process; it answers Ready when its environments are made. others: whose pipes a fork would inherit."""
+        orders_in, orders_out = cast("tuple[Connection, Connection]", self._context.Pipe(duplex=False))
+        answers_in, answers_out = cast("tuple[Connection, Connection]", self._context.Pipe(duplex=False))
+        inherited: list[Connection] = []
+        if self._context.get_start_method() == "fork":
+            inherited = [orders_out, answers_in]
+            for other in others:
+                if other.channel is not None and other is not self:
+                    inherited += other.channel.ends
+        self.process = self._context.Process(
+            target=run_worker,
+            args=(
+                self.number,
+                self.part,
+                (orders_in, answers_out),
+                self._file,
+                self._packed,
+                self._sizes,
+                self._wants_steps,
+                inherited,
+            ),
+            name=f"leyden-env-{self.number}",
+            daemon=True,
+        )
+        try:
+            self.process.start()
+        except BaseException:
+            orders_out.close()
+            answers_in.close()
+            raise
+        finally:
+            orders_in.close()
+            answers_out.close()
+        self.channel = Channel(answers_in, orders_out)
+
+    def answer(self, timeout_seconds: float | None) -> Any:
+        """What it answers. Raises _Lost if that never comes."""
+        assert self.channel is not None
+        try:
+            answer = self.channel.receive(timeout_seconds)
+        except TimeoutError:
+            raise _Lost(f"it took more than {timeout_seconds:g} s and was killed") from None
+        except (EOFError, OSError):
+            raise _Lost(f"its worker process died ({self._ending()})") from None
+        if isinstance(answer, Crash):
+            raise _Lost(f"its worker process ended: {answer.headline}", answer.traceback)
+        return answer
+
+    def tell(self, order: Any) -> None:
+        """Give an order; a worker that has died says so by not answering."""
+        assert self.channel is not None
+        with contextlib.suppress(OSError):
+            if order is SIGNAL:
+                self.channel.signal()
+            else:
+                self.channel.send(order)
+
+    def end(self, *, now: bool = False) -> None:
+        """It closes its environments and ends; at once if `now`. Nothing of it is left."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        if self.process is not None:
+            if not now:
+                self.process.join(_LAST_SECONDS)
+            if self.process.is_alive():
+                self.process.kill()
+            self.process.join()
+            self.process.close()
+            self.process = None
+
+    def _ending(self) -> str:
+        self.process.join(_LAST_SECONDS)
+        code = self.process.exitcode
+        if code == _GUARD_MISSING:
+            raise ConfigError(
+                "the main script makes a vectorised environment at its top level, and worker processes import it; put that under "
+                "`if __name__ == '__main__':`, or choose start_method='fork'"
+            )
+        return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+
+
+class _ProcessVectorEnv(FiniteVectorEnv):
+    """What both kinds have in common: workers, and what becomes of their episodes."""
+
+    _shares_rows: ClassVar[bool]
+
+    def __init__(
+        self,
+        logger: Writers,
+        env_fns: Sequence[EnvFactory],
+        *,
+        seeds: SeedsLike = None,
+        on_worker_error: OnWorkerError = "raise",
+        max_retries: int = 3,
+        workers: int | None = None,
+        start_method: StartMethod | None = None,
+        step_timeout_seconds: float | None = None,
+    ) -> None:
+        """workers: processes; None: one for each core, at most one for each environment. start_method: None: forkserver where there is one.
+
+        step_timeout_seconds: how long a worker may take for the making, a reset or a step of all its environments; None: for ever.
+        Raises SimulatorError when environments cannot be made, ConfigError when a factory cannot go to another process.
+        """
+        _refuse_in_a_worker()
+        super().__init__(
+            len(env_fns), logger=logger, seeds=seeds, on_worker_error=on_worker_error, max_retries=max_retries
+        )
+        self._timeout = step_timeout_seconds
+        parts = split(len(env_fns), worker_count(workers, len(env_fns), cores()))
+        sizes = Sizes(len(env_fns), len(parts), self._shares_rows)
+        context = _context(start_method)
+        self._file = SharedMemoryFile()
+        self._workers = [
+            _Worker(
+                number,
+                part,
+                context,
+                _pack(env_fns[part.start : part.stop]),
+                self._file,
+                sizes,
+                wants_steps=self._wants_steps,
+            )
+            for number, part in enumerate(parts)
+        ]
+        self._finalizer = weakref.finalize(self, _end_all, self._workers, self._file)
+        try:
+            for worker in self._workers:
+                worker.start(self._workers)
+            ready = [self._ready(worker) for worker in self._workers]
+            self._open_memory(ready, sizes)
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def _open_memory(self, ready: list[Ready], sizes: Sizes) -> None:
+        first = ready[0]
+        if any(one != first for one in ready):
+            raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+        layout, actions = layout_of(first.observation_space), layout_of(first.action_space)
+        if self._shares_rows and (part := layout.unshared or actions.unshared) is not None:
+            raise ConfigError(
+                f"{part} is not of a fixed size and cannot lie in shared memory; choose env_type='subproc'"
+            )
+        self._view = View.of(self._file, sizes, layout, actions, resize=True)
+        self._spaces = first
+        self._open(first.observation_space, first.action_space, self._view.rows)
+        for worker in self._workers:
+            self._let_open(worker)
+
+    def _let_open(self, worker: _Worker) -> None:
+        """The memory has its size now: the worker maps it."""
+        worker.tell("open")
+        try:
+            worker.answer(self._timeout)
+        except _Lost as lost:
+            raise SimulatorError(f"environments of worker {worker.number} could not be opened: {lost.how}") from None
+
+    def _ready(self, worker: _Worker) -> Ready:
+        try:
+            answer = worker.answer(self._timeout)
+        except _Lost as lost:
+            own = f"\n\nIts own traceback:\n{lost.traceback}" if lost.traceback else ""
+            raise SimulatorError(
+                f"environments {worker.part.start} to {worker.part.stop - 1} could not be made: {lost.how}{own}",
+                env_id=worker.part.start,
+            ) from None
+        assert isinstance(answer, Ready)
+        return answer
+
+    def _begin(self, starts: Sequence[Start]) -> list[Failure]:
+        orders: list[tuple[_Worker, Begin]] = []
+        for worker in self._workers:
+            mine = [(env - worker.part.start, seed) for env, seed in starts if env in worker.part]
+            if mine:
+                orders.append((worker, Begin(mine)))
+                worker.tell(orders[-1][1])
+        failures: list[Failure] = []
+        for worker, order in orders:
+            begun = [env for env, _ in order.starts]
+            _, failed = self._take_in(worker, begun, "began")
+            failures += failed
+        return failures
+
+    def _take_in(self, worker: _Worker, envs: Sequence[int], doing: str) -> tuple[Infos, list[Failure]]:
+        """What a worker answers, in numbers of all environments. envs: those of its own that it was told about."""
+        start = worker.part.start
+        try:
+            answer = worker.answer(self._timeout)
+        except _Lost as lost:
+            return {}, self._replace(worker, envs, doing, lost)
+        if answer is SIGNAL:
+            return {}, []
+        assert isinstance(answer, Results)
+        if answer.rows is not None:
+            self._copy_rows(worker, answer.rows)
+        if start == 0:
+            return answer.infos, answer.failures
+        infos = {env + start: info for env, info in answer.infos.items()}
+        return infos, [replace(failure, env=failure.env + start) for failure in answer.failures]
+
+    def _copy_rows(self, worker: _Worker, rows: Rows) -> None:
+        mine = self._rows.part(self._layout, worker.rows)
+        self._layout.assign(mine.obs, rows.obs)
+        mine.rewards[...], mine.terminated[...], mine.truncated[...] = rows.rewards, rows.terminated, rows.truncated
+
+    def _replace(self, worker: _Worker, envs: Sequence[int], doing: str, lost: _Lost) -> list[Failure]:
+        """Another worker in its place; all its episodes are lost."""
+        at_work = int(self._view.progress[worker.number])
+        worker.end(now=True)
+        worker.start(self._workers)
+        if self._ready(worker) != self._spaces:
+            raise ConfigError("the environments that a new worker made have other spaces than those before")
+        self._let_open(worker)
+        start = worker.part.start
+        told = {env + start for env in envs}
+        hit = sorted(told | {env for env in worker.part if self.alive[env]})
+        guilty = at_work + start if at_work + start in told else hit[0]
+        failures: list[Failure] = []
+        for env in hit:
+            began = doing == "began" and env in told
+            step = 0 if began else int(self._lengths[env])
+            how = lost.how if env == guilty else f"its worker was at work on environment {guilty}: {lost.how}"
+            verb = doing if env in told else "waited"
+            failures.append(Failure(env, step, verb, how, lost.traceback, guilty=env == guilty))
+        return failures
+
+    def _close(self) -> None:
+        self._finalizer()
+
+
+class FiniteSubprocVectorEnv(_ProcessVectorEnv):
+    """Environments in worker processes; observations and actions go through pipes, so they can be of any space."""
+
+    _shares_rows = False
+
+    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
+        told: list[tuple[_Worker, list[int]]] = []
+        for worker in self._workers:
+            envs: list[int] = np.flatnonzero(mask[worker.rows]).tolist()
+            if envs:
+                worker.tell(Step(envs, self._action_layout.rows(actions, worker.rows)))
+                told.append((worker, envs))
+        infos: Infos = {}
+        failures: list[Failure] = []
+        for worker, envs in told:
+            said, failed = self._take_in(worker, envs, "stepped")
+            infos.update(said)
+            failures += failed
+        return infos, failures
+
+
+class FiniteShmemVectorEnv(_ProcessVectorEnv):
+    """Environments in worker processes; observations, rewards and actions lie in memory that all share. Spaces of a fixed size only."""
+
+    _shares_rows = True
+
+    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
+        self._action_layout.assign(self._view.actions, actions)
+        self._view.todo[...] = mask
+        everyone = bool(mask.all())
+        told = self._workers if everyone else [worker for worker in self._workers if mask[worker.rows].any()]
+        for worker in told:
+            worker.tell(SIGNAL)
+        infos: Infos = {}
+        failures: list[Failure] = []
+        for worker in told:
+            envs = worker.everyone if everyone else np.flatnonzero(mask[worker.rows]).tolist()
+            said, failed = self._take_in(worker, envs, "stepped")
+            if said:
+                infos.update(said)
+            failures += failed
+        return infos, failures
+
+
+def _context(start_method: StartMethod | None) -> Any:
+    available = multiprocessing.get_all_start_methods()
+    method = start_method or ("forkserver" if "forkserver" in available else "spawn")
+    if method not in get_args(StartMethod) or method not in available:
+        raise ConfigError(f"start_method={method!r}; this platform has {', '.join(available)}")
+    if method == "forkserver":
+        server: Any = forkserver
+        if (
+            getattr(server._forkserver, "_forkserver_pid", None) is None
+        ):  # it has no public name; one that runs keeps what it has
+            multiprocessing.set_forkserver_preload(_PRELOADED)
+    return multiprocessing.get_context(method)
+
+
+def _pack(factories: Sequence[EnvFactory]) -> bytes:
+    try:
+        return cast(bytes, cloudpickle.dumps(list(factories)))  # pyright: ignore[reportUnknownMemberType] -- untyped
+    except Exception as error:
+        raise ConfigError(
+            f"the environment factory cannot go to a worker process: {error}. Make what it holds inside it, or choose env_type='dummy'"
+        ) from error
+
+
+def _refuse_in_a_worker() -> None:
+    """A worker that makes environments while it imports the main script would start workers without end."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(_GUARD_MISSING)
+
+
+def _end_all(workers: Sequence[_Worker], file: SharedMemoryFile) -> None:
+    for worker in workers:  # all at once: each ends by itself when its pipe does
+        if worker.channel is not None:
+            worker.channel.close()
+            worker.channel = None
+    for worker in workers:
+        worker.end()
+    file.close()

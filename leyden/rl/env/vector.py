@@ -1,0 +1,316 @@
+"""Many environments over a finite set of seeds: what every kind has in common.
+
+It hands each seed to one episode, knows which environments have one under way, tells writers what happens, and decides what becomes of an
+episode that was lost. How environments are stepped is the kinds' affair (`_begin`, `_step`, `_close`); to add a kind, implement these and run
+`tests/rl/env/test_kinds.py` on it.
+
+Order: an environment keeps its number, and seeds are given out in the order of these numbers. All environments asked for make their step
+before any result is seen, so which seed goes where is decided by the episodes' lengths alone, never by which worker is faster: the same
+seeds and actions give the same trajectories in every kind, over any number of workers. Only an episode that was lost changes the order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leyden.errors import ConfigError, SimulatorError
+from leyden.rl.env.group import Failure, Infos, Rows, Start
+from leyden.rl.env.layout import Batch, Layout, layout_of
+from leyden.rl.env.logs import EnvWriter
+from leyden.rl.episode import EpisodeLost
+from leyden.rl.seed import Seed, SeedsLike, SeedSource, as_seed_source
+from leyden.rl.spaces import AnySpace
+
+__all__ = ["FiniteVectorEnv", "Mask", "OnWorkerError", "VectorStep", "Writers"]
+
+OnWorkerError: TypeAlias = Literal["raise", "skip", "retry"]
+Writers: TypeAlias = EnvWriter | Sequence[EnvWriter] | None
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+class VectorStep(NamedTuple):
+    """One step of several environments, a row for each of all N. Rows of those that were not stepped are stale.
+
+    The arrays are the environment's own and change with its next step: copy what you keep.
+    """
+
+    obs: Batch
+    """(N, ...), or a dict or tuple of such arrays, as the space is."""
+    rewards: NDArray[np.float64]
+    """(N,)"""
+    terminated: Mask
+    """(N,): the task has ended."""
+    truncated: Mask
+    """(N,): a limit ended the episode, or it was lost."""
+    infos: Mapping[int, Mapping[str, Any]]
+    """By environment, of those that have something to say: `episode` (EpisodeStats) where one ended, `lost` (EpisodeLost) where one could
+    not be finished, `log` where a writer wants steps, `aux_info` where a collector was given."""
+
+
+class FiniteVectorEnv(ABC):
+    """N environments. `reset` begins episodes with the next seeds, `step` steps those that have one; to be closed, best by `with`."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        logger: Writers = None,
+        seeds: SeedsLike = None,
+        on_worker_error: OnWorkerError = "raise",
+        max_retries: int = 3,
+    ) -> None:
+        """on_worker_error: what becomes of an episode whose simulator fails or hangs, or whose worker dies. `raise`: SimulatorError, the
+        seed is given back. `skip`: its seed is done with. `retry`: its seed is taken again, at most `max_retries` times, then SimulatorError.
+        Whatever was lost is listed in `lost`.
+        """
+        if num_envs < 1:
+            raise ConfigError(f"{num_envs} environments; at least one is needed")
+        if on_worker_error not in get_args(OnWorkerError):
+            raise ConfigError(
+                f"on_worker_error={on_worker_error!r}; choose one of {', '.join(get_args(OnWorkerError))}"
+            )
+        self.num_envs = num_envs
+        self.alive: Mask = np.zeros(num_envs, np.bool_)
+        """(N,): has an episode under way."""
+        self.lost: list[EpisodeLost] = []
+        """Episodes that were skipped or begun again, in order."""
+        self.observation_space: AnySpace
+        """Of one environment."""
+        self.action_space: AnySpace
+        """Of one environment."""
+        self._writers: list[EnvWriter] = (
+            [] if logger is None else [*logger] if isinstance(logger, Sequence) else [logger]
+        )
+        self._wants_steps = any(writer.wants_steps for writer in self._writers)
+        self._step_writers = [writer for writer in self._writers if writer.wants_steps]
+        self._seeds: SeedSource = as_seed_source(seeds)
+        self._on_worker_error: OnWorkerError = on_worker_error
+        self._max_retries = max_retries
+        self._losses: dict[int, int] = {}
+        self._current: list[Seed[Any] | None] = [None] * num_envs
+        self._lengths = np.zeros(num_envs, np.int64)
+        self._unsaid: Infos = {}
+        self._closed = False
+        self._at_work = False
+
+    # ---- the kinds ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _begin(self, starts: Sequence[Start]) -> list[Failure]:
+        """Begin episodes; answers those of all environments that are lost by now."""
+
+    @abstractmethod
+    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
+        """Step the environments of `mask` with their rows of `actions`."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Leave nothing behind."""
+
+    def _open(self, observation_space: AnySpace, action_space: AnySpace, rows: Rows | None = None) -> None:
+        """What a kind calls when it knows the spaces. rows: where results are; None: in memory of its own."""
+        self.observation_space, self.action_space = observation_space, action_space
+        self._layout: Layout = layout_of(observation_space)
+        self._action_layout: Layout = layout_of(action_space)
+        self._rows = Rows.allocate(self._layout, self.num_envs) if rows is None else rows
+        self._read = self._layout.reader(self._rows.obs)
+
+    # ---- for everyone ------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.num_envs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no seed is left to begin an episode with. A lost episode that is to be begun again gives one back."""
+        return self._seeds.exhausted
+
+    def use_seeds(self, seeds: SeedsLike) -> None:
+        """Draw from these from now on. Workers live on; episodes under way are abandoned, their seeds given back to where they came from."""
+        self._require_open()
+        for env in np.flatnonzero(self.alive):
+            self._abandon(int(env))
+        self._seeds = as_seed_source(seeds)
+        self._losses = {}
+
+    def reset(self, ids: Sequence[int] | None = None) -> Batch:
+        """Begin an episode with the next seed in each of these; None: in all that have none. Returns all N observations.
+
+        An environment for which no seed is left stays as it is, not alive. One that is alive abandons its episode, whose seed is given
+        back, and so begins it again. Raises SimulatorError where an episode cannot be begun, see `on_worker_error`.
+        """
+        self._require_open()
+        wanted = [
+            int(env) for env in (np.flatnonzero(~self.alive) if ids is None else np.unique(np.asarray(ids, np.int64)))
+        ]
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < self.num_envs:
+            raise ConfigError(f"ids={ids}; environments are numbered 0 to {self.num_envs - 1}")
+        for env in wanted:
+            if self.alive[env]:
+                self._abandon(env)
+        while starts := self._take(wanted):
+            failures = self._working(lambda starts=starts: self._begin(starts))
+            failed = {failure.env for failure in failures}
+            for env, _ in starts:
+                if env not in failed:
+                    self.alive[env] = True
+                    self._lengths[env] = 0
+                    for writer in self._writers:
+                        writer.on_env_reset(env, self._read(env))
+            self._lose(failures, {env for env, _ in starts})
+            wanted = [env for env, _ in starts if env in failed]
+        return self._rows.obs
+
+    def step(self, actions: Any, ids: Sequence[int] | None = None) -> VectorStep:
+        """Step those that are alive, of `ids`. actions: all N rows; those of the others are not looked at.
+
+        Afterwards `alive` is False where an episode ended. Raises SimulatorError where one is lost (see `on_worker_error`) after the others
+        have made their step, and ConfigError where there is nothing to step or `actions` has another shape or dtype than the space.
+        """
+        self._require_open()
+        if ids is None:
+            mask = self.alive.copy()
+        else:
+            mask = np.zeros(self.num_envs, np.bool_)
+            mask[np.asarray(ids, np.int64)] = True
+            mask &= self.alive
+        if not mask.any():
+            raise ConfigError(
+                "none of these environments has an episode under way; call reset(), or stop where `exhausted` is True"
+            )
+        batch = self._action_layout.conform(actions, self.num_envs)
+        infos, failures = self._working(lambda: self._step(mask, batch))
+        rows = self._rows
+        self._lengths += mask
+        if failures:
+            mask[[failure.env for failure in failures]] = False
+        for writer in self._step_writers:
+            for env in np.flatnonzero(mask):
+                ended = bool(rows.terminated[env] or rows.truncated[env])
+                writer.on_env_step(int(env), self._read(env), float(rows.rewards[env]), ended, infos.get(int(env), {}))
+        for env in np.flatnonzero((rows.terminated | rows.truncated) & mask):
+            self._end(int(env), infos)
+        if failures:
+            self._lose(failures, set())
+        if self._unsaid:
+            for env, said in self._unsaid.items():
+                infos[env] = {**infos.get(env, {}), **said}
+            self._unsaid = {}
+        return VectorStep(rows.obs, rows.rewards, rows.terminated, rows.truncated, infos)
+
+    @contextmanager
+    def collector_guard(self) -> Iterator[None]:
+        """One collect: writers hear `on_env_all_ready` before it, and `on_env_all_done` after it, unless it failed."""
+        for writer in self._writers:
+            writer.on_env_all_ready()
+        yield
+        for writer in self._writers:
+            writer.on_env_all_done()
+
+    def close(self) -> None:
+        """End everything that this started. Safe to repeat; arrays that were handed out stay readable."""
+        if not self._closed:
+            self._closed = True
+            for env in np.flatnonzero(self.alive):
+                self._abandon(int(env))
+            self._close()
+
+    # ---- episodes ----------------------------------------------------------------------------------------------------
+
+    def _take(self, wanted: Sequence[int]) -> list[Start]:
+        starts: list[Start] = []
+        try:
+            for env in wanted:
+                if (seed := self._seeds.take()) is None:
+                    break
+                self._current[env] = seed
+                starts.append((env, seed))
+        except BaseException:  # a data set may raise: what was taken before it is not lost
+            for env, seed in starts:
+                self._current[env] = None
+                self._seeds.give_back(seed)
+            raise
+        return starts
+
+    def _end(self, env: int, infos: Infos) -> None:
+        self.alive[env] = False
+        if (seed := self._current[env]) is not None:
+            self._seeds.finish(seed)
+            self._losses.pop(seed.number, None)
+            self._current[env] = None
+        for writer in self._writers:
+            writer.log_episode(infos[env]["episode"])
+
+    def _abandon(self, env: int) -> None:
+        self.alive[env] = False
+        if (seed := self._current[env]) is not None:
+            self._seeds.give_back(seed)
+            self._current[env] = None
+
+    def _lose(self, failures: Sequence[Failure], beginning: set[int]) -> None:
+        """Decide about each episode that was lost. Raises SimulatorError for the first one that may not be.
+
+        beginning: environments whose failure the caller makes up for; of all others it is said in the next step's infos.
+        """
+        fatal: tuple[Failure, Seed[Any]] | None = None
+        for failure in sorted(failures, key=lambda one: (not one.guilty, one.env)):
+            env, seed = failure.env, self._current[failure.env]
+            self.alive[env], self._current[env] = False, None
+            if seed is None:
+                continue
+            lost = EpisodeLost(env, seed.index, seed.number, failure.step, failure.headline)
+            losses = self._losses[seed.number] = self._losses.get(seed.number, 0) + 1
+            if self._on_worker_error == "skip" and (failure.guilty or losses > self._max_retries):
+                self._seeds.finish(seed)
+            else:
+                self._seeds.give_back(seed)
+                if self._on_worker_error == "raise" or losses > self._max_retries:
+                    fatal = fatal or (failure, seed)
+            self.lost.append(lost)
+            if env not in beginning:
+                self._rows.truncated[env] = True
+                self._unsaid[env] = {"lost": lost}
+        if fatal is not None:
+            raise self._error(*fatal) from fatal[0].error
+
+    def _error(self, failure: Failure, seed: Seed[Any]) -> SimulatorError:
+        times = self._losses.get(seed.number, 1)
+        again = f" ({times} times now)" if times > 1 else ""
+        own = f"\n\nIts own traceback:\n{failure.traceback}" if failure.traceback and failure.error is None else ""
+        return SimulatorError(
+            f"environment {failure.env} failed{again} when it {failure.doing}, at step {failure.step} of the episode of seed {seed.index}: "
+            f"{failure.headline}. With on_worker_error='retry' or 'skip' the others go on.{own}",
+            env_id=failure.env,
+            seed_index=seed.index,
+            step=failure.step,
+        )
+
+    def _working(self, work: Any) -> Any:
+        """An interrupted exchange with workers leaves them out of step; only `close` is possible then."""
+        self._at_work = True
+        result = work()
+        self._at_work = False
+        return result
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ConfigError("this vectorised environment was closed; make another one")
+        if self._at_work:
+            raise ConfigError(
+                "this vectorised environment was interrupted in the midst of a step; close it and make another one"
+            )

@@ -1,0 +1,191 @@
+"""What runs in a worker process: a group of environments, stepped when the parent says so.
+
+It ends when the parent closes its pipe or has gone. Ctrl-C is the parent's to handle. A light module: a forkserver imports it before any
+worker is started, and each shares what it loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
+import numpy as np
+from numpy.typing import NDArray
+
+from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
+from leyden.rl.env.group import EnvGroup, Failure, Infos, Rows, Start
+from leyden.rl.env.layout import Batch, Layout, layout_of
+from leyden.rl.spaces import AnySpace
+
+__all__ = ["Begin", "Crash", "Ready", "Results", "Sizes", "Step", "View", "run_worker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A worker has made its environments."""
+
+    observation_space: AnySpace
+    action_space: AnySpace
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A worker cannot go on; its last word."""
+
+    headline: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How the shared memory is divided."""
+
+    n_envs: int
+    """Of all workers."""
+    n_workers: int
+    shares_rows: bool
+    """Observations, actions and the rest lie in it; otherwise messages carry them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """An order: begin episodes."""
+
+    starts: list[Start]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An order: step, where actions are not shared."""
+
+    envs: list[int]
+    actions: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What came of an order. rows: where they are not shared."""
+
+    infos: Infos
+    failures: list[Failure]
+    rows: Rows | None = None
+
+
+class View(NamedTuple):
+    """The shared memory, as arrays."""
+
+    progress: NDArray[np.int64]
+    """(workers,): the environment, of its own, that each worker was last at."""
+    todo: NDArray[np.bool_]
+    """(N,): is to be stepped."""
+    actions: Batch
+    rows: Rows | None
+
+    @classmethod
+    def of(cls, file: SharedMemoryFile, sizes: Sizes, layout: Layout, actions: Layout, *, resize: bool) -> View:
+        """The same division on both sides. resize: make it so long first."""
+        n, place = sizes.n_envs, 0
+        shares = sizes.shares_rows
+
+        def room(nbytes: int) -> int:
+            nonlocal place
+            at, place = place, place + -(-nbytes // 64) * 64
+            return at
+
+        progress, todo, rewards, terminated, truncated = (room(size) for size in (8 * sizes.n_workers, n, 8 * n, n, n))
+        obs, acts = (room(layout.nbytes(n)), room(actions.nbytes(n))) if shares else (0, 0)
+        if resize:
+            file.resize(place)
+        memory = file.map()
+        rows = Rows(
+            layout.allocate(n, memory, obs),
+            np.ndarray(n, np.float64, memory, rewards),
+            np.ndarray(n, np.bool_, memory, terminated),
+            np.ndarray(n, np.bool_, memory, truncated),
+        ) if shares else None  # fmt: skip
+        return cls(
+            np.ndarray(sizes.n_workers, np.int64, memory, progress),
+            np.ndarray(n, np.bool_, memory, todo),
+            actions.allocate(n, memory, acts) if shares else None,
+            rows,
+        )
+
+
+def run_worker(
+    number: int,
+    part: range,
+    ends: tuple[Connection, Connection],
+    file: SharedMemoryFile,
+    packed: bytes,
+    sizes: Sizes,
+    wants_steps: bool,
+    inherited: Sequence[Connection],
+) -> None:
+    """The target of the process. part: its environments. packed: their factories. inherited: what a fork brought along, the parent's alone."""
+    for end in inherited:
+        end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _end_with_the_parent()
+    channel = Channel(*ends)
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has closed, or gone
+        try:
+            group = EnvGroup(cloudpickle.loads(packed), wants_steps=wants_steps)
+            channel.send(Ready(group.observation_space, group.action_space))
+            channel.receive()
+            _serve(channel, group, number, part, file, sizes)
+        except (EOFError, BrokenPipeError):
+            raise
+        except BaseException as error:  # noqa: BLE001 -- the parent is told, whatever it is
+            channel.send(Crash(traceback.format_exception_only(error)[-1].strip(), traceback.format_exc()))
+
+
+def _serve(channel: Channel, group: EnvGroup, number: int, part: range, file: SharedMemoryFile, sizes: Sizes) -> None:
+    layout, actions = layout_of(group.observation_space), layout_of(group.action_space)
+    view = View.of(file, sizes, layout, actions, resize=False)
+    file.close()
+    mine = slice(part.start, part.stop)
+    rows = Rows.allocate(layout, len(part)) if view.rows is None else view.rows.part(layout, mine)
+    group.open(layout, actions, rows, view.progress[number : number + 1])
+    acts = None if view.rows is None else actions.rows(view.actions, mine)
+    todo, everyone = view.todo[mine], list(range(len(part)))
+    sent = rows if view.rows is None else None
+    channel.signal()
+    try:
+        while True:
+            order = channel.receive()
+            if order is SIGNAL:
+                infos, failures = group.step(everyone if todo.all() else np.flatnonzero(todo).tolist(), acts)
+                if infos or failures:
+                    channel.send(Results(infos, _for_parent(failures)))
+                else:
+                    channel.signal()
+            elif isinstance(order, Begin):
+                channel.send(Results({}, _for_parent(group.begin(order.starts)), sent))
+            else:
+                infos, failures = group.step(order.envs, order.actions)
+                channel.send(Results(infos, _for_parent(failures), sent))
+    finally:
+        with contextlib.suppress(Exception):  # the worker ends, whatever their close() says
+            group.close()
+
+
+def _for_parent(failures: list[Failure]) -> list[Failure]:
+    """The traceback travels; the exception may not be able to."""
+    return [replace(failure, error=None) for failure in failures] if failures else failures
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        sentinels: list[Any] = [parent.sentinel]
+        threading.Thread(target=lambda: (wait(sentinels), os._exit(1)), name="leyden-parent", daemon=True).start()

@@ -1,0 +1,267 @@
+"""Seeds: what episodes begin with, each exactly once.
+
+A `SeedPlan` is an order over the items of a data set and a place in it, owned by whoever hands them out; workers are given an item, they take
+none. So there is nothing to share and to drain between processes, an exhausted plan is known at once, what a lost worker held is taken
+again, and the place is a few numbers in a checkpoint. `DataQueue` is the same behind Qlib's name. It knows no environment.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Any, Final, Generic, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leyden.errors import CheckpointError, ConfigError
+
+__all__ = ["NO_ITEM", "DataQueue", "Items", "NoItem", "Seed", "SeedPlan", "SeedSource", "as_seed_source"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class NoItem(Enum):
+    """Where no seeds were given: simulators are made without one."""
+
+    NO_ITEM = "no item"
+
+
+NO_ITEM: Final = NoItem.NO_ITEM
+
+
+@dataclass(frozen=True, slots=True)
+class Seed(Generic[T]):
+    """What one episode begins with."""
+
+    index: int
+    """Within the data set."""
+    item: T
+    number: int
+    """How many seeds were taken before it, over all passes."""
+
+
+class Items(Protocol[T_co]):
+    """A data set: a length, and items by index."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: SupportsIndex, /) -> T_co: ...
+
+
+class SeedSource(Protocol):
+    """What a vectorised environment draws from. A seed that was taken is finished once, or given back."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `take` would answer None now; a seed that is given back changes that."""
+        ...
+
+    def take(self) -> Seed[Any] | None:
+        """The next seed, or None."""
+        ...
+
+    def give_back(self, seed: Seed[Any]) -> None:
+        """Its episode was lost: it is taken again, before any other."""
+        ...
+
+    def finish(self, seed: Seed[Any]) -> None:
+        """Its episode is over."""
+        ...
+
+
+class SeedPlan(Generic[T]):
+    """All items of a data set, once in each pass."""
+
+    def __init__(self, items: Items[T], *, repeat: int = 1, shuffle: bool = False, seed: int = 0) -> None:
+        """repeat: passes; -1: for ever. shuffle: another order in each pass, which `seed` and the pass's number decide.
+
+        Raises ConfigError for another `repeat` below 0, and for items without a length.
+        """
+        if repeat < -1:
+            raise ConfigError(f"repeat={repeat}; passes over the data set are 0 or more, -1 is for ever")
+        if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
+            raise ConfigError(
+                f"a SeedPlan needs a length and items by index, {type(items).__name__} has not both; make a list of it"
+            )
+        self._items = items
+        self._size = len(items)
+        self._repeat = repeat if self._size else 0
+        self._shuffle = shuffle
+        self._seed = seed
+        self._pass = 0
+        self._cursor = 0
+        self._taken = 0
+        self._order: tuple[int, NDArray[np.int64]] | None = None
+        self._returned: list[tuple[int, int]] = []  # a heap of (number, index)
+        self._in_flight: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Items of one pass."""
+        return self._size
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `take` would answer None now."""
+        return not self._returned and self._repeat != -1 and self._pass >= self._repeat
+
+    def take(self) -> Seed[T] | None:
+        """The next seed: those given back first, the earliest of them before. None when there is no more."""
+        if self.exhausted:
+            return None
+        number, index = self._returned[0] if self._returned else (self._taken, self._index())
+        item = self._items[index]  # a data set that raises leaves the plan where it is
+        if self._returned:
+            heapq.heappop(self._returned)
+        else:
+            self._taken += 1
+            self._cursor += 1
+            if self._cursor == self._size:
+                self._pass, self._cursor = self._pass + 1, 0
+        self._in_flight[number] = index
+        return Seed(index, item, number)
+
+    def give_back(self, seed: Seed[T]) -> None:
+        """Of a lost episode: it will be taken again first. Raises ConfigError for a seed that is not under way."""
+        heapq.heappush(self._returned, (seed.number, self._land(seed)))
+
+    def finish(self, seed: Seed[T]) -> None:
+        """Its episode ended. Raises ConfigError for a seed that is not under way: it would be counted twice."""
+        self._land(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the plan is, as JSON. Episodes under way are to be begun again when this is loaded."""
+        waiting = sorted([*self._in_flight.items(), *self._returned])
+        return {
+            "items": self._size,
+            "shuffle": self._shuffle,
+            "seed": self._seed,
+            "pass": self._pass,
+            "cursor": self._cursor,
+            "taken": self._taken,
+            "in_flight": [[number, index] for number, index in waiting],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where another plan was. Raises CheckpointError if that one had other items or another order."""
+        for name, mine in (("items", self._size), ("shuffle", self._shuffle), ("seed", self._seed)):
+            if state.get(name) != mine:
+                raise CheckpointError(
+                    f"the saved seed plan has {name}={state.get(name)!r}, this one {mine!r}; its seeds would be others"
+                )
+        self._pass, self._cursor, self._taken = int(state["pass"]), int(state["cursor"]), int(state["taken"])
+        self._in_flight = {}
+        self._returned = [(int(number), int(index)) for number, index in state["in_flight"]]
+        heapq.heapify(self._returned)
+
+    def _land(self, seed: Seed[T]) -> int:
+        if (index := self._in_flight.pop(seed.number, None)) is None:
+            raise ConfigError(
+                f"seed {seed.index} (number {seed.number}) is not under way; it was finished or given back before"
+            )
+        return index
+
+    def _index(self) -> int:
+        if not self._shuffle:
+            return self._cursor
+        if self._order is None or self._order[0] != self._pass:
+            self._order = self._pass, np.random.default_rng((self._seed, self._pass)).permutation(self._size)
+        return int(self._order[1][self._cursor])
+
+
+class DataQueue(Generic[T]):
+    """Qlib's name for a plan over a data set: `with DataQueue(orders, repeat=-1) as queue`. Nothing runs behind it.
+
+    Iterating it takes items; a vectorised environment takes `plan` itself.
+    """
+
+    def __init__(
+        self,
+        dataset: Items[T],
+        repeat: int = 1,
+        shuffle: bool = True,
+        producer_num_workers: int = 0,
+        queue_maxsize: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """producer_num_workers, queue_maxsize: taken so that calls written for Qlib work; items are read when they are needed."""
+        del producer_num_workers, queue_maxsize
+        self.plan: SeedPlan[T] = SeedPlan(dataset, repeat=repeat, shuffle=shuffle, seed=seed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    def __iter__(self) -> Iterator[T]:
+        while (seed := self.plan.take()) is not None:
+            self.plan.finish(seed)
+            yield seed.item
+
+
+class _IteratorSeeds:
+    """The items of an iterator, one by one. What it will yield next is fetched when that is asked for."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+        self._taken = 0
+        self._next: list[Any] = []
+        self._returned: list[Seed[Any]] = []
+        self._ended = False
+
+    @property
+    def exhausted(self) -> bool:
+        if not self._returned and not self._next and not self._ended:
+            try:
+                self._next.append(next(self._items))
+            except StopIteration:
+                self._ended = True
+        return not self._returned and not self._next
+
+    def take(self) -> Seed[Any] | None:
+        if self.exhausted:
+            return None
+        if self._returned:
+            return self._returned.pop(0)
+        seed = Seed(self._taken, self._next.pop(), self._taken)
+        self._taken += 1
+        return seed
+
+    def give_back(self, seed: Seed[Any]) -> None:
+        self._returned = sorted([*self._returned, seed], key=lambda one: one.number)
+
+    def finish(self, seed: Seed[Any]) -> None:
+        pass
+
+
+def _for_ever() -> Iterator[Literal[NoItem.NO_ITEM]]:
+    while True:
+        yield NO_ITEM
+
+
+SeedsLike: TypeAlias = "SeedSource | DataQueue[Any] | Items[Any] | Iterable[Any] | None"
+
+
+@overload
+def as_seed_source(seeds: SeedPlan[T]) -> SeedPlan[T]: ...
+@overload
+def as_seed_source(seeds: SeedsLike) -> SeedSource: ...
+def as_seed_source(seeds: SeedsLike) -> SeedSource:
+    """What takes seeds from `seeds`: a plan, a queue, a sequence (one pass, in order), any iterable, None (no items, for ever)."""
+    if seeds is None:
+        return _IteratorSeeds(_for_ever())
+    if isinstance(seeds, DataQueue):
+        return cast("DataQueue[Any]", seeds).plan
+    if hasattr(seeds, "take") and hasattr(seeds, "give_back"):
+        return cast(SeedSource, seeds)
+    if isinstance(seeds, Sequence) or (hasattr(seeds, "__len__") and hasattr(seeds, "__getitem__")):
+        return SeedPlan(cast("Items[Any]", seeds))
+    if isinstance(seeds, Iterable):
+        return _IteratorSeeds(iter(cast("Iterable[Any]", seeds)))
+    raise ConfigError(f"seeds={seeds!r}: give a SeedPlan, a DataQueue, a sequence, an iterator, or None")
