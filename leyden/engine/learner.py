@@ -20,6 +20,7 @@ from torch import Tensor
 from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyLoss
 from leyden.engine.forward.base import ModelForward
 from leyden.errors import ConfigError, EngineError
+from leyden.maths.losses import clipped_surrogate
 from leyden.types import TrainingSequence
 
 __all__ = ["Learner", "check_sequences", "policy_loss"]
@@ -202,19 +203,18 @@ def policy_loss(logits_NV: Tensor, targets: _Targets, loss: PolicyLoss) -> tuple
     """The summed, weighted loss (`PolicyLoss` has the formula), and figures summed over the N tokens."""
     logprobs_NV = torch.log_softmax(logits_NV.float() / loss.temperature, dim=-1)
     logprobs_N = logprobs_NV.gather(-1, targets.ids_N[:, None])[:, 0]
-    log_ratio_N = logprobs_N - targets.behaviour_N
-    ratio_N = log_ratio_N.exp()
-    clipped_N = ratio_N.clamp(1 - loss.clip_low, 1 + loss.clip_high)
-    surrogate_N = torch.minimum(ratio_N * targets.advantages_N, clipped_N * targets.advantages_N)
-    summed = -(targets.weights_N * surrogate_N).sum()
+    terms = clipped_surrogate(
+        logprobs_N, targets.behaviour_N, targets.advantages_N, clip_low=loss.clip_low, clip_high=loss.clip_high
+    )
+    summed = -(targets.weights_N * terms.objective_N).sum()
     with torch.no_grad():
         figures = torch.stack(
             [
                 summed,
-                (clipped_N != ratio_N).sum().float(),
-                (ratio_N - 1 - log_ratio_N).sum(),
+                terms.n_clipped(),
+                terms.kl_sum(),
                 -(logprobs_NV.exp() * logprobs_NV).nan_to_num().sum(),
-                log_ratio_N.abs().max(),
+                terms.log_ratio_N.abs().max(),
             ]
         )
     names = ("loss", "n_clipped", "kl", "entropy", "max_difference")

@@ -1,0 +1,293 @@
+"""What a policy learns from: all of one collect (`RolloutBuffer`), or the newest transitions of many (`ReplayBuffer`).
+
+Both are filled in two halves of a step, since an environment's observations are views that its next step overwrites: `decided` before it,
+`happened` after it. Arrays are allocated at the first step, in the shapes and types that the environment and the policy really give. It
+knows no policy; what an algorithm makes of the data is the algorithm's affair.
+
+Shapes: T vector steps, N environments, n of them acting, S stored transitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leyden.errors import CheckpointError, ConfigError
+from leyden.rl.batch import Array, Batch, allocate, copied, mapped, same_shape, stacked, write
+
+__all__ = ["Buffer", "FinalObservations", "ReplayBuffer", "RolloutBuffer"]
+
+Ids = NDArray[np.int64]
+
+
+class Buffer(Protocol):
+    """What a `Collector` asks of a buffer."""
+
+    def begin_collect(self) -> None:
+        """A collect begins; no episode is under way."""
+        ...
+
+    def decided(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
+        """A policy has acted.
+
+        obs: (N, ...), copied. actions, extras: (n, ...), one row for each acting environment.
+        ids: (n,), which environments act; None: all.
+        """
+        ...
+
+    def happened(self, rewards: Array, terminated: Array, truncated: Array, obs: Batch) -> None:
+        """What came of it, each (N, ...); rows of environments that did not act are ignored."""
+        ...
+
+
+class FinalObservations(NamedTuple):
+    """Where a limit cut episodes off, and what was seen there."""
+
+    rows: Ids
+    """(k,): the vector step of each."""
+    envs: Ids
+    """(k,)"""
+    obs: Batch
+    """(k, ...)"""
+
+
+class RolloutBuffer:
+    """All transitions of one collect, time-major: arrays (T, N, ...) and a mask of what happened.
+
+    It never forgets: one transition more than `size` is a ConfigError, and the next collect begins it anew. Arrays hold `capacity`
+    rows, of which the first `n_rows` are in use.
+    """
+
+    def __init__(self, size: int, num_envs: int) -> None:
+        """size: the most transitions of one collect, all environments together."""
+        if size < 1 or num_envs < 1:
+            raise ConfigError(f"a rollout buffer of size {size} for {num_envs} environments; both must be at least 1")
+        self.size = size
+        self.num_envs = num_envs
+        self.capacity = -(-size // num_envs)
+        self.n_rows = 0
+        self.n_steps = 0
+        """Transitions: the number of True in the mask."""
+        self.mask = np.zeros((self.capacity, num_envs), np.bool_)
+        self.rewards = np.zeros((self.capacity, num_envs))
+        self.terminated = np.zeros((self.capacity, num_envs), np.bool_)
+        self.truncated = np.zeros((self.capacity, num_envs), np.bool_)
+        self.obs: Batch = ()
+        self.actions: Array = np.empty(0)
+        self.extras: dict[str, Array] = {}
+        self._final: list[tuple[int, int, Batch]] = []
+        self._ids: Ids | None = None
+        self._allocated = False
+
+    def __len__(self) -> int:
+        return self.n_steps
+
+    def begin_collect(self) -> None:
+        """Forget what the last collect brought."""
+        self.mask[: self.n_rows] = False
+        self.n_rows = self.n_steps = 0
+        self._final.clear()
+
+    def decided(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
+        """See `Buffer`. Raises ConfigError when it is full."""
+        if self.n_steps + len(actions) > self.size:
+            raise ConfigError(
+                f"the rollout buffer is full: its size is {self.size} transitions and this collect has more. Raise buffer_size to at "
+                "least the steps of all episodes of one collect, or collect fewer episodes; nothing is dropped in silence"
+            )
+        if not self._allocated:
+            self._allocate(obs, actions, extras)
+        elif self.n_rows == self.capacity:
+            self._grow()
+        row = self.n_rows
+        where: Any = row if ids is None else (row, ids)
+        self._ids = ids
+        write(self.obs, row, obs)
+        self.actions[where] = actions
+        for name, array in self.extras.items():
+            array[where] = extras[name]
+
+    def happened(self, rewards: Array, terminated: Array, truncated: Array, obs: Batch) -> None:
+        """See `Buffer`."""
+        row, ids = self.n_rows, self._ids
+        self.rewards[row] = rewards
+        self.terminated[row] = terminated
+        self.truncated[row] = truncated
+        if ids is None:
+            self.mask[row] = True
+            self.n_steps += self.num_envs
+        else:
+            self.mask[row, ids] = True
+            self.n_steps += len(ids)
+        if truncated.any():
+            for env in np.flatnonzero(truncated & ~terminated & self.mask[row]).tolist():
+                self._final.append((row, env, mapped(obs, lambda array, env=env: np.copy(array[env]))))
+        self.n_rows += 1
+
+    def final_observations(self) -> FinalObservations | None:
+        """The last observation of each episode that was truncated and not terminated, for its value; None if there is none."""
+        if not self._final:
+            return None
+        rows, envs, obs = zip(*self._final, strict=True)
+        return FinalObservations(np.array(rows, np.int64), np.array(envs, np.int64), stacked(list(obs)))
+
+    def indices(self) -> Ids | None:
+        """(n_steps,): which of the T * N entries happened, in order of time; None: all of them."""
+        if self.n_steps == self.n_rows * self.num_envs:
+            return None
+        return np.flatnonzero(self.mask[: self.n_rows].reshape(-1))
+
+    def flat(self, batch: Batch) -> Batch:
+        """(n_steps, ...) of a batch (capacity, N, ...): the entries that happened. A view where that is all of them."""
+        at = self.indices()
+
+        def rows(array: Array) -> Array:
+            merged = array[: self.n_rows].reshape(-1, *array.shape[2:])
+            return merged if at is None else merged[at]
+
+        return mapped(batch, rows)
+
+    def _allocate(self, obs: Batch, actions: Array, extras: Mapping[str, Array]) -> None:
+        rows = (self.capacity, self.num_envs)
+        self.obs = allocate(obs, rows)
+        self.actions = np.zeros((*rows, *actions.shape[1:]), actions.dtype)
+        self.extras = {name: np.zeros((*rows, *array.shape[1:]), array.dtype) for name, array in extras.items()}
+        self._allocated = True
+
+    def _grow(self) -> None:
+        """Environments were idle at times, so that more rows than size / N are needed."""
+        more = self.capacity
+
+        def longer(array: Array) -> Array:
+            return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
+
+        self.obs = mapped(self.obs, longer)
+        self.extras = {name: longer(array) for name, array in self.extras.items()}
+        for name in ("actions", "mask", "rewards", "terminated", "truncated"):
+            setattr(self, name, longer(getattr(self, name)))
+        self.capacity += more
+
+
+class ReplayBuffer:
+    """The newest `size` transitions, in a ring; each knows which one followed it in its episode.
+
+    Transitions stay over any number of collects. `state_dict` holds them all, so that a resumed run samples the same.
+    """
+
+    def __init__(self, size: int, num_envs: int) -> None:
+        """size: transitions, all environments together."""
+        if num_envs < 1 or size < 2 * num_envs:
+            raise ConfigError(
+                f"a replay buffer of size {size} for {num_envs} environments; it needs room for 2 transitions of each at least"
+            )
+        self.size = size
+        self.num_envs = num_envs
+        self.n_new = 0
+        """Transitions since the last collect began."""
+        self.obs: Batch = ()
+        self.next_obs: Batch = ()
+        self.actions: Array = np.empty(0)
+        self.rewards = np.zeros(size)
+        self.terminated = np.zeros(size, np.bool_)
+        self.successor = np.full(size, -1, np.int64)
+        """(S,): the transition that followed in its episode; -1: it ended, or goes on where it is not known."""
+        self._position = 0
+        self._count = 0
+        self._latest = np.full(num_envs, -1, np.int64)
+        self._slots: Ids = np.empty(0, np.int64)
+        self._ids: Ids = np.empty(0, np.int64)
+        self._everyone = np.arange(num_envs)
+        self._allocated = False
+
+    def __len__(self) -> int:
+        return self._count
+
+    def begin_collect(self) -> None:
+        """See `Buffer`. An episode that was broken off is not continued."""
+        self.n_new = 0
+        self._latest[:] = -1
+
+    def decided(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
+        """See `Buffer`; extras are not kept."""
+        if not self._allocated:
+            self.obs, self.next_obs = allocate(obs, (self.size,)), allocate(obs, (self.size,))
+            self.actions = np.zeros((self.size, *actions.shape[1:]), actions.dtype)
+            self._allocated = True
+        self._ids = self._everyone if ids is None else ids
+        self._slots = (self._position + self._everyone[: len(self._ids)]) % self.size
+        write(self.obs, self._slots, obs if ids is None else mapped(obs, lambda array: array[ids]))
+        self.actions[self._slots] = actions
+
+    def happened(self, rewards: Array, terminated: Array, truncated: Array, obs: Batch) -> None:
+        """See `Buffer`."""
+        ids, slots = self._ids, self._slots
+        write(self.next_obs, slots, mapped(obs, lambda array: array[ids]))
+        self.rewards[slots] = rewards[ids]
+        self.terminated[slots] = terminated[ids]
+        self.successor[slots] = -1
+        before = self._latest[ids]
+        goes_on = before >= 0
+        self.successor[before[goes_on]] = slots[goes_on]
+        self._latest[ids] = np.where(terminated[ids] | truncated[ids], -1, slots)
+        self._position = int(slots[-1] + 1) % self.size
+        self._count = min(self._count + len(ids), self.size)
+        self.n_new += len(ids)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it holds, as arrays and numbers; the arrays are copies. Loading it needs no pickle."""
+        n = self._count
+        return {
+            "size": self.size,
+            "num_envs": self.num_envs,
+            "position": self._position,
+            "count": n,
+            "n_new": self.n_new,
+            "latest": self._latest.copy(),
+            "obs": copied(mapped(self.obs, lambda array: array[:n])),
+            "next_obs": copied(mapped(self.next_obs, lambda array: array[:n])),
+            "actions": self.actions[:n].copy(),
+            "rewards": self.rewards[:n].copy(),
+            "terminated": self.terminated[:n].copy(),
+            "successor": self.successor[:n].copy(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hold what `state_dict` answered. Raises CheckpointError, and changes nothing, for another size or number of environments."""
+        for name in ("size", "num_envs"):
+            if state[name] != getattr(self, name):
+                raise CheckpointError(
+                    f"the saved replay buffer has {name} {state[name]}, this one {getattr(self, name)}; make it with the same {name}"
+                )
+        n = int(state["count"])
+        obs = _as_batch(state["obs"])
+        if self._allocated and n and not same_shape(mapped(obs, _row), mapped(self.obs, _row)):
+            raise CheckpointError("the saved replay buffer holds observations of another space")
+        if n:
+            self.obs, self.next_obs = allocate(obs, (self.size,)), allocate(obs, (self.size,))
+            write(self.obs, slice(n), obs)
+            write(self.next_obs, slice(n), _as_batch(state["next_obs"]))
+            actions = np.asarray(state["actions"])
+            self.actions = np.zeros((self.size, *actions.shape[1:]), actions.dtype)
+            self.actions[:n] = actions
+            self._allocated = True
+        self.rewards[:n] = np.asarray(state["rewards"])
+        self.terminated[:n] = np.asarray(state["terminated"])
+        self.successor[:n] = np.asarray(state["successor"])
+        self._latest[:] = np.asarray(state["latest"])
+        self._position, self._count, self.n_new = int(state["position"]), n, int(state["n_new"])
+
+
+def _row(array: Array) -> Array:
+    return array[0]
+
+
+def _as_batch(value: Any) -> Batch:
+    """A batch that a checkpoint may have made lists and tensors of."""
+    if isinstance(value, dict):
+        return {str(name): _as_batch(part) for name, part in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, list | tuple):
+        return tuple(_as_batch(part) for part in value)  # pyright: ignore[reportUnknownVariableType]
+    return np.asarray(value)

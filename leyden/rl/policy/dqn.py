@@ -1,0 +1,209 @@
+"""Deep Q-learning in plain torch: double estimates, n steps, a target network, epsilon-greedy exploration.
+
+It knows a replay buffer and a network; not where transitions come from.
+
+Shapes: n observations, B sampled transitions, A actions.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from leyden.errors import CheckpointError, ConfigError
+from leyden.maths.returns import n_step
+from leyden.rl.batch import Batch, mapped
+from leyden.rl.buffer import ReplayBuffer
+from leyden.rl.policy.base import PolicyOutput
+from leyden.rl.policy.networks import QNetwork, default_body, feature_size
+from leyden.rl.policy.torch_policy import TorchPolicy
+
+__all__ = ["DQN"]
+
+Space = gymnasium.Space[Any]
+
+
+class DQN(TorchPolicy):
+    """Q-learning with a network (arXiv:1312.5602; double: arXiv:1509.06461); names and defaults are Qlib's, exploration is ours.
+
+    target = sum of n rewards + discount^n * Q_target(s', argmax_a Q(s', a)), where the sum stops at an episode's end; an episode that
+    a limit cut off is continued by the value of its last observation, one that ended is not.
+    """
+
+    module: QNetwork
+
+    def __init__(
+        self,
+        network: nn.Module | None,
+        obs_space: Space,
+        action_space: Space,
+        lr: float,
+        weight_decay: float = 0.0,
+        discount_factor: float = 0.99,
+        estimation_step: int = 1,
+        target_update_freq: int = 0,
+        reward_normalization: bool = False,
+        is_double: bool = True,
+        clip_loss_grad: bool = False,
+        weight_file: Path | str | None = None,
+        *,
+        exploration: float | tuple[float, float, int] = (1.0, 0.05, 10_000),
+        max_grad_norm: float | None = None,
+        seed: int = 0,
+        num_threads: int | None = None,
+    ) -> None:
+        """network: observations to features (n, d); None: a perceptron 64-64 with ReLU.
+
+        estimation_step: n. target_update_freq: optimizer steps between copies to the target network; 0: there is none, Q is its own target.
+        clip_loss_grad: Huber's loss (its gradient is at most 1) instead of the squared error.
+        exploration: the probability of a random action while exploring: constant, or (first, last, decisions until it is the last), linear.
+        reward_normalization: only False; a bootstrapped target has no scale of its own, so scale the reward.
+        seed and num_threads: see `PPO`.
+        """
+        own = network is None
+        super().__init__(
+            obs_space, action_space, seed=seed, num_threads=1 if own and num_threads is None else num_threads
+        )
+        if network is not None:
+            self._network_name = f"network {type(network).__name__}"
+        if not isinstance(action_space, spaces.Discrete):
+            raise ConfigError(
+                f"DQN acts in Discrete spaces, not {action_space}; let the action interpreter have one, or use PPO"
+            )
+        if reward_normalization:
+            raise ConfigError(
+                "DQN(reward_normalization=True): a bootstrapped target has no scale of its own; scale the reward instead"
+            )
+        if estimation_step < 1 or target_update_freq < 0 or lr <= 0 or not 0 <= discount_factor <= 1:
+            raise ConfigError(
+                f"estimation_step={estimation_step} must be at least 1, target_update_freq={target_update_freq} at least 0, "
+                f"lr={lr} above 0 and discount_factor={discount_factor} between 0 and 1"
+            )
+        first, last, over = (exploration, exploration, 0) if isinstance(exploration, int | float) else exploration
+        if not 0 <= first <= 1 or not 0 <= last <= 1 or over < 0:
+            raise ConfigError(f"exploration={exploration}: probabilities between 0 and 1, and a number of decisions")
+        self._schedule = (float(first), float(last), int(over))
+        self.discount_factor = discount_factor
+        self.estimation_step = estimation_step
+        self.target_update_freq = target_update_freq
+        self.is_double = is_double
+        self.clip_loss_grad = clip_loss_grad
+        self.max_grad_norm = max_grad_norm
+        self.n_explored = 0
+        """Decisions taken while exploring."""
+        self._n_actions = int(action_space.n)
+        self._start = int(action_space.start)
+        body = default_body(obs_space, activation=nn.ReLU, seed=seed) if network is None else network
+        module = QNetwork(body, n_features=feature_size(body, obs_space), n_actions=self._n_actions, seed=seed)
+        device = next((p.device for p in body.parameters()), torch.device("cpu"))
+        self._own(module.to(device), lr=lr, weight_decay=weight_decay, weight_file=weight_file)
+        self.target: QNetwork | None = copy.deepcopy(module).requires_grad_(False) if target_update_freq else None
+
+    @property
+    def epsilon(self) -> float:
+        """The probability of a random action, now."""
+        first, last, over = self._schedule
+        return last if self.n_explored >= over else first + (last - first) * self.n_explored / over
+
+    def make_buffer(self, size: int, num_envs: int) -> ReplayBuffer:
+        """Transitions of many collects: keep it, and its state."""
+        return ReplayBuffer(size, num_envs)
+
+    def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
+        """The best actions, some replaced by random ones while exploring. Raises EngineError for NaN."""
+        with torch.inference_mode():
+            values = self.module(self._tensors(obs)).cpu()
+            best, actions = values.max(-1)
+            if not math.isfinite(float(best.sum())):
+                raise self._not_finite(obs)
+            if explore:
+                n = len(actions)
+                draws = torch.rand((2, n), generator=self.generator)
+                random = (draws[1] * self._n_actions).long().clamp_(max=self._n_actions - 1)
+                actions = torch.where(draws[0] < self.epsilon, random, actions)
+                self.n_explored += n
+        return PolicyOutput(actions.numpy() + self._start)
+
+    def update(self, buffer: Any, *, batch_size: int = 64, repeat: float = 8.0, **kwargs: Any) -> dict[str, float]:
+        """Learn from sampled transitions: as many minibatches as use each new transition `repeat` times on average (the replay ratio).
+
+        Raises ConfigError for an empty buffer, or another option; EngineError, naming the network, for what is not finite.
+        """
+        if kwargs:
+            raise ConfigError(f"DQN.update has no option {', '.join(kwargs)}; it takes batch_size and repeat")
+        if not isinstance(buffer, ReplayBuffer) or not len(buffer):
+            raise ConfigError("DQN.update needs a ReplayBuffer with at least one transition")
+        if batch_size < 1 or repeat <= 0:
+            raise ConfigError(f"batch_size={batch_size} must be at least 1 and repeat={repeat} above 0")
+        n_steps = max(1, math.ceil(repeat * buffer.n_new / batch_size))
+        losses = norms = 0.0
+        with self._threads():
+            for _ in range(n_steps):
+                at = torch.randint(len(buffer), (batch_size,), generator=self.generator).numpy()
+                loss = self._loss(buffer, at)
+                norms += self._step(loss, self.max_grad_norm)
+                losses += float(loss.detach())
+                if self.target is not None and self.n_updates % self.target_update_freq == 0:
+                    self.target.load_state_dict(self.module.state_dict())
+        return {
+            "loss": losses / n_steps,
+            "grad_norm": norms / n_steps,
+            "epsilon": self.epsilon,
+            "gradient_steps": float(n_steps),
+        }
+
+    def _loss(self, buffer: ReplayBuffer, at_B: np.ndarray[Any, np.dtype[np.int64]]) -> Tensor:
+        targets = self.targets(buffer, at_B)
+        values = self.module(self._tensors(mapped(buffer.obs, lambda array: array[at_B])))
+        taken = torch.from_numpy(buffer.actions[at_B].astype(np.int64) - self._start)  # pyright: ignore[reportUnknownMemberType]
+        chosen = values.gather(-1, taken.to(self.device)[:, None])[:, 0]
+        if self.clip_loss_grad:
+            return nn.functional.smooth_l1_loss(chosen, targets)
+        return (chosen - targets).square().mean()
+
+    def targets(self, buffer: ReplayBuffer, at_B: np.ndarray[Any, np.dtype[np.int64]]) -> Tensor:
+        """What Q of the transitions at these places is regressed to, (B,)."""
+        sums, last, factor = n_step(
+            buffer.rewards, buffer.successor, at_B, n=self.estimation_step, discount=self.discount_factor
+        )
+        factor = np.where(buffer.terminated[last], 0.0, factor)
+        obs = self._tensors(mapped(buffer.next_obs, lambda array: array[last]))
+        with torch.no_grad():
+            judge = self.module if self.target is None else self.target
+            if self.is_double and self.target is not None:
+                best = self.module(obs).argmax(-1)
+                value = self.target(obs).gather(-1, best[:, None])[:, 0]
+            else:
+                value = judge(obs).max(-1).values
+        numbers = torch.as_tensor(np.stack([sums, factor]), dtype=torch.float32, device=self.device)
+        return numbers[0] + numbers[1] * value
+
+    def train(self, mode: bool = True) -> None:
+        """The target network always behaves as in evaluation."""
+        self.module.train(mode)
+        if self.target is not None:
+            self.target.eval()
+
+    def _more_state(self) -> dict[str, Any]:
+        more: dict[str, Any] = {"n_explored": self.n_explored}
+        if self.target is not None:
+            more["target"] = {name: tensor.detach().clone() for name, tensor in self.target.state_dict().items()}
+        return more
+
+    def _load_more(self, state: Mapping[str, Any]) -> None:
+        if (self.target is not None) != ("target" in state):
+            raise CheckpointError(
+                "one of this DQN and the saved one has a target network; make it with the same target_update_freq"
+            )
+        self.n_explored = int(state["n_explored"])
+        if self.target is not None:
+            self.target.load_state_dict(state["target"])

@@ -1,0 +1,218 @@
+"""Networks: observations of any space as tensors, the default multilayer perceptron, the actor-critic and the Q-network around a body.
+
+A body is a torch module from a batch of observations to features (n, d); users bring their own. It knows no algorithm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from leyden.errors import ConfigError
+from leyden.rl.batch import Batch, is_space
+
+__all__ = ["ActorCritic", "FlatParameters", "QNetwork", "Tensors", "default_body", "feature_size", "to_tensors"]
+
+Space = gymnasium.Space[Any]
+Tensors: TypeAlias = "Tensor | dict[str, Tensors] | tuple[Tensors, ...]"
+
+
+def to_tensors(batch: Batch, device: torch.device | None = None) -> Tensors:
+    """A batch as tensors of the same structure; floating numbers become float32, others keep their type. No copy where none is needed."""
+    if isinstance(batch, dict):
+        return {name: to_tensors(part, device) for name, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(to_tensors(part, device) for part in batch)
+    tensor = torch.from_numpy(batch)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+    if tensor.dtype == torch.float64 or tensor.dtype == torch.float16:
+        tensor = tensor.float()
+    return tensor if device is None else tensor.to(device)
+
+
+class _Flatten(nn.Module):
+    """Observations of a space as one vector each: Discrete ones one-hot, the rest as float32."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self._space = space
+        self.output_dim = _width(space)
+
+    def forward(self, obs: Tensors) -> Tensor:
+        return _flattened(self._space, obs)
+
+
+def _width(space: Any) -> int:
+    if is_space(space, spaces.Dict):
+        return sum(_width(part) for part in space.spaces.values())
+    if is_space(space, spaces.Tuple):
+        return sum(_width(part) for part in space.spaces)
+    if is_space(space, spaces.Discrete):
+        return int(space.n)
+    if is_space(space, spaces.MultiDiscrete):
+        return int(np.sum(space.nvec))
+    if is_space(space, spaces.Box, spaces.MultiBinary):
+        return math.prod(space.shape)
+    raise ConfigError(f"the default network does not read observations of {space}; give a network of your own")
+
+
+def _flattened(space: Any, obs: Tensors) -> Tensor:
+    if is_space(space, spaces.Dict):
+        assert isinstance(obs, dict)
+        return torch.cat([_flattened(part, obs[name]) for name, part in space.spaces.items()], dim=-1)
+    if is_space(space, spaces.Tuple):
+        assert isinstance(obs, tuple)
+        return torch.cat([_flattened(part, given) for part, given in zip(space.spaces, obs, strict=True)], dim=-1)
+    assert isinstance(obs, Tensor)
+    if is_space(space, spaces.Discrete):
+        return nn.functional.one_hot(obs.long() - int(space.start), int(space.n)).float()
+    if is_space(space, spaces.MultiDiscrete):
+        start, sizes = np.ravel(space.start).tolist(), np.ravel(space.nvec).tolist()
+        columns = obs.long().flatten(1)
+        return torch.cat(
+            [
+                nn.functional.one_hot(columns[:, at] - int(start[at]), int(size)).float()
+                for at, size in enumerate(sizes)
+            ],
+            dim=-1,
+        )
+    return obs.flatten(1).float() if obs.dim() != 2 or obs.dtype != torch.float32 else obs
+
+
+def default_body(
+    space: Any, hidden: Sequence[int] = (64, 64), *, activation: type[nn.Module] = nn.Tanh, seed: int = 0
+) -> nn.Module:
+    """A perceptron over the flattened observation, orthogonal weights with gain sqrt(2), biases 0 (`output_dim`: its last width)."""
+    flatten = _Flatten(space)
+    plain = is_space(space, spaces.Box) and len(space.shape) == 1 and space.dtype in (np.float32, np.float64)
+    layers: list[nn.Module] = [] if plain else [flatten]
+    generator = torch.Generator().manual_seed(seed)
+    width = flatten.output_dim
+    for size in hidden:
+        layers += [_linear(width, size, math.sqrt(2), generator), activation()]
+        width = size
+    body = nn.Sequential(*layers)
+    body.output_dim = width  # type: ignore[assignment] # what `feature_size` reads
+    return body
+
+
+def feature_size(network: nn.Module, space: Space) -> int:
+    """`network.output_dim`, or what it makes of one observation of zeros. Raises ConfigError unless that is (1, d)."""
+    declared = getattr(network, "output_dim", None)
+    if isinstance(declared, int):
+        return declared
+    device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+    with torch.no_grad():
+        features = network(_one_sample(space, device))
+    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 1:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ConfigError(
+            f"network {type(network).__name__} gives {shape} for one observation; its features must be a tensor (n, d)"
+        )
+    return int(features.shape[1])
+
+
+def _one_sample(space: Any, device: torch.device) -> Tensors:
+    if is_space(space, spaces.Dict):
+        return {name: _one_sample(part, device) for name, part in space.spaces.items()}
+    if is_space(space, spaces.Tuple):
+        return tuple(_one_sample(part, device) for part in space.spaces)
+    if space.shape is None or space.dtype is None:
+        raise ConfigError(f"observations of {space} are no arrays; a policy cannot read them")
+    return to_tensors(np.zeros((1, *space.shape), space.dtype), device)
+
+
+def _linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
+    # made without the draws of torch's process-wide generator
+    layer = cast(nn.Linear, nn.utils.skip_init(cast(Any, nn.Linear), inputs, outputs))  # pyright: ignore[reportUnknownMemberType]
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class ActorCritic(nn.Module):
+    """Distribution parameters and values; the bodies are two networks, or one that both heads share."""
+
+    def __init__(
+        self, actor: nn.Module, critic: nn.Module, *, n_features: int, n_outputs: int, gaussian: bool, seed: int
+    ) -> None:
+        """n_outputs: logits of a categorical distribution, or means of a Gaussian one with a learned log standard deviation (first 0)."""
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed + 1)
+        self.actor = actor
+        self.critic = critic
+        self.shared = actor is critic
+        self.actor_head = _linear(n_features, n_outputs, 0.01, generator)
+        self.critic_head = _linear(n_features, 1, 1.0, generator)
+        self.log_std: nn.Parameter | None = nn.Parameter(torch.zeros(n_outputs)) if gaussian else None
+
+    def forward(self, obs: Tensors) -> tuple[Tensor, Tensor]:
+        """Distribution parameters (n, n_outputs) and values (n,)."""
+        features = self.actor(obs)
+        others = features if self.shared else self.critic(obs)
+        return self.actor_head(features), self.critic_head(others)[:, 0]
+
+    def policy(self, obs: Tensors) -> Tensor:
+        """Distribution parameters alone."""
+        return self.actor_head(self.actor(obs))
+
+    def value(self, obs: Tensors) -> Tensor:
+        """Values alone, (n,)."""
+        return self.critic_head(self.critic(obs))[:, 0]
+
+
+class QNetwork(nn.Module):
+    """One value for each action."""
+
+    def __init__(self, body: nn.Module, *, n_features: int, n_actions: int, seed: int) -> None:
+        super().__init__()
+        self.body = body
+        self.head = _linear(n_features, n_actions, 1.0, torch.Generator().manual_seed(seed + 1))
+
+    def forward(self, obs: Tensors) -> Tensor:
+        """(n, n_actions)"""
+        return self.head(self.body(obs))
+
+
+class FlatParameters:
+    """All trained parameters of a module in one vector, which they become views of, and their gradients in another.
+
+    An optimizer step and a gradient's norm are then one kernel each: a small network has many more tensors than work. The arithmetic of
+    an elementwise optimizer is the same. The module must not be moved to another device or type afterwards.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not parameters:
+            raise ConfigError(f"{type(module).__name__} has no parameter with requires_grad; there is nothing to train")
+        kinds = {(p.device, p.dtype) for p in parameters.values()}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"the parameters of {type(module).__name__} lie on several devices or have several types: {kinds}"
+            )
+        self.shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+        with torch.no_grad():
+            self.vector = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in parameters.values()]))
+            self.vector.grad = torch.zeros_like(self.vector)
+        self.gradient = self.vector.grad
+        for p, data, grad in zip(
+            parameters.values(), self.split(self.vector.data).values(), self.split(self.gradient).values(), strict=True
+        ):
+            p.data = data
+            p.grad = grad
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of a vector of that layout, by parameter."""
+        views: dict[str, Tensor] = {}
+        at = 0
+        for name, shape in self.shapes.items():
+            n = math.prod(shape)
+            views[name] = vector[at : at + n].view(shape)
+            at += n
+        return views

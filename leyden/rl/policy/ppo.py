@@ -1,0 +1,346 @@
+"""Proximal policy optimisation (arXiv:1707.06347) in plain torch, for Discrete and Box action spaces.
+
+It knows a rollout buffer of whole episodes and a network; not where episodes come from. The clipped objective is that of the LLM half
+(`leyden.maths.losses`), advantages are in `leyden.maths.returns`; the distributions are two small classes here.
+
+Shapes: n observations, S samples of a collect, A actions or action components.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from leyden.errors import ConfigError
+from leyden.maths.losses import clipped_surrogate, clipped_value_loss
+from leyden.maths.returns import RunningMoments, gae
+from leyden.rl.batch import Array, Batch, is_space
+from leyden.rl.buffer import RolloutBuffer
+from leyden.rl.policy.base import PolicyOutput
+from leyden.rl.policy.networks import ActorCritic, Tensors, default_body, feature_size
+from leyden.rl.policy.torch_policy import TorchPolicy
+
+__all__ = ["PPO"]
+
+Space = gymnasium.Space[Any]
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+_FIGURES = ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
+
+
+class PPO(TorchPolicy):
+    """Clipped surrogate, clipped values, generalised advantages; names and defaults are Qlib's.
+
+    Actions of a bounded Box: the Gaussian lives in [-1, 1] and is scaled to the bounds; what lies outside is cut off for the
+    environment only, so log-probabilities stay those of what was drawn. An episode that a limit cut off is continued by the value of
+    its last observation; one that ended is not.
+    """
+
+    module: ActorCritic
+
+    def __init__(
+        self,
+        network: nn.Module | None,
+        obs_space: Space,
+        action_space: Space,
+        lr: float,
+        weight_decay: float = 0.0,
+        discount_factor: float = 1.0,
+        max_grad_norm: float = 100.0,
+        reward_normalization: bool = True,
+        eps_clip: float = 0.3,
+        value_clip: bool = True,
+        vf_coef: float = 1.0,
+        gae_lambda: float = 1.0,
+        max_batch_size: int = 256,
+        deterministic_eval: bool = True,
+        weight_file: Path | str | None = None,
+        *,
+        ent_coef: float = 0.01,
+        advantage_normalization: bool = True,
+        seed: int = 0,
+        num_threads: int | None = None,
+    ) -> None:
+        """network: observations, as tensors in their structure, to features (n, d) for actor and critic; None: two perceptrons 64-64.
+
+        reward_normalization: the critic learns returns divided by the running standard deviation of all returns.
+        max_batch_size: most observations whose values are computed at once. deterministic_eval: the likeliest action if not exploring.
+        weight_file: what `torch.save` wrote of a module, a policy or a trainer. seed: of the default network's weights and all draws.
+        num_threads: torch's during an update; None: 1 for the default network, as they are for another.
+        """
+        own = network is None
+        super().__init__(
+            obs_space, action_space, seed=seed, num_threads=1 if own and num_threads is None else num_threads
+        )
+        if network is not None:
+            self._network_name = f"network {type(network).__name__}"
+        if not 0 <= discount_factor <= 1 or not 0 <= gae_lambda <= 1:
+            raise ConfigError(f"discount_factor={discount_factor} and gae_lambda={gae_lambda} must lie between 0 and 1")
+        if lr <= 0 or eps_clip <= 0 or max_batch_size < 1:
+            raise ConfigError(f"lr={lr}, eps_clip={eps_clip} and max_batch_size={max_batch_size} must be above 0")
+        self.discount_factor = discount_factor
+        self.gae_lambda = gae_lambda
+        self.max_grad_norm = max_grad_norm
+        self.eps_clip = eps_clip
+        self.value_clip = value_clip
+        self.vf_coef = vf_coef
+        self.ent_coef = ent_coef
+        self.max_batch_size = max_batch_size
+        self.deterministic_eval = deterministic_eval
+        self.advantage_normalization = advantage_normalization
+        self._returns = RunningMoments() if reward_normalization else None
+        self._actions = _distribution(action_space)
+        actor = default_body(obs_space, seed=seed) if network is None else network
+        critic = default_body(obs_space, seed=seed + 2) if network is None else network
+        module = ActorCritic(
+            actor,
+            critic,
+            n_features=feature_size(actor, obs_space),
+            n_outputs=self._actions.n_outputs,
+            gaussian=isinstance(self._actions, _Gaussian),
+            seed=seed,
+        )
+        device = next((p.device for p in actor.parameters()), torch.device("cpu"))
+        self._own(module.to(device), lr=lr, weight_decay=weight_decay, weight_file=weight_file)
+
+    def make_buffer(self, size: int, num_envs: int) -> RolloutBuffer:
+        """One collect."""
+        return RolloutBuffer(size, num_envs)
+
+    def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
+        """Draw actions, or take the most likely ones; extras: `logp` (n,) and `sample`, what was drawn. Raises EngineError for NaN."""
+        with torch.inference_mode():
+            outputs = self.module.policy(self._tensors(obs))
+            if self._device is not None:
+                outputs = outputs.cpu()
+            draw = explore or not self.deterministic_eval
+            sample, logp = self._actions.draw(outputs, self._log_std(), self.generator if draw else None)
+            extras = {"logp": logp.numpy(), "sample": sample.numpy()}
+        if not math.isfinite(extras["logp"].sum()):
+            raise self._not_finite(obs)
+        return PolicyOutput(self._actions.to_env(extras["sample"]), extras)
+
+    def update(self, buffer: Any, *, batch_size: int = 256, repeat: int = 4, **kwargs: Any) -> dict[str, float]:
+        """`repeat` passes over the collect in minibatches of `batch_size` (a remainder joins the last one); means over them.
+
+        Raises ConfigError for an empty buffer, or another option; EngineError, naming the network, for what is not finite.
+        """
+        if kwargs:
+            raise ConfigError(f"PPO.update has no option {', '.join(kwargs)}; it takes batch_size and repeat")
+        if not isinstance(buffer, RolloutBuffer) or not len(buffer):
+            raise ConfigError("PPO.update needs the RolloutBuffer of a collect with at least one transition")
+        if batch_size < 1 or repeat < 1:
+            raise ConfigError(f"batch_size={batch_size} and repeat={repeat} must be at least 1")
+        with self._threads():
+            return self._update(buffer, batch_size, repeat)
+
+    def _update(self, buffer: RolloutBuffer, batch_size: int, repeat: int) -> dict[str, float]:
+        obs = self._tensors(buffer.flat(buffer.obs))
+        data, explained = self._targets(buffer, obs)
+        n = len(data["logp"])
+        totals = torch.zeros(len(_FIGURES), device=self.device)
+        norms = 0.0
+        n_batches = 0
+        for _ in range(repeat):
+            order = torch.randperm(n, generator=self.generator).to(self.device)
+            shuffled, columns = _rows(obs, order), {name: tensor[order] for name, tensor in data.items()}
+            for start, stop in _minibatches(n, batch_size):
+                part = {name: tensor[start:stop] for name, tensor in columns.items()}
+                loss, figures = self._loss(_rows(shuffled, slice(start, stop)), part)
+                norms += self._step(loss, self.max_grad_norm)
+                totals += figures
+                n_batches += 1
+        means = cast(list[float], (totals / n_batches).tolist())  # pyright: ignore[reportUnknownMemberType]
+        metrics = dict(zip(_FIGURES, means, strict=True))
+        return {**metrics, "grad_norm": norms / n_batches, "explained_variance": explained}
+
+    def _loss(self, obs: Tensors, part: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The loss of one minibatch, and its figures."""
+        outputs, values = self.module(obs)
+        logp, entropy = self._actions.evaluate(outputs, self.module.log_std, part["sample"])
+        advantages = part["advantages"]
+        if self.advantage_normalization and len(advantages) > 1:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        terms = clipped_surrogate(logp, part["logp"], advantages, clip_low=self.eps_clip, clip_high=self.eps_clip)
+        policy_loss = -terms.objective_N.mean()
+        if self.value_clip:
+            value_loss = clipped_value_loss(values, part["returns"], part["values"], clip=self.eps_clip).mean()
+        else:
+            value_loss = (values - part["returns"]).square().mean()
+        entropy = entropy.mean()
+        loss = policy_loss + self.vf_coef * value_loss - self.ent_coef * entropy
+        with torch.no_grad():
+            n = len(advantages)
+            figures = torch.stack([loss, policy_loss, value_loss, entropy, terms.kl_sum() / n, terms.n_clipped() / n])
+        return loss, figures
+
+    def _targets(self, buffer: RolloutBuffer, obs: Tensors) -> tuple[dict[str, Tensor], float]:
+        """What the losses are taken against, each (S,), and how much of the returns' variance the values explain."""
+        rows, mask = buffer.n_rows, buffer.mask[: buffer.n_rows]
+        scale = self._returns.scale if self._returns is not None else 1.0
+        predicted_S = self._values(obs)
+        values_TN = np.zeros(mask.shape)
+        values_TN[mask] = predicted_S.double().cpu().numpy() * scale
+        bootstrap_TN = np.zeros(mask.shape)
+        final = buffer.final_observations()
+        if final is not None:
+            bootstrap_TN[final.rows, final.envs] = self._values(self._tensors(final.obs)).double().cpu().numpy() * scale
+        advantages_TN = gae(
+            buffer.rewards[:rows],
+            values_TN,
+            buffer.terminated[:rows] | buffer.truncated[:rows],
+            bootstrap_TN,
+            mask,
+            discount=self.discount_factor,
+            gae_lambda=self.gae_lambda,
+        )
+        values_S, advantages_S = values_TN[mask], advantages_TN[mask]
+        returns_S = values_S + advantages_S
+        if self._returns is not None:
+            self._returns.update(returns_S)
+        variance = float(returns_S.var())
+        explained = 1 - float((returns_S - values_S).var()) / variance if variance > 0 else 0.0
+
+        def tensor(array: Array) -> Tensor:
+            return torch.as_tensor(array, dtype=torch.float32, device=self.device)
+
+        samples = cast(Array, buffer.flat(buffer.extras["sample"]))
+        return {
+            "sample": torch.from_numpy(samples).to(self.device),  # pyright: ignore[reportUnknownMemberType]
+            "logp": tensor(cast(Array, buffer.flat(buffer.extras["logp"]))),
+            "advantages": tensor(advantages_S),
+            "returns": tensor(returns_S / scale),
+            "values": predicted_S,
+        }, explained
+
+    def _values(self, obs: Tensors) -> Tensor:
+        n = _length(obs)
+        with torch.no_grad():
+            return torch.cat(
+                [
+                    self.module.value(_rows(obs, slice(at, at + self.max_batch_size)))
+                    for at in range(0, n, self.max_batch_size)
+                ]
+            )
+
+    def _log_std(self) -> Tensor | None:
+        log_std = self.module.log_std
+        return log_std if log_std is None or self._device is None else log_std.cpu()
+
+    def _more_state(self) -> dict[str, Any]:
+        return {} if self._returns is None else {"returns": self._returns.state_dict()}
+
+    def _load_more(self, state: Mapping[str, Any]) -> None:
+        if self._returns is not None and "returns" in state:
+            self._returns.load_state_dict(state["returns"])
+
+
+class _Distribution(Protocol):
+    n_outputs: int
+
+    def draw(self, outputs: Tensor, log_std: Tensor | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """A sample of each (n, ...) and its log-probability (n,); the most likely one without a generator."""
+        ...
+
+    def evaluate(self, outputs: Tensor, log_std: Tensor | None, sample: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies, each (n,)."""
+        ...
+
+    def to_env(self, sample: Array) -> Array:
+        """Actions of the space."""
+        ...
+
+
+class _Categorical:
+    def __init__(self, space: Any) -> None:
+        self.n_outputs = int(space.n)
+        self._start = int(space.start)
+
+    def draw(self, outputs: Tensor, log_std: Tensor | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        logp = outputs.log_softmax(-1)
+        if generator is None:
+            sample = logp.argmax(-1)
+        else:
+            # the smallest of exponential draws with these rates is distributed like the softmax
+            waits = torch.empty_like(logp).exponential_(generator=generator)
+            sample = (logp.exp() / waits).argmax(-1)
+        return sample, logp.gather(-1, sample[:, None])[:, 0]
+
+    def evaluate(self, outputs: Tensor, log_std: Tensor | None, sample: Tensor) -> tuple[Tensor, Tensor]:
+        logp = outputs.log_softmax(-1)
+        return logp.gather(-1, sample[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+    def to_env(self, sample: Array) -> Array:
+        return sample + self._start if self._start else sample
+
+
+class _Gaussian:
+    def __init__(self, space: Any) -> None:
+        self.n_outputs = math.prod(space.shape)
+        self._shape = space.shape
+        self._dtype = space.dtype
+        low, high = np.ravel(space.low).astype(np.float64), np.ravel(space.high).astype(np.float64)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        self._centre = np.where(bounded, (low + high) / 2, 0.0)
+        self._half = np.where(bounded, (high - low) / 2, 1.0)
+        self._low, self._high = low, high
+
+    def draw(self, outputs: Tensor, log_std: Tensor | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        assert log_std is not None
+        if generator is None:
+            sample = outputs
+        else:
+            noise = torch.empty_like(outputs).normal_(generator=generator)
+            sample = outputs + noise * log_std.exp()
+        return sample, self._logp(outputs, log_std, sample)
+
+    def evaluate(self, outputs: Tensor, log_std: Tensor | None, sample: Tensor) -> tuple[Tensor, Tensor]:
+        assert log_std is not None
+        entropy = (log_std + 0.5 + _HALF_LOG_TWO_PI).sum().expand(len(outputs))
+        return self._logp(outputs, log_std, sample), entropy
+
+    @staticmethod
+    def _logp(means: Tensor, log_std: Tensor, sample: Tensor) -> Tensor:
+        z = (sample - means) * (-log_std).exp()
+        return (-0.5 * z.square() - log_std - _HALF_LOG_TWO_PI).sum(-1)
+
+    def to_env(self, sample: Array) -> Array:
+        scaled = np.clip(self._centre + self._half * sample, self._low, self._high)
+        return scaled.astype(self._dtype).reshape(len(sample), *self._shape)
+
+
+def _distribution(space: Any) -> _Distribution:
+    if is_space(space, spaces.Discrete):
+        return _Categorical(space)
+    if is_space(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return _Gaussian(space)
+    raise ConfigError(
+        f"PPO acts in Discrete and floating Box spaces, not {space}; let the action interpreter have one of those"
+    )
+
+
+def _minibatches(n: int, batch_size: int) -> list[tuple[int, int]]:
+    """Bounds of the minibatches of n samples; a remainder joins the last."""
+    starts = list(range(0, max(1, n - n % batch_size), batch_size))
+    return [(start, start + batch_size if start != starts[-1] else n) for start in starts]
+
+
+def _rows(tensors: Tensors, at: Any) -> Tensors:
+    if isinstance(tensors, dict):
+        return {name: _rows(part, at) for name, part in tensors.items()}
+    if isinstance(tensors, tuple):
+        return tuple(_rows(part, at) for part in tensors)
+    return tensors[at]
+
+
+def _length(tensors: Tensors) -> int:
+    if isinstance(tensors, dict):
+        return _length(next(iter(tensors.values())))
+    return _length(tensors[0]) if isinstance(tensors, tuple) else len(tensors)

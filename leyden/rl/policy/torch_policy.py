@@ -1,0 +1,204 @@
+"""What policies with a torch module share: the module, its optimizer, one random generator, their state, and weights from files.
+
+It knows no algorithm. A subclass makes its module, calls `_own`, and steps with `_step`; what else its next update depends on goes through
+`_more_state` and `_load_more`.
+
+Torch uses several threads for one operation where it thinks that pays, which it does not for networks of this size: with the default
+network, `update` runs on one thread and puts torch's process-wide setting back afterwards. `num_threads` overrides that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leyden.errors import CheckpointError, ConfigError, EngineError
+from leyden.rl.batch import Batch, leaves
+from leyden.rl.policy.base import Policy
+from leyden.rl.policy.networks import FlatParameters, Tensors, to_tensors
+
+__all__ = ["TorchPolicy", "read_weights"]
+
+Space = gymnasium.Space[Any]
+_FORMAT = 1
+
+
+class TorchPolicy(Policy):
+    """A torch module that acts and learns."""
+
+    module: Any
+    """The torch module; subclasses say which."""
+
+    def __init__(self, obs_space: Space, action_space: Space, *, seed: int, num_threads: int | None) -> None:
+        """seed: of the one generator that draws actions and minibatches. num_threads: torch's, during an update; None: as they are."""
+        self.observation_space = obs_space
+        self.action_space = action_space
+        self.generator = torch.Generator().manual_seed(seed)
+        self._num_threads = num_threads
+        self._network_name = "the default network"
+        self.n_updates = 0
+        """Optimizer steps so far."""
+
+    def _own(self, module: nn.Module, *, lr: float, weight_decay: float, weight_file: Path | str | None) -> None:
+        if weight_file is not None:
+            _set_weights(module, read_weights(weight_file), str(weight_file))
+        self.module = module
+        self.flat = FlatParameters(module)
+        device = self.flat.vector.device
+        self.device = device
+        self._device = None if device.type == "cpu" else device
+        self.optimizer = torch.optim.Adam([self.flat.vector], lr=lr, weight_decay=weight_decay, fused=True)
+
+    def train(self, mode: bool = True) -> None:
+        """Modules behave as in training."""
+        self.module.train(mode)
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def _tensors(self, obs: Batch) -> Tensors:
+        return to_tensors(obs, self._device)
+
+    def _step(self, loss: Tensor, max_grad_norm: float | None) -> float:
+        """One optimizer step; the gradient's norm before it is clipped. Raises EngineError, and steps not, if that is not finite."""
+        gradient = self.flat.gradient
+        gradient.zero_()
+        loss.backward()  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+        norm = float(gradient.dot(gradient).sqrt())
+        if not math.isfinite(norm):
+            raise EngineError(
+                f"{type(self).__name__}: the loss of {self._network_name} is {float(loss.detach()):g} and its gradient's norm {norm}; "
+                "this step was not taken. Look for rewards or observations that are not finite, or a learning rate that is too high"
+            )
+        if max_grad_norm and norm > max_grad_norm:
+            gradient.mul_(max_grad_norm / (norm + 1e-6))
+        self.optimizer.step()  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+        self.n_updates += 1
+        return norm
+
+    @contextmanager
+    def _threads(self) -> Generator[None]:
+        before = torch.get_num_threads()
+        if self._num_threads is None or self._num_threads == before:
+            yield
+            return
+        torch.set_num_threads(self._num_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def _not_finite(self, obs: Batch) -> EngineError:
+        """Why an output is not finite: the observation, or else the weights."""
+        for leaf in leaves(obs):
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                rows = np.flatnonzero(~np.isfinite(leaf.reshape(len(leaf), -1)).all(axis=1)).tolist()
+                return EngineError(
+                    f"{type(self).__name__}: {self._network_name} was given observations that are not finite (rows {rows} of the batch); "
+                    "look at the simulator and its state interpreter"
+                )
+        bad = [name for name, tensor in self.module.state_dict().items() if not bool(torch.isfinite(tensor).all())]
+        where = (
+            f"its weights are not finite: {', '.join(bad)}" if bad else "its weights and the observations are finite"
+        )
+        return EngineError(f"{type(self).__name__}: {self._network_name} gave an output that is not finite; {where}")
+
+    # ---- state -------------------------------------------------------------------------------------------------------
+
+    def _more_state(self) -> dict[str, Any]:
+        return {}
+
+    def _load_more(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizer, generator and counters, copied."""
+        moments = cast(dict[str, Any], self.optimizer.state.get(self.flat.vector, {}))
+        return {
+            "policy": type(self).__name__,
+            "format": _FORMAT,
+            "model": {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()},
+            "optimizer": {
+                "lr": self.optimizer.param_groups[0]["lr"],
+                **{name: moments[name].detach().clone() for name in ("step", "exp_avg", "exp_avg_sq") if moments},
+            },
+            "generator": self.generator.get_state().clone(),
+            "n_updates": self.n_updates,
+            **self._more_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Policy`."""
+        name = type(self).__name__
+        if state.get("policy") != name or state.get("format") != _FORMAT:
+            raise CheckpointError(
+                f"this is the state of {state.get('policy')!r}, format {state.get('format')!r}; {name} reads its own, format {_FORMAT}"
+            )
+        try:
+            model, optimizer = dict(state["model"]), dict(state["optimizer"])
+            _check_fits(model, self.module, name)
+            moments = {key: optimizer[key] for key in ("exp_avg", "exp_avg_sq") if key in optimizer}
+            if any(moment.shape != self.flat.vector.shape for moment in moments.values()):
+                raise CheckpointError(f"{name}: the saved optimizer is of another network")
+            generator = torch.Generator()
+            generator.set_state(state["generator"].cpu())
+            n_updates, lr = int(state["n_updates"]), float(optimizer["lr"])
+            step = optimizer["step"] if moments else None
+        except (KeyError, AttributeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the saved state of {name} is damaged: {type(error).__name__}: {error}") from error
+        self._load_more(state)
+        self.module.load_state_dict(model)
+        self.optimizer.state.clear()
+        if step is not None:
+            self.optimizer.state[self.flat.vector] = {
+                "step": step.detach().clone().to(self.device),
+                **{key: moment.detach().clone().to(self.device) for key, moment in moments.items()},
+            }
+        self.optimizer.param_groups[0]["lr"] = lr
+        self.generator.set_state(state["generator"].cpu())
+        self.n_updates = n_updates
+
+
+def _check_fits(model: Mapping[str, Tensor], module: nn.Module, name: str) -> None:
+    have = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+    given = {key: tuple(tensor.shape) for key, tensor in model.items()}
+    if have != given:
+        differ = sorted(key for key in have.keys() | given.keys() if have.get(key) != given.get(key))
+        shown = ", ".join(f"{key}: saved {given.get(key)}, wanted {have.get(key)}" for key in differ[:4])
+        raise CheckpointError(
+            f"the saved weights do not fit the network of {name}: {shown}; make it with the same network and spaces"
+        )
+
+
+def read_weights(path: Path | str) -> dict[str, Tensor]:
+    """The weights in a file of `torch.save`: a module's, a policy's state, or a trainer's checkpoint. Executes no code.
+
+    Raises CheckpointError if it cannot be read, or holds none.
+    """
+    try:
+        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"weight_file {path} cannot be read as plain weights: {type(error).__name__}: {error}"
+        ) from error
+    for key in ("vessel", "policy", "model"):
+        if isinstance(found, dict) and isinstance(found.get(key), dict):  # pyright: ignore[reportUnknownMemberType]
+            found = found[key]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(found, dict) or not found or not all(isinstance(value, Tensor) for value in found.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        raise CheckpointError(f"weight_file {path} holds no weights by name")
+    return cast(dict[str, Tensor], found)
+
+
+def _set_weights(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    try:
+        _check_fits(weights, module, where)
+    except CheckpointError as error:
+        raise ConfigError(f"weight_file {where}: {error}") from error
+    module.load_state_dict(weights)
