@@ -11,7 +11,19 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-GROUP_FOLDERS = ("faults", "frameworks", "crewai", "ray", "verl", "browser", "backends", "tracers", "litellm", "vllm")
+GROUP_FOLDERS = (
+    "faults",
+    "frameworks",
+    "crewai",
+    "ray",
+    "verl",
+    "browser",
+    "backends",
+    "tracers",
+    "litellm",
+    "vllm",
+    "writers",
+)
 
 # before anything imports torch: two threads that spin cost a small machine more than they give
 os.environ.setdefault("OMP_NUM_THREADS", "1")

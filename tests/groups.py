@@ -54,6 +54,7 @@ GROUPS = [
     Group("backends", "backends", 12),
     Group("ray", "ray", 8),
     Group("tracers", "tracers", 8),
+    Group("writers", "writers", 6),
     Group("frameworks", "frameworks", 12),
     Group("crewai", "crewai", 12),
     Group("litellm", "litellm", 5),

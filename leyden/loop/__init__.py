@@ -17,10 +17,32 @@ from leyden.loop.callbacks import Callback, EarlyStopping, MetricsWriter, Progre
 from leyden.loop.checkpoint import CheckpointStore, SavedCheckpoint
 from leyden.loop.checkpoint_callback import Checkpoint
 from leyden.loop.interrupt import graceful_interrupts
-from leyden.loop.metrics import LogBuffer, LogCollector, Metrics, MetricsRow, MetricValue, Stage
+from leyden.loop.metrics import (
+    EpisodeRow,
+    EpisodeStats,
+    LogBuffer,
+    LogCollector,
+    LogLevel,
+    Metrics,
+    MetricsRow,
+    MetricValue,
+    Row,
+    Stage,
+    StepRow,
+)
 from leyden.loop.progress_bar import ProgressBar
 from leyden.loop.train_loop import Resumable, TrainLoop, Vessel
-from leyden.loop.writers import ConsoleWriter, CsvWriter, JsonlWriter, LogWriter
+from leyden.loop.writers import (
+    ConsoleWriter,
+    CsvWriter,
+    JsonlWriter,
+    LogWriter,
+    MlflowWriter,
+    PickleWriter,
+    TensorboardWriter,
+    WandbWriter,
+    read_pickled_rows,
+)
 
 __all__ = [
     "Callback",
@@ -29,20 +51,30 @@ __all__ = [
     "ConsoleWriter",
     "CsvWriter",
     "EarlyStopping",
+    "EpisodeRow",
+    "EpisodeStats",
     "JsonlWriter",
     "LogBuffer",
     "LogCollector",
+    "LogLevel",
     "LogWriter",
     "MetricValue",
     "Metrics",
     "MetricsRow",
     "MetricsWriter",
+    "MlflowWriter",
+    "PickleWriter",
     "Progress",
     "ProgressBar",
     "Resumable",
+    "Row",
     "SavedCheckpoint",
     "Stage",
+    "StepRow",
+    "TensorboardWriter",
     "TrainLoop",
     "Vessel",
+    "WandbWriter",
     "graceful_interrupts",
+    "read_pickled_rows",
 ]

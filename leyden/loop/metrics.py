@@ -1,23 +1,46 @@
-"""Metrics: named numbers of a stage, and how the values of many steps become one.
+"""Metrics: named numbers of a stage, how the values of many steps become one, and the rows that writers get.
 
 A stage of a training loop ends with a mapping of names to numbers; `clean_metrics` checks it once, at the edge. Inside a stage, a
-`LogCollector` takes the values of one step (an episode, a rollout) and a `LogBuffer` makes one value of all of them.
-To add a way of making one value out of many, add a line to `REDUCERS`.
+`LogCollector` takes the values of one step (of an episode, a rollout) and a `LogBuffer` makes one value of all of them. There are rows of
+stages (`MetricsRow`), of episodes (`EpisodeRow`) and of steps (`StepRow`); none of them knows who writes it.
+To add a way of making one value out of many, add a line to `REDUCERS`; to add a kind of row, subclass `Row` and add it to `ROW_KINDS`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, ClassVar, Final, Literal, TypeAlias, cast
 
 from leyden.errors import ConfigError, InvalidMetrics
 
-__all__ = ["REDUCERS", "LogBuffer", "LogCollector", "MetricValue", "Metrics", "MetricsRow", "Stage", "clean_metrics"]
+__all__ = [
+    "REDUCERS",
+    "ROW_KINDS",
+    "EpisodeRow",
+    "EpisodeStats",
+    "LogBuffer",
+    "LogCollector",
+    "LogLevel",
+    "Logs",
+    "MetricValue",
+    "Metrics",
+    "MetricsRow",
+    "Row",
+    "RowKind",
+    "Stage",
+    "StepRow",
+    "clean_metrics",
+    "number",
+]
 
 MetricValue: TypeAlias = float | int | str
 Metrics: TypeAlias = Mapping[str, MetricValue]
-Stage: TypeAlias = Literal["train", "val"]
+Stage: TypeAlias = Literal["train", "val", "test"]
+Logs: TypeAlias = Mapping[str, tuple[int, Any]]
+"""What was logged in one step: name -> (level, value)."""
 
 ROW_FIELDS: Final = ("iteration", "stage", "seconds")
 """What a row says besides its metrics; no metric may have such a name."""
@@ -28,21 +51,169 @@ REDUCERS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "last": lambda values: values[-1],
 }
 
+STEPS_OF_AN_EPISODE: Final[Mapping[str, str]] = {"reward": "sum"}
+
+
+class LogLevel(IntEnum):
+    """How much a logged value matters. A writer takes what is at its own level or above; what no writer takes is never sent anywhere."""
+
+    DEBUG = 10
+    """Observations, raw actions: large, wanted while something is being looked for."""
+    PERIODIC = 20
+    """Every step; the level of whatever does not say another."""
+    INFO = 30
+    """A few times an episode."""
+    CRITICAL = 40
+    """Never left out."""
+
 
 @dataclass(frozen=True, slots=True)
-class MetricsRow:
-    """The metrics of one stage."""
+class EpisodeStats:
+    """What is known of an episode that has ended."""
+
+    length: int
+    """Steps."""
+    reward: float
+    """The sum over its steps."""
+    logs: dict[str, float] = field(default_factory=dict[str, float])
+    """Every number that was logged, one value for the episode; see `LogBuffer`."""
+    seed_index: int | None = None
+    """Where its seed is in the data set; None: the episode had no seed."""
+    seed_number: int | None = None
+    """How many seeds had been taken before its own."""
+    env_id: int | None = None
+    """Which of the vectorised environments ran it, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row(ABC):
+    """What a writer gets: one line of a record. `iteration` and `stage` join rows of different kinds."""
+
+    fields: ClassVar[tuple[str, ...]]
+    """The names that `flat` begins with."""
 
     iteration: int
-    """Finished iterations: train row 3 is the third step, validation row 3 is the policy after it, and row 0 the one before any."""
+    """Finished iterations: train row 3 is the third step, validation row 3 is the policy after it, and row 0 the one before any.
+    Episodes and steps have the number of the stage that they belong to."""
     stage: Stage
+
+    @property
+    @abstractmethod
+    def number(self) -> int:
+        """The row's place on the axis of its kind: the iteration, the episode, or the step since the run began."""
+
+    @abstractmethod
+    def flat(self) -> dict[str, Any]:
+        """The row as one mapping: `fields`, then the metrics. Numbers, strings, and lists of them."""
+
+    @abstractmethod
+    def numbers(self) -> dict[str, float]:
+        """The metrics that are numbers, by names that are unique over stages and kinds: `reward`, `val/reward`, `episode/reward`."""
+
+    def _named(self, values: Mapping[str, Any], kind: str = "") -> dict[str, float]:
+        prefix = kind if self.stage == "train" else f"{self.stage}/{kind}"
+        return {prefix + name: value for name, value in values.items() if isinstance(value, (int, float))}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsRow(Row):
+    """The metrics of one stage."""
+
+    fields: ClassVar[tuple[str, ...]] = ROW_FIELDS
+
     seconds: float
     """Time spent in the loop so far, over all processes that worked on this run."""
     metrics: dict[str, MetricValue]
 
-    def flat(self) -> dict[str, MetricValue]:
+    @property
+    def number(self) -> int:
+        """The iteration."""
+        return self.iteration
+
+    def flat(self) -> dict[str, Any]:
         """The row as one mapping: iteration, stage, seconds, then the metrics."""
         return {"iteration": self.iteration, "stage": self.stage, "seconds": round(self.seconds, 3), **self.metrics}
+
+    def numbers(self) -> dict[str, float]:
+        """The names of `TrainLoop.metrics`."""
+        return self._named(self.metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow(Row):
+    """One episode that has ended."""
+
+    fields: ClassVar[tuple[str, ...]] = ("iteration", "stage", "episode", "env_id", "seed_index", "length", "reward")
+
+    episode: int
+    """Its number in the order in which episodes began, from 1."""
+    stats: EpisodeStats
+    """A log that is named like one of the fields (`reward`) is that field."""
+
+    @property
+    def number(self) -> int:
+        """The episode."""
+        return self.episode
+
+    def flat(self) -> dict[str, Any]:
+        """The row as one mapping; what is not known is empty."""
+        stats = self.stats
+        places: list[Any] = ["" if place is None else place for place in (stats.env_id, stats.seed_index)]
+        values = (self.iteration, self.stage, self.episode, *places, stats.length, stats.reward)
+        return {**stats.logs, **dict(zip(self.fields, values, strict=True))}
+
+    def numbers(self) -> dict[str, float]:
+        """`episode/<name>`."""
+        stats = self.stats
+        return self._named({**stats.logs, "length": stats.length, "reward": stats.reward}, "episode/")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow(Row):
+    """One step of one environment."""
+
+    fields: ClassVar[tuple[str, ...]] = ("iteration", "stage", "episode", "step", "env_id", "reward")
+
+    episode: int
+    """The number of its episode, in the order in which episodes began, from 1."""
+    step: int
+    """Within the episode, from 1."""
+    env_id: int
+    reward: float
+    contents: dict[str, Any]
+    """What was logged in the step at the writer's level or above."""
+    global_step: int
+    """Steps since the run began, this one included."""
+
+    @property
+    def number(self) -> int:
+        """The step since the run began."""
+        return self.global_step
+
+    def flat(self) -> dict[str, Any]:
+        """The row as one mapping. Arrays are lists; what is no number, string or container of them is shown as `repr` does."""
+        values = (self.iteration, self.stage, self.episode, self.step, self.env_id, self.reward)
+        return {**_as_plain(self.contents), **dict(zip(self.fields, values, strict=True))}
+
+    def numbers(self) -> dict[str, float]:
+        """`step/<name>`."""
+        return self._named({**_as_plain(self.contents), "reward": self.reward}, "step/")
+
+
+RowKind: TypeAlias = Literal["stage", "episode", "step"]
+ROW_KINDS: Final[Mapping[RowKind, type[Row]]] = {"stage": MetricsRow, "episode": EpisodeRow, "step": StepRow}
+
+
+def _as_plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _as_plain(part) for name, part in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, (list, tuple)):
+        return [_as_plain(part) for part in value]  # pyright: ignore[reportUnknownVariableType]
+    if hasattr(value, "tolist"):  # arrays, NumPy scalars, tensors, series
+        return _as_plain(value.tolist())
+    return repr(value)
 
 
 def clean_metrics(metrics: object, *, source: str) -> dict[str, MetricValue]:
@@ -79,23 +250,63 @@ def _plain(value: Any, name: str) -> MetricValue:
     raise InvalidMetrics(f"{name} is {value!r} ({type(value).__name__}); a metric is a number or a string")
 
 
+def number(value: Any, name: str) -> float:
+    """A number, or anything with one in its `item()` (NumPy scalars, arrays and tensors of no dimension), as a float.
+
+    Raises InvalidMetrics, which names `name`, for anything else.
+    """
+    if type(value) is float or type(value) is int:  # nearly always
+        return float(value)
+    if getattr(value, "ndim", 0) != 0:
+        raise InvalidMetrics(f"metric {name!r} has shape {tuple(value.shape)}; log its mean, or use add_array")
+    plain = _plain(value, f"metric {name!r}")
+    if isinstance(plain, str):
+        raise InvalidMetrics(f"metric {name!r} is the string {plain!r}; add_scalar takes numbers, add_string strings")
+    return float(plain)
+
+
 class LogCollector:
-    """The values of one step. `reset` before the next."""
+    """The values of one step. `reset` before the next.
 
-    def __init__(self) -> None:
-        self._logs: dict[str, float] = {}
+    min_loglevel: what is below it is dropped at once, unlooked at. A name that is used twice in one step is an error (InvalidMetrics).
+    """
 
-    def add_scalar(self, name: str, value: Any) -> None:
-        """Note a number (or anything with one in its `item()`). Raises InvalidMetrics for anything else, and for a name used twice."""
+    def __init__(self, min_loglevel: int = LogLevel.PERIODIC) -> None:
+        self.min_loglevel = LogLevel(min_loglevel)
+        self._minimum = int(min_loglevel)
+        self._logs: dict[str, tuple[int, Any]] = {}
+
+    def add_scalar(self, name: str, value: Any, loglevel: int = LogLevel.PERIODIC) -> None:
+        """Note a number, or anything with one in its `item()`. Raises InvalidMetrics for anything else."""
+        if loglevel >= self._minimum:
+            self._add(name, number(value, name), loglevel)
+
+    def add_string(self, name: str, value: str, loglevel: int = LogLevel.PERIODIC) -> None:
+        """Note a string. Raises InvalidMetrics for anything else."""
+        if loglevel >= self._minimum:
+            if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- comes from user code
+                raise InvalidMetrics(f"{name!r} is a {type(value).__name__}; add_string takes strings")
+            self._add(name, value, loglevel)
+
+    def add_array(self, name: str, value: Any, loglevel: int = LogLevel.PERIODIC) -> None:
+        """Note an array (or a pandas table): anything with a shape. It is not copied. Raises InvalidMetrics for anything else."""
+        if loglevel >= self._minimum:
+            if not hasattr(value, "shape"):
+                raise InvalidMetrics(f"{name!r} is a {type(value).__name__}; add_array takes arrays, add_any anything")
+            self._add(name, value, loglevel)
+
+    def add_any(self, name: str, value: Any, loglevel: int = LogLevel.PERIODIC) -> None:
+        """Note anything; between processes it must be picklable. It is not copied."""
+        if loglevel >= self._minimum:
+            self._add(name, value, loglevel)
+
+    def _add(self, name: str, value: Any, loglevel: int) -> None:
         if name in self._logs:
             raise InvalidMetrics(f"metric {name!r} was logged twice in one step; use two names, or log their sum")
-        number = _plain(value, f"metric {name!r}")
-        if isinstance(number, str):
-            raise InvalidMetrics(f"metric {name!r} is the string {number!r}; add_scalar takes numbers")
-        self._logs[name] = float(number)
+        self._logs[name] = (int(loglevel), value)
 
-    def logs(self) -> dict[str, float]:
-        """What was noted since the last `reset`."""
+    def logs(self) -> dict[str, tuple[int, Any]]:
+        """What was noted since the last `reset`: name -> (level, value)."""
         return dict(self._logs)
 
     def reset(self) -> None:
@@ -104,22 +315,37 @@ class LogCollector:
 
 
 class LogBuffer:
-    """Many steps' values, made one. A metric that is missing in some steps is reduced over those that have it.
+    """Many steps' numbers, made one. A metric that is missing in some steps is reduced over those that have it.
 
-    reducers: name -> "mean" (the default of every metric), "sum" or "last".
+    reducers: name -> "mean" (of every name that is not here), "sum" or "last". None: a `reward` is summed, as over the steps of an
+        episode; give `{}` to average it too, as over the episodes of a stage.
+    loglevel: values below it are passed over.
     """
 
-    def __init__(self, reducers: Mapping[str, str] | None = None) -> None:
-        self._reducers = dict(reducers or {})
+    def __init__(self, reducers: Mapping[str, str] | None = None, *, loglevel: int = LogLevel.PERIODIC) -> None:
+        self._reducers = dict(STEPS_OF_AN_EPISODE if reducers is None else reducers)
         for name, reducer in self._reducers.items():
             if reducer not in REDUCERS:
                 raise ConfigError(f"metric {name!r}: unknown reducer {reducer!r}; choose one of {', '.join(REDUCERS)}")
+        self.loglevel = LogLevel(loglevel)
         self._values: dict[str, list[float]] = {}
 
-    def add(self, logs: Mapping[str, float]) -> None:
-        """The values of one step."""
+    def add(self, logs: Mapping[str, Any]) -> None:
+        """The values of one step: what `LogCollector.logs` answers, or plain numbers by name. What is no number is passed over."""
         for name, value in logs.items():
+            if isinstance(value, tuple):
+                level, value = cast("tuple[int, Any]", value)
+                if level < self.loglevel:
+                    continue
+            if type(value) is not float:
+                if not _is_number(value):
+                    continue
+                value = number(value, name)
             self._values.setdefault(name, []).append(value)
+
+    def counts(self) -> dict[str, int]:
+        """How many steps had each name."""
+        return {name: len(values) for name, values in self._values.items()}
 
     def metrics(self) -> dict[str, float]:
         """One value for each name."""
@@ -128,3 +354,9 @@ class LogBuffer:
     def clear(self) -> None:
         """Forget all values."""
         self._values.clear()
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, (int, float)):
+        return True
+    return hasattr(value, "item") and getattr(value, "ndim", 0) == 0 and isinstance(value.item(), (int, float))

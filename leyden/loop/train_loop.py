@@ -230,6 +230,8 @@ class TrainLoop:
     def _begin(self, stage: Stage) -> None:
         self.current_stage = stage
         self._stage_started_at = time.monotonic()
+        for writer in self.writers:
+            writer.on_stage_start(self.current_iter + (stage == "train"), stage)
 
     def _write(self, stage: Stage, metrics: object, source: str) -> None:
         cleaned = clean_metrics(metrics, source=source)
@@ -237,7 +239,8 @@ class TrainLoop:
         prefix = "val/" if stage == "val" else ""
         self.metrics.update({prefix + name: value for name, value in cleaned.items()})
         for writer in self.writers:
-            writer.write(self.last_row)
+            if writer.row_kind == "stage":
+                writer.write(self.last_row)
 
     def _call(self, hook: str, vessel: Vessel) -> Flow:
         for callback in self.callbacks:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import pickle
 import random
 import tempfile
 from pathlib import Path
@@ -14,7 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.errors import CheckpointError, ConfigError, InvalidMetrics
-from leyden.loop import ConsoleWriter, CsvWriter, JsonlWriter, LogBuffer, LogCollector, LogWriter, MetricsRow
+from leyden.loop import (
+    ConsoleWriter,
+    CsvWriter,
+    JsonlWriter,
+    LogBuffer,
+    LogCollector,
+    LogLevel,
+    LogWriter,
+    MetricsRow,
+    PickleWriter,
+    read_pickled_rows,
+)
 from leyden.loop.metrics import clean_metrics
 from leyden.loop.rng import capture_rng, restore_rng
 from tests.loop.toy import MEMORY_DISK
@@ -42,8 +54,37 @@ def test_a_buffer_reduces_each_metric_over_the_steps_that_have_it() -> None:
             collector.add_scalar("reward", reward)
         buffer.add(collector.logs())
     assert buffer.metrics() == {"tokens": 60.0, "lr": 0.3, "reward": 0.5}
+    assert buffer.counts() == {"tokens": 3, "lr": 3, "reward": 2}
     buffer.clear()
     assert buffer.metrics() == {}
+
+
+def test_a_metric_is_averaged_over_the_episodes_that_have_it_and_numpy_numbers_are_numbers() -> None:
+    np = pytest.importorskip("numpy")
+    episodes = LogBuffer({})
+    episodes.add({"x": 1.0, "reward": 2})
+    episodes.add({"reward": 4})
+    assert episodes.metrics() == {"x": 1.0, "reward": 3.0}, "not 0.5: one of two episodes has no x"
+    steps = LogBuffer()
+    for value in (np.float32(1), np.array(3.0), np.int64(5), np.bool_(True)):
+        collector = LogCollector()
+        collector.add_scalar("value", value)
+        collector.add_any("raw", value)
+        collector.add_scalar("reward", value)
+        steps.add(collector.logs())
+    assert steps.metrics() == {"value": 2.5, "raw": 2.5, "reward": 10.0}
+
+
+def test_a_collector_keeps_what_is_important_enough_and_looks_at_nothing_else() -> None:
+    collector = LogCollector(LogLevel.INFO)
+    collector.add_scalar("dropped", "not even looked at")
+    collector.add_string("dropped", "x", LogLevel.DEBUG)
+    collector.add_string("note", "x", LogLevel.INFO)
+    collector.add_any("object", {"a": 1}, LogLevel.CRITICAL)
+    assert collector.logs() == {"note": (LogLevel.INFO, "x"), "object": (LogLevel.CRITICAL, {"a": 1})}
+    buffer = LogBuffer(loglevel=LogLevel.INFO)
+    buffer.add({"low": (LogLevel.PERIODIC, 1.0), "high": (LogLevel.INFO, 2.0), "text": (LogLevel.CRITICAL, "x")})
+    assert buffer.metrics() == {"high": 2.0}
 
 
 def test_a_collector_refuses_what_it_cannot_keep() -> None:
@@ -54,6 +95,16 @@ def test_a_collector_refuses_what_it_cannot_keep() -> None:
     for value in ("high", None, [1.0], Scalar([1, 2])):
         with pytest.raises(InvalidMetrics, match="'x'"):
             collector.add_scalar("x", value)
+    np = pytest.importorskip("numpy")
+    with pytest.raises(InvalidMetrics, match=r"'x' has shape \(1,\)"):
+        collector.add_scalar("x", np.ones(1))
+    with pytest.raises(InvalidMetrics, match="add_string takes strings"):
+        collector.add_string("x", 3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidMetrics, match="add_array takes arrays"):
+        collector.add_array("x", [1.0])
+    collector.add_array("x", np.ones(2))
+    with pytest.raises(InvalidMetrics, match="'x' was logged twice"):
+        collector.add_any("x", None)
     with pytest.raises(ConfigError, match="unknown reducer 'median'; choose one of mean, sum, last"):
         LogBuffer({"x": "median"})
 
@@ -89,13 +140,13 @@ def write_all(writer: LogWriter, history: list[dict[str, Any]], first: int = 0) 
 
 @settings(deadline=None, max_examples=60)
 @given(history=histories, data=st.data())
-@pytest.mark.parametrize("kind", [CsvWriter, JsonlWriter])
+@pytest.mark.parametrize("kind", [CsvWriter, JsonlWriter, PickleWriter])
 def test_a_file_cut_at_a_checkpoint_and_continued_equals_the_uninterrupted_one(
-    kind: type[CsvWriter] | type[JsonlWriter], history: list[dict[str, Any]], data: st.DataObject
+    kind: type[CsvWriter] | type[JsonlWriter] | type[PickleWriter], history: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     saved_at = data.draw(st.integers(0, len(history)))
     lost_after = data.draw(st.integers(saved_at, len(history)))
-    torn = data.draw(st.sampled_from([b"", b'12,"torn', b'{"iteration": 3, "rew']))
+    torn = data.draw(st.sampled_from([b"", b'12,"torn', b"\x80\x04", b'{"iteration": 3, "rew']))
     with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder:
         whole, parts = kind(Path(folder, "whole")), kind(Path(folder, "parts"))
         whole.open()
@@ -143,8 +194,10 @@ def test_json_lines_hold_null_for_what_json_has_no_number_for(tmp_path: Path) ->
     }
 
 
-@pytest.mark.parametrize("kind", [CsvWriter, JsonlWriter])
-def test_a_writer_serves_the_next_run_from_the_start(kind: type[CsvWriter] | type[JsonlWriter], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [CsvWriter, JsonlWriter, PickleWriter])
+def test_a_writer_serves_the_next_run_from_the_start(
+    kind: type[CsvWriter] | type[JsonlWriter] | type[PickleWriter], tmp_path: Path
+) -> None:
     writer = kind(tmp_path / "rows")
     contents: list[bytes] = []
     for _ in range(2):
@@ -155,10 +208,10 @@ def test_a_writer_serves_the_next_run_from_the_start(kind: type[CsvWriter] | typ
     assert contents[0] == contents[1]
 
 
-@pytest.mark.parametrize("kind", [CsvWriter, JsonlWriter])
+@pytest.mark.parametrize("kind", [CsvWriter, JsonlWriter, PickleWriter])
 @pytest.mark.parametrize("loss", ["gone", "short"])
 def test_a_file_that_lacks_rows_of_the_checkpoint_is_refused_by_name(
-    kind: type[CsvWriter] | type[JsonlWriter], loss: str, tmp_path: Path
+    kind: type[CsvWriter] | type[JsonlWriter] | type[PickleWriter], loss: str, tmp_path: Path
 ) -> None:
     writer = kind(tmp_path / "rows")
     writer.open()
@@ -184,3 +237,24 @@ def test_the_random_states_of_python_and_numpy_go_on_where_they_were() -> None:
     expected = [random.gauss(0, 1), random.random(), *np.random.standard_normal(3)]
     restore_rng(states)
     assert [random.gauss(0, 1), random.random(), *np.random.standard_normal(3)] == expected
+
+
+def test_pickled_rows_read_back_to_the_bit_and_reading_runs_no_code(tmp_path: Path) -> None:
+    writer = PickleWriter(tmp_path / "rows.pkl")
+    writer.open()
+    write_all(writer, [{"a": 0.1 + 0.2, "b": "x"}, {"a": math.inf}])
+    writer.close()
+    assert [(r["a"], r.get("b")) for r in read_pickled_rows(writer.path)] == [(0.1 + 0.2, "x"), (math.inf, None)]
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (Path(tmp_path, "ran").touch, ())
+
+    with writer.path.open("ab") as file:
+        file.write(pickle.dumps(Evil()))
+    with pytest.raises(CheckpointError, match="plain containers only"):
+        list(read_pickled_rows(writer.path))
+    assert not (tmp_path / "ran").exists()
+    writer.path.write_bytes(writer.path.read_bytes()[:40])
+    with pytest.raises(CheckpointError, match="damaged in the row that begins at byte 0"):
+        list(read_pickled_rows(writer.path))

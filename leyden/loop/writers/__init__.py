@@ -1,12 +1,27 @@
 """Writers: where the rows of a training loop go.
 
-A writer gets one `MetricsRow` at a time and knows neither loop nor vessel. To add one, subclass `LogWriter` and implement `write`; one
-that keeps a file also says in `state_dict` how much of it a checkpoint covers, and cuts the file there when a run is resumed.
+A writer gets one row at a time (of a stage, an episode or a step) and knows neither loop nor vessel. To add one, subclass `LogWriter` and
+implement `write`; one that keeps a file also says in `state_dict` how much of it a checkpoint covers, and cuts the file there when a run is
+resumed (`AppendingWriter` does that). Other people's packages are imported when such a writer is made, not before.
 """
 
 from leyden.loop.writers.base import LogWriter
 from leyden.loop.writers.console import ConsoleWriter
 from leyden.loop.writers.csv import CsvWriter
 from leyden.loop.writers.jsonl import JsonlWriter
+from leyden.loop.writers.mlflow import MlflowWriter
+from leyden.loop.writers.pickle import PickleWriter, read_pickled_rows
+from leyden.loop.writers.tensorboard import TensorboardWriter
+from leyden.loop.writers.wandb import WandbWriter
 
-__all__ = ["ConsoleWriter", "CsvWriter", "JsonlWriter", "LogWriter"]
+__all__ = [
+    "ConsoleWriter",
+    "CsvWriter",
+    "JsonlWriter",
+    "LogWriter",
+    "MlflowWriter",
+    "PickleWriter",
+    "TensorboardWriter",
+    "WandbWriter",
+    "read_pickled_rows",
+]

@@ -1,36 +1,227 @@
-"""`LogWriter`: the protocol of writers."""
+"""`LogWriter`: what every writer is, and how it hears of stages, episodes and steps.
+
+A writer takes rows of one kind. A training loop gives it the row of each stage; vectorised environments tell it of each episode and, if it
+`wants_steps`, of each step. The base class counts, gathers and makes the rows; it does not know where they go.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
 
-from leyden.loop.metrics import MetricsRow
+from leyden.errors import ConfigError
+from leyden.loop.metrics import ROW_KINDS, EpisodeRow, EpisodeStats, LogLevel, Row, RowKind, Stage, StepRow
 
 __all__ = ["LogWriter"]
 
+_COUNTERS: Final = ("global_episode", "global_step", "episode_count", "step_count", "_begun")
+
+
+@dataclass(slots=True)
+class _Running:
+    """An episode under way in one environment."""
+
+    number: int
+    length: int = 0
+    rewards: list[float] = field(default_factory=list[float])
+    contents: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
 
 class LogWriter(ABC):
-    """Takes the rows of one run: [load_state_dict], open, write ..., close; then it may serve another run in the same way."""
+    """Takes the rows of one run: [load_state_dict], open, write ..., close; then it may serve another run in the same way.
+
+    rows: which it takes: "stage" (a row for each training and validation stage), "episode" or "step".
+    loglevel: of what is logged in a step, this level and above.
+
+    To add one, subclass and implement `write`. To hear of episodes and steps as they happen, override any of
+        log_episode(episode)                          an `EpisodeStats`; or, as in Qlib, log_episode(length, rewards, contents)
+        log_step(reward, contents)                    contents: name -> value, of this writer's level and above
+        on_env_step(env_id, obs, reward, done, info)  everything; call super() to keep the counters
+        on_env_all_ready(), on_env_reset(env_id, obs), on_env_all_done()
+    Overriding one that needs steps makes the writer want steps: its environments then send them, which costs time.
+    """
+
+    row_kind: RowKind = "stage"
+    loglevel: LogLevel = LogLevel.PERIODIC
+    iteration: int = 0
+    """Of the stage under way, as its row will say."""
+    stage: Stage = "train"
+    episode_count: int = 0
+    """Episodes ended since the last `clear`, which is when a collect begins."""
+    step_count: int = 0
+    """Steps of the same time."""
+    global_episode: int = 0
+    """Episodes ended since the run began, over all its processes."""
+    global_step: int = 0
+    _begun: int = 0
+    _hearing_of: EpisodeStats | None = None
+    _overrides_steps: ClassVar[bool] = False
+    _gathers: ClassVar[bool] = False
+    """A `log_episode` of Qlib's form is given every step of the episode."""
+
+    @staticmethod
+    def _counting(hear: Callable[[Any, EpisodeStats], None]) -> Callable[[Any, EpisodeStats], None]:
+        """`log_episode` that counts the episode once, whether or not it calls the one that it overrides."""
+
+        @functools.wraps(hear)
+        def counted(self: LogWriter, episode: EpisodeStats) -> None:
+            outermost = self._hearing_of is not episode
+            if outermost:
+                self._count(episode)
+            try:
+                hear(self, episode)
+            finally:
+                if outermost:
+                    self._hearing_of = None
+
+        return counted
+
+    @staticmethod
+    def _from_stats(hear: Callable[..., None]) -> Callable[[Any, EpisodeStats], None]:
+        """`log_episode` for one of Qlib's form."""
+
+        @functools.wraps(hear)
+        def log_episode(self: LogWriter, episode: EpisodeStats) -> None:
+            hear(self, episode.length, self._ended_episode.rewards, self._ended_episode.contents)
+
+        return log_episode
+
+    def __init__(self, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
+        if rows not in ROW_KINDS:
+            raise ConfigError(f"rows is {rows!r}; choose one of {', '.join(ROW_KINDS)}")
+        self.row_kind, self.loglevel = rows, LogLevel(loglevel)
+        self._running: dict[int, _Running] = {}
+        self._ended: list[tuple[int, _Running]] = []
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if hear := cls.__dict__.get("log_episode"):
+            qlibs = _takes_three(hear)
+            cls._gathers = qlibs
+            cls.log_episode = LogWriter._counting(LogWriter._from_stats(hear) if qlibs else hear)
+        watched = ("on_env_step", "log_step")
+        cls._overrides_steps = any(getattr(cls, name) is not getattr(LogWriter, name) for name in watched)
 
     @property
     def state_key(self) -> str:
         """The name of this writer's state in a checkpoint."""
         return type(self).__name__.lower()
 
+    @property
+    def wants_steps(self) -> bool:
+        """Whether environments must tell it of each step."""
+        return self.row_kind == "step" or self._overrides_steps or self._gathers
+
+    # ---- the record ----------------------------------------------------------------------------------------------------
+
     def open(self) -> None:
         """Begin a new record, or go on from the state that was loaded since the last `open`."""
 
     @abstractmethod
-    def write(self, row: MetricsRow) -> None:
-        """Take a row. Raises OSError if it cannot be kept."""
+    def write(self, row: Row) -> None:
+        """Take a row of the writer's kind. Raises OSError if it cannot be kept."""
 
     def close(self) -> None:
         """Give everything back. Calling it again does nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         """How much was written, as JSON. All of it is durable when this returns. Also answered after `close`."""
-        return {}
+        counters = {name: getattr(self, name) for name in _COUNTERS}
+        return {"counters": counters} if any(counters.values()) else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `open` keep what `state` covers and cut what came after it."""
+        for name, count in state.get("counters", {}).items():
+            if name in _COUNTERS:
+                setattr(self, name, int(count))
+
+    def clear(self) -> None:
+        """Begin to count anew: `episode_count` and `step_count` are 0, and what ran is forgotten. The global ones go on."""
+        self.episode_count = self.step_count = 0
+        self._running, self._ended = {}, []
+
+    # ---- what happens --------------------------------------------------------------------------------------------------
+
+    def on_stage_start(self, iteration: int, stage: Stage) -> None:
+        """A stage begins whose row will have this iteration."""
+        self.iteration, self.stage = iteration, stage
+
+    def on_env_all_ready(self) -> None:
+        """A collect begins. Clears."""
+        self.clear()
+
+    def on_env_all_done(self) -> None:
+        """The collect is over."""
+
+    def on_env_reset(self, env_id: int, obs: Any) -> None:
+        """An episode begins in this environment."""
+        self._begin(env_id)
+
+    def on_env_step(self, env_id: int, obs: Any, reward: float, done: bool, info: Mapping[str, Any]) -> None:
+        """A step was made. `info["log"]` has what was logged in it: name -> (level, value)."""
+        if not self.wants_steps:
+            return
+        logs: Mapping[str, tuple[int, Any]] = info.get("log", {})
+        contents = {name: value for name, (level, value) in logs.items() if level >= self.loglevel}
+        reward = float(reward)
+        running = self._running.get(env_id) or self._begin(env_id)
+        running.length += 1
+        self.step_count += 1
+        self.global_step += 1
+        if self._gathers:
+            running.rewards.append(reward)
+            running.contents.append(contents)
+        self.log_step(reward, contents)
+        if self.row_kind == "step":
+            row = (running.number, running.length, env_id, reward, contents, self.global_step)
+            self.write(StepRow(self.iteration, self.stage, *row))
+        if done:
+            self._ended.append((env_id, self._running.pop(env_id)))
+
+    def log_step(self, reward: float, contents: dict[str, Any]) -> None:
+        """A step was made, with these contents of this writer's level and above."""
+
+    @_counting
+    def log_episode(self, episode: EpisodeStats) -> None:
+        """An episode has ended; after `on_env_step` of its last step."""
+        if self.row_kind == "episode":
+            self.write(EpisodeRow(self.iteration, self.stage, self._ended_episode.number, episode))
+
+    # ---- counting ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, env_id: int) -> _Running:
+        self._begun += 1
+        running = self._running[env_id] = _Running(self._begun)
+        return running
+
+    def _count(self, episode: EpisodeStats) -> None:
+        self._ended_episode = self._find_ended(episode.env_id)
+        self._hearing_of = episode
+        self.episode_count += 1
+        self.global_episode += 1
+        unheard = max(0, episode.length - self._ended_episode.length)
+        self.step_count += unheard
+        self.global_step += unheard
+
+    def _find_ended(self, env_id: int | None) -> _Running:
+        for place, (each, running) in enumerate(self._ended):
+            if env_id is None or each == env_id:
+                del self._ended[place]
+                return running
+        if env_id in self._running:
+            return self._running.pop(env_id)
+        if env_id is None and len(self._running) == 1:
+            return self._running.popitem()[1]
+        self._begun += 1
+        return _Running(self._begun)
+
+
+def _takes_three(method: Callable[..., None]) -> bool:
+    """Whether it is `log_episode(self, length, rewards, contents)`."""
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    required = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    return len(required) == 3

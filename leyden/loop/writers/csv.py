@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from leyden.errors import CheckpointError
-from leyden.loop.metrics import ROW_FIELDS, MetricsRow
+from leyden.loop.metrics import ROW_KINDS, LogLevel, Row, RowKind
 from leyden.loop.writers.base import LogWriter
 from leyden.utils.atomic import open_aside
 
@@ -18,16 +19,21 @@ __all__ = ["CsvWriter"]
 
 
 class CsvWriter(LogWriter):
-    """A row for each stage: `iteration, stage, seconds`, then the metrics, empty where a row has none of that name.
+    """A line for each row: of a stage, `iteration, stage, seconds`, then the metrics, empty where a row has none of that name.
+
+    path: of the file.
+    rows: "stage", "episode" or "step"; the first columns are the `fields` of that kind of row. Lists are written as JSON.
+    loglevel: of the steps' contents; see `LogWriter`.
 
     A metric that appears later adds a column: the file is written anew, aside. A new run replaces the file; a resumed one cuts it
     after the rows that its checkpoint counts. Numbers are written so that reading them gives the same number.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
+        super().__init__(rows=rows, loglevel=loglevel)
         self.path = Path(path)
         self._columns: list[str] = []
-        self._rows = 0
+        self._n_rows = 0
         self._resume: dict[str, Any] | None = None
         self._file: IO[str] | None = None
 
@@ -39,21 +45,21 @@ class CsvWriter(LogWriter):
     def open(self) -> None:
         """Begin the file, or cut it. Raises CheckpointError if the file lacks rows that the checkpoint counts."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        state, self._resume = self._resume or {"rows": 0, "columns": ROW_FIELDS}, None
-        self._rows, self._columns = state["rows"], list(state["columns"])
-        self._rewrite(self._read(self._rows))
+        state, self._resume = self._resume or {"rows": 0, "columns": ROW_KINDS[self.row_kind].fields}, None
+        self._n_rows, self._columns = state["rows"], list(state["columns"])
+        self._rewrite(self._read(self._n_rows))
 
-    def write(self, row: MetricsRow) -> None:
+    def write(self, row: Row) -> None:
         """Add a row; a kill loses none that was added."""
-        values = row.flat()
+        values = {name: _cell(value) for name, value in row.flat().items()}
         if new := [name for name in values if name not in self._columns]:
-            before = self._read(self._rows)
+            before = self._read(self._n_rows)
             self._columns += new
             self._rewrite(before)
         file = self._opened()
         csv.DictWriter(file, self._columns).writerow(values)
         file.flush()
-        self._rows += 1
+        self._n_rows += 1
 
     def close(self) -> None:
         """Close the file; all of it is on disk then."""
@@ -66,10 +72,11 @@ class CsvWriter(LogWriter):
         """Rows and columns so far, on disk."""
         if self._file:
             os.fsync(self._file.fileno())
-        return {"rows": self._rows, "columns": list(self._columns)}
+        return {**super().state_dict(), "rows": self._n_rows, "columns": list(self._columns)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep so many rows, and the columns that they had."""
+        super().load_state_dict(state)
         self._resume = state
 
     def _opened(self) -> IO[str]:
@@ -81,7 +88,8 @@ class CsvWriter(LogWriter):
         if n_rows == 0:
             return []
         try:
-            with self.path.open(encoding="utf-8", newline="") as file:
+            # a kill may have cut a character in half, after the rows that count
+            with self.path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
                 reader = csv.DictReader(file, restval="")
                 rows = list(itertools.islice(reader, n_rows))
                 missing = _missing(self._columns, reader.fieldnames or ())
@@ -100,6 +108,10 @@ class CsvWriter(LogWriter):
             table.writeheader()
             table.writerows(rows)
         self._file = self.path.open("a", encoding="utf-8", newline="")
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, (list, dict)) else value
 
 
 def _missing(wanted: Sequence[str], present: Iterable[str]) -> list[str]:

@@ -1,0 +1,20 @@
+"""Packages that only some users need: imported when something is made that needs them, or refused with what to install."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from leyden.errors import ConfigError
+
+__all__ = ["import_optional"]
+
+
+def import_optional(module: str, *, extra: str, needed_by: str) -> Any:
+    """The module. Raises ConfigError, which names the extra to install, if it or something that it needs is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{needed_by} needs {module.partition('.')[0]}, which cannot be imported ({error}); pip install 'leyden[{extra}]'"
+        ) from error

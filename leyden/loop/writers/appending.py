@@ -1,0 +1,86 @@
+"""`AppendingWriter`: a file to which every row adds bytes, cut on resume where its checkpoint says."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from pathlib import Path
+from typing import IO, Any
+
+from leyden.errors import CheckpointError
+from leyden.loop.metrics import LogLevel, Row, RowKind
+from leyden.loop.writers.base import LogWriter
+
+__all__ = ["AppendingWriter"]
+
+
+class AppendingWriter(LogWriter):
+    """To add a format, subclass and implement `encode`, and `header` if the file begins with something.
+
+    A new run replaces the file; a resumed one cuts it after the bytes that its checkpoint counts, so no row is lost or doubled.
+    A kill loses none that was added.
+    """
+
+    def __init__(self, path: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
+        super().__init__(rows=rows, loglevel=loglevel)
+        self.path = Path(path)
+        self._bytes = 0
+        self._resume: int | None = None
+        self._file: IO[bytes] | None = None
+
+    @abstractmethod
+    def encode(self, row: Row) -> bytes:
+        """What the row adds to the file."""
+
+    def header(self) -> bytes:
+        """What the file begins with."""
+        return b""
+
+    @property
+    def state_key(self) -> str:
+        """One for each file name."""
+        return f"{type(self).__name__.lower()}:{self.path.name}"
+
+    def open(self) -> None:
+        """Begin the file, or cut it. Raises CheckpointError if the file is shorter than the checkpoint says."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._bytes, self._resume = self._resume or 0, None
+        self._file = self.path.open("ab")
+        size = self._file.tell()
+        if size < self._bytes:
+            raise CheckpointError(
+                f"{self.path} has {size} bytes, the checkpoint counts {self._bytes}; "
+                f"put the file back, or give {type(self).__name__} another path"
+            )
+        self._file.truncate(self._bytes)
+        self._file.seek(self._bytes)
+        if self._bytes == 0:
+            self._add(self.header())
+
+    def write(self, row: Row) -> None:
+        """Add a row; a kill loses none that was added."""
+        self._add(self.encode(row))
+
+    def close(self) -> None:
+        """Close the file; all of it is on disk then."""
+        if self._file:
+            os.fsync(self._file.fileno())
+            self._file.close()
+        self._file = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Bytes so far, on disk."""
+        if self._file:
+            os.fsync(self._file.fileno())
+        return {**super().state_dict(), "bytes": self._bytes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep so many bytes."""
+        super().load_state_dict(state)
+        self._resume = state["bytes"]
+
+    def _add(self, content: bytes) -> None:
+        assert self._file is not None, f"{type(self).__name__}({str(self.path)!r}) is not open"
+        self._file.write(content)
+        self._file.flush()
+        self._bytes = self._file.tell()

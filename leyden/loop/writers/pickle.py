@@ -1,0 +1,52 @@
+"""`PickleWriter`: rows as pickles of plain containers, and the reader that runs no code."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+
+from leyden.errors import CheckpointError
+from leyden.loop.metrics import Row
+from leyden.loop.writers.appending import AppendingWriter
+
+__all__ = ["PickleWriter", "read_pickled_rows"]
+
+_PROTOCOL: Final = 4
+
+
+class PickleWriter(AppendingWriter):
+    """One pickle after another, each a dict of numbers, strings and lists: every float to the bit, nested arrays as lists.
+
+    Read it with `read_pickled_rows`, which refuses whatever else a file may hold. A new run replaces the file; a resumed one cuts it
+    after the rows that its checkpoint counts.
+    """
+
+    def encode(self, row: Row) -> bytes:
+        """A pickle."""
+        return pickle.dumps(row.flat(), protocol=_PROTOCOL)
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        raise CheckpointError(
+            f"a pickled row asks for {module_name}.{global_name}; PickleWriter writes plain containers only"
+        )
+
+
+def read_pickled_rows(path: str | Path) -> Generator[dict[str, Any]]:
+    """The rows of a file of PickleWriter's, in order. Runs no code of the file.
+
+    Raises CheckpointError where the file holds anything but plain containers, or ends within a row.
+    """
+    content = io.BytesIO(Path(path).read_bytes())
+    end = len(content.getbuffer())
+    while content.tell() < end:
+        begins = content.tell()
+        try:
+            row = _Plain(content).load()
+        except (pickle.UnpicklingError, EOFError, ValueError, IndexError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path} is damaged in the row that begins at byte {begins}: {error}") from error
+        yield row

@@ -1,0 +1,52 @@
+"""`TensorboardWriter`: rows as scalars in an event file, which `tensorboard --logdir` shows."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from leyden.loop.metrics import LogLevel, Row, RowKind
+from leyden.loop.optional import import_optional
+from leyden.loop.writers.appending import AppendingWriter
+
+__all__ = ["TensorboardWriter"]
+
+_FILE: Final = "events.out.tfevents.0000000000.leyden"
+_VERSION: Final = "brain.Event:2"
+
+
+class TensorboardWriter(AppendingWriter):
+    """A scalar for each number of a row: `reward`, `val/reward`, `episode/reward`; its step is the iteration, the episode or the step.
+
+    log_dir: the directory of the run; one event file, always of the same name. TensorBoard keeps 32 bits of a scalar. Strings and arrays
+    are left out. A new run replaces the file; a resumed one cuts it after the events that its checkpoint counts, so nothing is doubled.
+    Raises ConfigError without the package `tensorboard` (extra `tensorboard`); TensorFlow is not needed.
+    """
+
+    def __init__(self, log_dir: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
+        super().__init__(Path(log_dir) / _FILE, rows=rows, loglevel=loglevel)
+        extra = {"extra": "tensorboard", "needed_by": "TensorboardWriter"}
+        self._event = import_optional("tensorboard.compat.proto.event_pb2", **extra).Event
+        self._summary = import_optional("tensorboard.compat.proto.summary_pb2", **extra).Summary
+        self._record_writer = import_optional("tensorboard.summary.writer.record_writer", **extra).RecordWriter
+
+    @property
+    def state_key(self) -> str:
+        """One for each directory."""
+        return f"tensorboardwriter:{self.path.parent.name}"
+
+    def header(self) -> bytes:
+        """The version of the format."""
+        return self._record(self._event(wall_time=time.time(), file_version=_VERSION))
+
+    def encode(self, row: Row) -> bytes:
+        """An event with all numbers of the row."""
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in row.numbers().items()]
+        return self._record(self._event(wall_time=time.time(), step=row.number, summary=self._summary(value=values)))
+
+    def _record(self, event: Any) -> bytes:
+        framed = io.BytesIO()
+        self._record_writer(framed).write(event.SerializeToString())
+        return framed.getvalue()
