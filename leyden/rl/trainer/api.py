@@ -1,0 +1,69 @@
+"""`train` and `backtest`: one call each, for who needs no vessel of his own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from leyden.loop import LogWriter
+from leyden.rl.env import FiniteEnvType
+from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
+from leyden.rl.policy import Policy
+from leyden.rl.reward import Reward
+from leyden.rl.seed import InitialStateType
+from leyden.rl.simulator import Simulator
+from leyden.rl.trainer.trainer import Trainer
+from leyden.rl.trainer.vessel import TrainingVessel
+
+__all__ = ["backtest", "train"]
+
+
+def train(
+    simulator_fn: Callable[..., Simulator[InitialStateType, Any, Any]],
+    state_interpreter: StateInterpreter[Any, Any],
+    action_interpreter: ActionInterpreter[Any, Any, Any],
+    initial_states: Sequence[InitialStateType],
+    policy: Policy,
+    reward: Reward[Any] | None,
+    vessel_kwargs: Mapping[str, Any] | None = None,
+    trainer_kwargs: Mapping[str, Any] | None = None,
+) -> Trainer:
+    """Train `policy` on these initial states; answers the trainer, whose `metrics` are the last ones.
+
+    vessel_kwargs: of `TrainingVessel`. trainer_kwargs: of `Trainer`; it needs `max_iters`, or a callback that ends the run.
+    """
+    vessel = TrainingVessel(
+        simulator_fn=simulator_fn,
+        state_interpreter=state_interpreter,
+        action_interpreter=action_interpreter,
+        policy=policy,
+        reward=reward,
+        train_initial_states=initial_states,
+        **(vessel_kwargs or {}),
+    )
+    trainer = Trainer(**(trainer_kwargs or {}))
+    trainer.fit(vessel)
+    return trainer
+
+
+def backtest(
+    simulator_fn: Callable[..., Simulator[InitialStateType, Any, Any]],
+    state_interpreter: StateInterpreter[Any, Any],
+    action_interpreter: ActionInterpreter[Any, Any, Any],
+    initial_states: Sequence[InitialStateType],
+    policy: Policy,
+    logger: LogWriter | Sequence[LogWriter] | None = None,
+    reward: Reward[Any] | None = None,
+    finite_env_type: FiniteEnvType = "subproc",
+    concurrency: int = 2,
+) -> Mapping[str, Any]:
+    """Run each initial state once with `policy` as it is, write what happens to `logger`, and answer the metrics."""
+    vessel = TrainingVessel(
+        simulator_fn=simulator_fn,
+        state_interpreter=state_interpreter,
+        action_interpreter=action_interpreter,
+        policy=policy,
+        reward=reward,
+        test_initial_states=initial_states,
+    )
+    return Trainer(max_iters=0, loggers=logger, finite_env_type=finite_env_type, concurrency=concurrency).test(vessel)

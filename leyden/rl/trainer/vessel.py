@@ -1,0 +1,260 @@
+"""Vessels: what is trained, and how one collect of each stage goes. A policy, its simulator, interpreters and reward belong together here.
+
+`TrainingVesselBase` is the protocol; `TrainingVessel` is the one that most need: collect episodes, update the policy. A vessel knows
+neither processes nor checkpoints: it is handed a `FiniteVectorEnv` over its seeds, and says what its state is.
+To train in another way, subclass `TrainingVesselBase` and write the seed iterators and `train`.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
+
+import numpy as np
+
+from leyden.errors import ConfigError
+from leyden.rl.aux_info import AuxiliaryInfoCollector
+from leyden.rl.collector import Collector, CollectResult
+from leyden.rl.env import FiniteVectorEnv
+from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
+from leyden.rl.policy import Policy
+from leyden.rl.reward import Reward
+from leyden.rl.seed import InitialStateType, SeedPlan
+from leyden.rl.simulator import Simulator
+
+if TYPE_CHECKING:
+    from leyden.rl.trainer.trainer import Trainer
+
+__all__ = ["SeedIteratorNotAvailable", "Seeds", "TrainingVessel", "TrainingVesselBase"]
+
+logger = logging.getLogger(__name__)
+
+Seeds: TypeAlias = Iterable[Any] | AbstractContextManager[Iterable[Any]]
+"""What a seed iterator is: a `SeedPlan`, a `DataQueue` (entered while it is used), or any iterable of initial states."""
+
+
+class SeedIteratorNotAvailable(ConfigError):
+    """A stage was asked for whose initial states the vessel does not have."""
+
+
+class TrainingVesselBase(Generic[InitialStateType]):
+    """A policy with all that it needs to act and to learn.
+
+    simulator_fn: makes a simulator of an initial state. reward: None: every reward is 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        simulator_fn: Callable[..., Simulator[InitialStateType, Any, Any]],
+        state_interpreter: StateInterpreter[Any, Any],
+        action_interpreter: ActionInterpreter[Any, Any, Any],
+        policy: Policy,
+        reward: Reward[Any] | None = None,
+        aux_info_collector: AuxiliaryInfoCollector[Any, Any] | None = None,
+    ) -> None:
+        self.simulator_fn = simulator_fn
+        self.state_interpreter = state_interpreter
+        self.action_interpreter = action_interpreter
+        self.policy = policy
+        self.reward = reward
+        self.aux_info_collector = aux_info_collector
+        self._trainer: Callable[[], Trainer | None] = lambda: None
+
+    @property
+    def trainer(self) -> Trainer:
+        """Who trains it. Raises ConfigError before `assign_trainer`."""
+        trainer = self._trainer()
+        if trainer is None:
+            raise ConfigError(f"{type(self).__name__} has no trainer; Trainer.fit and Trainer.test assign themselves")
+        return trainer
+
+    def assign_trainer(self, trainer: Trainer) -> None:
+        """Remember the trainer, weakly: it holds the vessel."""
+        self._trainer = weakref.ref(trainer)
+
+    def train_seed_iterator(self) -> Seeds:
+        """The initial states of one training stage. Raises SeedIteratorNotAvailable unless it is written."""
+        raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to train on")
+
+    def val_seed_iterator(self) -> Seeds:
+        """Those of one validation."""
+        raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to validate on")
+
+    def test_seed_iterator(self) -> Seeds:
+        """Those of a test."""
+        raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to test on")
+
+    def train(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any] | None:
+        """One training stage: collect, update; answers metrics."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it is trained; write `train`")
+
+    def validate(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any] | None:
+        """One validation; changes nothing of the policy."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it is validated; write `validate`")
+
+    def test(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any] | None:
+        """One test; changes nothing of the policy."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it is tested; write `test`")
+
+    def log(self, name: str, value: Any) -> None:
+        """Say a value of this iteration in the log; of an array, its mean."""
+        if isinstance(value, np.ndarray | Sequence) and not isinstance(value, str):
+            value = float(np.mean(value))
+        logger.info("[Iter %d] %s = %s", self.trainer.current_iter, name, value)
+
+    def log_dict(self, data: Mapping[str, Any]) -> None:
+        """`log` for each."""
+        for name, value in data.items():
+            self.log(name, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next stage depends on; see `leyden.rl.state` for what it may hold."""
+        return {"policy": self.policy.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` answered."""
+        self.policy.load_state_dict(state["policy"])
+
+
+class TrainingVessel(TrainingVesselBase[InitialStateType]):
+    """Each training stage collects `episode_per_iter` episodes and updates the policy once; validation and test run each of their
+    initial states once.
+
+    train_initial_states, val_initial_states, test_initial_states: with length and index; None: that stage is not available. The first
+        is shuffled anew in each pass, and stages go on where the one before ended; the others are taken in order.
+    buffer_size: steps that the policy's buffer holds.
+    update_kwargs: given to `policy.update`.
+    seed: of the shuffling.
+    """
+
+    def __init__(
+        self,
+        *,
+        simulator_fn: Callable[..., Simulator[InitialStateType, Any, Any]],
+        state_interpreter: StateInterpreter[Any, Any],
+        action_interpreter: ActionInterpreter[Any, Any, Any],
+        policy: Policy,
+        reward: Reward[Any] | None = None,
+        aux_info_collector: AuxiliaryInfoCollector[Any, Any] | None = None,
+        train_initial_states: Sequence[InitialStateType] | None = None,
+        val_initial_states: Sequence[InitialStateType] | None = None,
+        test_initial_states: Sequence[InitialStateType] | None = None,
+        buffer_size: int = 20_000,
+        episode_per_iter: int = 1000,
+        update_kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            simulator_fn=simulator_fn,
+            state_interpreter=state_interpreter,
+            action_interpreter=action_interpreter,
+            policy=policy,
+            reward=reward,
+            aux_info_collector=aux_info_collector,
+        )
+        if episode_per_iter < 1:
+            raise ConfigError(f"episode_per_iter is {episode_per_iter}; it must be at least 1")
+        for name, states in (
+            ("train_initial_states", train_initial_states),
+            ("val_initial_states", val_initial_states),
+            ("test_initial_states", test_initial_states),
+        ):
+            if states is not None and len(states) == 0:
+                raise ConfigError(f"{name} is empty; give at least one initial state, or None where there is no such stage")
+        self.train_initial_states = train_initial_states
+        self.val_initial_states = val_initial_states
+        self.test_initial_states = test_initial_states
+        self.buffer_size = buffer_size
+        self.episode_per_iter = episode_per_iter
+        self.update_kwargs = dict(update_kwargs or {})
+        self.seed = seed
+        self._plan: SeedPlan[InitialStateType] | None = None
+        self._buffer: Any = None
+        self._to_load: Mapping[str, Any] | None = None
+
+    def train_seed_iterator(self) -> Seeds:
+        """One plan for all training stages: a pass ends before the next begins, over as many stages as it takes."""
+        if self.train_initial_states is None:
+            return super().train_seed_iterator()
+        if self._plan is None:
+            states = self._few("train_initial_states", self.train_initial_states)
+            self._plan = SeedPlan(states, repeat=-1, shuffle=True, seed=self.seed)
+            if self._to_load is not None:
+                self._plan.load_state_dict(self._to_load)
+        return self._plan
+
+    def val_seed_iterator(self) -> Seeds:
+        """Each initial state once, in order."""
+        if self.val_initial_states is None:
+            return super().val_seed_iterator()
+        return SeedPlan(self._few("val_initial_states", self.val_initial_states))
+
+    def test_seed_iterator(self) -> Seeds:
+        """Each initial state once, in order."""
+        if self.test_initial_states is None:
+            return super().test_seed_iterator()
+        return SeedPlan(self._few("test_initial_states", self.test_initial_states))
+
+    def train(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
+        """Collect, update; the metrics of both."""
+        self.policy.train()
+        if self._buffer is None or self._buffer.num_envs != vector_env.num_envs:
+            self._buffer = self.policy.make_buffer(self.buffer_size, vector_env.num_envs)
+        n_episode = self.trainer.fast_dev_run or self.episode_per_iter
+        collected = self._collect(vector_env, n_episode, explore=True, buffer=self._buffer)
+        metrics = {**collected.metrics, **self.policy.update(self._buffer, **self.update_kwargs)}
+        self.log_dict(metrics)
+        return metrics
+
+    def validate(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
+        """Every initial state once, as the policy acts when it does not explore."""
+        return self._evaluate(vector_env)
+
+    def test(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
+        """The same over the test's initial states."""
+        return self._evaluate(vector_env)
+
+    def _evaluate(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
+        self.policy.eval()
+        metrics = self._collect(vector_env, None, explore=False, buffer=None).metrics
+        self.log_dict(metrics)
+        return metrics
+
+    def _collect(
+        self, vector_env: FiniteVectorEnv, n_episode: int | None, *, explore: bool, buffer: Any
+    ) -> CollectResult:
+        with vector_env.collector_guard():
+            collector = Collector(self.policy, vector_env, buffer)
+            return collector.collect(n_episode=n_episode, explore=explore, on_progress=self.trainer.progress)
+
+    def _few(self, name: str, states: Sequence[InitialStateType]) -> Sequence[InitialStateType]:
+        """All of them, or as many as `fast_dev_run` says, chosen at random by `seed`."""
+        n = self.trainer.fast_dev_run
+        if n is None or n >= len(states):
+            return states
+        chosen = np.random.default_rng(self.seed).permutation(len(states))[:n]
+        logger.info("fast_dev_run: %d of %d %s", n, len(states), name)
+        return [states[int(index)] for index in chosen]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The policy, where the seeds are, and what a buffer keeps from one stage to the next."""
+        return {
+            "policy": self.policy.state_dict(),
+            "seeds": self._to_load if self._plan is None else self._plan.state_dict(),
+            "buffer": None if self._buffer is None else self._buffer.state_dict(),
+            "num_envs": None if self._buffer is None else self._buffer.num_envs,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` answered; of a state with a policy alone, take that."""
+        self.policy.load_state_dict(state["policy"])
+        self._to_load = state.get("seeds")
+        self._plan = None
+        self._buffer = None
+        if state.get("buffer") is not None:
+            self._buffer = self.policy.make_buffer(self.buffer_size, state["num_envs"])
+            self._buffer.load_state_dict(state["buffer"])

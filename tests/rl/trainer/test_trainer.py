@@ -1,0 +1,262 @@
+"""The trainer: order, counters, metrics, checkpoints, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from leyden.errors import CheckpointError, ConfigError
+from leyden.loop import Callback, Checkpoint, CsvWriter, EarlyStopping, LogLevel, LogWriter
+from leyden.rl import SeedIteratorNotAvailable, Trainer, TrainingVesselBase, backtest, train
+from tests.rl.parts import Direction, NearZero, Position, Walk, vessel_of
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def trainer_of(**options: Any) -> Trainer:
+    return Trainer(**({"max_iters": 2, "finite_env_type": "dummy", "concurrency": 2} | options))
+
+
+class Told(Callback):
+    """Notes every hook, with the counters that it saw."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int, str]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if not name.startswith("on_") or name in ("on_progress", "on_exception"):
+            return found
+
+        def hook(trainer: Any, vessel: Any) -> None:
+            self.heard.append((name, trainer.current_iter, trainer.current_stage))
+
+        return hook
+
+
+def test_a_fit_goes_through_its_stages_in_order() -> None:
+    told = Told()
+    trainer_of(val_every_n_iters=2, callbacks=[told]).fit(vessel_of())
+    assert told.heard == [
+        ("on_fit_start", 0, "train"),
+        ("on_iter_start", 0, "train"),
+        ("on_train_start", 0, "train"),
+        ("on_train_end", 1, "train"),
+        ("on_iter_end", 1, "train"),
+        ("on_iter_start", 1, "train"),
+        ("on_train_start", 1, "train"),
+        ("on_train_end", 2, "train"),
+        ("on_validate_start", 2, "val"),
+        ("on_validate_end", 2, "val"),
+        ("on_iter_end", 2, "val"),
+        ("on_fit_end", 2, "val"),
+    ]
+
+
+def test_metrics_are_of_episodes_of_the_update_and_of_validations_under_their_own_name() -> None:
+    trainer = trainer_of(val_every_n_iters=1)
+    trainer.fit(vessel_of())
+    assert {"reward", "steps_per_episode", "distance", "loss", "val/reward", "val/distance"} <= trainer.metrics.keys()
+    assert trainer.current_iter == 2
+    assert trainer.current_episode == 12  # those of validations are not counted
+    assert 8 <= trainer.metrics["steps_per_episode"] <= 10
+    assert "val/loss" not in trainer.metrics
+
+
+def test_a_trainer_can_be_asked_before_it_has_run() -> None:
+    trainer = trainer_of()
+    assert (trainer.current_iter, trainer.current_episode, dict(trainer.metrics), trainer.should_stop) == (0, 0, {}, False)
+    assert trainer.state_dict()["current_iter"] == 0
+
+
+def test_the_loggers_given_are_left_as_they_were() -> None:
+    loggers: list[LogWriter] = []
+    trainer = Trainer(max_iters=1, loggers=loggers, finite_env_type="dummy", concurrency=1)
+    trainer.fit(vessel_of())
+    trainer_of().fit(vessel_of())
+    assert loggers == []
+
+
+def test_each_initial_state_is_trained_on_once_before_any_is_again() -> None:
+    seen: list[int] = []
+
+    class Noted(Walk):
+        def __init__(self, initial: int) -> None:
+            seen.append(initial)
+            super().__init__(initial)
+
+    vessel = vessel_of(episode_per_iter=5)
+    vessel.simulator_fn = Noted
+    trainer_of(max_iters=7, concurrency=3).fit(vessel)
+    assert len(seen) == 35  # and none is begun for nothing
+    assert sorted(seen[:17]) == sorted(seen[17:34]) == list(range(-8, 9))
+    assert seen[:17] != seen[17:34]
+
+
+def test_a_test_runs_every_initial_state_once_and_its_metrics_have_no_prefix(tmp_path: Path) -> None:
+    writer = CsvWriter(tmp_path / "episodes.csv", rows="episode")
+    trainer = trainer_of(loggers=writer)
+    answered = trainer.test(vessel_of(test_initial_states=[1, 2, 3, 4, 5]))
+    assert trainer.current_stage == "test"
+    assert answered == trainer.metrics
+    assert {"reward", "distance"} <= answered.keys()
+    with (tmp_path / "episodes.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(int(row["seed_index"]) for row in rows) == [0, 1, 2, 3, 4]
+
+
+def test_a_stage_without_initial_states_says_so() -> None:
+    with pytest.raises(SeedIteratorNotAvailable, match="validate"):
+        trainer_of(val_every_n_iters=1).fit(vessel_of(val_initial_states=None))
+    with pytest.raises(ConfigError, match="val_initial_states is empty"):
+        vessel_of(val_initial_states=[])
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"max_iters": None}, "max_iters is None"),
+        ({"fast_dev_run": 0}, "fast_dev_run is 0"),
+        ({"concurrency": 0}, "concurrency is 0"),
+        ({"val_every_n_iters": 0}, "val_every_n_iters is 0"),
+        ({"finite_env_type": "ray"}, "ray"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        trainer_of(**options).fit(vessel_of())
+
+
+def test_fast_dev_run_takes_few_states_and_few_episodes() -> None:
+    trainer = trainer_of(fast_dev_run=2, val_every_n_iters=1, max_iters=3)
+    trainer.fit(vessel_of())
+    assert trainer.current_episode == 6
+
+
+def test_a_finished_run_goes_on_when_it_is_given_more_iterations(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    trainer_of(callbacks=[checkpoint]).fit(vessel_of())
+    again = Checkpoint(tmp_path)
+    trainer = trainer_of(max_iters=5, callbacks=[again])
+    trainer.fit(vessel_of(), ckpt_path=again.latest())
+    assert (trainer.current_iter, trainer.current_episode) == (5, 30)
+
+
+def test_a_callback_may_come_or_go_between_save_and_resume(tmp_path: Path) -> None:
+    trainer_of(val_every_n_iters=1, callbacks=[EarlyStopping(patience=9), Checkpoint(tmp_path)]).fit(vessel_of())
+    trainer = trainer_of(max_iters=3, val_every_n_iters=1, callbacks=[EarlyStopping(patience=2, min_delta=9.0), Told()])
+    trainer.fit(vessel_of(), ckpt_path=tmp_path)
+    assert trainer.current_iter == 3
+
+
+@pytest.mark.parametrize("where", ["directory", "step", "pth"])
+def test_a_policy_goes_on_from_any_form_of_a_checkpoint(tmp_path: Path, where: str) -> None:
+    vessel = vessel_of()
+    trainer_of(callbacks=[Checkpoint(tmp_path, filename="{iter:03d}.pth")]).fit(vessel)
+    path = {"directory": tmp_path, "step": tmp_path / "step-000002", "pth": tmp_path / "002.pth"}[where]
+    other = vessel_of()
+    trainer = trainer_of()
+    trainer.fit(other, ckpt_path=path)
+    assert trainer.current_iter == 2  # it was finished: nothing is trained
+    assert same(vessel.state_dict()["policy"], other.state_dict()["policy"])
+    assert same(Trainer.get_policy_state_dict(path), vessel.state_dict()["policy"])
+
+
+def test_a_checkpoint_of_another_policy_is_refused(tmp_path: Path) -> None:
+    trainer_of(callbacks=[Checkpoint(tmp_path)]).fit(vessel_of("ppo"))
+    with pytest.raises(CheckpointError, match="policy"):
+        trainer_of().fit(vessel_of("dqn"), ckpt_path=tmp_path)
+
+
+def test_a_place_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        trainer_of().fit(vessel_of(), ckpt_path=tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        trainer_of().fit(vessel_of(), ckpt_path=tmp_path / "nowhere.pth")
+
+
+def test_a_pth_file_with_code_in_it_runs_none_of_it(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "was_here",))
+
+    file = tmp_path / "evil.pth"
+    torch.save({"vessel": Evil()}, file)
+    with pytest.raises(CheckpointError, match=r"evil\.pth"):
+        trainer_of().fit(vessel_of(), ckpt_path=file)
+    assert not (tmp_path / "was_here").exists()
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(CheckpointError, match=r"evil\.pth"):
+        trainer_of().fit(vessel_of(), ckpt_path=file)
+
+
+def test_the_lowest_level_of_any_writer_is_what_environments_keep() -> None:
+    class Debugging(LogWriter):
+        def write(self, row: Any) -> None: ...
+
+    assert trainer_of()._min_loglevel() == LogLevel.PERIODIC
+    loggers = [Debugging(loglevel=LogLevel.INFO), Debugging(loglevel=LogLevel.DEBUG)]
+    assert trainer_of(loggers=loggers)._min_loglevel() == LogLevel.DEBUG
+
+
+def test_callbacks_and_loggers_have_names(tmp_path: Path) -> None:
+    loggers = [CsvWriter(tmp_path / "a.csv"), CsvWriter(tmp_path / "b.csv")]
+    trainer = trainer_of(callbacks=[Told(), Told()], loggers=loggers)
+    assert len(trainer.named_callbacks()) == 2
+    assert list(trainer.named_loggers().values()) == loggers
+
+
+def test_a_vessel_of_ones_own_may_answer_nothing() -> None:
+    class Idle(TrainingVesselBase[int]):
+        def train_seed_iterator(self) -> Any:
+            return iter([1, 2, 3])
+
+        def train(self, vector_env: Any) -> None:
+            vector_env.reset()
+            while vector_env.alive.any():
+                vector_env.step([1] * vector_env.num_envs)
+                vector_env.reset([i for i in range(vector_env.num_envs) if not vector_env.alive[i]])
+
+    parts = vessel_of()
+    vessel = Idle(
+        simulator_fn=Walk,
+        state_interpreter=Position(),
+        action_interpreter=Direction(),
+        policy=parts.policy,
+        reward=NearZero(),
+    )
+    trainer = trainer_of(max_iters=1)
+    trainer.fit(vessel)
+    assert trainer.current_episode == 3
+    assert trainer.metrics["distance"] > 0
+
+
+def test_train_and_backtest_are_one_call_each(tmp_path: Path) -> None:
+    parts = vessel_of()
+    trained = train(
+        Walk, Position(), Direction(), [1, 2, 3], parts.policy, NearZero(),
+        {"episode_per_iter": 3, "update_kwargs": {"batch_size": 16, "repeat": 1}},
+        {"max_iters": 2, "finite_env_type": "dummy"},
+    )  # fmt: skip
+    assert trained.current_iter == 2
+    writer = CsvWriter(tmp_path / "backtest.csv", rows="episode")
+    metrics = backtest(Walk, Position(), Direction(), [5, 6], parts.policy, writer, NearZero(), "dummy", 1)
+    assert metrics["reward"] < 0
+    assert len((tmp_path / "backtest.csv").read_text().splitlines()) == 3
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
