@@ -23,6 +23,7 @@ GROUP_FOLDERS = (
     "litellm",
     "vllm",
     "writers",
+    "rldata",
 )
 
 # before anything imports torch: two threads that spin cost a small machine more than they give

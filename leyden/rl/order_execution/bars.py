@@ -7,6 +7,7 @@ A file `<stock_id>.parquet` or `<stock_id>.csv` has a column `datetime` or `date
 from __future__ import annotations
 
 import csv
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -194,12 +195,11 @@ def _read_csv(path: Path) -> dict[str, Array]:
 
 def _read_parquet(path: Path) -> dict[str, Array]:
     try:
-        import pyarrow.parquet as parquet  # pyright: ignore[reportMissingTypeStubs]
+        parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise ConfigError(f"{path} needs pyarrow; install it with: pip install 'leyden[export]', or give CSV") from None
-    any_parquet: Any = parquet
     try:
-        table: Any = any_parquet.read_table(path)
+        table: Any = parquet.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise ConfigError(f"{path} cannot be read as Parquet: {error}") from error
     return {name: table.column(name).to_numpy() for name in table.column_names}

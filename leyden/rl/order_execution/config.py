@@ -7,7 +7,7 @@
       kwargs: {lr: 0.0001}
 
 It knows which keys there are and how components are made of `{class, module_path, kwargs}`; what is run with them is in `run`.
-To add a key, add a field to its section's dataclass; to give a class a short name, add it to `SHORT_NAMES`.
+To add a key, add a field to its section's dataclass; to give a class a short name, add it to `_CLASSES`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,20 @@ __all__ = ["SHORT_NAMES", "Component", "RunConfig", "load_config", "read_config"
 
 _Section = TypeVar("_Section")
 _HERE: Final = "leyden.rl.order_execution"
-SHORT_NAMES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("AllOne", "PPO", "DQN", "RandomPolicy"), "leyden.rl.policy"),
-    "Recurrent": f"{_HERE}.network",
-    "BarsProcessedDataProvider": f"{_HERE}.data",
-    **dict.fromkeys(("PAPenaltyReward", "PPOReward"), f"{_HERE}.reward"),
-    **dict.fromkeys(("CategoricalActionInterpreter", "CurrentStepStateInterpreter", "DummyStateInterpreter", "FullHistoryStateInterpreter", "TwapRelativeActionInterpreter"), f"{_HERE}.interpreter"),
+_CLASSES: Final[Mapping[str, tuple[str, ...]]] = {
+    "leyden.rl.policy": ("AllOne", "DQN", "PPO", "RandomPolicy"),
+    f"{_HERE}.data": ("BarsProcessedDataProvider",),
+    f"{_HERE}.interpreter": (
+        "CategoricalActionInterpreter",
+        "CurrentStepStateInterpreter",
+        "DummyStateInterpreter",
+        "FullHistoryStateInterpreter",
+        "TwapRelativeActionInterpreter",
+    ),
+    f"{_HERE}.network": ("Recurrent",),
+    f"{_HERE}.reward": ("PAPenaltyReward", "PPOReward"),
 }
+SHORT_NAMES: Final[Mapping[str, str]] = {name: module for module, names in _CLASSES.items() for name in names}
 """The classes that need no module_path, and where each is."""
 
 
@@ -96,9 +103,10 @@ class Component:
 
 
 def _built(value: Any, place: str) -> Any:
-    if isinstance(value, dict) and "class" in value:
-        return _component(cast("dict[str, Any]", value), place).build()
-    return value
+    if not isinstance(value, dict):
+        return value
+    mapping = cast("dict[str, Any]", value)
+    return _component(mapping, place).build() if "class" in mapping else mapping
 
 
 @dataclass(frozen=True)
@@ -218,8 +226,9 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for name, value in own.items():
         before = merged.get(name)
-        if isinstance(value, dict) and isinstance(before, dict) and not value.get("_delete_"):
-            merged[name] = _merged(cast("dict[str, Any]", before), cast("dict[str, Any]", value))
+        inner = cast("dict[str, Any]", value) if isinstance(value, dict) else {"_delete_": True}
+        if isinstance(before, dict) and not inner.get("_delete_"):
+            merged[name] = _merged(cast("dict[str, Any]", before), inner)
         else:
             merged[name] = value
     return merged
@@ -236,7 +245,11 @@ def _component(content: Mapping[str, Any], place: str) -> Component:
     possible = ("class", "module_path", "kwargs")
     if unknown := [name for name in content if name not in possible]:
         raise ConfigError(f"unknown key {place}.{unknown[0]}; possible: {', '.join(possible)}")
-    name, module_path, kwargs = content.get("class"), content.get("module_path"), content.get("kwargs") or {}
+    name, module_path, kwargs = (
+        content.get("class"),
+        content.get("module_path"),
+        cast("Any", content.get("kwargs") or {}),
+    )
     if not isinstance(name, str):
         raise ConfigError(f"{place}.class is {name!r}; it must be a class's name")
     if not isinstance(kwargs, dict):

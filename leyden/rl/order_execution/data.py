@@ -59,10 +59,8 @@ class BarsProcessedDataProvider(ProcessedDataProvider):
             raise ConfigError("give either data_dir, a directory of files of bars, or data, the bars themselves")
         self._data_dir, self._data = data_dir, data
         self._today = tuple(feature_columns_today)
-        before = (
-            [f"{name}_1" for name in self._today] if feature_columns_yesterday is None else feature_columns_yesterday
-        )
-        self._yesterday = tuple(before)
+        before = [f"{name}_1" for name in self._today]
+        self._yesterday = tuple(before if feature_columns_yesterday is None else feature_columns_yesterday)
 
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Array) -> IntradayProcessedData:
         """The columns at these ticks. Raises ConfigError if they are not `feature_dim`, or a tick is not there."""

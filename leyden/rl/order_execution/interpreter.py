@@ -7,15 +7,15 @@ shown. To show something else, subclass `StateInterpreter`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
 from numpy.typing import NDArray
 
 from leyden.errors import ConfigError
 from leyden.options import check_number
+from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
 from leyden.rl.order_execution.data import ProcessedDataProvider
 from leyden.rl.order_execution.objects import EPS, OrderDir
 from leyden.rl.order_execution.state import SAOEState
@@ -50,7 +50,9 @@ class DummyStateInterpreter(StateInterpreter[SAOEState, Observation]):
 
 
 class CurrentStepStateInterpreter(StateInterpreter[SAOEState, Observation]):
-    """Shows where the order is, and no market: `acquiring` (1: buys), `cur_step`, `num_step`, `target` (its amount), `position` (what is left).
+    """Shows where the order is, and no market.
+
+    `acquiring` (1: buys), `cur_step`, `num_step`, `target` (its amount), `position` (what is left).
 
     max_step: steps of the longest order.
     """
@@ -73,8 +75,8 @@ class CurrentStepStateInterpreter(StateInterpreter[SAOEState, Observation]):
 class FullHistoryStateInterpreter(StateInterpreter[SAOEState, Observation]):
     """Shows the features of all ticks so far, those of the time before, and all positions so far.
 
-    Beside the numbers of `CurrentStepStateInterpreter`: `data_processed` and `data_processed_prev`, (data_ticks, data_dim), where ticks from
-    the current one on are 0; `cur_tick`; `position_history`, (max_step,).
+    Beside the numbers of `CurrentStepStateInterpreter`: `data_processed`, (data_ticks, data_dim), 0 from the current tick on;
+    `data_processed_prev`, (data_ticks, data_dim); `cur_tick`; `position_history`, (max_step,).
 
     max_step: steps of the longest order. data_ticks: ticks of the longest day (of all its days, for an order over several); shorter ones
         are filled up with 0. data_dim: features.
@@ -186,6 +188,13 @@ class CategoricalActionInterpreter(ActionInterpreter[SAOEState, int, float]):
         return min(simulator_state.position, simulator_state.order.amount * self.action_values[int(action)])
 
 
+class _Numbers(spaces.Box):
+    """A Box of one number that any kind of number is in: a row of a batch of scalar actions is no array, which Box warns about."""
+
+    def contains(self, x: Any) -> bool:
+        return super().contains(np.asarray(x, np.float32))
+
+
 class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
     """An action of 1 trades what is left in equal parts over the steps that are left; 2 twice as much, 0 nothing.
 
@@ -193,16 +202,12 @@ class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
     """
 
     def __init__(self) -> None:
-        self._space = spaces.Box(0, np.inf, (), np.float32)
+        self._space = _Numbers(0, np.inf, (), np.float32)
 
     @property
     def action_space(self) -> spaces.Box:
         """A number, 0 or more."""
         return self._space
-
-    def validate(self, action: Any) -> None:
-        """Any kind of number will do: a row of a batch of scalar actions is no array."""
-        super().validate(cast(Any, np.array(action, np.float32)))
 
     def interpret(self, simulator_state: SAOEState, action: float) -> float:
         """Units to trade. The steps are counted as the simulator makes them, also where the first one is shorter."""

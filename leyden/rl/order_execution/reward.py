@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from leyden.rl.reward import Reward
 
 from leyden.errors import InvalidTrade
 from leyden.rl.order_execution.objects import OrderDir
 from leyden.rl.order_execution.state import SAOEState
+from leyden.rl.reward import Reward
 
 __all__ = ["PAPenaltyReward", "PPOReward"]
 

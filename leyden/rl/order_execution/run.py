@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from leyden.rl.trainer.api import backtest
-from leyden.rl.trainer.trainer import Trainer
-from leyden.rl.trainer.vessel import TrainingVessel
 
 from leyden.errors import ConfigError
 from leyden.loop import Callback, Checkpoint, EarlyStopping, EpisodeStats, LogWriter, MetricsWriter
@@ -26,6 +23,9 @@ from leyden.rl.order_execution.config import RunConfig
 from leyden.rl.order_execution.data import load_orders
 from leyden.rl.order_execution.objects import Order
 from leyden.rl.order_execution.simulator import SingleAssetOrderExecutionSimple
+from leyden.rl.trainer.api import backtest
+from leyden.rl.trainer.trainer import Trainer
+from leyden.rl.trainer.vessel import TrainingVessel
 
 __all__ = ["BacktestResult", "OrdersWriter", "TrainResult", "backtest_orders", "train_orders"]
 
@@ -56,7 +56,7 @@ class BacktestResult:
 
 
 class OrdersWriter(LogWriter):
-    """A CSV file with a row for each order: the order, then all that was logged of its episode. In the orders' order, written at the end."""
+    """A CSV file with a row for each order, in their order: the order, then all that was logged of its episode. Written at the end."""
 
     def __init__(self, path: Path, orders: Sequence[Order]) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def train_orders(
 def backtest_orders(config: RunConfig, checkpoint: Path | None, output: Path, *, tag: str = "test") -> BacktestResult:
     """Run each order of `data.source.order_dir/<tag>` once, and write a row for each into `output`.
 
-    checkpoint: a run's directory, one of checkpoints, or one checkpoint; None: the policy as it was made, which must be one that cannot learn.
+    checkpoint: a run's directory, one of checkpoints, or one checkpoint; None: the policy as it was made, if it is one that cannot learn.
     """
     parts = _Parts(config)
     if checkpoint is not None:
@@ -163,7 +163,7 @@ def backtest_orders(config: RunConfig, checkpoint: Path | None, output: Path, *,
         parts.policy.load_state_dict(Trainer.get_policy_state_dict(inside if inside.is_dir() else checkpoint))
     elif parts.policy.state_dict():
         raise ConfigError(
-            f"a {type(parts.policy).__name__} that has learned nothing would be tested; give the run or checkpoint that it is to be taken from"
+            f"a {type(parts.policy).__name__} that has learned nothing would be tested; give the run or checkpoint to take it from"
         )
     orders = parts.orders(tag)
     writer = OrdersWriter(output, orders)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-from leyden.rl.simulator import Simulator
 from numpy.typing import NDArray
 
 from leyden.errors import ConfigError, InvalidTrade, OrderDone
@@ -19,6 +18,7 @@ from leyden.options import check_number
 from leyden.rl.order_execution.bars import Bars, IntradayBacktestData, load_bars
 from leyden.rl.order_execution.objects import Order, OrderDir, Time
 from leyden.rl.order_execution.state import History, SAOEMetrics, SAOEState
+from leyden.rl.simulator import Simulator
 
 __all__ = ["SingleAssetOrderExecutionSimple", "price_advantage"]
 

@@ -66,9 +66,9 @@ class History(Mapping[str, NDArray[Any]]):
         if name not in SAOEMetrics.__annotations__:
             raise KeyError(name)
         if name not in self._columns:
-            parts = [
-                np.broadcast_to(np.asarray(chunk[name]), np.shape(np.atleast_1d(chunk["datetime"])))
-                for chunk in self._chunks
+            chunks: list[Any] = list(self._chunks)
+            parts: list[NDArray[Any]] = [
+                np.broadcast_to(chunk[name], (np.size(chunk["datetime"]),)) for chunk in chunks
             ]
             self._columns[name] = np.concatenate(parts) if parts else np.zeros(0)
         return self._columns[name]

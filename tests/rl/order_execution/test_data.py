@@ -12,24 +12,7 @@ from leyden.errors import ConfigError
 from leyden.rl.order_execution import BarsProcessedDataProvider, OrderDir, load_bars, load_orders
 from tests.rl.order_execution.bars_of import write_days
 
-DAILY = "date,Close,close,$volume,name\n2020-01-02,9,10.5,100,x\n2020-01-03,9,11,,y\n"
-
-
-def test_csv_and_parquet_say_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    import pyarrow as arrow
-    import pyarrow.parquet as parquet
-
-    (tmp_path / "A.csv").write_text(DAILY)
-    times = np.array(["2020-01-02", "2020-01-03"], "datetime64[ns]")
-    parquet.write_table(
-        arrow.table({"datetime": times, "close": [10.5, 11.0], "volume": [100.0, None]}), tmp_path / "B.parquet"
-    )
-    one, two = load_bars(tmp_path, "A"), load_bars(tmp_path, "B")
-    assert one.times.tolist() == two.times.tolist()
-    assert one["$close"].tolist() == two["close"].tolist() == [10.5, 11.0]
-    assert np.isnan(one["volume"][1]) and np.isnan(two["volume"][1])
-    assert "name" not in one.columns
+DAILY = "date,other,close,$volume,name\n2020-01-02,9,10.5,100,x\n2020-01-03,9,11,,y\n"
 
 
 def test_bars_are_kept_until_their_file_changes(tmp_path: Path) -> None:
@@ -63,6 +46,16 @@ def test_a_damaged_file_is_refused_by_its_name_and_fault(tmp_path: Path, content
     with pytest.raises(ConfigError, match=fault) as caught:
         load_bars(tmp_path, "A")
     assert "A.csv" in str(caught.value)
+
+
+def test_columns_may_have_qlibs_names_and_names_are_no_features(tmp_path: Path) -> None:
+    (tmp_path / "A.csv").write_text(DAILY)
+    bars = load_bars(tmp_path, "A")
+    assert bars["$close"].tolist() == bars["close"].tolist() == [10.5, 11.0]
+    assert np.isnan(bars["volume"][1])
+    assert "name" not in bars.columns
+    with pytest.raises(ConfigError, match="has no column 'vwap'"):
+        bars["vwap"]
 
 
 def test_a_stock_without_a_file_says_what_there_is(tmp_path: Path) -> None:
