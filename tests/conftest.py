@@ -23,7 +23,8 @@ GROUP_FOLDERS = (
     "litellm",
     "vllm",
     "writers",
-    "rldata",
+    "rl_peers",
+    "rl_data",
 )
 
 # before anything imports torch: two threads that spin cost a small machine more than they give

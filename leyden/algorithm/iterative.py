@@ -111,7 +111,7 @@ class IterativeAlgorithm(Algorithm):
 class _LetGo(Callback):
     """Lets go of the pinned rollouts once nobody would read them again: no resume begins before this iteration any more."""
 
-    runs_last: ClassVar[bool] = True
+    runs_last: ClassVar[int] = 1
 
     def __init__(self, algorithm: IterativeAlgorithm, checkpoint: Checkpoint | None) -> None:
         self._algorithm, self._checkpoint = algorithm, checkpoint

@@ -131,7 +131,7 @@ def _ids(name: str, value: Any) -> list[int]:
     if not isinstance(value, list):
         raise Refused(f"the upstream gave no {name}; it must honour return_token_ids (vLLM 0.10.2 and later do)")
     ids_ = cast(list[Any], value)
-    if not all(type(item) is int and 0 <= item <= _LARGEST_ID for item in ids_):
+    if ids_ and not ({*map(type, ids_)} == {int} and 0 <= min(ids_) <= max(ids_) <= _LARGEST_ID):
         raise Refused(f"{name} holds something that is no token id")
     return ids_
 

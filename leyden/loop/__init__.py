@@ -1,8 +1,8 @@
 """The training loop, for LLM agents and simulator agents alike.
 
 Lives here: `TrainLoop` (order of stages, hooks, counters), `Callback` and the callbacks that ship, directory checkpoints, metrics, writers,
-and signals that end a run well. It knows no store, no agent, no model and no tensor: what is trained is a `Vessel` with four methods
-(step, validate, save, load), synchronous or not.
+and signals that end a run well. It knows no store, no agent, no model and no tensor: what is trained is a `Vessel` (step and validate, and
+save and load or state_dict and load_state_dict), synchronous or not.
 
     checkpoint = Checkpoint("run/checkpoints")
     loop = TrainLoop(max_iters=100, val_every_n_iters=10, callbacks=[checkpoint, ProgressBar()], writers=[CsvWriter("run/metrics.csv")])
@@ -14,7 +14,7 @@ Both are passed in by whoever makes the loop; nothing needs to be registered.
 """
 
 from leyden.loop.callbacks import Callback, EarlyStopping, MetricsWriter, Progress
-from leyden.loop.checkpoint import CheckpointStore, SavedCheckpoint
+from leyden.loop.checkpoint import CheckpointStore, SavedCheckpoint, open_checkpoint
 from leyden.loop.checkpoint_callback import Checkpoint
 from leyden.loop.interrupt import graceful_interrupts
 from leyden.loop.metrics import (
@@ -31,6 +31,8 @@ from leyden.loop.metrics import (
     StepRow,
 )
 from leyden.loop.progress_bar import ProgressBar
+from leyden.loop.pth import SavedFile
+from leyden.loop.state_files import StatefulVessel
 from leyden.loop.train_loop import Resumable, TrainLoop, Vessel
 from leyden.loop.writers import (
     ConsoleWriter,
@@ -69,12 +71,15 @@ __all__ = [
     "Resumable",
     "Row",
     "SavedCheckpoint",
+    "SavedFile",
     "Stage",
+    "StatefulVessel",
     "StepRow",
     "TensorboardWriter",
     "TrainLoop",
     "Vessel",
     "WandbWriter",
     "graceful_interrupts",
+    "open_checkpoint",
     "read_pickled_rows",
 ]

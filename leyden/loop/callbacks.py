@@ -6,13 +6,18 @@ To add one, subclass `Callback`, override the hooks that it needs and, if it mus
 
 from __future__ import annotations
 
+import inspect
+import logging
 import math
+import shutil
+import tempfile
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from leyden.errors import ConfigError
+from leyden.loop.state_files import load_vessel, save_vessel
 from leyden.loop.writers import CsvWriter
 
 if TYPE_CHECKING:
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Callback", "EarlyStopping", "HookResult", "MetricsWriter", "Progress"]
 
 HookResult: TypeAlias = Awaitable[None] | None
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +48,9 @@ class Callback:
     A hook may be a coroutine function if the loop is driven by `arun`. One that raises ends the run; `on_exception` follows.
     """
 
-    runs_last: ClassVar[bool] = False
-    """Call this one's hooks after those of all callbacks that do not say so (`Checkpoint` saves what the others have learned)."""
+    runs_last: ClassVar[int] = 0
+    """Call this one's hooks after those of all callbacks whose number is smaller. 1: `Checkpoint` saves what the others have learned.
+    2: what changes the policy for good when a fit ends comes after it has been saved as it was."""
 
     @property
     def state_key(self) -> str:
@@ -86,27 +94,55 @@ class Callback:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` answered. Called before `on_fit_start`, on a resumed run only."""
 
+    def save(self, path: Path) -> None:
+        """What must survive a kill and is no JSON (weights): write it into the empty directory `path`. Overriding it asks for one."""
+
+    def load(self, path: Path) -> None:
+        """Continue from what `save` wrote. Called after `load_state_dict`; the files may be gone when this returns and the fit goes on."""
+
 
 class EarlyStopping(Callback):
     """Stop when a metric has not improved for `patience` looks in a row.
 
-    monitor: a name in `loop.metrics`. `val/...` is looked at after each validation, any other after each training stage.
-    patience: at least 1.
+    monitor: a name in `loop.metrics`; None: "val/reward". `val/...` is looked at after each validation, any other after each training
+        stage.
+    patience: 0 and 1 both stop at the first look that is no improvement.
     min_delta: a smaller gain is none.
+    baseline: an improvement that does not beat it does not count as one for `patience` (it is the best all the same).
+    restore_best_weights: when the fit ends, stopped or not, the vessel is given the state that it had at the best look. The last checkpoint
+        holds the last state, so a run that is resumed goes on from there; the best one is beside it in the checkpoint.
+    compat: "qlib" for the rules that Qlib took from Keras 2.9: monitor is "reward" by default, looks are at validations whatever it is, and
+        each look counts before it is judged, so that patience 0 stops at the second iteration even if it improved.
     Raises ConfigError when the metric is not there. NaN is no improvement. A resumed run goes on counting; one that had been stopped
     stops again at once, unless it is given more patience.
     """
 
+    runs_last: ClassVar[int] = 2
+
     def __init__(
-        self, monitor: str = "val/reward", *, patience: int, mode: Literal["max", "min"] = "max", min_delta: float = 0.0
+        self,
+        monitor: str | None = None,
+        *,
+        patience: int = 0,
+        mode: Literal["max", "min"] = "max",
+        min_delta: float = 0.0,
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        compat: Literal["qlib"] | None = None,
     ) -> None:
-        if patience < 1:
-            raise ConfigError(f"patience is {patience}; it must be at least 1 look without an improvement")
+        if patience < 0:
+            raise ConfigError(f"patience is {patience}; it must be 0 or more looks without an improvement")
         if mode not in ("max", "min"):
             raise ConfigError(f"mode is {mode!r}; choose 'max' or 'min'")
         if min_delta < 0:
             raise ConfigError(f"min_delta is {min_delta}; it must be 0 or more")
-        self.monitor, self.patience, self.mode, self.min_delta = monitor, patience, mode, min_delta
+        if compat not in (None, "qlib"):
+            raise ConfigError(f"compat is {compat!r}; choose 'qlib', or None")
+        self.monitor = monitor or ("reward" if compat == "qlib" else "val/reward")
+        self.patience, self.mode, self.min_delta, self.baseline = patience, mode, min_delta, baseline
+        self.restore_best_weights, self.compat = restore_best_weights, compat
+        self._at_validations = compat == "qlib" or self.monitor.startswith("val/")
+        self._best_weights: tempfile.TemporaryDirectory[str] | None = None
         self._forget()
 
     @property
@@ -118,44 +154,86 @@ class EarlyStopping(Callback):
         self.wait = 0
         self.best: float | None = None
         self.best_iter = 0
+        """The number that `Checkpoint` gives to the same policy."""
+        self._drop_weights()
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Forget what an earlier fit saw; stop again where a resumed run had stopped."""
-        if self.monitor.startswith("val/") and not loop.validates:
+        if self._at_validations and not loop.validates:
             raise ConfigError(
                 f"EarlyStopping monitors {self.monitor!r}, but the loop never validates; set val_every_n_iters"
             )
         if loop.current_iter == 0:
             self._forget()
-        elif self.wait >= self.patience:
+        elif self.wait >= max(self.patience, 1):
             loop.stop()
 
-    def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
+    def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Look at a training metric."""
-        if not self.monitor.startswith("val/"):
-            self._look(loop)
+        return None if self._at_validations else self._look(loop, vessel)
 
-    def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> None:
+    def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Look at a validation metric."""
-        if self.monitor.startswith("val/"):
-            self._look(loop)
+        return self._look(loop, vessel) if self._at_validations else None
 
-    def _look(self, loop: TrainLoop) -> None:
+    def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
+        """Give the vessel its best state; `Checkpoint` has saved the last one already."""
+        if not self.restore_best_weights or self.best is None:
+            return None
+        if self._best_weights is None:
+            logger.warning(
+                "the weights of iteration %d, the best, are not in the checkpoint that was resumed; the last ones stay",
+                self.best_iter,
+            )
+            return None
+        loading = load_vessel(vessel, Path(self._best_weights.name))
+        if inspect.isawaitable(loading):
+            return self._drop_weights_after(loading)
+        self._drop_weights()
+        return None
+
+    def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> None:
+        """Remove the temporary files."""
+        self._drop_weights()
+
+    def _look(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         value = loop.metrics.get(self.monitor)
         if value is None or isinstance(value, str):
             raise ConfigError(f"EarlyStopping monitors {self.monitor!r}, which is no number in {sorted(loop.metrics)}")
-        if self._improves(value):
-            self.best, self.best_iter, self.wait = float(value), loop.current_iter, 0
-            return
+        improved = self._beats(value, self.best)
         self.wait += 1
-        if self.wait >= self.patience:
+        if improved and (self.baseline is None or self._beats(value, self.baseline)):
+            self.wait = 0
+        if self.compat == "qlib":
+            stop = self.wait >= self.patience and loop.current_iter > 1
+        else:
+            stop = self.wait >= max(self.patience, 1)
+        if stop:
             loop.stop()
+        if not improved:
+            return None
+        self.best, self.best_iter = float(value), loop.current_iter
+        return self._keep_weights(vessel) if self.restore_best_weights else None
 
-    def _improves(self, value: float) -> bool:
-        if math.isnan(value) or self.best is None:
+    def _beats(self, value: float, other: float | None) -> bool:
+        if math.isnan(value) or other is None:
             return not math.isnan(value)
-        gain = value - self.best if self.mode == "max" else self.best - value
+        gain = value - other if self.mode == "max" else other - value
         return gain > self.min_delta
+
+    def _keep_weights(self, vessel: Vessel) -> HookResult:
+        self._drop_weights()
+        self._best_weights = tempfile.TemporaryDirectory(prefix="leyden-best-")
+        return save_vessel(vessel, Path(self._best_weights.name))
+
+    def _drop_weights(self) -> None:
+        if self._best_weights is not None:
+            self._best_weights.cleanup()
+        self._best_weights = None
+
+    async def _drop_weights_after(self, loading: Awaitable[object]) -> None:
+        await loading
+        self._drop_weights()
 
     def state_dict(self) -> dict[str, Any]:
         """The best value, where it was, and the looks since."""
@@ -163,11 +241,24 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting."""
+        self._drop_weights()
         self.wait, self.best, self.best_iter = state["wait"], state["best"], state["best_iter"]
+
+    def save(self, path: Path) -> None:
+        """The best state, if it is to be restored."""
+        if self._best_weights is not None:
+            shutil.copytree(self._best_weights.name, path, dirs_exist_ok=True)
+
+    def load(self, path: Path) -> None:
+        """Have the best state again."""
+        if self.restore_best_weights and any(path.iterdir()):
+            self._drop_weights()
+            self._best_weights = tempfile.TemporaryDirectory(prefix="leyden-best-")
+            shutil.copytree(path, self._best_weights.name, dirs_exist_ok=True)
 
 
 class MetricsWriter(Callback):
-    """`train_result.csv` and `validation_result.csv` in one directory, a row for each stage."""
+    """`train_result.csv` and `validation_result.csv` in one directory: a row for each stage, named as in `loop.metrics`."""
 
     def __init__(self, dirpath: str | Path) -> None:
         self.dirpath = Path(dirpath)
@@ -186,8 +277,8 @@ class MetricsWriter(Callback):
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Write the row."""
-        if loop.last_row:
-            self._validation.write(loop.last_row)
+        if row := loop.last_row:
+            self._validation.write(replace(row, metrics={f"val/{name}": value for name, value in row.metrics.items()}))
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Close the files."""

@@ -4,6 +4,8 @@
       manifest.json      format, versions, iteration, config, size and sha256 of every other file
       state.json         the loop, its callbacks and writers, random states
       vessel/...         what the vessel wrote (tensors, JSON)
+      callbacks/...      what callbacks wrote that is no JSON (the best weights)
+    checkpoints/latest -> step-000012      if it is asked for
 
 One is written aside, made durable and renamed; it never changes afterwards. No pickle: reading one runs no code of it.
 The store knows no loop: `Checkpoint` (a callback) decides when to save, the vessel decides what.
@@ -23,13 +25,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from leyden.errors import CheckpointError, ConfigError
-from leyden.utils.atomic import ASIDE, commit_directory, remove_directory
+from leyden.loop.pth import SavedFile, read_pth
+from leyden.loop.state_files import load_vessel
+from leyden.utils.atomic import ASIDE, commit_directory, fsync_directory, remove_directory
 
-__all__ = ["FORMAT", "CheckpointStore", "SavedCheckpoint"]
+__all__ = ["CALLBACKS", "FORMAT", "CheckpointStore", "SavedCheckpoint", "link_beside", "open_checkpoint"]
 
 FORMAT: Final = 1
 _KIND: Final = "leyden checkpoint"
-_MANIFEST, _STATE, _VESSEL = "manifest.json", "state.json", "vessel"
+_MANIFEST, _STATE, _VESSEL, _LATEST = "manifest.json", "state.json", "vessel", "latest"
+CALLBACKS: Final = "callbacks"
 _NAME = re.compile(r"step-(\d{6,})")
 
 logger = logging.getLogger(__name__)
@@ -54,18 +59,35 @@ class SavedCheckpoint:
         """What the vessel saved."""
         return self.path / _VESSEL
 
+    @property
+    def callbacks_path(self) -> Path:
+        """What callbacks saved in files; need not be there."""
+        return self.path / CALLBACKS
+
+    def restore(self, vessel: Any) -> Any:
+        """Give the vessel what it saved; may have to be awaited."""
+        return load_vessel(vessel, self.vessel_path)
+
 
 class CheckpointStore:
     """The checkpoints of one run, in one directory. One process writes; any may read.
 
-    keep: how many to keep, the newest; at least 1. Two, so that a damaged newest one costs a step and not the run.
+    keep: how many to keep, the newest; at least 1. Two, so that a damaged newest one costs a step and not the run. None: all.
+    link_latest: keep a relative link `latest` to the newest, which goes on to work when the directory is moved.
     config: what must be the same for a run to be continued, as JSON; a difference is refused by name.
     """
 
-    def __init__(self, dirpath: str | Path, *, keep: int = 2, config: Mapping[str, Any] | None = None) -> None:
-        if keep < 1:
-            raise ConfigError(f"keep is {keep}; at least 1 checkpoint must be kept")
-        self.dirpath, self.keep = Path(dirpath), keep
+    def __init__(
+        self,
+        dirpath: str | Path,
+        *,
+        keep: int | None = 2,
+        link_latest: bool = False,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        if keep is not None and keep < 1:
+            raise ConfigError(f"keep is {keep}; at least 1 checkpoint must be kept, or None for all")
+        self.dirpath, self.keep, self.link_latest = Path(dirpath), keep, link_latest
         self.config: dict[str, Any] = json.loads(json.dumps(dict(config or {})))
 
     # ---- writing -------------------------------------------------------------------------------------------------------
@@ -77,9 +99,14 @@ class CheckpointStore:
         vessel.mkdir(parents=True)
         return vessel
 
-    def commit(self, iteration: int, state: Mapping[str, Any]) -> Path:
+    def prepared(self, iteration: int) -> Path:
+        """The whole directory aside that `prepare` made."""
+        return self._aside(iteration)
+
+    def commit(self, iteration: int, state: Mapping[str, Any], *, best: int | None = None) -> Path:
         """Make what was prepared the checkpoint of `iteration`, durably; then remove the oldest ones beyond `keep`.
 
+        best: the iteration of the best one so far, which is kept as well, and which this one names in its manifest.
         A damaged checkpoint of this iteration is replaced. Raises CheckpointError for a state that is not JSON.
         """
         aside, path = self._aside(iteration), self._path(iteration)
@@ -93,22 +120,39 @@ class CheckpointStore:
             "config": self.config,
             "files": files,
         }
+        if best is not None:
+            manifest["best"] = best
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         remove_directory(path)
         commit_directory(aside, path)
-        self.tidy(iteration)
+        self.tidy(iteration, best=best)
         return path
 
-    def tidy(self, newest: int) -> None:
-        """Remove what interrupted saves left, and of the checkpoints up to `newest` all but the last `keep`."""
+    def tidy(self, newest: int, *, best: int | None = None) -> None:
+        """Remove what interrupted saves left, and of the checkpoints up to `newest` all but the last `keep` and the best.
+
+        The link to the latest is put right too.
+        """
         self._remove_asides()
+        if self.link_latest and self._path(newest).is_dir():
+            link_beside(self._path(newest), _LATEST)
+        kept = self.kept(newest, best=best)
         # Later ones are damaged (the run was resumed before them) and must not push out good ones.
-        for iteration in [step for step in self.steps() if step <= newest][: -self.keep]:
-            remove_directory(self._path(iteration))
+        for iteration in self.steps():
+            if iteration <= newest and iteration not in kept:
+                remove_directory(self._path(iteration))
+
+    def kept(self, newest: int, *, best: int | None = None) -> set[int]:
+        """The iterations whose checkpoints stay once `newest` is there."""
+        steps = sorted({step for step in self.steps() if step <= newest} | {newest})
+        return set(steps if self.keep is None else steps[-self.keep :]) | ({best} if best is not None else set())
 
     def _remove_asides(self) -> None:
         for aside in self.dirpath.glob(f"{ASIDE}*"):
-            shutil.rmtree(aside)
+            if aside.is_dir() and not aside.is_symlink():
+                shutil.rmtree(aside)
+            else:
+                aside.unlink()
 
     # ---- reading -------------------------------------------------------------------------------------------------------
 
@@ -136,6 +180,12 @@ class CheckpointStore:
                 f"none of the {len(steps)} checkpoints in {self.dirpath} is intact; the log says what is wrong"
             )
         return None
+
+    def best(self) -> SavedCheckpoint | None:
+        """The one that the newest intact checkpoint names as the best; None if there is none, or none was chosen by a metric."""
+        newest = self.latest()
+        best = None if newest is None else self.verify(newest.iteration).get("best")
+        return None if best is None else self.load(best)
 
     def load(self, iteration: int) -> SavedCheckpoint:
         """Verify and read the checkpoint of `iteration`. Raises CheckpointError, which names the file and what is wrong with it."""
@@ -188,6 +238,36 @@ class CheckpointStore:
 
     def _aside(self, iteration: int) -> Path:
         return self.dirpath / f"{ASIDE}step-{iteration:06d}"
+
+
+def open_checkpoint(path: str | Path, *, config: Mapping[str, Any] | None = None) -> SavedCheckpoint | SavedFile:
+    """What `path` names, verified: a checkpoint's directory or a link to it, a directory of checkpoints (its newest), or a `.pth` file.
+
+    config: as `CheckpointStore` has it; the configuration of a `.pth` file is not known. No code of the checkpoint is run.
+    Raises CheckpointError for anything else, and for one that is damaged.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(
+            f"there is no checkpoint {path}; give its directory, the directory of all, or a .pth file"
+        )
+    if path.is_file():
+        return read_pth(path)
+    path = path.resolve()  # of a link
+    if name := _NAME.fullmatch(path.name):
+        return CheckpointStore(path.parent, config=config).load(int(name[1]))
+    if saved := CheckpointStore(path, config=config).latest():
+        return saved
+    raise CheckpointError(f"{path} holds no checkpoint (a directory step-000012 and the like)")
+
+
+def link_beside(target: Path, name: str) -> None:
+    """Let the link `name` in `target`'s directory point to `target`, relatively; it is always either the old or the new one."""
+    aside = target.with_name(ASIDE + name)
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(target.name)
+    aside.replace(target.with_name(name))
+    fsync_directory(target.parent)
 
 
 def _files_under(directory: Path) -> list[Path]:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
+from urllib.parse import quote
 
 from leyden.errors import ConfigError
 from leyden.loop.callbacks import Callback, Progress
@@ -41,7 +42,11 @@ Stateful = TypeVar("Stateful", Callback, LogWriter)
 
 
 class Vessel(Protocol):
-    """What is trained. Each method may be a coroutine function if the loop is driven by `arun`."""
+    """What is trained. Each method may be a coroutine function if the loop is driven by `arun`.
+
+    To be saved it also has `save(path)`, which writes everything that the next step depends on into the empty directory `path`, and
+    `load(path)`; or `state_dict()` and `load_state_dict(state)`, for a state as `state_files.py` describes.
+    """
 
     def step(self, iteration: int, /) -> Any:
         """Do training step `iteration`, counted from 0; answer its metrics (`Metrics` or None)."""
@@ -51,17 +56,9 @@ class Vessel(Protocol):
         """Measure the policy after `iteration` steps, and change nothing of it; answer the metrics."""
         ...
 
-    def save(self, path: Path, /) -> Any:
-        """Write everything that the next step depends on into the empty directory `path`."""
-        ...
-
-    def load(self, path: Path, /) -> Any:
-        """Continue from what `save` wrote."""
-        ...
-
 
 class Resumable(Protocol):
-    """A place to continue from; see `checkpoint.SavedCheckpoint`."""
+    """A place to continue from; see `checkpoint.SavedCheckpoint` and `pth.SavedFile`."""
 
     @property
     def state(self) -> dict[str, Any]:
@@ -69,8 +66,12 @@ class Resumable(Protocol):
         ...
 
     @property
-    def vessel_path(self) -> Path:
-        """What the vessel saved."""
+    def callbacks_path(self) -> Path | None:
+        """The directory of what callbacks saved in files; it need not be there."""
+        ...
+
+    def restore(self, vessel: Any, /) -> Any:
+        """Give the vessel the state that it had; may have to be awaited."""
         ...
 
 
@@ -181,7 +182,8 @@ class TrainLoop:
         self._used = True
         if resume is not None:
             self.load_state_dict(resume.state)
-            yield vessel.load(resume.vessel_path)
+            yield resume.restore(vessel)
+            self._load_callback_files(resume.callbacks_path)
             restore_rng(resume.state["rng"])  # last: loading may have drawn from it
         self._started_at = time.monotonic()
         try:
@@ -266,6 +268,21 @@ class TrainLoop:
             "writers": _states(self.writers),
             "rng": capture_rng(),
         }
+
+    def save_callback_files(self, path: Path) -> None:
+        """Let the callbacks that have files write them, each into a directory of its own under `path`, which is made if there are any."""
+        for key, callback in _keyed(self.callbacks).items():
+            if type(callback).save is not Callback.save:
+                folder = path / quote(key, safe="")
+                folder.mkdir(parents=True)
+                callback.save(folder)
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+
+    def _load_callback_files(self, path: Path | None) -> None:
+        for key, callback in _keyed(self.callbacks).items():
+            if path is not None and (folder := path / quote(key, safe="")).is_dir():
+                callback.load(folder)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` answered; random states are restored by the run, after the vessel.

@@ -1,8 +1,8 @@
 """Seeds: what episodes begin with, each exactly once.
 
-A `SeedPlan` is an order over the items of a data set and a place in it, owned by whoever hands them out; workers are given an item, they take
-none. So there is nothing to share and to drain between processes, an exhausted plan is known at once, what a lost worker held is taken
-again, and the place is a few numbers in a checkpoint. `DataQueue` is the same behind Qlib's name. It knows no environment.
+A `SeedPlan` is an order over the items of a data set and a place in it, owned by whoever hands them out; workers are given an item, they
+take none. So there is nothing to share and to drain between processes, an exhausted plan is known at once, what a lost worker held is
+taken again, and the place is a few numbers in a checkpoint. `DataQueue` is the same behind Qlib's name. It knows no environment.
 """
 
 from __future__ import annotations
@@ -257,11 +257,11 @@ def as_seed_source(seeds: SeedsLike) -> SeedSource:
     if seeds is None:
         return _IteratorSeeds(_for_ever())
     if isinstance(seeds, DataQueue):
-        return cast("DataQueue[Any]", seeds).plan
+        return seeds.plan
     if hasattr(seeds, "take") and hasattr(seeds, "give_back"):
         return cast(SeedSource, seeds)
     if isinstance(seeds, Sequence) or (hasattr(seeds, "__len__") and hasattr(seeds, "__getitem__")):
         return SeedPlan(cast("Items[Any]", seeds))
     if isinstance(seeds, Iterable):
-        return _IteratorSeeds(iter(cast("Iterable[Any]", seeds)))
+        return _IteratorSeeds(iter(seeds))
     raise ConfigError(f"seeds={seeds!r}: give a SeedPlan, a DataQueue, a sequence, an iterator, or None")

@@ -1,8 +1,9 @@
 """Whether a sample is in a space: `space.contains`, compiled once for the space, and an error that says where it is not.
 
-`checker(space)` answers exactly as `space.contains` does (for Dict and Tuple as Qlib's recursive check does, which names the part); the usual
-samples, arrays and integers of the space's own dtype, take a fraction of its time. It knows Box, Discrete, MultiDiscrete, MultiBinary,
-Dict and Tuple; any other space, a subclass, or an unusual sample is asked itself. To make another space fast, add a line to `_COMPILERS`.
+`checker(space)` answers exactly as `space.contains` does (for Dict and Tuple as Qlib's recursive check does, which names the part); the
+usual samples, arrays and integers of the space's own dtype, take a fraction of its time. It knows Box, Discrete, MultiDiscrete,
+MultiBinary, Dict and Tuple; any other space, a subclass, or an unusual sample is asked itself. To make another space fast, add a line to
+`_COMPILERS`.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ def checker(space: AnySpace) -> Check:
 
 
 def _shown(sample: Any) -> str:
-    shown = repr(sample)
-    kind = (
-        f" ({sample.dtype}, shape {sample.shape})" if isinstance(sample, np.ndarray) else f" ({type(sample).__name__})"
-    )
-    return (shown if len(shown) <= 500 else f"{shown[:500]}...") + kind
+    shown, kind = repr(sample), f"({type(sample).__name__})"
+    if isinstance(sample, np.ndarray):
+        array = cast("NDArray[Any]", sample)
+        kind = f"({array.dtype}, shape {array.shape})"
+    return f"{shown if len(shown) <= 500 else f'{shown[:500]}...'} {kind}"
 
 
 def _refuse(space: AnySpace, sample: Any) -> GymSpaceValidationError:
@@ -104,7 +105,7 @@ def _box(space: AnySpace) -> Check:
     size, floating = low.size, np.issubdtype(low.dtype, np.floating)
     if floating and size and bool(np.all(low == -np.inf) and np.all(high == np.inf)):
         own = low.dtype
-        if low.ndim == 1 and low.dtype in (np.float32, np.float64):
+        if low.ndim == 1 and own.itemsize in (4, 8):
 
             def no_nan_1d(x: NDArray[Any]) -> bool:  # squares are never opposite infinities: NaN comes from NaN alone
                 if x.dtype is own:
@@ -172,10 +173,12 @@ def _dict(space: AnySpace) -> Check:
 
 
 def _tuple(space: AnySpace) -> Check:
-    parts = [checker(part) for part in cast(spaces.Tuple, space).spaces]
+    parts = [checker(part) for part in cast("spaces.Tuple[Any]", space).spaces]
 
     def check(x: Any) -> None:
-        values: Any = tuple(x) if isinstance(x, list | np.ndarray) else x  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType] -- any
+        values: Any = x
+        if isinstance(x, list) or (isinstance(x, np.ndarray) and x.ndim):
+            values = tuple(cast("list[Any]", x))
         if not isinstance(values, tuple) or len(cast("tuple[Any, ...]", values)) != len(parts):
             raise GymSpaceValidationError(f"The sample must be a tuple of {len(parts)}.", space, x)
         for position, part in enumerate(parts):

@@ -54,7 +54,9 @@ SpanKind = Literal["INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"]
 
 
 class SpanStatus(BaseModel):
-    """How the step ended."""
+    """How the step ended. It never changes, so that spans may share one."""
+
+    model_config = ConfigDict(frozen=True)
 
     status_code: Literal["UNSET", "OK", "ERROR"] = "UNSET"
     description: str | None = None

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from leyden import semconv
 from leyden.adapter import TracerTraceToTriplet, TraceTree
 from leyden.errors import ConfigError
-from leyden.types import Span
+from leyden.types import Span, SpanStatus
 from tests.adapter.traces import agent, gateway_call, recorded, reward, sdk_call, span
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -170,7 +170,7 @@ def test_the_picture_has_a_row_for_each_span_and_a_bar_as_long_as_it_ran():
 def test_whatever_spans_hold_the_picture_is_well_formed_and_holds_no_markup_of_theirs(name: str, agent_name: str):
     hostile = f"<script>alert(1)</script>{name}"
     one = span(name, 1, 2, id=1, agent__name=agent_name, leyden__operation__name=hostile)
-    one.status.description = hostile
+    one.status = SpanStatus(description=hostile)
     root = ElementTree.fromstring(TraceTree.from_spans([one, span(hostile, 1, 2, id=2)]).visualize())
     ours = {"svg", "style", "rect", "path", "circle", "text", "tspan", "title", "g"}
     assert {element.tag.removeprefix(SVG) for element in root.iter()} <= ours

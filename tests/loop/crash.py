@@ -17,7 +17,7 @@ from typing import Any
 from leyden.loop import Checkpoint, CheckpointStore, CsvWriter, JsonlWriter, MetricsWriter, TrainLoop
 from tests.loop.toy import ToyVessel
 
-CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.truncate"}
 
 
 class SlowVessel(ToyVessel):
@@ -30,7 +30,7 @@ class SlowVessel(ToyVessel):
 
 def train(folder: Path, vessel: ToyVessel, max_iters: int) -> None:
     random.seed(7)
-    checkpoint = Checkpoint(folder / "checkpoints")
+    checkpoint = Checkpoint(folder / "checkpoints", monitor="val/reward", mode="min", save_latest="link")
     loop = TrainLoop(
         max_iters=max_iters,
         val_every_n_iters=2,
@@ -50,6 +50,8 @@ def outcome(folder: Path) -> dict[str, Any]:
             content[path.name] = [{**row, "seconds": ""} for row in csv.DictReader(file)]
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     content["jsonl"] = [{**json.loads(line), "seconds": ""} for line in lines]
+    best = CheckpointStore(folder / "checkpoints").best()
+    content["best"], content["latest"] = best and best.iteration, str((folder / "checkpoints" / "latest").readlink())
     content["checkpoints"] = sorted(path.name for path in (folder / "checkpoints").iterdir())
     return content
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from leyden.errors import CheckpointError, ConfigError
-from leyden.loop import Checkpoint, CheckpointStore, TrainLoop
+from leyden.loop import Checkpoint, CheckpointStore, TrainLoop, open_checkpoint
 from tests.loop.toy import ToyVessel
 
 
@@ -157,3 +158,149 @@ def test_keeping_no_checkpoint_is_refused(tmp_path: Path) -> None:
         Checkpoint(tmp_path, keep=0)
     with pytest.raises(ConfigError, match="every_n_iters is 0"):
         Checkpoint(tmp_path, every_n_iters=0)
+
+
+# ---- when, which, and what else ------------------------------------------------------------------------------------------
+
+
+class Scripted(ToyVessel):
+    """Validation rewards from a list."""
+
+    def __init__(self, rewards: list[float]) -> None:
+        super().__init__()
+        self.rewards = rewards
+
+    def validate(self, iteration: int) -> dict[str, Any]:
+        return {"reward": self.rewards[iteration - 1]}
+
+
+def steps_of(folder: Path) -> list[int]:
+    return CheckpointStore(folder).steps()
+
+
+def test_checkpoints_every_n_iterations_coincide_with_validations_every_n(tmp_path: Path) -> None:
+    validated: list[int] = []
+
+    class Vessel(ToyVessel):
+        def validate(self, iteration: int) -> dict[str, Any]:
+            validated.append(iteration)
+            return {}
+
+    checkpoint = Checkpoint(tmp_path, every_n_iters=3, keep=None)
+    TrainLoop(max_iters=7, val_every_n_iters=3, callbacks=[checkpoint]).run(Vessel())
+    assert (validated, steps_of(tmp_path)) == ([3, 6], [3, 6, 7])
+    checkpoint = Checkpoint(tmp_path / "no end", every_n_iters=3, keep=None, save_on_fit_end=False)
+    TrainLoop(max_iters=7, callbacks=[checkpoint]).run(ToyVessel())
+    assert steps_of(tmp_path / "no end") == [3, 6]
+
+
+def test_a_time_interval_is_counted_from_the_last_save(tmp_path: Path) -> None:
+    now = 100.0
+
+    class Slow(ToyVessel):
+        def step(self, iteration: int) -> dict[str, Any]:
+            nonlocal now
+            now += 4.0
+            return super().step(iteration)
+
+    checkpoint = Checkpoint(tmp_path, time_interval=10, keep=None, save_on_fit_end=False, clock=lambda: now)
+    TrainLoop(max_iters=8, callbacks=[checkpoint]).run(Slow())
+    assert steps_of(tmp_path) == [3, 6]
+    both = Checkpoint(tmp_path / "both", time_interval=10, every_n_iters=4, keep=None, clock=lambda: now)
+    TrainLoop(max_iters=8, callbacks=[both]).run(Slow())
+    assert steps_of(tmp_path / "both") == [3, 4, 7, 8]
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest_and_known_after_a_resume(tmp_path: Path) -> None:
+    rewards = [1.0, 3.0, 2.0, 2.0, 2.0, 9.0, 0.0, 0.0]
+    seen: list[tuple[int | None, list[int]]] = []
+    for max_iters in (1, 5, 7, 8):
+        checkpoint = Checkpoint(tmp_path, every_n_iters=5, keep=1, monitor="val/reward")
+        loop = TrainLoop(max_iters=max_iters, val_every_n_iters=1, callbacks=[checkpoint])
+        loop.run(Scripted(rewards), resume=checkpoint.latest())
+        best = Checkpoint(tmp_path).best()
+        seen.append((best and best.iteration, steps_of(tmp_path)))
+    assert seen == [(1, [1]), (2, [2, 5]), (6, [6, 7]), (6, [6, 8])]
+    with pytest.raises(ConfigError, match=r"monitors 'val/score', which is no number in \['late', 'note', 'reward'"):
+        TrainLoop(max_iters=4, val_every_n_iters=4, callbacks=[Checkpoint(tmp_path / "x", monitor="val/score")]).run(
+            Scripted(rewards)
+        )
+
+
+def test_a_best_checkpoint_that_is_gone_is_named_and_the_next_one_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(max_iters: int) -> Checkpoint:
+        checkpoint = Checkpoint(tmp_path, keep=1, monitor="val/reward")
+        loop = TrainLoop(max_iters=max_iters, val_every_n_iters=1, callbacks=[checkpoint])
+        loop.run(Scripted([5.0, 1.0, 0.0]), resume=checkpoint.latest())
+        return checkpoint
+
+    run(2)
+    shutil.rmtree(tmp_path / "step-000001")
+    assert run(3).best_iter == 3
+    assert "the best checkpoint so far, of iteration 1, is not in" in caplog.text
+
+
+def test_the_link_to_the_latest_is_relative_and_survives_moving_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    TrainLoop(max_iters=3, callbacks=[Checkpoint("run/checkpoints", save_latest="link")]).run(ToyVessel())
+    assert Path("run/checkpoints/latest").readlink() == Path("step-000003")
+    Path("run").rename("moved")
+    assert open_checkpoint("moved/checkpoints/latest").iteration == 3
+    assert not list(Path("moved/checkpoints").glob(".tmp-*"))
+
+
+def test_what_an_error_interrupts_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
+    class Failing(ToyVessel):
+        def step(self, iteration: int) -> dict[str, Any]:
+            if iteration == 2:
+                raise KeyboardInterrupt
+            return super().step(iteration)
+
+        def save(self, path: Path) -> None:
+            super().save(path)
+            if len(self.steps) == 2:
+                (path / "half").write_text("half")
+
+    with pytest.raises(KeyboardInterrupt):
+        TrainLoop(max_iters=9, callbacks=[Checkpoint(tmp_path)]).run(Failing())
+    saved = Checkpoint(tmp_path).latest()
+    assert saved is not None and saved.iteration == 2 and not list(tmp_path.glob(".tmp-*"))
+
+    class Full(ToyVessel):
+        def save(self, path: Path) -> None:
+            (path / "half").write_text("half")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        TrainLoop(max_iters=9, callbacks=[Checkpoint(tmp_path)]).run(Full(), resume=saved)
+    assert steps_of(tmp_path) == [1, 2], "neither unlinked nor replaced by half a one"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"time_interval": -1}, "time_interval is -1"),
+        ({"mode": "best"}, "mode is 'best'"),
+        ({"save_latest": "move"}, "save_latest is 'move'"),
+        ({"save_latest": "copy"}, "which is for files"),
+        ({"filename": "{iter}.pt"}, r"filename is '{iter}\.pt'; it must end in \.pth"),
+        ({"filename": "latest.pth"}, "another than latest.pth"),
+        ({"filename": "{iter.pth"}, "cannot be filled in"),
+    ],
+)
+def test_wrong_options_of_checkpoint_are_refused_with_their_value(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Checkpoint(tmp_path, **options)
+
+
+def test_what_is_no_checkpoint_is_refused_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        open_checkpoint(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        open_checkpoint(tmp_path)

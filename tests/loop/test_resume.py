@@ -3,11 +3,14 @@
 import asyncio
 import csv
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from leyden.errors import CheckpointError, ConfigError
 from leyden.loop import (
@@ -230,6 +233,108 @@ def test_early_stopping_counts_looks_without_improvement() -> None:
     assert stopped_after([float("nan"), float("nan"), 1], patience=2) == 2
 
 
+def test_patience_0_stops_at_the_first_validation_that_does_not_improve() -> None:
+    assert stopped_after([0, 1, 2, 3]) == 4
+    assert stopped_after([0, 1, 1, 3]) == 3
+    assert stopped_after([float("nan"), 1]) == 1
+
+
+def test_an_improvement_below_the_baseline_uses_up_patience() -> None:
+    assert stopped_after([0, 1, 2, 3, 4], patience=2, baseline=9) == 2
+    assert stopped_after([0, 1, 5, 3, 4], patience=3, baseline=4) == 5
+    assert stopped_after([9, 8, 2, 2, 2], patience=3, baseline=4, mode="min") == 5
+
+
+def keras_2_9(rewards: list[float], patience: int, baseline: float | None) -> int:
+    """The rule as Keras 2.9 has it, which Qlib copied; epochs from 0. Answers how many there are."""
+    wait, best = 0, -math.inf
+    for epoch, current in enumerate(rewards):
+        wait += 1
+        if current > best:
+            best = current
+            if baseline is None or current > baseline:
+                wait = 0
+        if wait >= patience and epoch > 0:
+            return epoch + 1
+    return len(rewards)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rewards=st.lists(st.integers(0, 4).map(float), min_size=1, max_size=8),
+    patience=st.integers(0, 3),
+    baseline=st.none() | st.just(2.0),
+)
+def test_compat_qlib_has_the_patience_rule_of_keras_2_9(
+    rewards: list[float], patience: int, baseline: float | None
+) -> None:
+    options: dict[str, Any] = {"patience": patience, "baseline": baseline, "compat": "qlib"}
+    assert stopped_after(rewards, monitor="val/reward", **options) == keras_2_9(rewards, patience, baseline)
+
+
+def test_the_default_monitor_is_the_validation_reward_and_for_qlib_the_training_reward() -> None:
+    watching, qlibs = EarlyStopping(patience=9), EarlyStopping(patience=9, compat="qlib")
+    vessel = Scripted([5.0, 7.0, 6.0, 1.0])
+    rewards: list[float] = []
+
+    class Noting(Callback):
+        def on_validate_end(self, loop: TrainLoop, vessel: Any) -> None:
+            rewards.append(float(loop.metrics["reward"]))
+
+    TrainLoop(max_iters=4, val_every_n_iters=2, callbacks=[watching, qlibs, Noting()]).run(vessel)
+    assert (watching.best, watching.best_iter) == (7.0, 2)
+    assert len(rewards) == 2 and qlibs.best == max(rewards)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("patience", [1, 50])
+def test_the_best_weights_are_restored_when_the_fit_ends_stopped_or_not(
+    tmp_path: Path, patience: int, asynchronous: bool
+) -> None:
+    rewards = [1.0, 2.0, 5.0, 3.0, 4.0]
+    checkpoint = Checkpoint(tmp_path, keep=None, monitor="val/reward")
+    stopping = EarlyStopping(patience=patience, restore_best_weights=True)
+    loop = TrainLoop(max_iters=5, val_every_n_iters=1, callbacks=[stopping, checkpoint])
+    if asynchronous:
+        vessel = AsyncToyVessel()
+        scripted = vessel.toy = Scripted(rewards)
+        asyncio.run(loop.arun(vessel))
+    else:
+        scripted = Scripted(rewards)
+        loop.run(scripted)
+    assert loop.current_iter == (4 if patience == 1 else 5)
+    best, newest = checkpoint.best(), checkpoint.latest()
+    assert best is not None and newest is not None
+    assert best.iteration == stopping.best_iter == 3, "the same number"
+    assert json.loads((best.vessel_path / "toy.json").read_text())["weight"] == scripted.weight
+    assert newest.iteration == loop.current_iter, "what a resumed run goes on from is the last state, not the best"
+    assert len(json.loads((newest.vessel_path / "toy.json").read_text())["steps"]) == loop.current_iter
+
+
+def test_the_best_weights_survive_a_resume(tmp_path: Path) -> None:
+    rewards = [1.0, 5.0, 2.0, 3.0, 4.0, 4.0]
+    weights: list[float] = []
+    for name, parts in (("whole", [6]), ("parts", [3, 4, 6])):
+        for max_iters in parts:
+            checkpoint, vessel = Checkpoint(tmp_path / name), Scripted(rewards)
+            random.seed(7)
+            stopping = EarlyStopping(patience=50, restore_best_weights=True)
+            loop = TrainLoop(max_iters=max_iters, val_every_n_iters=1, callbacks=[checkpoint, stopping])
+            loop.run(vessel, resume=checkpoint.latest())
+        assert vessel.steps == [0, 1]
+        weights.append(vessel.weight)
+    assert weights[0] == weights[1]
+
+
+def test_two_loops_do_not_share_the_lists_that_they_were_given(tmp_path: Path) -> None:
+    callbacks: list[Callback] = [Checkpoint(tmp_path), StopAt(None)]
+    writers: list[LogWriter] = [JsonlWriter(tmp_path / "a.jsonl")]
+    loop = TrainLoop(max_iters=1, callbacks=callbacks, writers=writers)
+    loop.writers.append(JsonlWriter(tmp_path / "b.jsonl"))
+    loop.run(ToyVessel())
+    assert len(writers) == 1 and [type(each) for each in callbacks] == [Checkpoint, StopAt]
+
+
 def test_early_stopping_goes_on_counting_after_a_resume_and_stays_stopped(tmp_path: Path) -> None:
     rewards = [3.0, 2.0, 1.0, 0.0, 0.0, 0.0]
 
@@ -244,6 +349,12 @@ def test_early_stopping_goes_on_counting_after_a_resume_and_stays_stopped(tmp_pa
     assert part(max_iters=6, patience=3) == 4  # the third
     assert part(max_iters=6, patience=3) == 4
     assert part(max_iters=6, patience=9) == 6
+
+
+def test_wrong_options_of_early_stopping_are_refused_with_their_value() -> None:
+    for options in ({"patience": -1}, {"min_delta": -0.5}, {"mode": "best"}, {"compat": "keras"}):
+        with pytest.raises(ConfigError, match=str(next(iter(options.values())))):
+            EarlyStopping(**options)  # type: ignore[arg-type]
 
 
 def test_early_stopping_names_the_metrics_that_exist() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -126,3 +129,10 @@ def test_any_gymnasium_id_is_collected_from():
     with GymnasiumVectorEnv("CartPole-v1", 2, seeds=range(3)) as venv:
         result = Collector(RandomPolicy(venv.observation_space, venv.action_space), venv).collect()
     assert result.n_episodes == 3 and result.rewards.tolist() == result.lengths.tolist()
+
+
+def test_neither_collecting_nor_a_rule_loads_torch():
+    program = (
+        "import sys, leyden.rl.collector, leyden.rl.gymnasium_env, leyden.rl.policy; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -41,7 +41,7 @@ class BatchSimulator(Protocol):
         ...
 
     def step(self, actions: Batch) -> tuple[Batch, NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Step all N rows: observations (N, ...), rewards (N,), terminated (N,), truncated (N,). Rows without a trajectory must not fail."""
+        """Step all N rows: observations (N, ...), rewards (N,), terminated, truncated (N,). Rows without a trajectory must not fail."""
         ...
 
 

@@ -6,7 +6,7 @@ import pickle
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
 import numpy as np
@@ -85,7 +85,8 @@ def check_simulator(
             before, shown = obs, _copy(obs)
             simulator = env.simulator
             assert simulator is not None
-            for name, answer in (("done()", simulator.done()), ("truncated()", simulator.truncated())):
+            answers: dict[str, Any] = {"done()": simulator.done(), "truncated()": simulator.truncated()}
+            for name, answer in answers.items():
                 if not isinstance(answer, bool | np.bool_):
                     problems.append(f"{name} is {answer!r} after {doing}; it answers True or False")
             if not np.isfinite(reward):
@@ -98,7 +99,8 @@ def check_simulator(
             notes.append(f"the trajectory has not ended after {max_steps} steps")
     except Exception as error:  # noqa: BLE001 -- user code: whatever it raises is a finding
         problems.append(f"{doing}: {traceback.format_exc().strip() if not str(error) else _last(error)}")
-    if isinstance(env.observation_space, spaces.Box) and env.observation_space.dtype == np.float64:
+    observation_space: Any = env.observation_space
+    if isinstance(observation_space, spaces.Box) and cast(Any, observation_space).low.dtype == np.float64:
         notes.append("observations are float64; policies compute in float32, which takes half the memory")
     return SimulatorReport(env.status["cur_step"], total, problems, notes)
 

@@ -1,8 +1,8 @@
 """Several environments that are stepped one after another, in the process and thread that they were made in.
 
-The one body of all kinds of vectorised environments: the in-process kind has one group, each worker of the others has its own. It writes what
-comes of a step into rows of arrays, whoever's they are, adds episodes up, and answers failures of user code as data. It knows no seeds but
-those that it is told to begin with.
+The one body of all kinds of vectorised environments: the in-process kind has one group, each worker of the others has its own. It writes
+what comes of a step into rows of arrays, whoever's they are, adds episodes up, and answers failures of user code as data. It knows no
+seeds but those that it is told to begin with.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class _GymSlot(_Slot):
         if item is NO_ITEM:
             obs, _ = self.env.reset()
         else:
-            number = int(item) if isinstance(item, int | np.integer) and not isinstance(item, bool) else None
+            number = int(cast(int, item)) if isinstance(item, int | np.integer) and not isinstance(item, bool) else None
             obs, _ = self.env.reset(seed=number, options={"seed_item": item, "seed_index": seed.index})
         self._check(obs)
         return obs

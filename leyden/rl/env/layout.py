@@ -1,7 +1,7 @@
-"""How the observations or actions of many environments lie in memory: one array for each leaf of the space, one row for each environment.
+"""How the observations or actions of many environments lie in memory: one array for each leaf of the space, a row for each environment.
 
-A layout is made of a space and knows neither environments nor processes. Box, Discrete, MultiDiscrete and MultiBinary are numbers of a fixed
-size, Dict and Tuple are made of others; everything else is kept as objects, which cannot lie in memory that processes share.
+A layout is made of a space and knows neither environments nor processes. Box, Discrete, MultiDiscrete and MultiBinary are numbers of a
+fixed size, Dict and Tuple are made of others; everything else is kept as objects, which cannot lie in memory that processes share.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ _ALIGNED = 64
 def layout_of(space: AnySpace) -> Layout:
     """The layout of many samples of a space."""
     if isinstance(space, spaces.Dict):
-        return _DictLayout(space, {name: layout_of(part) for name, part in space.spaces.items()})
+        parts = cast("dict[str, AnySpace]", space.spaces)
+        return _DictLayout(cast(AnySpace, space), {name: layout_of(part) for name, part in parts.items()})
     if isinstance(space, spaces.Tuple):
-        return _TupleLayout(space, [layout_of(part) for part in space.spaces])
+        members = cast("tuple[AnySpace, ...]", space.spaces)
+        return _TupleLayout(cast(AnySpace, space), [layout_of(part) for part in members])
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return _NumberLayout(cast(AnySpace, space))
     return _ObjectLayout(space)
@@ -193,7 +195,7 @@ class _ObjectLayout(Layout):
 
 
 class _DictLayout(Layout):
-    def __init__(self, space: spaces.Dict, parts: dict[str, Layout]) -> None:
+    def __init__(self, space: AnySpace, parts: dict[str, Layout]) -> None:
         super().__init__(space)
         self._parts = parts
 
@@ -241,7 +243,7 @@ class _DictLayout(Layout):
 
 
 class _TupleLayout(Layout):
-    def __init__(self, space: spaces.Tuple, parts: list[Layout]) -> None:
+    def __init__(self, space: AnySpace, parts: list[Layout]) -> None:
         super().__init__(space)
         self._parts = parts
 

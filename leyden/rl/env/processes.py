@@ -366,7 +366,7 @@ def _context(start_method: StartMethod | None) -> Any:
 
 def _pack(factories: Sequence[EnvFactory]) -> bytes:
     try:
-        return cast(bytes, cloudpickle.dumps(list(factories)))  # pyright: ignore[reportUnknownMemberType] -- untyped
+        return cloudpickle.dumps(list(factories))  # pyright: ignore[reportUnknownMemberType] -- untyped
     except Exception as error:
         raise ConfigError(
             f"the environment factory cannot go to a worker process: {error}. Make what it holds inside it, or choose env_type='dummy'"

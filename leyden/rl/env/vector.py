@@ -1,8 +1,8 @@
 """Many environments over a finite set of seeds: what every kind has in common.
 
 It hands each seed to one episode, knows which environments have one under way, tells writers what happens, and decides what becomes of an
-episode that was lost. How environments are stepped is the kinds' affair (`_begin`, `_step`, `_close`); to add a kind, implement these and run
-`tests/rl/env/test_kinds.py` on it.
+episode that was lost. How environments are stepped is the kinds' affair (`_begin`, `_step`, `_close`); to add a kind, implement these and
+run `tests/rl/env/test_kinds.py` on it.
 
 Order: an environment keeps its number, and seeds are given out in the order of these numbers. All environments asked for make their step
 before any result is seen, so which seed goes where is decided by the episodes' lengths alone, never by which worker is faster: the same
@@ -12,10 +12,10 @@ seeds and actions give the same trajectories in every kind, over any number of w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ from leyden.rl.spaces import AnySpace
 
 __all__ = ["FiniteVectorEnv", "Mask", "OnWorkerError", "VectorStep", "Writers"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 OnWorkerError: TypeAlias = Literal["raise", "skip", "retry"]
 Writers: TypeAlias = EnvWriter | Sequence[EnvWriter] | None
 Mask: TypeAlias = NDArray[np.bool_]
@@ -66,9 +68,9 @@ class FiniteVectorEnv(ABC):
         on_worker_error: OnWorkerError = "raise",
         max_retries: int = 3,
     ) -> None:
-        """on_worker_error: what becomes of an episode whose simulator fails or hangs, or whose worker dies. `raise`: SimulatorError, the
-        seed is given back. `skip`: its seed is done with. `retry`: its seed is taken again, at most `max_retries` times, then SimulatorError.
-        Whatever was lost is listed in `lost`.
+        """on_worker_error: what becomes of an episode whose simulator fails or hangs, or whose worker dies. `raise`: SimulatorError,
+        the seed is given back. `skip`: its seed is done with. `retry`: its seed is taken again, at most `max_retries` times, then
+        SimulatorError. Whatever was lost is listed in `lost`.
         """
         if num_envs < 1:
             raise ConfigError(f"{num_envs} environments; at least one is needed")
@@ -141,7 +143,7 @@ class FiniteVectorEnv(ABC):
         return self._seeds.exhausted
 
     def use_seeds(self, seeds: SeedsLike) -> None:
-        """Draw from these from now on. Workers live on; episodes under way are abandoned, their seeds given back to where they came from."""
+        """Draw from these from now on. Workers live on; episodes under way are abandoned, their seeds given back to the old source."""
         self._require_open()
         for env in np.flatnonzero(self.alive):
             self._abandon(int(env))
@@ -164,7 +166,7 @@ class FiniteVectorEnv(ABC):
             if self.alive[env]:
                 self._abandon(env)
         while starts := self._take(wanted):
-            failures = self._working(lambda starts=starts: self._begin(starts))
+            failures = self._working(self._begin, starts)
             failed = {failure.env for failure in failures}
             for env, _ in starts:
                 if env not in failed:
@@ -179,8 +181,8 @@ class FiniteVectorEnv(ABC):
     def step(self, actions: Any, ids: Sequence[int] | None = None) -> VectorStep:
         """Step those that are alive, of `ids`. actions: all N rows; those of the others are not looked at.
 
-        Afterwards `alive` is False where an episode ended. Raises SimulatorError where one is lost (see `on_worker_error`) after the others
-        have made their step, and ConfigError where there is nothing to step or `actions` has another shape or dtype than the space.
+        Afterwards `alive` is False where an episode ended. Raises SimulatorError where one is lost (see `on_worker_error`), after the
+        others have made their step, and ConfigError where there is nothing to step or `actions` has another shape or dtype than the space.
         """
         self._require_open()
         if ids is None:
@@ -194,17 +196,17 @@ class FiniteVectorEnv(ABC):
                 "none of these environments has an episode under way; call reset(), or stop where `exhausted` is True"
             )
         batch = self._action_layout.conform(actions, self.num_envs)
-        infos, failures = self._working(lambda: self._step(mask, batch))
+        infos, failures = self._working(self._step, mask, batch)
         rows = self._rows
         self._lengths += mask
         if failures:
             mask[[failure.env for failure in failures]] = False
         for writer in self._step_writers:
-            for env in np.flatnonzero(mask):
+            for env in np.flatnonzero(mask).tolist():
                 ended = bool(rows.terminated[env] or rows.truncated[env])
-                writer.on_env_step(int(env), self._read(env), float(rows.rewards[env]), ended, infos.get(int(env), {}))
-        for env in np.flatnonzero((rows.terminated | rows.truncated) & mask):
-            self._end(int(env), infos)
+                writer.on_env_step(env, self._read(env), float(rows.rewards[env]), ended, infos.get(env, {}))
+        for env in np.flatnonzero((rows.terminated | rows.truncated) & mask).tolist():
+            self._end(env, infos)
         if failures:
             self._lose(failures, set())
         if self._unsaid:
@@ -214,7 +216,7 @@ class FiniteVectorEnv(ABC):
         return VectorStep(rows.obs, rows.rewards, rows.terminated, rows.truncated, infos)
 
     @contextmanager
-    def collector_guard(self) -> Iterator[None]:
+    def collector_guard(self) -> Generator[None]:
         """One collect: writers hear `on_env_all_ready` before it, and `on_env_all_done` after it, unless it failed."""
         for writer in self._writers:
             writer.on_env_all_ready()
@@ -300,10 +302,10 @@ class FiniteVectorEnv(ABC):
             step=failure.step,
         )
 
-    def _working(self, work: Any) -> Any:
+    def _working(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """An interrupted exchange with workers leaves them out of step; only `close` is possible then."""
         self._at_work = True
-        result = work()
+        result = work(*args, **kwargs)
         self._at_work = False
         return result
 

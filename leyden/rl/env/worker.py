@@ -130,7 +130,7 @@ def run_worker(
     wants_steps: bool,
     inherited: Sequence[Connection],
 ) -> None:
-    """The target of the process. part: its environments. packed: their factories. inherited: what a fork brought along, the parent's alone."""
+    """The target of the process. part: its environments. packed: their factories. inherited: what a fork brought along, to close."""
     for end in inherited:
         end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,8 +1,8 @@
 """One environment: a simulator, its interpreters and its reward as a Gymnasium environment.
 
-The order of calls is that of Qlib's EnvWrapper. A step: the action is validated and interpreted on the state before it, the simulator steps,
-`done` is asked, the new state is interpreted and validated, rewarded, collected from. It does not know where its seeds come from (the caller
-names one in `reset(options=...)`, or it draws from an iterator) nor that there are other environments.
+The order of calls is that of Qlib's EnvWrapper. A step: the action is validated and interpreted on the state before it, the simulator
+steps, `done` is asked, the new state is interpreted and validated, rewarded, collected from. It does not know where its seeds come from
+(the caller names one in `reset(options=...)`, or it draws from an iterator) nor that there are other environments.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class EnvWrapper(
         return obs, {"log": self.logger.logs(), "aux_info": None}
 
     def step(self, action: PolicyActType) -> tuple[ObsType, float, bool, bool, dict[str, Any]]:
-        """One step; info is an InfoDict, with `reward`, at the end `steps_per_episode`, and from DEBUG on `obs` and `policy_act` in its log."""
+        """One step; info is an InfoDict, with `reward`, at the end `steps_per_episode`, at DEBUG `obs` and `policy_act` in its log."""
         obs, reward, terminated, truncated = self.advance(action)
         return obs, reward, terminated, truncated, dict(self.info(obs, action, reward))
 
@@ -127,7 +127,7 @@ class EnvWrapper(
             self.simulator = simulator
             self.status = _fresh_status(None if item is NO_ITEM else item)
             simulator.env = self
-            self._may_truncate = type(simulator).truncated is not Simulator.truncated
+            self._may_truncate = _may_truncate(simulator)
             self._state = simulator.get_state()
             obs = self.state_interpreter(self._state)
         except StopIteration as error:
@@ -182,6 +182,10 @@ class EnvWrapper(
         logger.add_any("obs", obs, LogLevel.DEBUG)
         logger.add_any("policy_act", action, LogLevel.DEBUG)
         return {"log": logger.logs(), "aux_info": self.aux_info}
+
+
+def _may_truncate(simulator: Any) -> bool:
+    return type(simulator).truncated is not Simulator.truncated  # pyright: ignore[reportUnknownMemberType] -- of any simulator
 
 
 def _fresh_status(item: Any) -> EnvWrapperStatus[Any, Any, Any]:

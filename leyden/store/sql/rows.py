@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from functools import cache, partial
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -257,6 +257,10 @@ def numbered(span: Span, sequence_id: int) -> Span:
     return build(Span, {**span.__dict__, "sequence_id": sequence_id})
 
 
+_PLAIN = {code: SpanStatus(status_code=code) for code in get_args(SpanStatus.model_fields["status_code"].annotation)}
+"""The statuses without a description; most spans share these."""
+
+
 class FoundSpan(NamedTuple):
     """A span as it was read: an object for who is in this process, JSON for who is not."""
 
@@ -283,7 +287,9 @@ class FoundSpan(NamedTuple):
                 "parent_id": parent_id,
                 "name": name,
                 "kind": kind,
-                "status": build(SpanStatus, {"status_code": status_code, "description": description}),
+                "status": _PLAIN[status_code]
+                if description is None
+                else build(SpanStatus, {"status_code": status_code, "description": description}),
                 "attributes": from_text(attributes) if attributes else {},
                 "events": [build(SpanEvent, event) for event in from_text(events)] if events else [],
                 "start_time": start_time,

@@ -258,7 +258,9 @@ def test_observations_that_the_space_does_not_contain_are_refused(kind: Any, wro
 
 
 def test_skipping_leaves_the_bad_seed_out_and_says_which(kind: Any) -> None:
-    items = [("raise" if number in (2, 5) else "", "construct" if number == 5 else "step", number) for number in range(8)]
+    items = [
+        ("raise" if number in (2, 5) else "", "construct" if number == 5 else "step", number) for number in range(8)
+    ]
     with vectorize_env(factory(Unlucky), kind, 3, seeds=items, on_worker_error="skip") as venv:
         episodes = play(venv)
         assert sorted(episode.seed_index for episode in episodes) == [0, 1, 3, 4, 6, 7]
@@ -267,7 +269,9 @@ def test_skipping_leaves_the_bad_seed_out_and_says_which(kind: Any) -> None:
 
 
 def test_a_lost_episode_is_said_in_the_step_that_lost_it(kind: Any) -> None:
-    with vectorize_env(factory(Unlucky), kind, 2, seeds=[("", "", 4), ("raise", "step", 4)], on_worker_error="skip") as venv:
+    with vectorize_env(
+        factory(Unlucky), kind, 2, seeds=[("", "", 4), ("raise", "step", 4)], on_worker_error="skip"
+    ) as venv:
         venv.reset()
         venv.step(actions(2))
         step = venv.step(actions(2))

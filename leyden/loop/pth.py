@@ -1,0 +1,130 @@
+"""Checkpoints of one file, as `torch.load(path, weights_only=True)` reads them: plain containers, numbers, strings and tensors.
+
+    {"kind", "format", "leyden_version", "current_iter", "metrics", "callbacks", "writers", "rng", ..., "vessel": {"policy": ...}}
+
+A NumPy array stands in it as {"__array__": tensor}; `SavedFile` gives it back as an array. torch is imported when one is written or read.
+Directories (`checkpoint.py`) are verified file by file; these are for people and programs that know `torch.load`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from leyden.errors import CheckpointError
+from leyden.loop.optional import import_optional
+from leyden.loop.state_files import StatefulVessel, map_leaves
+from leyden.utils.atomic import ASIDE, fsync_directory
+
+__all__ = ["SavedFile", "read_pth", "write_pth"]
+
+_FORMAT: Final = 1
+_KIND: Final = "leyden checkpoint"
+_ARRAY: Final = "__array__"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A checkpoint of one file, to resume from: `loop.run(vessel, resume=read_pth(path))`."""
+
+    path: Path
+    iteration: int
+    """Finished iterations."""
+    state: dict[str, Any]
+    """What `TrainLoop.state_dict` answered."""
+    vessel_state: Any
+    """What the vessel's `state_dict` answered."""
+    callbacks_path: Path | None = None
+    """Files of callbacks: there are none in this kind."""
+
+    def restore(self, vessel: Any) -> Any:
+        """Give the vessel its state. Raises ConfigError if it takes none."""
+        if not isinstance(vessel, StatefulVessel):
+            raise CheckpointError(
+                f"{type(vessel).__name__} has no load_state_dict(); resume it from a checkpoint's directory, not from {self.path}"
+            )
+        return vessel.load_state_dict(self.vessel_state)
+
+
+def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> None:
+    """Write the file aside, make it durable and rename it. Raises CheckpointError for a state that is not plain, naming the entry."""
+    torch = _torch()
+
+    def tensor(value: Any, where: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu()
+            # a view would drag all that it is a view of into the file
+            return value if value.untyped_storage().nbytes() == value.numel() * value.element_size() else value.clone()
+        try:
+            return {_ARRAY: torch.from_numpy(value.copy())}
+        except TypeError as error:
+            raise CheckpointError(f"{where} is an array of {value.dtype}, which torch has no dtype for") from error
+
+    def unmarked(container: Any) -> Any:
+        if isinstance(container, dict) and _ARRAY in container:
+            raise CheckpointError(
+                f"a state has the key {_ARRAY!r}; in a .pth file {_ARRAY!r} stands for an array, rename it"
+            )
+        return container  # pyright: ignore[reportUnknownVariableType]
+
+    plain = {
+        **map_leaves(dict(loop_state), tensor),
+        "kind": _KIND,
+        "format": _FORMAT,
+        "vessel": map_leaves(vessel_state, tensor, unmarked, where="vessel"),
+    }
+    aside = path.with_name(ASIDE + path.name)
+    try:
+        with aside.open("wb") as file:
+            torch.save(plain, file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def read_pth(path: str | Path) -> SavedFile:
+    """Read a file that `Checkpoint(filename="....pth")` wrote; no code of it is run. Raises CheckpointError if it is none, or damaged."""
+    path, torch = Path(path), _torch()
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # torch raises what its parsers raise
+        raise CheckpointError(
+            f"{path} is damaged, or holds more than plain containers and tensors, which is not loaded: {error}"
+        ) from error
+    if not isinstance(content, dict) or cast("dict[str, Any]", content).get("kind") != _KIND or "vessel" not in content:
+        raise CheckpointError(f"{path} is not a checkpoint of Leyden's; its vessel or its kind is missing")
+    state = cast("dict[str, Any]", content)
+    if state["format"] > _FORMAT:
+        raise CheckpointError(
+            f"{path} has format {state['format']}, this Leyden reads up to {_FORMAT}; install a newer one"
+        )
+    vessel = _with_arrays(state.pop("vessel"))
+    for name in ("kind", "format"):
+        del state[name]
+    return SavedFile(path, state["current_iter"], state, vessel)
+
+
+def _with_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        entries = cast("dict[Any, Any]", value)
+        if list(entries) == [_ARRAY]:
+            return entries[_ARRAY].numpy()
+        return {key: _with_arrays(part) for key, part in entries.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [_with_arrays(part) for part in cast("list[Any]", value)]
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return value
+
+
+def _torch() -> Any:
+    return sys.modules.get("torch") or import_optional("torch", extra="torch", needed_by="a checkpoint in a .pth file")
