@@ -68,7 +68,7 @@ class BarsProcessedDataProvider(ProcessedDataProvider):
             if len(columns) != feature_dim:
                 raise ConfigError(f"{name} has {len(columns)} columns, data_dim is {feature_dim}; they must be equal")
         bars = self._bars(stock_id)
-        first = int(np.searchsorted(bars.times, time_index[0]))
+        first = bars.between(time_index[0], time_index[0]).start
         part = slice(first, first + len(time_index))
         if not np.array_equal(bars.times[part], time_index):
             raise ConfigError(
