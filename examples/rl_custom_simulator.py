@@ -1,6 +1,6 @@
 """A simulator of one's own, and a policy that learns to run it: keep a room near 20 degrees with a heater of three settings.
 
-    python examples/rl_custom_simulator.py
+python examples/rl_custom_simulator.py
 """
 
 import numpy as np
@@ -51,7 +51,9 @@ class Comfort(Reward):
 
 def main(max_iters: int = 30) -> Trainer:
     outside = np.random.default_rng(0).uniform(-15.0, 10.0, 200).tolist()
-    policy = PPO(None, Thermometers.observation_space, Heater.action_space, lr=1e-3, discount_factor=0.95, gae_lambda=0.9)
+    policy = PPO(
+        None, Thermometers.observation_space, Heater.action_space, lr=1e-3, discount_factor=0.95, gae_lambda=0.9
+    )
     vessel = TrainingVessel(
         simulator_fn=Room, state_interpreter=Thermometers(), action_interpreter=Heater(), policy=policy, reward=Comfort(),
         train_initial_states=outside[:150], val_initial_states=outside[150:], episode_per_iter=20,

@@ -81,6 +81,12 @@ class Callback:
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """After a validation: its row is in `loop.last_row` and written, its metrics are in `loop.metrics` as `val/<name>`."""
 
+    def on_test_start(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
+        """Before a test (`leyden.rl.Trainer.test`), which is no part of a fit."""
+
+    def on_test_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
+        """After it, its row written."""
+
     def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> HookResult:
         """Something raised (also KeyboardInterrupt and cancellation), and is raised again after all callbacks heard of it."""
 

@@ -31,7 +31,7 @@ from leyden.loop.metrics import MetricsRow, MetricValue, Stage, clean_metrics
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.loop.writers import LogWriter
 
-__all__ = ["Resumable", "TrainLoop", "Vessel"]
+__all__ = ["Resumable", "TrainLoop", "Vessel", "keyed"]
 
 logger = logging.getLogger(__name__)
 
@@ -271,7 +271,7 @@ class TrainLoop:
 
     def save_callback_files(self, path: Path) -> None:
         """Let the callbacks that have files write them, each into a directory of its own under `path`, which is made if there are any."""
-        for key, callback in _keyed(self.callbacks).items():
+        for key, callback in keyed(self.callbacks).items():
             if type(callback).save is not Callback.save:
                 folder = path / quote(key, safe="")
                 folder.mkdir(parents=True)
@@ -280,7 +280,7 @@ class TrainLoop:
                     folder.rmdir()
 
     def _load_callback_files(self, path: Path | None) -> None:
-        for key, callback in _keyed(self.callbacks).items():
+        for key, callback in keyed(self.callbacks).items():
             if path is not None and (folder := path / quote(key, safe="")).is_dir():
                 callback.load(folder)
 
@@ -293,8 +293,8 @@ class TrainLoop:
         self.validation_due = state["validation_due"]
         self._seconds_before = state["total_seconds"]
         self.metrics = dict(state["metrics"])
-        _load_states("callback", _keyed(self.callbacks), state["callbacks"])
-        _load_states("writer", _keyed(self.writers), state["writers"])
+        _load_states("callback", keyed(self.callbacks), state["callbacks"])
+        _load_states("writer", keyed(self.writers), state["writers"])
 
 
 def _sending(flow: Flow, value: object) -> Callable[[], object]:
@@ -305,7 +305,7 @@ def _throwing(flow: Flow, error: BaseException) -> Callable[[], object]:
     return lambda: flow.throw(error)
 
 
-def _keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:
+def keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:
     """By `state_key`; the second and later ones of a key are numbered: `csvwriter`, `csvwriter2`."""
     keyed: dict[str, Stateful] = {}
     for part in parts:
@@ -315,7 +315,7 @@ def _keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:
 
 
 def _states(parts: Sequence[Stateful]) -> dict[str, dict[str, Any]]:
-    states = {key: part.state_dict() for key, part in _keyed(parts).items()}
+    states = {key: part.state_dict() for key, part in keyed(parts).items()}
     return {key: state for key, state in states.items() if state}
 
 

@@ -23,7 +23,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
 
-NUMPY = ["float32", "float64", "int64", "uint8", "bool", "complex64"]
+NUMPY = ["float32", "float64", "int64", "uint8", "uint32", "bool", "complex64"]
 TORCH = ["float32", "float64", "bfloat16", "float16", "int64", "uint8", "bool"]
 arrays = st.builds(
     lambda shape, kind: np.asarray(np.random.default_rng(0).standard_normal(shape) * 9).astype(kind),
@@ -35,7 +35,7 @@ tensors = st.builds(
     st.lists(st.integers(0, 3), max_size=3),
     st.sampled_from(TORCH),
 )
-plain = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=5)
+plain = st.none() | st.booleans() | st.integers(-(2**128), 2**128) | st.floats() | st.text(max_size=5)
 keys = st.text(max_size=5) | st.integers(0, 9) | st.sampled_from(["__tensor__", "__array__", "__tuple__", "__pairs__"])
 states = st.recursive(
     plain | arrays | tensors,

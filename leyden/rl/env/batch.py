@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import ConfigError
+from leyden.loop import EpisodeStats
 from leyden.rl.env.group import Failure, Infos, Start
 from leyden.rl.env.layout import Batch
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, Writers
-from leyden.rl.episode import EpisodeStats
 from leyden.rl.seed import SeedsLike
 from leyden.rl.spaces import AnySpace
 

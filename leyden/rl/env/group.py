@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import ConfigError
+from leyden.loop import EpisodeStats
 from leyden.rl.env.layout import Batch, Layout
 from leyden.rl.env.wrapper import EnvWrapper
-from leyden.rl.episode import EpisodeStats
 from leyden.rl.seed import NO_ITEM, Seed
 from leyden.rl.spaces import AnySpace, checker
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar, get_args
 
@@ -255,8 +256,10 @@ class FiniteVectorEnv(ABC):
             self._seeds.finish(seed)
             self._losses.pop(seed.number, None)
             self._current[env] = None
+        stats = replace(infos[env]["episode"], env_id=env)
+        infos[env] = {**infos[env], "episode": stats}
         for writer in self._writers:
-            writer.log_episode(infos[env]["episode"])
+            writer.log_episode(stats)
 
     def _abandon(self, env: int) -> None:
         self.alive[env] = False

@@ -14,8 +14,9 @@ import gymnasium
 from gymnasium.error import ResetNeeded
 
 from leyden.errors import SeedsExhausted
+from leyden.loop import LogCollector, LogLevel
+from leyden.loop.metrics import Logs
 from leyden.rl.aux_info import AuxiliaryInfoCollector
-from leyden.rl.env.logs import LogCollector, LogLevel, Logs
 from leyden.rl.interpreter import ActionInterpreter, ObsType, PolicyActType, StateInterpreter
 from leyden.rl.reward import Reward
 from leyden.rl.seed import NO_ITEM

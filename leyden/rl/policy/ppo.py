@@ -19,7 +19,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from leyden.errors import ConfigError
+from leyden.errors import CheckpointError, ConfigError
 from leyden.maths.losses import clipped_surrogate, clipped_value_loss
 from leyden.maths.returns import RunningMoments, gae
 from leyden.rl.batch import Array, Batch, is_space
@@ -238,7 +238,11 @@ class PPO(TorchPolicy):
         return {} if self._returns is None else {"returns": self._returns.state_dict()}
 
     def _load_more(self, state: Mapping[str, Any]) -> None:
-        if self._returns is not None and "returns" in state:
+        if (self._returns is not None) != ("returns" in state):
+            raise CheckpointError(
+                "one of this PPO and the saved one normalises rewards; make it with the same reward_normalization"
+            )
+        if self._returns is not None:
             self._returns.load_state_dict(state["returns"])
 
 

@@ -142,16 +142,19 @@ class TorchPolicy(Policy):
                 f"this is the state of {state.get('policy')!r}, format {state.get('format')!r}; {name} reads its own, format {_FORMAT}"
             )
         try:
-            model, optimizer = dict(state["model"]), dict(state["optimizer"])
+            model = {key: torch.as_tensor(value) for key, value in state["model"].items()}
+            optimizer = dict(state["optimizer"])
             _check_fits(model, self.module, name)
-            moments = {key: optimizer[key] for key in ("exp_avg", "exp_avg_sq") if key in optimizer}
+            moments = {key: torch.as_tensor(optimizer[key]) for key in ("exp_avg", "exp_avg_sq") if key in optimizer}
             if any(moment.shape != self.flat.vector.shape for moment in moments.values()):
                 raise CheckpointError(f"{name}: the saved optimizer is of another network")
-            generator = torch.Generator()
-            generator.set_state(state["generator"].cpu())
+            generator_state = torch.as_tensor(state["generator"]).cpu()
+            torch.Generator().set_state(generator_state)
             n_updates, lr = int(state["n_updates"]), float(optimizer["lr"])
-            step = optimizer["step"] if moments else None
-        except (KeyError, AttributeError, TypeError, ValueError) as error:
+            step = torch.as_tensor(optimizer["step"]) if moments else None
+        except (KeyError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, CheckpointError):
+                raise
             raise CheckpointError(f"the saved state of {name} is damaged: {type(error).__name__}: {error}") from error
         self._load_more(state)
         self.module.load_state_dict(model)
@@ -162,7 +165,7 @@ class TorchPolicy(Policy):
                 **{key: moment.detach().clone().to(self.device) for key, moment in moments.items()},
             }
         self.optimizer.param_groups[0]["lr"] = lr
-        self.generator.set_state(state["generator"].cpu())
+        self.generator.set_state(generator_state)
         self.n_updates = n_updates
 
 

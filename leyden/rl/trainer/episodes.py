@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leyden.loop import EpisodeStats, LogBuffer, LogWriter, MetricsRow
+from leyden.loop import EpisodeStats, LogBuffer, LogWriter, Row
 
 __all__ = ["EpisodeMetrics"]
 
@@ -12,7 +12,7 @@ class EpisodeMetrics(LogWriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._buffer = LogBuffer()
+        self._buffer = LogBuffer({})
         self.count = 0
 
     def clear(self) -> None:
@@ -29,5 +29,5 @@ class EpisodeMetrics(LogWriter):
         """One value for each metric."""
         return self._buffer.metrics()
 
-    def write(self, row: MetricsRow) -> None:
+    def write(self, row: Row) -> None:
         """Rows of stages are for others."""

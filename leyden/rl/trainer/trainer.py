@@ -13,20 +13,26 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from leyden.errors import CheckpointError, ConfigError
-from leyden.loop import Callback, CheckpointStore, LogCollector, LogLevel, LogWriter, TrainLoop, graceful_interrupts
-from leyden.loop.metrics import clean_metrics
-from leyden.loop.train_loop import Resumable
+from leyden.loop import (
+    Callback,
+    LogCollector,
+    LogLevel,
+    LogWriter,
+    MetricsRow,
+    TrainLoop,
+    graceful_interrupts,
+    open_checkpoint,
+)
+from leyden.loop.metrics import Stage, clean_metrics
+from leyden.loop.train_loop import Resumable, keyed
 from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_env
-from leyden.rl.state import read_state, write_state
 from leyden.rl.trainer.episodes import EpisodeMetrics
 from leyden.rl.trainer.vessel import Seeds, TrainingVesselBase
 
 __all__ = ["Trainer"]
-
-Stage = Literal["train", "val", "test"]
 
 
 class Trainer:
@@ -55,7 +61,9 @@ class Trainer:
         env_options: Mapping[str, Any] | None = None,
     ) -> None:
         if max_iters is None and not callbacks:
-            raise ConfigError("max_iters is None and there is no callback that could end the run; give max_iters or EarlyStopping")
+            raise ConfigError(
+                "max_iters is None and there is no callback that could end the run; give max_iters or EarlyStopping"
+            )
         if fast_dev_run is not None and fast_dev_run < 1:
             raise ConfigError(f"fast_dev_run is {fast_dev_run}; it must be at least 1 initial state, or None for all")
         if concurrency < 1:
@@ -76,7 +84,8 @@ class Trainer:
     def initialize(self) -> None:
         """Forget every run."""
         self._loop = _Loop(self, max_iters=0, callbacks=(), writers=())
-        self._stage: Stage = "train"
+        self.current_stage: Stage = "train"
+        """The stage under way, or the last one."""
         self._test_metrics: dict[str, Any] = {}
         self.current_episode = 0
 
@@ -86,14 +95,9 @@ class Trainer:
         return self._loop.current_iter
 
     @property
-    def current_stage(self) -> Stage:
-        """The stage under way, or the last one."""
-        return self._stage
-
-    @property
     def metrics(self) -> Mapping[str, Any]:
         """The newest value of each metric; those of validations as `val/<name>`; after `test`, those of the test."""
-        return self._test_metrics if self._stage == "test" else self._loop.metrics
+        return self._test_metrics if self.current_stage == "test" else self._loop.metrics
 
     @property
     def should_stop(self) -> bool:
@@ -114,7 +118,7 @@ class Trainer:
         The first Ctrl-C ends the run after the stage under way and keeps it. Raises CheckpointError for a checkpoint that is damaged or
         of another vessel; then nothing has begun.
         """
-        resume = None if ckpt_path is None else _resumable(ckpt_path)
+        resume = open_checkpoint(ckpt_path) if isinstance(ckpt_path, str | Path) else ckpt_path
         self._assign(vessel)
         self.initialize()
         max_iters = sys.maxsize if self.max_iters is None else self.max_iters
@@ -131,15 +135,18 @@ class Trainer:
     def test(self, vessel: TrainingVesselBase[Any]) -> Mapping[str, Any]:
         """Run every initial state of the test once; the metrics are answered, and are in `metrics` without a prefix."""
         self._assign(vessel)
-        self._stage = "test"
+        self.current_stage = "test"
         for writer in self.loggers:
             writer.open()
+            writer.on_stage_start(self.current_iter, "test")
         try:
             self._tell("on_test_start", vessel)
             with _Environments(self, vessel) as environments:
                 self._test_metrics = dict(environments.run("test", vessel.test_seed_iterator(), vessel.test))
+            row = MetricsRow(self.current_iter, "test", self._loop.total_seconds, self._test_metrics)
             for writer in self.loggers:
-                writer.write(self._loop.row("test", self._test_metrics))
+                if writer.row_kind == "stage":
+                    writer.write(row)
             self._tell("on_test_end", vessel)
         finally:
             for writer in self.loggers:
@@ -157,7 +164,9 @@ class Trainer:
         """
         vessel = self.vessel
         if vessel is None:
-            raise ConfigError("the trainer has no vessel yet; call fit or test, or vessel.assign_trainer and set trainer.vessel")
+            raise ConfigError(
+                "the trainer has no vessel yet; call fit or test, or vessel.assign_trainer and set trainer.vessel"
+            )
         writers = [*self.loggers, *extra]
         return vectorize_env(
             partial(_environment, _Parts.of(vessel), self._min_loglevel()),
@@ -184,18 +193,18 @@ class Trainer:
 
     def named_callbacks(self) -> dict[str, Callback]:
         """The callbacks by the names that their states have in a checkpoint."""
-        return self._loop.named(self.callbacks)
+        return keyed(self.callbacks)
 
     def named_loggers(self) -> dict[str, LogWriter]:
         """The writers, likewise."""
-        return self._loop.named(self.loggers)
+        return keyed(self.loggers)
 
     def state_dict(self) -> dict[str, Any]:
         """Vessel, callbacks, loggers, counters, metrics and random states: all that a run goes on from."""
         return {
             **self._loop.state_dict(),
             "vessel": {} if self.vessel is None else self.vessel.state_dict(),
-            "current_stage": self._stage,
+            "current_stage": self.current_stage,
             "should_stop": self.should_stop,
         }
 
@@ -208,7 +217,21 @@ class Trainer:
     @staticmethod
     def get_policy_state_dict(ckpt_path: str | Path) -> dict[str, Any]:
         """The policy's state in a checkpoint, for a policy that goes on elsewhere."""
-        return _vessel_state(_resumable(ckpt_path))["policy"]
+        keeper = _Keeper()
+        open_checkpoint(ckpt_path).restore(keeper)
+        return keeper.state["policy"]
+
+
+class _Keeper:
+    """A vessel that only keeps the state that it is given."""
+
+    state: Mapping[str, Any]
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        self.state = state
 
 
 class _Loop(TrainLoop):
@@ -252,25 +275,23 @@ class _Stages:
     def validate(self, iteration: int, /) -> Mapping[str, Any]:
         return self._environments.run("val", self._vessel.val_seed_iterator(), self._vessel.validate)
 
-    def save(self, path: Path, /) -> None:
-        write_state(path, self._vessel.state_dict())
+    def state_dict(self) -> dict[str, Any]:
+        return self._vessel.state_dict()
 
-    def load(self, path: Path, /) -> None:
-        state = _pth(path).vessel_state if path.is_file() else read_state(path)
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         try:
             self._vessel.load_state_dict(state)
         except CheckpointError:
             raise
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:  # torch says what does not fit as a RuntimeError
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # torch says what does not fit as a RuntimeError
             raise CheckpointError(
-                f"{path} is not a checkpoint of this {type(self._vessel).__name__} and its policy: {type(error).__name__}: {error}"
+                f"the checkpoint is not of this {type(self._vessel).__name__} and its policy: {type(error).__name__}: {error}"
             ) from error
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._vessel.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._vessel.load_state_dict(state)
 
 
 class _Environments:
@@ -294,7 +315,7 @@ class _Environments:
     ) -> Mapping[str, Any]:
         """One stage: what the episodes say, and what the vessel answers."""
         trainer = self._trainer
-        trainer._stage = stage  # pyright: ignore[reportPrivateUsage] -- its own part
+        trainer.current_stage = stage
         self._episodes.clear()
         with _entered(seeds) as iterator:
             if self._venv is None:
@@ -348,44 +369,3 @@ def _environment(parts: _Parts, min_loglevel: LogLevel) -> EnvWrapper:
         aux_info_collector,
         LogCollector(min_loglevel),
     )
-
-
-@dataclass(frozen=True)
-class _PthCheckpoint:
-    """A `.pth` file as a place to continue from."""
-
-    state: dict[str, Any]
-    vessel_state: Mapping[str, Any]
-    vessel_path: Path
-
-
-def _resumable(ckpt_path: str | Path | Resumable) -> Resumable:
-    if not isinstance(ckpt_path, str | Path):
-        return ckpt_path
-    path = Path(ckpt_path)
-    if path.is_file():
-        return _pth(path)
-    if (path / "manifest.json").exists():
-        name = path.name.removeprefix("step-")
-        if not name.isdecimal():
-            raise CheckpointError(f"{path} is no checkpoint's directory: those are named step-000012")
-        return CheckpointStore(path.parent).load(int(name))
-    found = CheckpointStore(path).latest() if path.is_dir() else None
-    if found is None:
-        raise CheckpointError(f"{path} holds no checkpoint; give a checkpoint's directory, one of checkpoints, or a .pth file")
-    return found
-
-
-def _pth(path: Path) -> _PthCheckpoint:
-    import torch
-
-    try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)  # no code of it is run
-        vessel = state.pop("vessel")
-    except Exception as error:  # torch raises many kinds for what is damaged, truncated or holds code
-        raise CheckpointError(f"{path} is not a checkpoint of tensors and plain values: {type(error).__name__}: {error}") from error
-    return _PthCheckpoint(state, vessel, path)
-
-
-def _vessel_state(resumable: Resumable) -> Mapping[str, Any]:
-    return resumable.vessel_state if isinstance(resumable, _PthCheckpoint) else read_state(resumable.vessel_path)

@@ -164,7 +164,9 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
             ("test_initial_states", test_initial_states),
         ):
             if states is not None and len(states) == 0:
-                raise ConfigError(f"{name} is empty; give at least one initial state, or None where there is no such stage")
+                raise ConfigError(
+                    f"{name} is empty; give at least one initial state, or None where there is no such stage"
+                )
         self.train_initial_states = train_initial_states
         self.val_initial_states = val_initial_states
         self.test_initial_states = test_initial_states

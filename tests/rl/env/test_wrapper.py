@@ -14,9 +14,9 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
 from leyden.errors import ConfigError, SeedsExhausted
+from leyden.loop import LogCollector
 from leyden.rl.aux_info import AuxiliaryInfoCollector
 from leyden.rl.env import EnvWrapper, check_simulator
-from leyden.rl.env.logs import LogCollector
 from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
 from leyden.rl.reward import Reward, RewardCombination
 from leyden.rl.simulator import Simulator

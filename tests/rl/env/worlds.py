@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from leyden.loop import LogCollector
 from leyden.rl.env import EnvWrapper
-from leyden.rl.env.logs import LogCollector
 from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
 from leyden.rl.reward import Reward
 from leyden.rl.simulator import Simulator

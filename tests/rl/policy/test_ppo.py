@@ -260,11 +260,23 @@ def test_the_state_of_another_network_or_policy_is_refused_and_nothing_changes()
         (ppo(spaces.Discrete(4)).state_dict(), r"actor_head.*saved \(4, 64\), wanted \(3, 64\)"),
         (DQN(None, PLANE, spaces.Discrete(3), lr=1e-3).state_dict(), "state of 'DQN'"),
         ({**before, "generator": None}, "damaged"),
+        ({**before, "generator": before["generator"][:9]}, "damaged"),
+        (ppo(reward_normalization=False).state_dict(), "reward_normalization"),
         ({name: value for name, value in before.items() if name != "model"}, "damaged"),
     ):
         with pytest.raises(CheckpointError, match=says):
             policy.load_state_dict(state)
     assert equal(policy.state_dict(), before)
+
+
+def test_a_state_whose_tensors_became_arrays_is_as_good():
+    policy, other = ppo(), ppo(seed=9)
+    policy.update(collected(policy))
+    state = policy.state_dict()
+    for name in ("model", "optimizer"):
+        state[name] = {key: value.numpy() if torch.is_tensor(value) else value for key, value in state[name].items()}
+    other.load_state_dict({**state, "generator": state["generator"].numpy()})
+    assert equal(other.state_dict(), policy.state_dict())
 
 
 def test_weights_are_taken_from_a_file_of_a_module_a_policy_or_a_trainer_and_no_code_is_run(tmp_path):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from leyden.rl.state import write_state
 
 from leyden.loop import Callback, Checkpoint, CsvWriter
 from leyden.rl import Trainer
-from leyden.rl.state import write_state
 from tests.rl.parts import vessel_of
 
 

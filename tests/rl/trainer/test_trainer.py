@@ -72,7 +72,12 @@ def test_metrics_are_of_episodes_of_the_update_and_of_validations_under_their_ow
 
 def test_a_trainer_can_be_asked_before_it_has_run() -> None:
     trainer = trainer_of()
-    assert (trainer.current_iter, trainer.current_episode, dict(trainer.metrics), trainer.should_stop) == (0, 0, {}, False)
+    assert (trainer.current_iter, trainer.current_episode, dict(trainer.metrics), trainer.should_stop) == (
+        0,
+        0,
+        {},
+        False,
+    )
     assert trainer.state_dict()["current_iter"] == 0
 
 
