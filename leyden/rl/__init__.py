@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
     from leyden.rl.policy import DQN, PPO, AllOne, NonLearnablePolicy, Policy, RandomPolicy, Sb3Policy, TianshouPolicy
     from leyden.rl.reward import Reward, RewardCombination
-    from leyden.rl.seed import DataQueue, InitialStateType, Seed, SeedPlan
-    from leyden.rl.simulator import Simulator
+    from leyden.rl.seed import DataQueue, Seed, SeedPlan
+    from leyden.rl.simulator import InitialStateType, Simulator
     from leyden.rl.spaces import GymSpaceValidationError
     from leyden.rl.trainer import (
         SeedIteratorNotAvailable,
@@ -71,8 +71,8 @@ _WHERE = {
         "TianshouPolicy",
     ),
     "reward": ("Reward", "RewardCombination"),
-    "seed": ("DataQueue", "InitialStateType", "Seed", "SeedPlan"),
-    "simulator": ("Simulator",),
+    "seed": ("DataQueue", "Seed", "SeedPlan"),
+    "simulator": ("InitialStateType", "Simulator"),
     "spaces": ("GymSpaceValidationError",),
     "trainer": ("SeedIteratorNotAvailable", "Trainer", "TrainingVessel", "TrainingVesselBase", "backtest", "train"),
 }

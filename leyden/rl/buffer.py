@@ -9,7 +9,7 @@ Shapes: T vector steps, N environments, n of them acting, S stored transitions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +26,8 @@ Ids = NDArray[np.int64]
 class Buffer(Protocol):
     """What a `Collector` asks of a buffer."""
 
+    num_envs: int
+
     def begin_collect(self) -> None:
         """A collect begins; no episode is under way."""
         ...
@@ -38,8 +40,13 @@ class Buffer(Protocol):
         """
         ...
 
-    def happened(self, rewards: Array, terminated: Array, truncated: Array, obs: Batch) -> None:
-        """What came of it, each (N, ...); rows of environments that did not act are ignored."""
+    def happened(
+        self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
+    ) -> None:
+        """What came of it, each (N, ...); rows of environments that did not act are ignored.
+
+        lost: environments whose simulator failed in this step: it did not happen.
+        """
         ...
 
 
@@ -110,8 +117,10 @@ class RolloutBuffer:
         for name, array in self.extras.items():
             array[where] = extras[name]
 
-    def happened(self, rewards: Array, terminated: Array, truncated: Array, obs: Batch) -> None:
-        """See `Buffer`."""
+    def happened(
+        self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
+    ) -> None:
+        """See `Buffer`. Of an episode that is lost, nothing is kept: it is not whole, and its seed may be run again."""
         row, ids = self.n_rows, self._ids
         self.rewards[row] = rewards
         self.terminated[row] = terminated
@@ -126,6 +135,16 @@ class RolloutBuffer:
             for env in np.flatnonzero(truncated & ~terminated & self.mask[row]).tolist():
                 self._final.append((row, env, mapped(obs, lambda array, env=env: np.copy(array[env]))))
         self.n_rows += 1
+        for env in lost:
+            self._drop(row, env)
+
+    def _drop(self, row: int, env: int) -> None:
+        """Forget the episode that was under way in this environment at `row`."""
+        self._final = [final for final in self._final if final[:2] != (row, env)]
+        ended = self.terminated[:row, env] | self.truncated[:row, env] | ~self.mask[:row, env]
+        begin = int(np.flatnonzero(ended)[-1]) + 1 if ended.any() else 0
+        self.n_steps -= int(np.count_nonzero(self.mask[begin : row + 1, env]))
+        self.mask[begin : row + 1, env] = False
 
     def final_observations(self) -> FinalObservations | None:
         """The last observation of each episode that was truncated and not terminated, for its value; None if there is none."""
@@ -221,9 +240,16 @@ class ReplayBuffer:
         write(self.obs, self._slots, obs if ids is None else mapped(obs, lambda array: array[ids]))
         self.actions[self._slots] = actions
 
-    def happened(self, rewards: Array, terminated: Array, truncated: Array, obs: Batch) -> None:
-        """See `Buffer`."""
+    def happened(
+        self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
+    ) -> None:
+        """See `Buffer`. The steps before one that is lost are kept, as if a limit had ended the episode there."""
+        if lost:
+            self._latest[list(lost)] = -1
+            self._forget_decisions(~np.isin(self._ids, lost))
         ids, slots = self._ids, self._slots
+        if not len(ids):
+            return
         write(self.next_obs, slots, mapped(obs, lambda array: array[ids]))
         self.rewards[slots] = rewards[ids]
         self.terminated[slots] = terminated[ids]
@@ -235,6 +261,12 @@ class ReplayBuffer:
         self._position = int(slots[-1] + 1) % self.size
         self._count = min(self._count + len(ids), self.size)
         self.n_new += len(ids)
+
+    def _forget_decisions(self, kept: NDArray[np.bool_]) -> None:
+        """Of what was just decided, keep these, in the first of its slots."""
+        old, self._ids, self._slots = self._slots[kept], self._ids[kept], self._slots[: int(kept.sum())]
+        write(self.obs, self._slots, copied(mapped(self.obs, lambda array: array[old])))
+        self.actions[self._slots] = self.actions[old].copy()
 
     def state_dict(self) -> dict[str, Any]:
         """All that it holds, as arrays and numbers; the arrays are copies. Loading it needs no pickle."""

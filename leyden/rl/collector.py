@@ -102,8 +102,16 @@ class Collector:
         n_begun = int(alive.sum())
         while True:
             n_alive = int(np.count_nonzero(alive))
-            if not n_alive:
-                break
+            if not n_alive:  # all have ended, or what was left of them was lost: then its seeds are there again
+                missing = n_envs if n_episode is None else min(n_envs, n_episode - len(ended))
+                if not missing:
+                    break
+                obs = venv.reset(list(range(missing)))
+                alive = venv.alive.copy()
+                if not alive.any():
+                    break
+                n_begun = len(ended) + int(alive.sum())
+                continue
             ids = None if n_alive == n_envs else np.flatnonzero(alive)
             output = policy.act(obs if ids is None else mapped(obs, lambda array, at=ids: array[at]), explore=explore)
             actions = output.actions
@@ -115,14 +123,16 @@ class Collector:
                 actions = np.zeros((n_envs, *output.actions.shape[1:]), output.actions.dtype)
                 actions[ids] = output.actions
             obs, rewards, terminated, truncated, infos = venv.step(actions)
+            lost = [env for env, info in infos.items() if "lost" in info] if infos else []
             if buffer is not None:
-                buffer.happened(rewards, terminated, truncated, obs)
-            n_steps += n_alive
+                buffer.happened(rewards, terminated, truncated, obs, lost)
+            n_steps += n_alive - int(np.count_nonzero(alive[lost]))
             now = venv.alive
             if np.array_equal(now, alive):
                 continue
             finished: list[int] = np.flatnonzero(alive & ~now).tolist()
-            ended += (_episode(infos, env) for env in finished)
+            ended += (_episode(infos, env) for env in finished if env not in lost)
+            n_begun -= len(lost)
             if on_progress is not None:
                 on_progress(len(ended), n_steps)
             again = finished if n_episode is None else finished[: max(0, n_episode - n_begun)]

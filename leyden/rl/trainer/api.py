@@ -10,8 +10,8 @@ from leyden.rl.env import FiniteEnvType
 from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
 from leyden.rl.policy import Policy
 from leyden.rl.reward import Reward
-from leyden.rl.seed import InitialStateType
-from leyden.rl.simulator import Simulator
+from leyden.rl.seed import Items
+from leyden.rl.simulator import InitialStateType, Simulator
 from leyden.rl.trainer.trainer import Trainer
 from leyden.rl.trainer.vessel import TrainingVessel
 
@@ -22,7 +22,7 @@ def train(
     simulator_fn: Callable[..., Simulator[InitialStateType, Any, Any]],
     state_interpreter: StateInterpreter[Any, Any],
     action_interpreter: ActionInterpreter[Any, Any, Any],
-    initial_states: Sequence[InitialStateType],
+    initial_states: Items[InitialStateType],
     policy: Policy,
     reward: Reward[Any] | None,
     vessel_kwargs: Mapping[str, Any] | None = None,
@@ -50,7 +50,7 @@ def backtest(
     simulator_fn: Callable[..., Simulator[InitialStateType, Any, Any]],
     state_interpreter: StateInterpreter[Any, Any],
     action_interpreter: ActionInterpreter[Any, Any, Any],
-    initial_states: Sequence[InitialStateType],
+    initial_states: Items[InitialStateType],
     policy: Policy,
     logger: LogWriter | Sequence[LogWriter] | None = None,
     reward: Reward[Any] | None = None,

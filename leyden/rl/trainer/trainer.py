@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from leyden.loop import (
 from leyden.loop.metrics import Stage, clean_metrics
 from leyden.loop.train_loop import Resumable, keyed
 from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_env
+from leyden.rl.seed import SeedsLike
 from leyden.rl.trainer.episodes import EpisodeMetrics
 from leyden.rl.trainer.vessel import Seeds, TrainingVesselBase
 
@@ -157,7 +158,7 @@ class Trainer:
         """For the vessel, as often as it likes: `done` of `total` episodes of this stage (0: nobody knows)."""
         self._loop.progress(done, total, **counts)
 
-    def venv_from_iterator(self, iterator: Iterable[Any] | None, *extra: LogWriter) -> FiniteVectorEnv:
+    def venv_from_iterator(self, iterator: SeedsLike, *extra: LogWriter) -> FiniteVectorEnv:
         """New environments of this trainer's vessel over these initial states. Close them, or use them in `with`.
 
         extra: writers beside the trainer's.
@@ -328,11 +329,10 @@ class _Environments:
         return {**self._episodes.metrics(), **clean_metrics(answered, source=f"{type(self._vessel).__name__}.{stage}")}
 
 
-@contextmanager
-def _entered(seeds: Seeds) -> Iterator[Iterable[Any]]:
-    manager: Any = seeds if isinstance(seeds, AbstractContextManager) else nullcontext(seeds)
-    with manager as entered:
-        yield cast("Iterable[Any]", entered)
+def _entered(seeds: Seeds) -> AbstractContextManager[SeedsLike]:
+    if isinstance(seeds, AbstractContextManager):
+        return cast("AbstractContextManager[SeedsLike]", seeds)
+    return nullcontext(seeds)
 
 
 @dataclass(frozen=True)
@@ -356,7 +356,7 @@ class _Parts:
         )
 
 
-def _environment(parts: _Parts, min_loglevel: LogLevel) -> EnvWrapper:
+def _environment(parts: _Parts, min_loglevel: LogLevel) -> EnvWrapper[Any, Any, Any, Any, Any]:
     """One environment, with interpreters and a reward of its own: they know the environment that they are in."""
     own = copy.deepcopy((parts.state_interpreter, parts.action_interpreter, parts.reward, parts.aux_info_collector))
     state_interpreter, action_interpreter, reward, aux_info_collector = own

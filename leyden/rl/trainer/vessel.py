@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, cast
 
 import numpy as np
 
-from leyden.errors import ConfigError
+from leyden.errors import CheckpointError, ConfigError
 from leyden.rl.aux_info import AuxiliaryInfoCollector
+from leyden.rl.buffer import Buffer, ReplayBuffer
 from leyden.rl.collector import Collector, CollectResult
 from leyden.rl.env import FiniteVectorEnv
 from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
 from leyden.rl.policy import Policy
 from leyden.rl.reward import Reward
-from leyden.rl.seed import InitialStateType, SeedPlan
-from leyden.rl.simulator import Simulator
+from leyden.rl.seed import Items, SeedPlan, SeedsLike
+from leyden.rl.simulator import InitialStateType, Simulator
 
 if TYPE_CHECKING:
     from leyden.rl.trainer.trainer import Trainer
@@ -32,7 +33,7 @@ __all__ = ["SeedIteratorNotAvailable", "Seeds", "TrainingVessel", "TrainingVesse
 
 logger = logging.getLogger(__name__)
 
-Seeds: TypeAlias = Iterable[Any] | AbstractContextManager[Iterable[Any]]
+Seeds: TypeAlias = "SeedsLike | AbstractContextManager[SeedsLike]"
 """What a seed iterator is: a `SeedPlan`, a `DataQueue` (entered while it is used), or any iterable of initial states."""
 
 
@@ -103,7 +104,7 @@ class TrainingVesselBase(Generic[InitialStateType]):
     def log(self, name: str, value: Any) -> None:
         """Say a value of this iteration in the log; of an array, its mean."""
         if isinstance(value, np.ndarray | Sequence) and not isinstance(value, str):
-            value = float(np.mean(value))
+            value = float(np.mean(cast("Sequence[float]", value)))
         logger.info("[Iter %d] %s = %s", self.trainer.current_iter, name, value)
 
     def log_dict(self, data: Mapping[str, Any]) -> None:
@@ -140,9 +141,9 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         policy: Policy,
         reward: Reward[Any] | None = None,
         aux_info_collector: AuxiliaryInfoCollector[Any, Any] | None = None,
-        train_initial_states: Sequence[InitialStateType] | None = None,
-        val_initial_states: Sequence[InitialStateType] | None = None,
-        test_initial_states: Sequence[InitialStateType] | None = None,
+        train_initial_states: Items[InitialStateType] | None = None,
+        val_initial_states: Items[InitialStateType] | None = None,
+        test_initial_states: Items[InitialStateType] | None = None,
         buffer_size: int = 20_000,
         episode_per_iter: int = 1000,
         update_kwargs: Mapping[str, Any] | None = None,
@@ -175,7 +176,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         self.update_kwargs = dict(update_kwargs or {})
         self.seed = seed
         self._plan: SeedPlan[InitialStateType] | None = None
-        self._buffer: Any = None
+        self._buffer: Buffer | None = None
         self._to_load: Mapping[str, Any] | None = None
 
     def train_seed_iterator(self) -> Seeds:
@@ -233,7 +234,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
             collector = Collector(self.policy, vector_env, buffer)
             return collector.collect(n_episode=n_episode, explore=explore, on_progress=self.trainer.progress)
 
-    def _few(self, name: str, states: Sequence[InitialStateType]) -> Sequence[InitialStateType]:
+    def _few(self, name: str, states: Items[InitialStateType]) -> Items[InitialStateType]:
         """All of them, or as many as `fast_dev_run` says, chosen at random by `seed`."""
         n = self.trainer.fast_dev_run
         if n is None or n >= len(states):
@@ -243,20 +244,23 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         return [states[int(index)] for index in chosen]
 
     def state_dict(self) -> dict[str, Any]:
-        """The policy, where the seeds are, and what a buffer keeps from one stage to the next."""
+        """The policy, where the seeds are, and a replay buffer; what a rollout buffer holds is used up within its stage."""
+        kept = self._buffer if isinstance(self._buffer, ReplayBuffer) else None
         return {
             "policy": self.policy.state_dict(),
             "seeds": self._to_load if self._plan is None else self._plan.state_dict(),
-            "buffer": None if self._buffer is None else self._buffer.state_dict(),
-            "num_envs": None if self._buffer is None else self._buffer.num_envs,
+            "buffer": None if kept is None else {"num_envs": kept.num_envs, **kept.state_dict()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` answered; of a state with a policy alone, take that."""
         self.policy.load_state_dict(state["policy"])
         self._to_load = state.get("seeds")
-        self._plan = None
-        self._buffer = None
-        if state.get("buffer") is not None:
-            self._buffer = self.policy.make_buffer(self.buffer_size, state["num_envs"])
-            self._buffer.load_state_dict(state["buffer"])
+        self._plan = self._buffer = None
+        if (kept := state.get("buffer")) is not None:
+            self._buffer = self.policy.make_buffer(self.buffer_size, kept["num_envs"])
+            if not isinstance(self._buffer, ReplayBuffer):
+                raise CheckpointError(
+                    f"the checkpoint has a replay buffer, and {type(self.policy).__name__} learns from none"
+                )
+            self._buffer.load_state_dict(kept)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from leyden.errors import CheckpointError, ConfigError
+from leyden.errors import CheckpointError, ConfigError, SimulatorError
 from leyden.loop import Callback, Checkpoint, CsvWriter, EarlyStopping, LogLevel, LogWriter
 from leyden.rl import SeedIteratorNotAvailable, Trainer, TrainingVesselBase, backtest, train
 from tests.rl.parts import Direction, NearZero, Position, Walk, vessel_of
@@ -176,7 +176,7 @@ def test_a_policy_goes_on_from_any_form_of_a_checkpoint(tmp_path: Path, where: s
 
 def test_a_checkpoint_of_another_policy_is_refused(tmp_path: Path) -> None:
     trainer_of(callbacks=[Checkpoint(tmp_path)]).fit(vessel_of("ppo"))
-    with pytest.raises(CheckpointError, match="policy"):
+    with pytest.raises(CheckpointError, match="state of .PPO., format 1; DQN"):
         trainer_of().fit(vessel_of("dqn"), ckpt_path=tmp_path)
 
 
@@ -265,3 +265,43 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return one == other
+
+
+class Fragile(Walk):
+    """Breaks at its third step, now and then."""
+
+    broken: ClassVar[list[int]] = []
+
+    def step(self, action: int) -> None:
+        super().step(action)
+        if self.initial % 3 == 0 and self.left == 6 and self.broken.count(self.initial) < 1:
+            self.broken.append(self.initial)
+            raise RuntimeError("a wire came loose")
+
+    def __init__(self, initial: int) -> None:
+        super().__init__(initial)
+        self.initial = initial
+
+
+@pytest.mark.parametrize("policy", ["ppo", "dqn"])
+def test_an_episode_that_is_lost_is_run_again_and_nothing_of_it_is_counted(policy: str) -> None:
+    Fragile.broken.clear()
+    vessel = vessel_of(policy, train_initial_states=list(range(12)), episode_per_iter=12)
+    vessel.simulator_fn = Fragile
+    trainer = trainer_of(max_iters=1, concurrency=3, env_options={"on_worker_error": "retry"})
+    trainer.fit(vessel)
+    assert sorted(Fragile.broken) == [0, 3, 6, 9]
+    assert trainer.current_episode == 12
+    buffer = vessel._buffer
+    whole = sum(10 - abs(start) % 3 for start in range(12))
+    kept = 3 * len(Fragile.broken) if policy == "dqn" else 0  # the steps before the one that failed
+    assert buffer is not None
+    assert len(buffer) == whole + kept
+
+
+def test_a_simulator_that_raises_ends_the_run_and_says_where() -> None:
+    vessel = vessel_of(train_initial_states=[3, 3, 3])
+    vessel.simulator_fn = Fragile
+    Fragile.broken.clear()
+    with pytest.raises(SimulatorError, match="a wire came loose"):
+        trainer_of().fit(vessel)
