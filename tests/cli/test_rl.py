@@ -250,7 +250,7 @@ def state_of(run: Path, iteration: int) -> tuple[dict[str, bytes], list[dict[str
         for path in sorted((folder / "vessel").rglob("*"))
         if path.is_file()
     }
-    assert any(name.endswith(".safetensors") for name in files)
+    assert any(name.endswith((".safetensors", ".npz")) for name in files)
     timeless = [
         {name: value for name, value in row.items() if name != "seconds"} for row in rows(run / "train_result.csv")
     ]
