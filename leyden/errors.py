@@ -16,10 +16,12 @@ __all__ = [
     "InvalidEmission",
     "InvalidMetrics",
     "InvalidReturn",
+    "InvalidTrade",
     "LeydenError",
     "MissingResource",
     "NoActiveTrace",
     "NoTrainingData",
+    "OrderDone",
     "ProcessFailed",
     "RunInterrupted",
     "RunnerDied",
@@ -138,6 +140,14 @@ class SeedsExhausted(LeydenError, RuntimeError):
 
 class RunInterrupted(LeydenError, KeyboardInterrupt):
     """The run was stopped by Ctrl-C or SIGTERM; everything finished is kept and the message says how to resume."""
+
+
+class InvalidTrade(LeydenError, ValueError):
+    """A simulator was asked to trade a negative amount, or more than is left; it is unchanged."""
+
+
+class OrderDone(LeydenError, AssertionError):
+    """A simulator was asked for a step after its order was done."""
 
 
 class Untranslatable(LeydenError, ValueError):

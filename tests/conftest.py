@@ -24,6 +24,7 @@ GROUP_FOLDERS = (
     "vllm",
     "writers",
     "rl_peers",
+    "rl_data",
 )
 
 # before anything imports torch: two threads that spin cost a small machine more than they give

@@ -55,6 +55,7 @@ GROUPS = [
     Group("ray", "ray", 8),
     Group("tracers", "tracers", 8),
     Group("writers", "writers", 6),
+    Group("rl_data", "rl-data", 6),
     Group("frameworks", "frameworks", 12),
     Group("crewai", "crewai", 12),
     Group("litellm", "litellm", 5),

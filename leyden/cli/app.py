@@ -11,6 +11,7 @@ from rich.console import Console
 from leyden import __version__
 from leyden.cli.demo import demo
 from leyden.cli.gateway import gateway
+from leyden.cli.rl import rl_commands
 from leyden.cli.store import store
 from leyden.cli.store_export import export
 from leyden.cli.workers import workers
@@ -32,6 +33,7 @@ store_commands = typer.Typer(rich_markup_mode=None)
 store_commands.callback(invoke_without_command=True)(store)
 store_commands.command()(export)
 app.add_typer(store_commands, name="store")
+app.add_typer(rl_commands, name="rl")
 
 
 def _show_version(wanted: bool) -> None:

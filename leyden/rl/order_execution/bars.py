@@ -1,0 +1,239 @@
+"""Bars (what the market did in each tick) from Parquet or CSV files, and the part of them that one order can see.
+
+A file `<stock_id>.parquet` or `<stock_id>.csv` has a column `datetime` or `date`, then numbers: `close` and `volume` at least. Qlib's names
+(`$close`) mean the same. It knows no order and no simulator. To read another format, add it to `_READERS`.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leyden.errors import ConfigError
+from leyden.rl.order_execution.objects import Time
+
+__all__ = ["Bars", "IntradayBacktestData", "load_bars", "read_table"]
+
+Array = NDArray[Any]
+TIME_COLUMNS: Final = ("datetime", "date")
+_KEPT_FILES: Final = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Bars:
+    """The bars of one asset, in order.
+
+    times: datetime64[us], (n,), increasing: when each tick begins. columns: float64, (n,) each, without `$`.
+    Raises ConfigError unless they fit, and have close and volume.
+    """
+
+    times: Array
+    columns: Mapping[str, Array]
+    source: str = "bars"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "times", np.asarray(self.times, "datetime64[us]"))
+        named = {name.removeprefix("$"): np.asarray(column, np.float64) for name, column in self.columns.items()}
+        object.__setattr__(self, "columns", named)
+        if len(self.times) == 0:
+            raise ConfigError(f"{self.source} has no bars")
+        if np.isnat(self.times).any() or not (np.diff(self.times) > np.timedelta64(0)).all():
+            raise ConfigError(f"{self.source}: the times of its bars do not increase; sort them, and leave doubles out")
+        for name in ("close", "volume"):
+            if name not in named:
+                raise ConfigError(f"{self.source} has no column {name!r}; it has {', '.join(named) or 'none'}")
+        for name, column in named.items():
+            if column.shape != self.times.shape:
+                raise ConfigError(
+                    f"{self.source}: column {name!r} has shape {column.shape}, there are {len(self.times)} times"
+                )
+        if (named["volume"] < 0).any():
+            raise ConfigError(f"{self.source}: a volume is below 0, at {self.times[named['volume'] < 0][0]}")
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def __getitem__(self, name: str) -> Array:
+        """A column, (n,), by its name with or without `$`. Raises ConfigError for one that is not there."""
+        try:
+            return self.columns[name.removeprefix("$")]
+        except KeyError:
+            raise ConfigError(f"{self.source} has no column {name!r}; it has {', '.join(self.columns)}") from None
+
+    def between(self, start: Time, end: Time) -> slice:
+        """Where the bars of [start, end) are."""
+        first, last = np.searchsorted(self.times, np.array([start, end]))
+        return slice(int(first), int(last))
+
+    def days(self, start: Time, end: Time) -> slice:
+        """Where the bars are of all calendar days that [start, end) touches."""
+        microsecond = np.timedelta64(1, "us")
+        first = start.astype("datetime64[D]")
+        last = (end - microsecond).astype("datetime64[D]") + np.timedelta64(1, "D")
+        return self.between(first, last)
+
+    def matrix(self, names: Sequence[str], part: slice) -> Array:
+        """float64, (rows, names): these columns of these rows."""
+        rows = len(range(*part.indices(len(self))))
+        return np.stack([self[name][part] for name in names], axis=1) if names else np.zeros((rows, 0))
+
+
+@dataclass(frozen=True, eq=False)
+class IntradayBacktestData:
+    """The bars of the days that an order touches, (ticks,) each; for daily bars those are the order's days."""
+
+    bars: Bars
+    part: slice
+    feature_columns_today: tuple[str, ...] = ()
+    feature_columns_yesterday: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return self.part.stop - self.part.start
+
+    def get_time_index(self) -> Array:
+        """When each tick begins."""
+        return self.bars.times[self.part]
+
+    def get_deal_price(self) -> Array:
+        """What a unit is traded at in each tick: its close."""
+        return self.bars["close"][self.part]
+
+    def get_volume(self) -> Array:
+        """What the market traded in each tick."""
+        return self.bars["volume"][self.part]
+
+    @property
+    def today(self) -> Array:
+        """(ticks, feature_columns_today)."""
+        return self.bars.matrix(self.feature_columns_today, self.part)
+
+    @property
+    def yesterday(self) -> Array:
+        """(ticks, feature_columns_yesterday)."""
+        return previous_features(self.bars, self.feature_columns_yesterday, self.part)
+
+
+def previous_features(bars: Bars, names: Sequence[str], part: slice) -> Array:
+    """(ticks, names): columns of what was before. A name that the bars have is read from them, in Qlib's way: a column whose rows hold what
+    was a day before; of a name such as `close_1`, which they do not have, the values of `close` in as many bars before the first."""
+    length = part.stop - part.start
+    out = np.zeros((length, len(names)))
+    for place, name in enumerate(names):
+        plain = name.removeprefix("$")
+        if plain not in bars.columns and plain.endswith("_1"):
+            before = bars[plain.removesuffix("_1")][max(0, part.start - length) : part.start]
+            if len(before):
+                out[length - len(before) :, place] = before
+        else:
+            out[:, place] = bars[name][part]
+    return out
+
+
+def load_bars(data_dir: str | Path, stock_id: str) -> Bars:
+    """The bars in `<data_dir>/<stock_id>.parquet` or `.csv`. Kept in memory until the file changes.
+
+    Raises ConfigError, naming file and fault.
+    """
+    folder = Path(data_dir)
+    found = [path for suffix in _READERS if (path := folder / f"{stock_id}{suffix}").is_file()]
+    if not found:
+        there = sorted(path.name for path in folder.glob("*") if path.suffix in _READERS) if folder.is_dir() else []
+        raise ConfigError(
+            f"there is no {stock_id}.parquet or {stock_id}.csv in {folder}; there is {', '.join(there[:5]) or 'no file of bars'}"
+            + (f" and {len(there) - 5} more" if len(there) > 5 else "")
+        )
+    if len(found) > 1:
+        raise ConfigError(f"{folder} has both {found[0].name} and {found[1].name}; keep one of them")
+    status = found[0].stat()
+    return _cached_bars(str(found[0].absolute()), status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=_KEPT_FILES)
+def _cached_bars(path: str, mtime_ns: int, size: int) -> Bars:
+    table = read_table(Path(path))
+    time_column = next((name for name in TIME_COLUMNS if name in table), None)
+    if time_column is None:
+        raise ConfigError(f"{path} has no column 'datetime' or 'date'; it has {', '.join(table)}")
+    columns = {name: _numbers(column, name, path) for name, column in table.items() if name != time_column}
+    return Bars(
+        _times(table[time_column], path), {name: column for name, column in columns.items() if column is not None}, path
+    )
+
+
+def read_table(path: Path) -> dict[str, Array]:
+    """The columns of a CSV (as text) or Parquet file. Raises ConfigError for a file that is neither, or damaged."""
+    try:
+        reader = _READERS[path.suffix]
+    except KeyError:
+        raise ConfigError(f"{path} is neither .csv nor .parquet") from None
+    return reader(path)
+
+
+def _read_csv(path: Path) -> dict[str, Array]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows: Iterator[list[str]] = csv.reader(file)
+        header = next(rows, None)
+        if not header:
+            raise ConfigError(f"{path} is empty; its first line must name the columns")
+        content: list[list[str]] = []
+        for number, row in enumerate(rows, start=2):
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise ConfigError(f"{path}, line {number}: {len(row)} values for {len(header)} columns")
+            content.append(row)
+    return {name.strip(): np.array([row[place] for row in content], dtype=np.str_) for place, name in enumerate(header)}
+
+
+def _read_parquet(path: Path) -> dict[str, Array]:
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise ConfigError(f"{path} needs pyarrow; install it with: pip install 'leyden[export]', or give CSV") from None
+    try:
+        table: Any = parquet.read_table(path)
+    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+        raise ConfigError(f"{path} cannot be read as Parquet: {error}") from error
+    return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+_READERS: Final[dict[str, Callable[[Path], dict[str, Array]]]] = {".parquet": _read_parquet, ".csv": _read_csv}
+
+
+def _times(column: Array, path: str) -> Array:
+    try:
+        return np.array(
+            [str(value).strip() for value in column] if column.dtype.kind in "OU" else column, "datetime64[us]"
+        )
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; times are written as 2020-01-02 or 2020-01-02 09:30:00") from None
+
+
+def _numbers(column: Array, name: str, path: str) -> Array | None:
+    """None for a column of names, as the asset's own."""
+    if column.dtype.kind in "biuf":
+        return column.astype(np.float64)
+    texts = [str(value).strip() for value in column]
+    try:
+        return np.array([float(text) if text and text != "None" else np.nan for text in texts])
+    except ValueError:
+        if name.removeprefix("$") in ("open", "high", "low", "close", "volume"):
+            row = next(index for index, text in enumerate(texts) if not _is_number(text))
+            raise ConfigError(f"{path}: {name} of row {row + 1} is {texts[row]!r}, which is no number") from None
+        return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text or "nan")
+    except ValueError:
+        return False
+    return True

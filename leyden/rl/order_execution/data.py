@@ -1,0 +1,176 @@
+"""Where features and orders come from: `ProcessedDataProvider` for state interpreters, `load_orders` for initial states.
+
+Both read the files that `bars` reads. To take features from elsewhere, subclass `ProcessedDataProvider`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leyden.errors import ConfigError
+from leyden.rl.order_execution.bars import Bars, load_bars, previous_features, read_table
+from leyden.rl.order_execution.objects import Order, OrderDir, as_time
+
+__all__ = ["BarsProcessedDataProvider", "IntradayProcessedData", "ProcessedDataProvider", "load_orders"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class IntradayProcessedData:
+    """Features of each tick, (ticks, features): of the order's days, and of the time before them."""
+
+    today: Array
+    yesterday: Array
+
+
+class ProcessedDataProvider(ABC):
+    """Features for interpreters. It is asked at every step: keep what costs time."""
+
+    @abstractmethod
+    def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Array) -> IntradayProcessedData:
+        """Of the ticks `time_index`, (ticks,), whose first day is `date`. The caller hides what is not known yet."""
+
+
+class BarsProcessedDataProvider(ProcessedDataProvider):
+    """Columns of files of bars, as they are; write features that learn well (returns, ratios) into files of their own.
+
+    data_dir: has `<stock_id>.parquet` or `.csv`; data: bars by stock, or of the one stock, instead.
+    feature_columns_today: their names. feature_columns_yesterday: the same number of names; `close_1` is what `close` was before; None:
+        those of today, before.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | Path | None = None,
+        feature_columns_today: Sequence[str] = ("open", "high", "low", "close", "volume"),
+        feature_columns_yesterday: Sequence[str] | None = None,
+        *,
+        data: Bars | Mapping[str, Bars] | None = None,
+    ) -> None:
+        if (data_dir is None) == (data is None):
+            raise ConfigError("give either data_dir, a directory of files of bars, or data, the bars themselves")
+        self._data_dir, self._data = data_dir, data
+        self._today = tuple(feature_columns_today)
+        before = [f"{name}_1" for name in self._today]
+        self._yesterday = tuple(before if feature_columns_yesterday is None else feature_columns_yesterday)
+
+    def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Array) -> IntradayProcessedData:
+        """The columns at these ticks. Raises ConfigError if they are not `feature_dim`, or a tick is not there."""
+        for name, columns in (("feature_columns_today", self._today), ("feature_columns_yesterday", self._yesterday)):
+            if len(columns) != feature_dim:
+                raise ConfigError(f"{name} has {len(columns)} columns, data_dim is {feature_dim}; they must be equal")
+        bars = self._bars(stock_id)
+        first = bars.between(time_index[0], time_index[0]).start
+        part = slice(first, first + len(time_index))
+        if not np.array_equal(bars.times[part], time_index):
+            raise ConfigError(
+                f"{bars.source} has not the ticks {time_index[0]} to {time_index[-1]} that the simulator's bars have"
+            )
+        return IntradayProcessedData(bars.matrix(self._today, part), previous_features(bars, self._yesterday, part))
+
+    def _bars(self, stock_id: str) -> Bars:
+        if self._data_dir is not None:
+            return load_bars(self._data_dir, stock_id)
+        if isinstance(self._data, Bars):
+            return self._data
+        assert self._data is not None
+        return self._data[stock_id]
+
+
+_DIRECTIONS: Final = {"0": OrderDir.SELL, "1": OrderDir.BUY, "sell": OrderDir.SELL, "buy": OrderDir.BUY}
+
+
+def load_orders(
+    path: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    start_time_index: int = 0,
+    end_time_index: int | None = None,
+    tick: np.timedelta64 | None = None,
+) -> list[Order]:
+    """The orders in a CSV or Parquet file, or in all those of a directory, by name; rows whose amount is 0 are left out.
+
+    Columns: `stock_id` or `instrument`; `amount`; `direction` or `order_type` (0 or sell, 1 or buy); and either `start_time` and
+    `end_time`, or `date` (or `datetime`): from that day's tick `start_time_index` to the end of its tick `end_time_index - 1`, None: the
+    last one, of the bars in `data_dir`. tick: how long a tick is; one minute unless it says otherwise.
+    Raises ConfigError, naming file, row and fault.
+    """
+    path = Path(path)
+    files = sorted(each for each in path.iterdir() if each.suffix in (".csv", ".parquet")) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise ConfigError(
+            f"there are no orders at {path}; give a .csv or .parquet file of orders, or a directory of such files"
+        )
+    tick = np.timedelta64(1, "m") if tick is None else tick
+    orders: list[Order] = []
+    for file in files:
+        table = {name.strip(): column for name, column in read_table(file).items()}
+        times = _times_of_rows(table, file, data_dir, start_time_index, end_time_index, tick)
+        stocks, amounts, directions = (
+            _column(table, names, file)
+            for names in (("stock_id", "instrument"), ("amount",), ("direction", "order_type"))
+        )
+        for row in range(len(stocks)):
+            try:
+                if (amount := float(amounts[row])) == 0:
+                    continue
+                stock = str(stocks[row])
+                orders.append(Order(stock, amount, _direction(directions[row]), *times(stock, row)))
+            except ValueError as error:
+                raise ConfigError(f"{file}, row {row + 1}: {error}") from error
+    if not orders:
+        raise ConfigError(f"{path} has no order with an amount above 0")
+    return orders
+
+
+def _column(table: Mapping[str, Array], names: Sequence[str], file: Path) -> Array:
+    for name in names:
+        if name in table:
+            return table[name]
+    raise ConfigError(f"{file} has no column {' or '.join(map(repr, names))}; it has {', '.join(table)}")
+
+
+def _direction(value: Any) -> OrderDir:
+    text = str(value).strip().lower()
+    try:
+        return _DIRECTIONS[text.removesuffix(".0")]
+    except KeyError:
+        raise ConfigError(f"the direction is {text!r}; it must be one of {', '.join(_DIRECTIONS)}") from None
+
+
+def _times_of_rows(
+    table: Mapping[str, Array],
+    file: Path,
+    data_dir: str | Path | None,
+    start_index: int,
+    end_index: int | None,
+    tick: np.timedelta64,
+) -> Callable[[str, int], tuple[np.datetime64, np.datetime64]]:
+    if "start_time" in table or "end_time" in table:
+        starts, ends = _column(table, ["start_time"], file), _column(table, ["end_time"], file)
+        return lambda stock, row: (as_time(starts[row], "start_time"), as_time(ends[row], "end_time"))
+    dates = _column(table, ["date", "datetime"], file)
+    if data_dir is None:
+        raise ConfigError(
+            f"{file} has dates, but no start_time and end_time; give data_dir, so that the day's ticks are known"
+        )
+
+    def times(stock: str, row: int) -> tuple[np.datetime64, np.datetime64]:
+        bars = load_bars(data_dir, stock)
+        day = as_time(dates[row], "date")
+        ticks = bars.times[bars.days(day, day + np.timedelta64(1, "us"))][start_index:end_index]
+        if not len(ticks):
+            raise ConfigError(
+                f"{bars.source} has no tick {start_index} to {end_index} on {day.astype('datetime64[D]')}"
+            )
+        return ticks[0], ticks[-1] + tick
+
+    return times

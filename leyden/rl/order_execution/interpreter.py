@@ -1,0 +1,215 @@
+"""What a policy sees of an order's execution, and what its action means.
+
+Observations are arrays of 32 bits. A step that has not been made, and a tick whose time has not come, are zeros: nothing of the future is
+shown. To show something else, subclass `StateInterpreter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from leyden.errors import ConfigError
+from leyden.options import check_number
+from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
+from leyden.rl.order_execution.data import ProcessedDataProvider
+from leyden.rl.order_execution.objects import EPS, OrderDir
+from leyden.rl.order_execution.state import SAOEState
+
+__all__ = [
+    "CategoricalActionInterpreter",
+    "CurrentStepStateInterpreter",
+    "DummyStateInterpreter",
+    "FullHistoryStateInterpreter",
+    "TwapRelativeActionInterpreter",
+]
+
+Array = NDArray[Any]
+Observation = dict[str, Array]
+
+
+class DummyStateInterpreter(StateInterpreter[SAOEState, Observation]):
+    """Shows nothing, to policies that look at nothing (`AllOne`)."""
+
+    def __init__(self) -> None:
+        limits = np.iinfo(np.int32)
+        self._space = spaces.Dict({"DUMMY": spaces.Box(limits.min, limits.max, (), np.int32)})
+
+    @property
+    def observation_space(self) -> spaces.Dict:
+        """One number."""
+        return self._space
+
+    def interpret(self, simulator_state: SAOEState) -> Observation:
+        """Always 1."""
+        return {"DUMMY": np.array(1, np.int32)}
+
+
+class CurrentStepStateInterpreter(StateInterpreter[SAOEState, Observation]):
+    """Shows where the order is, and no market.
+
+    `acquiring` (1: buys), `cur_step`, `num_step`, `target` (its amount), `position` (what is left).
+
+    max_step: steps of the longest order.
+    """
+
+    def __init__(self, max_step: int) -> None:
+        check_number("max_step", max_step, at_least=1, whole=True)
+        self.max_step = max_step
+        self._space = spaces.Dict(_order_spaces(max_step))
+
+    @property
+    def observation_space(self) -> spaces.Dict:
+        """Five numbers."""
+        return self._space
+
+    def interpret(self, simulator_state: SAOEState) -> Observation:
+        """The numbers. After the last step, `cur_step` is still that of the last one."""
+        return _order_numbers(simulator_state, self.max_step)
+
+
+class FullHistoryStateInterpreter(StateInterpreter[SAOEState, Observation]):
+    """Shows the features of all ticks so far, those of the time before, and all positions so far.
+
+    Beside the numbers of `CurrentStepStateInterpreter`: `data_processed`, (data_ticks, data_dim), 0 from the current tick on;
+    `data_processed_prev`, (data_ticks, data_dim); `cur_tick`; `position_history`, (max_step,).
+
+    max_step: steps of the longest order. data_ticks: ticks of the longest day (of all its days, for an order over several); shorter ones
+        are filled up with 0. data_dim: features.
+    """
+
+    def __init__(
+        self, max_step: int, data_ticks: int, data_dim: int, processed_data_provider: ProcessedDataProvider
+    ) -> None:
+        for name, value in (("max_step", max_step), ("data_ticks", data_ticks), ("data_dim", data_dim)):
+            check_number(name, value, at_least=1, whole=True)
+        self.max_step, self.data_ticks, self.data_dim = max_step, data_ticks, data_dim
+        self.processed_data_provider = processed_data_provider
+        data = spaces.Box(-np.inf, np.inf, (data_ticks, data_dim), np.float32)
+        self._space = spaces.Dict(
+            {
+                "data_processed": data,
+                "data_processed_prev": data,
+                "cur_tick": spaces.Box(0, data_ticks - 1, (), np.int32),
+                "position_history": spaces.Box(-EPS, np.inf, (max_step,), np.float32),
+                **_order_spaces(max_step),
+            }
+        )
+
+    @property
+    def observation_space(self) -> spaces.Dict:
+        """Nine parts."""
+        return self._space
+
+    def interpret(self, simulator_state: SAOEState) -> Observation:
+        """The parts. Raises ConfigError for an order with more ticks or steps than there is room for."""
+        state = simulator_state
+        order, ticks = state.order, state.ticks_index
+        if len(ticks) > self.data_ticks:
+            raise ConfigError(
+                f"the days of the order to {order} have {len(ticks)} ticks, data_ticks is {self.data_ticks}"
+            )
+        known = int(np.searchsorted(ticks, state.cur_time))
+        date = order.start_time.astype("datetime64[D]")
+        processed = self.processed_data_provider.get_data(order.stock_id, date, self.data_dim, ticks)
+        positions = np.zeros(self.max_step + 1, np.float32)
+        numbers = _order_numbers(state, self.max_step)
+        positions[0] = order.amount
+        positions[1 : state.cur_step + 1] = state.history_steps["position"]
+        return {
+            "data_processed": self._filled(processed.today, known),
+            "data_processed_prev": self._filled(processed.yesterday, len(ticks)),
+            "cur_tick": np.array(min(known, self.data_ticks - 1), np.int32),
+            "position_history": positions[: self.max_step],
+            **numbers,
+        }
+
+    def _filled(self, features: Array, known: int) -> Array:
+        filled = np.zeros((self.data_ticks, self.data_dim), np.float32)
+        filled[:known] = np.nan_to_num(features[:known])
+        return filled
+
+
+def _order_spaces(max_step: int) -> dict[str, spaces.Space[Any]]:
+    return {
+        "acquiring": spaces.Discrete(2),
+        "cur_step": spaces.Box(0, max_step - 1, (), np.int32),
+        "num_step": spaces.Box(max_step, max_step, (), np.int32),
+        "target": spaces.Box(-EPS, np.inf, (), np.float32),
+        "position": spaces.Box(-EPS, np.inf, (), np.float32),
+    }
+
+
+def _order_numbers(state: SAOEState, max_step: int) -> Observation:
+    if state.cur_step > max_step:
+        raise ConfigError(f"the order to {state.order} has made {state.cur_step} steps, max_step is {max_step}")
+    return {
+        "acquiring": np.array(state.order.direction == OrderDir.BUY, np.int32),
+        "cur_step": np.array(min(state.cur_step, max_step - 1), np.int32),
+        "num_step": np.array(max_step, np.int32),
+        "target": np.array(state.order.amount, np.float32),
+        "position": np.array(max(0.0, state.position), np.float32),
+    }
+
+
+class CategoricalActionInterpreter(ActionInterpreter[SAOEState, int, float]):
+    """Action k trades `values[k]` of the order's amount, or what is left if that is less.
+
+    values: fractions; or a number n, for 0, 1/n, ..., 1. max_step: steps of an order, whose last one trades all that is left; None: the
+    simulator does that.
+    """
+
+    def __init__(self, values: int | Sequence[float], max_step: int | None = None) -> None:
+        if isinstance(values, int):
+            check_number("values", values, at_least=1, whole=True)
+            values = [part / values for part in range(values + 1)]
+        if not values or not all(0 <= value <= 1 for value in values):
+            raise ConfigError(
+                f"values is {values!r}; give fractions of the order's amount, 0 to 1, or a number of parts"
+            )
+        check_number("max_step", max_step, at_least=1, whole=True, or_none="no last step")
+        self.action_values = [float(value) for value in values]
+        self.max_step = max_step
+        self._space = spaces.Discrete(len(self.action_values))
+
+    @property
+    def action_space(self) -> spaces.Discrete:
+        """One action for each value."""
+        return self._space
+
+    def interpret(self, simulator_state: SAOEState, action: int) -> float:
+        """Units to trade."""
+        if self.max_step is not None and simulator_state.cur_step >= self.max_step - 1:
+            return simulator_state.position
+        return min(simulator_state.position, simulator_state.order.amount * self.action_values[int(action)])
+
+
+class _Numbers(spaces.Box):
+    """A Box of one number that any kind of number is in: a row of a batch of scalar actions is no array, which Box warns about."""
+
+    def contains(self, x: Any) -> bool:
+        return super().contains(np.asarray(x, np.float32))
+
+
+class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
+    """An action of 1 trades what is left in equal parts over the steps that are left; 2 twice as much, 0 nothing.
+
+    With `AllOne` it is the baseline: TWAP, the time-weighted average price.
+    """
+
+    def __init__(self) -> None:
+        self._space = _Numbers(0, np.inf, (), np.float32)
+
+    @property
+    def action_space(self) -> spaces.Box:
+        """A number, 0 or more."""
+        return self._space
+
+    def interpret(self, simulator_state: SAOEState, action: float) -> float:
+        """Units to trade. The steps are counted as the simulator makes them, also where the first one is shorter."""
+        left = simulator_state.n_steps - simulator_state.cur_step
+        return min(simulator_state.position, simulator_state.position / left * float(action))

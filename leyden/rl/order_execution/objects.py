@@ -1,0 +1,93 @@
+"""`Order`: what is to be traded until when, the initial state of an episode; and what times and amounts are here.
+
+Times are `numpy.datetime64` in microseconds, without a time zone: those of the bars.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from leyden.errors import ConfigError
+from leyden.options import check_number
+
+__all__ = ["EPS", "Order", "OrderDir", "Time", "as_time"]
+
+EPS: Final = 1e-12
+"""Amounts smaller than this are none, relative to the order's amount (and to 1, for small ones)."""
+
+Time = np.datetime64
+
+
+class OrderDir(IntEnum):
+    """Which way an order goes; the numbers are those of Qlib's order files."""
+
+    SELL = 0
+    BUY = 1
+
+
+@dataclass(frozen=True)
+class Order:
+    """Trade `amount` of one asset in [start_time, end_time).
+
+    amount: in units of the asset, above 0. start_time, end_time: anything that `numpy.datetime64` takes, as "2020-01-02 09:30".
+    Raises ConfigError for an amount or times that cannot be.
+    """
+
+    stock_id: str
+    amount: float
+    direction: OrderDir
+    start_time: Time
+    end_time: Time
+
+    SELL: ClassVar[OrderDir] = OrderDir.SELL
+    BUY: ClassVar[OrderDir] = OrderDir.BUY
+
+    def __post_init__(self) -> None:
+        check_number(f"amount of the order for {self.stock_id}", self.amount, above=0)
+        if self.direction not in (0, 1):
+            raise ConfigError(
+                f"direction of the order for {self.stock_id} is {self.direction!r}; choose OrderDir.SELL or OrderDir.BUY"
+            )
+        object.__setattr__(self, "amount", float(self.amount))
+        object.__setattr__(self, "direction", OrderDir(self.direction))
+        object.__setattr__(self, "start_time", as_time(self.start_time, "start_time"))
+        object.__setattr__(self, "end_time", as_time(self.end_time, "end_time"))
+        if self.end_time <= self.start_time:
+            raise ConfigError(
+                f"the order for {self.stock_id} ends at {self.end_time}, which is not after {self.start_time}"
+            )
+
+    @property
+    def sign(self) -> int:
+        """1: buys, -1: sells."""
+        return 1 if self.direction == OrderDir.BUY else -1
+
+    @property
+    def tolerance(self) -> float:
+        """A position smaller than this is none: sums of floats of the order's size are not more exact."""
+        return EPS * max(1.0, self.amount)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.direction.name.lower()} {self.amount:g} {self.stock_id} from {self.start_time} to {self.end_time}"
+        )
+
+
+def as_time(value: Any, name: str = "time") -> Time:
+    """`value` as `datetime64[us]`. Raises ConfigError, naming it, for what is no time or has a time zone."""
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        raise ConfigError(f"{name} is {value}, with a time zone; give the time on the bars' clock, without one")
+    try:
+        time = np.datetime64(value, "us")
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{name} is {value!r}, which is no time: {error}; give one such as '2020-01-02 09:30'"
+        ) from None
+    if np.isnat(time):
+        raise ConfigError(f"{name} is {value!r}, which is no time; give one such as '2020-01-02 09:30'")
+    return time

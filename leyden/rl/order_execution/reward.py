@@ -1,0 +1,72 @@
+"""What a step of an order's execution is worth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from leyden.errors import InvalidTrade
+from leyden.rl.order_execution.objects import OrderDir
+from leyden.rl.order_execution.state import SAOEState
+from leyden.rl.reward import Reward
+
+__all__ = ["PAPenaltyReward", "PPOReward"]
+
+
+class PAPenaltyReward(Reward[SAOEState]):
+    """The step's price advantage, weighted by what it traded, less a penalty for trading much in few ticks:
+
+    `scale * (pa * dealt / order - penalty * sum over its ticks of (dealt / order)^2)`
+
+    Over an episode, the first parts add up to the order's price advantage in basis points. Logs both parts. (Qlib weighs by what was
+    wanted, which is the same unless the market's volume or the last step changes it.)
+    """
+
+    def __init__(self, penalty: float = 100.0, scale: float = 1.0) -> None:
+        self.penalty, self.scale = penalty, scale
+
+    def reward(self, simulator_state: SAOEState) -> float:
+        """Raises InvalidTrade if it is no finite number."""
+        whole = simulator_state.order.amount
+        step = simulator_state.history_steps.last
+        pa = step["pa"] * step["deal_amount"] / whole
+        dealt = np.asarray(simulator_state.history_exec.last["deal_amount"])
+        penalty = -self.penalty * float(((dealt / whole) ** 2).sum())
+        if not math.isfinite(pa + penalty):
+            raise InvalidTrade(
+                f"the reward of step {simulator_state.cur_step} of the order to {simulator_state.order} is {pa + penalty}"
+            )
+        if self.env is not None:
+            self.log("reward/pa", pa)
+            self.log("reward/penalty", penalty)
+        return (pa + penalty) * self.scale
+
+
+class PPOReward(Reward[SAOEState]):
+    """At the end 1, 0 or -1: the mean price was better than 1.1 times the day's mean price, better than it, or worse; 0 before.
+
+    "An End-to-End Optimal Trade Execution Framework based on Proximal Policy Optimization" (IJCAI 2020).
+
+    max_step: steps of an order. start_time_index, end_time_index: the first and last tick of the days that count for their mean.
+    """
+
+    def __init__(self, max_step: int, start_time_index: int = 0, end_time_index: int = 239) -> None:
+        self.max_step = max_step
+        self.start_time_index, self.end_time_index = start_time_index, end_time_index
+
+    def reward(self, simulator_state: SAOEState) -> float:
+        """Given once, at the order's end. (Qlib's looks at the step before the last, and again at the last.)"""
+        state = simulator_state
+        if state.metrics is None and state.cur_step < self.max_step:
+            return 0.0
+        dealt = state.history_exec["deal_amount"]
+        price = state.history_exec["market_price"]
+        mine = float(np.average(price, weights=dealt if dealt.sum() > 0 else None))
+        days = state.backtest_data.get_deal_price()[self.start_time_index : self.end_time_index + 1]
+        market = float(days.mean())
+        better, worse = (mine, market) if state.order.direction == OrderDir.SELL else (market, mine)
+        ratio = better / worse if worse else 1.0
+        if ratio < 1.0:
+            return -1.0
+        return 0.0 if ratio < 1.1 else 1.0

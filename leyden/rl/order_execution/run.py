@@ -1,0 +1,285 @@
+"""Train and backtest policies of order execution from a configuration: what `leyden rl train` and `leyden rl backtest` do.
+
+It puts the parts together and knows none of their insides. For another kind of simulator, write such a module, or use `Trainer` itself.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leyden.errors import ConfigError
+from leyden.loop import Callback, Checkpoint, EarlyStopping, EpisodeStats, LogWriter, MetricsWriter
+from leyden.rl.order_execution.config import RunConfig
+from leyden.rl.order_execution.data import load_orders
+from leyden.rl.order_execution.objects import Order
+from leyden.rl.order_execution.simulator import SingleAssetOrderExecutionSimple
+from leyden.rl.trainer.api import backtest
+from leyden.rl.trainer.trainer import Trainer
+from leyden.rl.trainer.vessel import TrainingVessel
+
+__all__ = ["BacktestResult", "OrdersWriter", "TrainResult", "backtest_orders", "train_orders"]
+
+_STEPS_OF_A_DAY = 240
+"""The most steps that an episode of interpreters without `max_step` is given room for."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Where a training run is."""
+
+    iterations: int
+    finished: bool
+    """It made all its iterations, or was stopped early by the validation; not by a signal."""
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BacktestResult:
+    """What a backtest measured."""
+
+    n_orders: int
+    pa: float
+    """The mean price advantage, in basis points."""
+    pa_standard_error: float
+    ffr: float
+    """The mean part of the orders that was traded."""
+
+
+class OrdersWriter(LogWriter):
+    """A CSV file with a row for each order, in their order: the order, then all that was logged of its episode. Written at the end."""
+
+    def __init__(self, path: Path, orders: Sequence[Order]) -> None:
+        super().__init__()
+        self.path, self.orders = path, orders
+        self.rows: dict[int, dict[str, Any]] = {}
+
+    def open(self) -> None:
+        """Begin."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows = {}
+
+    def log_episode(self, episode: EpisodeStats) -> None:
+        """An order is done."""
+        index = episode.seed_index
+        assert index is not None  # orders are handed out by index
+        order = self.orders[index]
+        self.rows[index] = {
+            "order": index,
+            "stock_id": order.stock_id,
+            "direction": order.direction.name.lower(),
+            "start_time": order.start_time,
+            "end_time": order.end_time,
+            "order_amount": order.amount,
+            "steps": episode.length,
+            "reward": episode.reward,
+            **{
+                name: value
+                for name, value in episode.logs.items()
+                if name not in ("reward", "steps_per_episode", "direction")
+            },
+        }
+
+    def write(self, row: Any) -> None:
+        """Rows of stages are for others."""
+
+    def close(self) -> None:
+        """Write the file."""
+        columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
+        with self.path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, columns, restval="")
+            table.writeheader()
+            table.writerows(self.rows[index] for index in sorted(self.rows))
+
+    def column(self, name: str) -> list[float]:
+        """A logged number of each order."""
+        return [float(row[name]) for _, row in sorted(self.rows.items())]
+
+
+def train_orders(
+    config: RunConfig, run_dir: Path, *, resume: bool = False, callbacks: Iterable[Callback] = ()
+) -> TrainResult:
+    """Train; checkpoints and tables of metrics go to `run_dir`. A signal ends it after the stage under way, and keeps it.
+
+    resume: go on from the newest checkpoint there, if there is one.
+    Raises ConfigError before anything has begun, if the configuration cannot be.
+    """
+    parts = _Parts(config)
+    options = config.trainer
+    validates = options.val_every_n_epoch is not None
+    if options.earlystop_patience is not None and not validates:
+        raise ConfigError("trainer.earlystop_patience needs validations; give trainer.val_every_n_epoch")
+    checkpoint = Checkpoint(run_dir / "checkpoints", every_n_iters=options.checkpoint_every_n_iters)
+    stopping = None
+    if options.earlystop_patience is not None:
+        stopping = EarlyStopping(monitor="val/pa", patience=options.earlystop_patience)
+    chosen = [*callbacks, MetricsWriter(run_dir), *([stopping] if stopping else []), checkpoint]
+    vessel = TrainingVessel(
+        simulator_fn=parts.simulator_fn,
+        state_interpreter=parts.state_interpreter,
+        action_interpreter=parts.action_interpreter,
+        policy=parts.policy,
+        reward=parts.reward,
+        train_initial_states=parts.orders("train"),
+        val_initial_states=parts.orders("valid") if validates else None,
+        buffer_size=options.buffer_size or max(20_000, options.episode_per_collect * parts.max_step),
+        episode_per_iter=options.episode_per_collect,
+        update_kwargs=parts.update_kwargs,
+        seed=config.runtime.seed,
+    )
+    trainer = Trainer(
+        max_iters=options.max_epoch,
+        val_every_n_iters=options.val_every_n_epoch,
+        callbacks=chosen,
+        finite_env_type=config.env.parallel_mode,
+        concurrency=config.env.concurrency,
+    )
+    trainer.fit(vessel, ckpt_path=checkpoint.latest() if resume else None)
+    early = (
+        stopping is not None
+        and options.earlystop_patience is not None
+        and stopping.wait >= max(1, options.earlystop_patience)
+    )
+    return TrainResult(trainer.current_iter, early or trainer.current_iter >= options.max_epoch, dict(trainer.metrics))
+
+
+def backtest_orders(config: RunConfig, checkpoint: Path | None, output: Path, *, tag: str = "test") -> BacktestResult:
+    """Run each order of `data.source.order_dir/<tag>` once, and write a row for each into `output`.
+
+    checkpoint: a run's directory, one of checkpoints, or one checkpoint; None: the policy as it was made, if it is one that cannot learn.
+    """
+    parts = _Parts(config)
+    if checkpoint is not None:
+        inside = checkpoint / "checkpoints"
+        parts.policy.load_state_dict(Trainer.get_policy_state_dict(inside if inside.is_dir() else checkpoint))
+    elif parts.policy.state_dict():
+        raise ConfigError(
+            f"a {type(parts.policy).__name__} that has learned nothing would be tested; give the run or checkpoint to take it from"
+        )
+    orders = parts.orders(tag)
+    writer = OrdersWriter(output, orders)
+    backtest(
+        simulator_fn=parts.simulator_fn,
+        state_interpreter=parts.state_interpreter,
+        action_interpreter=parts.action_interpreter,
+        initial_states=orders,
+        policy=parts.policy,
+        logger=writer,
+        reward=parts.reward,
+        finite_env_type=config.env.parallel_mode,
+        concurrency=config.env.concurrency,
+    )
+    advantages = writer.column("pa")
+    spread = float(np.std(advantages, ddof=1)) / math.sqrt(len(advantages)) if len(advantages) > 1 else math.nan
+    return BacktestResult(len(advantages), float(np.mean(advantages)), spread, float(np.mean(writer.column("ffr"))))
+
+
+@dataclass
+class _Parts:
+    """What a configuration's components are, made once."""
+
+    config: RunConfig
+    simulator_fn: Callable[..., SingleAssetOrderExecutionSimple] = field(init=False)
+    state_interpreter: Any = field(init=False)
+    action_interpreter: Any = field(init=False)
+    reward: Any = field(init=False)
+    policy: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        sys.path.extend(path for path in config.env.extra_module_paths if path not in sys.path)
+        _seed(config.runtime.seed)
+        source, simulator = config.data.source, config.simulator
+        for name in ("default_start_time_index", "default_end_time_index"):
+            index = getattr(source, name)
+            if index is not None and index % simulator.data_granularity:
+                raise ConfigError(
+                    f"data.source.{name} is {index}; it must be a multiple of simulator.data_granularity, {simulator.data_granularity}"
+                )
+        self.simulator_fn = partial(
+            SingleAssetOrderExecutionSimple,
+            data_dir=source.feature_root_dir,
+            feature_columns_today=source.feature_columns_today,
+            feature_columns_yesterday=source.feature_columns_yesterday,
+            data_granularity=simulator.data_granularity,
+            ticks_per_step=simulator.time_per_step,
+            vol_threshold=simulator.vol_limit,
+        )
+        self.state_interpreter = config.state_interpreter.build()
+        self.action_interpreter = config.action_interpreter.build()
+        self.reward = config.reward.build() if config.reward else None
+        self.policy = self._policy()
+
+    def _policy(self) -> Any:
+        config = self.config
+        obs_space = self.state_interpreter.observation_space
+        network = config.network.build(obs_space=obs_space) if config.network else None
+        if config.runtime.use_cuda:
+            network = _on_cuda(network)
+        return config.policy.build(
+            network=network,
+            obs_space=obs_space,
+            action_space=self.action_interpreter.action_space,
+            **({} if "seed" in config.policy.kwargs else {"seed": config.runtime.seed}),
+        )
+
+    @property
+    def max_step(self) -> int:
+        """The most steps of an episode."""
+        known = [getattr(each, "max_step", None) for each in (self.state_interpreter, self.action_interpreter)]
+        return next((steps for steps in known if steps), _STEPS_OF_A_DAY)
+
+    @property
+    def update_kwargs(self) -> dict[str, Any]:
+        """Those options of an update that this policy has: DQN has no `repeat`."""
+        options = {"batch_size": self.config.trainer.batch_size, "repeat": self.config.trainer.repeat_per_collect}
+        if type(self.policy).__name__ == "DQN":
+            del options["repeat"]
+        return options
+
+    def orders(self, tag: str) -> list[Order]:
+        """Those of `train`, `valid` or `test`."""
+        source, granularity = self.config.data.source, self.config.simulator.data_granularity
+        end = source.default_end_time_index
+        root = Path(source.order_dir)
+        found = [path for path in (root / tag, root / f"{tag}.csv", root / f"{tag}.parquet") if path.exists()]
+        if len(found) != 1:
+            state = (
+                "both " + " and ".join(path.name for path in found)
+                if found
+                else f"none of {tag}, {tag}.csv, {tag}.parquet"
+            )
+            raise ConfigError(f"data.source.order_dir {root} has {state}; it must have one of them")
+        return load_orders(
+            found[0],
+            source.feature_root_dir,
+            start_time_index=source.default_start_time_index // granularity,
+            end_time_index=None if end is None else end // granularity,
+        )
+
+
+def _seed(seed: int) -> None:
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+
+
+def _on_cuda(network: Any) -> Any:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError("runtime.use_cuda is true, and torch finds no CUDA device; set it to false")
+    if network is None:
+        raise ConfigError("runtime.use_cuda is true, and there is no network; give one, such as {class: Recurrent}")
+    return network.cuda()

@@ -1,0 +1,251 @@
+"""`SingleAssetOrderExecutionSimple`: what would have become of an order, tick by tick, on bars of the past.
+
+The market is not moved by the order. It knows no policy: an action is an amount to trade in the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leyden.errors import ConfigError, InvalidTrade, OrderDone
+from leyden.loop import LogLevel
+from leyden.options import check_number
+from leyden.rl.order_execution.bars import Bars, IntradayBacktestData, load_bars
+from leyden.rl.order_execution.objects import Order, OrderDir, Time
+from leyden.rl.order_execution.state import History, SAOEMetrics, SAOEState
+from leyden.rl.simulator import Simulator
+
+__all__ = ["SingleAssetOrderExecutionSimple", "price_advantage"]
+
+Array = NDArray[Any]
+BASIS_POINTS = 10_000
+
+
+class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
+    """Executes one order on one asset's bars.
+
+    A step's amount is split evenly over its ticks, each at its close; a tick trades at most `vol_threshold` of the market's volume; the
+    last tick trades all that is left, within that limit. Steps end at multiples of `ticks_per_step` of the day's ticks, so an order that
+    begins between two of them has a shorter first step.
+
+    data_dir: has `<stock_id>.parquet` or `.csv`; see `load_bars`. data: bars by stock, or of the one stock, instead.
+    feature_columns_today, feature_columns_yesterday: columns that `backtest_data.today` and `.yesterday` hold.
+    data_granularity: minutes (or whatever `ticks_per_step` counts) in a bar.
+    ticks_per_step: a step's length in those; a multiple of data_granularity.
+    vol_threshold: None: no limit.
+    Raises ConfigError if the bars have no tick in the order's time.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        data_dir: str | Path | None = None,
+        feature_columns_today: Sequence[str] = (),
+        feature_columns_yesterday: Sequence[str] = (),
+        data_granularity: int = 1,
+        ticks_per_step: int = 30,
+        vol_threshold: float | None = None,
+        *,
+        data: Bars | Mapping[str, Bars] | None = None,
+    ) -> None:
+        super().__init__(order)
+        check_number("data_granularity", data_granularity, at_least=1, whole=True)
+        check_number("ticks_per_step", ticks_per_step, at_least=1, whole=True)
+        check_number("vol_threshold", vol_threshold, above=0, or_none="no limit")
+        if ticks_per_step % data_granularity:
+            raise ConfigError(
+                f"ticks_per_step is {ticks_per_step}; it must be a multiple of data_granularity, {data_granularity}"
+            )
+        bars = _bars(order.stock_id, data_dir, data)
+        self.order = order
+        self.ticks_per_step = ticks_per_step // data_granularity
+        self.vol_threshold = vol_threshold
+        days = bars.days(order.start_time, order.end_time)
+        self.backtest_data = IntradayBacktestData(
+            bars, days, tuple(feature_columns_today), tuple(feature_columns_yesterday)
+        )
+        self.ticks_index = self.backtest_data.get_time_index()
+        self._price = self.backtest_data.get_deal_price()
+        self._volume = self.backtest_data.get_volume()
+        traded = bars.between(order.start_time, order.end_time)
+        self._at, self._end = traded.start - days.start, traded.stop - days.start
+        if self._at >= self._end:
+            raise ConfigError(
+                f"{bars.source} has no tick in the time of the order to {order}; its bars are from {bars.times[0]} to {bars.times[-1]}"
+            )
+        self.ticks_for_order = self.ticks_index[self._at : self._end]
+        self.twap_price = _mean(self._price[self._at : self._end])
+        self.position = order.amount
+        self.cur_step = 0
+        self.history_exec, self.history_steps = History(), History()
+        self.metrics: SAOEMetrics | None = None
+
+    @property
+    def cur_time(self) -> Time:
+        """When the next step begins."""
+        return self.ticks_index[self._at] if self._at < self._end else self.order.end_time
+
+    def step(self, action: float) -> None:
+        """Trade `action` units, as far as the market lets.
+
+        Raises InvalidTrade, and changes nothing, if it is negative or more than is left; OrderDone if there is no further step.
+        """
+        if self.done():
+            raise OrderDone(f"the order to {self.order} is done; its simulator takes no further step")
+        amount = float(action)
+        start, stop = self._at, self._next()
+        price, volume = self._price[start:stop], self._volume[start:stop]
+        traded = self._split(amount, volume, last=stop == self._end)
+        self._check(traded, amount)
+        left = self.position - np.cumsum(traded)
+        left[np.abs(left) < self.order.tolerance] = 0.0
+        self.history_exec = self.history_exec.plus(self._ticks(start, stop, traded, left))
+        self.position = float(left[-1])
+        self.history_steps = self.history_steps.plus(
+            self._summary(self.ticks_index[start], volume, price, amount, traded)
+        )
+        self._at = stop
+        self.cur_step += 1
+        if self.done():
+            self._finish()
+
+    def done(self) -> bool:
+        """All is traded, or the time is over."""
+        return self.position <= 0 or self._at >= self._end
+
+    def get_state(self) -> SAOEState:
+        """Does not change when the simulator does."""
+        return SAOEState(
+            order=self.order,
+            cur_time=self.cur_time,
+            cur_step=self.cur_step,
+            position=self.position,
+            history_exec=self.history_exec,
+            history_steps=self.history_steps,
+            metrics=self.metrics,
+            backtest_data=self.backtest_data,
+            ticks_per_step=self.ticks_per_step,
+            ticks_index=self.ticks_index,
+            ticks_for_order=self.ticks_for_order,
+        )
+
+    def _next(self) -> int:
+        following = (self._at // self.ticks_per_step + 1) * self.ticks_per_step
+        return min(following, self._end)
+
+    def _split(self, amount: float, volume: Array, *, last: bool) -> Array:
+        """What each tick trades, (ticks,)."""
+        limit = np.inf if self.vol_threshold is None else self.vol_threshold * np.nan_to_num(volume)
+        traded = np.minimum(np.full(len(volume), amount / len(volume)), limit)
+        if last:
+            traded[-1] += self.position - traded.sum()
+            traded = np.minimum(traded, limit)
+        return traded
+
+    def _check(self, traded: Array, amount: float) -> None:
+        tolerance = self.order.tolerance
+        if not (traded >= -tolerance).all() or traded.sum() > self.position + tolerance:
+            raise InvalidTrade(
+                f"step {self.cur_step} of the order to {self.order} would trade {amount!r} with {self.position!r} left; "
+                "an amount is at least 0 and at most what is left"
+            )
+
+    def _ticks(self, start: int, stop: int, traded: Array, left: Array) -> SAOEMetrics:
+        price = self._price[start:stop]
+        return SAOEMetrics(
+            stock_id=self.order.stock_id,
+            datetime=self.ticks_index[start:stop],
+            direction=self.order.direction,
+            market_volume=self._volume[start:stop],
+            market_price=price,
+            amount=traded,
+            inner_amount=traded,
+            deal_amount=traded,
+            trade_price=price,
+            trade_value=price * traded,
+            position=left,
+            ffr=traded / self.order.amount,
+            pa=price_advantage(price, self.twap_price, self.order.direction),
+        )
+
+    def _summary(self, time: Time, volume: Array, price: Array, amount: float, traded: Array) -> SAOEMetrics:
+        total = float(traded.sum())
+        value = float((price * traded).sum())
+        nothing = total < self.order.tolerance
+        trade_price = 0.0 if nothing else value / total
+        return SAOEMetrics(
+            stock_id=self.order.stock_id,
+            datetime=time,
+            direction=self.order.direction,
+            market_volume=float(volume.sum()),
+            market_price=float(price.mean()),
+            amount=amount,
+            inner_amount=total,
+            deal_amount=total,
+            trade_price=trade_price,
+            trade_value=value,
+            position=self.position,
+            ffr=total / self.order.amount,
+            # Qlib takes the price 0 for a real one: whoever buys nothing is 10,000 basis points better than the market
+            pa=0.0 if nothing else price_advantage(trade_price, self.twap_price, self.order.direction),
+        )
+
+    def _finish(self) -> None:
+        ticks = self.history_exec
+        wanted = float(self.history_steps["amount"].sum())
+        self.metrics = self._summary(
+            self.ticks_index[0], ticks["market_volume"], ticks["market_price"], wanted, ticks["deal_amount"]
+        )
+        if (env := self.env) is None:
+            return
+        env.logger.add_any("history_steps", self.history_steps, loglevel=LogLevel.DEBUG)
+        env.logger.add_any("history_exec", self.history_exec, loglevel=LogLevel.DEBUG)
+        for name, value in self.metrics.items():
+            if isinstance(value, float):
+                env.logger.add_scalar(name, value)
+            else:
+                env.logger.add_any(name, value)
+
+
+def _bars(stock_id: str, data_dir: str | Path | None, data: Bars | Mapping[str, Bars] | None) -> Bars:
+    if (data_dir is None) == (data is None):
+        raise ConfigError("give either data_dir, a directory of files of bars, or data, the bars themselves")
+    if data_dir is not None:
+        return load_bars(data_dir, stock_id)
+    if isinstance(data, Bars):
+        return data
+    assert data is not None
+    if stock_id not in data:
+        raise ConfigError(
+            f"data has no bars of {stock_id}; it has those of {', '.join(sorted(data)[:5]) or 'no stock'}"
+        )
+    return data[stock_id]
+
+
+def _mean(price: Array) -> float:
+    known = price[~np.isnan(price)]
+    return float(known.mean()) if len(known) else 0.0
+
+
+@overload
+def price_advantage(exec_price: float, baseline_price: float, direction: OrderDir | int) -> float: ...
+@overload
+def price_advantage(exec_price: Array, baseline_price: float, direction: OrderDir | int) -> Array: ...
+def price_advantage(exec_price: float | Array, baseline_price: float, direction: OrderDir | int) -> float | Array:
+    """How much better than the baseline, in basis points: `(1 - price / baseline) * 10000` of a purchase, the negative of it of a sale.
+
+    0 where the baseline is 0 or either price is not known (NaN). Raises ConfigError for a direction that is none.
+    """
+    if direction not in (OrderDir.BUY, OrderDir.SELL):
+        raise ConfigError(f"direction is {direction!r}; choose OrderDir.SELL or OrderDir.BUY")
+    scalar = not isinstance(exec_price, np.ndarray)
+    if baseline_price == 0:
+        return 0.0 if scalar else np.zeros_like(exec_price)
+    better = (1 - exec_price / baseline_price) * BASIS_POINTS * (1 if direction == OrderDir.BUY else -1)
+    advantage = np.nan_to_num(better, nan=0.0)
+    return float(advantage) if scalar else advantage
