@@ -188,13 +188,6 @@ class CategoricalActionInterpreter(ActionInterpreter[SAOEState, int, float]):
         return min(simulator_state.position, simulator_state.order.amount * self.action_values[int(action)])
 
 
-class _Numbers(spaces.Box):
-    """A Box of one number that any kind of number is in: a row of a batch of scalar actions is no array, which Box warns about."""
-
-    def contains(self, x: Any) -> bool:
-        return super().contains(np.asarray(x, np.float32))
-
-
 class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
     """An action of 1 trades what is left in equal parts over the steps that are left; 2 twice as much, 0 nothing.
 
@@ -202,7 +195,7 @@ class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
     """
 
     def __init__(self) -> None:
-        self._space = _Numbers(0, np.inf, (), np.float32)
+        self._space = spaces.Box(0, np.inf, (), np.float32)
 
     @property
     def action_space(self) -> spaces.Box:

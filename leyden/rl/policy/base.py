@@ -104,7 +104,9 @@ class AllOne(NonLearnablePolicy):
             raise ConfigError(f"AllOne needs actions that are one array, not {action_space}")
         self.fill_value = fill_value
         self._action = np.full(action_space.shape, fill_value, action_space.dtype)
-        if not action_space.contains(self._action if action_space.shape else self._action[()]):
+        if not action_space.contains(
+            self._action[()] if isinstance(action_space, gymnasium.spaces.Discrete) else self._action
+        ):
             raise ConfigError(f"AllOne: fill_value={fill_value} is no action of {action_space}")
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:

@@ -74,7 +74,7 @@ def _flattened(space: Any, obs: Tensors) -> Tensor:
         return nn.functional.one_hot(obs.long() - int(space.start), int(space.n)).float()
     if is_space(space, spaces.MultiDiscrete):
         start, sizes = np.ravel(space.start).tolist(), np.ravel(space.nvec).tolist()
-        columns = obs.long().flatten(1)
+        columns = obs.long().reshape(len(obs), -1)
         return torch.cat(
             [
                 nn.functional.one_hot(columns[:, at] - int(start[at]), int(size)).float()
@@ -82,7 +82,7 @@ def _flattened(space: Any, obs: Tensors) -> Tensor:
             ],
             dim=-1,
         )
-    return obs.flatten(1).float() if obs.dim() != 2 or obs.dtype != torch.float32 else obs
+    return obs if obs.dim() == 2 and obs.dtype == torch.float32 else obs.reshape(len(obs), -1).float()
 
 
 def default_body(

@@ -422,3 +422,10 @@ def test_it_swings_the_pendulum_up(seed):
     venv.use_seeds(range(90_000, 90_020))
     # doing nothing well earns about -1200, solved is about -150
     assert Collector(policy, venv).collect(explore=False).metrics["reward"] >= -300
+
+
+def test_observations_that_are_single_numbers_are_read_by_the_default_network():
+    space = spaces.Dict({"left": spaces.Box(0, 1, (), np.float32), "step": spaces.Discrete(3)})
+    policy = PPO(None, space, spaces.Discrete(2), lr=1e-3)
+    output = policy.act({"left": np.array([0.5, 0.25], np.float32), "step": np.array([0, 2])}, explore=False)
+    assert output.actions.shape == (2,)
