@@ -209,7 +209,7 @@ def test_a_buffer_of_another_size_and_a_state_without_target_are_refused():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_it_holds_up_the_pole(seed):
     venv = GymnasiumVectorEnv("CartPole-v1", 4, seeds=range(10_000 * seed, 10_000 * seed + 5000))
     policy = DQN(

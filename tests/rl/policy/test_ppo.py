@@ -400,7 +400,7 @@ def test_it_holds_up_the_pole(seed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0])
 def test_it_swings_the_pendulum_up(seed):
     venv = GymnasiumVectorEnv("Pendulum-v1", 8, seeds=range(10_000 * seed, 10_000 * seed + 5000))
     policy = PPO(
