@@ -55,8 +55,10 @@ def records(file: Path) -> Iterator[bytes]:
 
 
 def read_wandb(folder: Path, writer: LogWriter) -> Points:
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # waits for its service process, which may still be writing when a run has finished
     points: Points = {}
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         for content in records(file):
@@ -78,7 +80,7 @@ def mlflow(folder: Path, **options: Any) -> LogWriter:
     return MlflowWriter("toys", tracking_uri=f"sqlite:///{folder}/runs.db", run_name="first", **options)
 
 
-def wandb(folder: Path, **options: Any) -> LogWriter:
+def weights_and_biases(folder: Path, **options: Any) -> LogWriter:
     return WandbWriter("toys", mode="offline", dir=folder, config={"lr": 0.1}, **options)
 
 
@@ -86,7 +88,7 @@ Vendor = tuple[Callable[..., LogWriter], Callable[[Path, LogWriter], Points]]
 VENDORS: dict[str, Vendor] = {
     "tensorboard": (tensorboard, read_tensorboard),
     "mlflow": (mlflow, read_mlflow),
-    "wandb": (wandb, read_wandb),
+    "wandb": (weights_and_biases, read_wandb),
 }
 
 

@@ -74,7 +74,7 @@ class WandbWriter(LogWriter):
         self._run.log(row.numbers(), step=step)
 
     def close(self) -> None:
-        """End the run; everything is written, and uploaded if it is online."""
+        """End the run; W&B's service process has everything, and writes or uploads the rest within moments (`wandb.teardown()` waits)."""
         if self._run is not None:
             self._run.finish()
         self._run = None
