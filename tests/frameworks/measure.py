@@ -50,7 +50,8 @@ async def measured(module: Any, count: int, way: str) -> dict[str, Any]:
     ):
         started = time.monotonic()
         concurrency = -(-count // options.get("n_runners", 1))
-        await record(getattr(module, agent), tasks, upstream, store, **{"concurrency": concurrency, **options})
+        chosen = getattr(module, agent, None) or blocking(module.agent)
+        await record(chosen, tasks, upstream, store, **{"concurrency": concurrency, **options})
         return {
             "seconds": round(time.monotonic() - started, 1),
             "asked": len(upstream.requests),
@@ -58,6 +59,16 @@ async def measured(module: Any, count: int, way: str) -> dict[str, Any]:
             "left": [name for name in names() if instrumentation_class(name).installed()],
             "rollouts": [rollout_report(rollout, spans, upstream) for rollout, spans in await recorded(store)],
         }
+
+
+def blocking(agent: Any) -> Any:
+    """An agent of a framework that is asynchronous only, as a program without an event loop runs it: one loop for each call."""
+
+    @ly.rollout
+    def sync_agent(task: dict[str, Any]) -> float:
+        return asyncio.run(agent(task))
+
+    return sync_agent
 
 
 async def recorded(store: ly.LightningStore) -> list[tuple[ly.Rollout, list[ly.Span]]]:

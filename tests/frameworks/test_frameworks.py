@@ -12,28 +12,27 @@ from tests.frameworks.harness import ROOT, check, check_page, measure, python
 GATEWAY = "leyden.model_call"
 CHAT = "chat gpt-4.1-mini"
 CLAUDE = ["chat claude-sonnet-4-5", "anthropic.messages.create", GATEWAY]  # anthropic 2 makes a span of its own
-SYNC_TOO = ["loop", "threads", "processes"]
-ASYNC_ONLY = ["loop", "processes"]
+WAYS = ["loop", "threads", "processes"]
 
-FRAMEWORKS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "openai": (SYNC_TOO, {"seen_by": [CHAT, GATEWAY], "tool": False, "agents": []}),
-    "langgraph": (SYNC_TOO, {"seen_by": [CHAT, GATEWAY], "tool": True, "agents": []}),
-    "openai_agents": (SYNC_TOO, {"seen_by": [CHAT, GATEWAY], "tool": True, "agents": ["Weather"]}),
-    "anthropic": (SYNC_TOO, {"seen_by": CLAUDE, "tool": False, "agents": []}),
-    "autogen": (
-        ASYNC_ONLY,
-        {"seen_by": ["OpenAIChatCompletionClient.create", CHAT, GATEWAY], "tool": True, "agents": ["weather_agent"]},
-    ),
-    "agent_framework": (ASYNC_ONLY, {"seen_by": [CHAT, CHAT, GATEWAY], "tool": True, "agents": ["weather"]}),
+FRAMEWORKS: dict[str, dict[str, Any]] = {
+    "openai": {"seen_by": [CHAT, GATEWAY], "tool": False, "agents": []},
+    "langgraph": {"seen_by": [CHAT, GATEWAY], "tool": True, "agents": []},
+    "openai_agents": {"seen_by": [CHAT, GATEWAY], "tool": True, "agents": ["Weather"]},
+    "anthropic": {"seen_by": CLAUDE, "tool": False, "agents": []},
+    "autogen": {
+        "seen_by": ["OpenAIChatCompletionClient.create", CHAT, GATEWAY],
+        "tool": True,
+        "agents": ["weather_agent"],
+    },
+    "agent_framework": {"seen_by": [CHAT, CHAT, GATEWAY], "tool": True, "agents": ["weather"]},
 }
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_every_call_of_256_agents_at_once_is_in_its_own_rollout_once_and_exact(name: str, tmp_path: Path):
-    ways, expected = FRAMEWORKS[name]
-    for report in measure(name, ways, tmp_path).values():
-        check(report, **expected)
+    for report in measure(name, WAYS, tmp_path).values():
+        check(report, **FRAMEWORKS[name])
 
 
 @pytest.mark.timeout(120)
