@@ -5,7 +5,13 @@ all processes together: what is left when the machine is shared, and what a simu
 than the peers' (`peers/rl_env_side.py`): each seed of a finite set once, observations and actions validated, a logged value in each step,
 episodes added up for a writer. Every side is a process that stays; short slices of all take turns.
 
-The last rows run beside as many processes that compute as there are cores: workers that wait by spinning would collapse.
+Some rows run beside as many processes that compute as there are cores: workers that wait by spinning would collapse.
+
+The last rows are the fixed cost of an iteration: `Trainer.fit` with PPO, 4 episodes of 5 steps each and an update from these 20, in
+seconds of wall time an iteration after the first, which starts the workers. Torch has one thread, but in the last of these rows: for
+networks of this size more of them only wait for each other, and much longer where other programs hold the cores. Qlib's trainer, which
+makes workers and queues anew each time and waits for them by sleeping, took 2.7 to 3.5 s where it was measured by itself; it is no peer
+here, for it does not install beside the others.
 """
 
 from __future__ import annotations
@@ -15,10 +21,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks.harness import Peer, PeerFailed, Row, Sample
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from benchmarks.harness import Peer, PeerFailed, Row, Sample, cpu_seconds
 from benchmarks.sides import Side, alternate, row
+from leyden.loop import Callback
+from leyden.rl import PPO, ActionInterpreter, Simulator, StateInterpreter, Trainer, TrainingVessel
+from leyden.rl.env import FiniteEnvType
 from leyden.rl.env.split import cores
 
 PEER = "bench-rl"
@@ -27,6 +42,7 @@ N_ENVS = 4
 N_BATCHED = 1024
 ROUNDS = 7
 UNIT = "CPU µs/step"
+SHORT_LENGTH, SHORT_ITERATIONS = 5, 40
 SLICE_STEPS = {"dummy": 40_000, "sync": 40_000, "batch": 20_000_000}
 """Steps of a slice, by kind; PROCESS_STEPS for all others."""
 PROCESS_STEPS = 12_000
@@ -63,7 +79,7 @@ def main(peer: Peer | None) -> list[Row]:
         idle = measure({name: speed(sides[name]) for name in in_workers})
         with taken_cores():
             loaded = measure({name: speed(sides[name]) for name in in_workers})
-    return rows(cost, idle, loaded)
+    return [*rows(cost, idle, loaded), *fixed_costs()]
 
 
 def rows(cost: dict[str, list[Sample]], idle: dict[str, list[Sample]], loaded: dict[str, list[Sample]]) -> list[Row]:
@@ -101,6 +117,88 @@ def rows(cost: dict[str, list[Sample]], idle: dict[str, list[Sample]], loaded: d
         )
     )
     return found
+
+
+def fixed_costs() -> list[Row]:
+    kinds: dict[str, tuple[FiniteEnvType, int | None]] = {
+        "dummy": ("dummy", 1),
+        "subproc": ("subproc", 1),
+        "shmem": ("shmem", 1),
+        "dummy, torch's own number of threads": ("dummy", None),
+    }
+    samples = alternate([partial(short_iterations, *kind) for kind in kinds.values()], pairs=ROUNDS)
+    title = f"an iteration of {N_ENVS} episodes of {SHORT_LENGTH} steps"
+    return [
+        row(f"{title}, {label}", "s", taken, [], None, higher_is_better=False)
+        for label, taken in zip(kinds, samples, strict=True)
+    ]
+
+
+def short_iterations(kind: FiniteEnvType, num_threads: int | None) -> Sample:
+    """One fit; its value is the mean of the iterations after the first. num_threads: torch's; None: as many as it takes by itself."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        return _short_iterations(kind)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _short_iterations(kind: FiniteEnvType) -> Sample:
+    ends = Ends()
+    policy = PPO(None, Position.observation_space, Push.action_space, lr=1e-3)
+    vessel = TrainingVessel(
+        simulator_fn=Short,
+        state_interpreter=Position(),
+        action_interpreter=Push(),
+        policy=policy,
+        train_initial_states=range(1000),
+        episode_per_iter=N_ENVS,
+        update_kwargs={"batch_size": N_ENVS * SHORT_LENGTH, "repeat": 1},
+    )
+    trainer = Trainer(max_iters=1 + SHORT_ITERATIONS, callbacks=[ends], finite_env_type=kind, concurrency=N_ENVS)
+    cpu = cpu_seconds()
+    trainer.fit(vessel)
+    return Sample(value=(ends.times[-1] - ends.times[0]) / SHORT_ITERATIONS, cpu_s=cpu_seconds() - cpu)
+
+
+class Ends(Callback):
+    """When each iteration ended."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_iter_end(self, loop: object, vessel: object) -> None:
+        self.times.append(time.perf_counter())
+
+
+class Short(Simulator[int, float, int]):
+    def __init__(self, initial: int) -> None:
+        self.position, self.steps = float(initial % 7), 0
+
+    def step(self, action: int) -> None:
+        self.position += action - 0.5
+        self.steps += 1
+
+    def get_state(self) -> float:
+        return self.position
+
+    def done(self) -> bool:
+        return self.steps == SHORT_LENGTH
+
+
+class Position(StateInterpreter[float, Any]):
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def interpret(self, simulator_state: float) -> Any:
+        return np.array([simulator_state], np.float32)
+
+
+class Push(ActionInterpreter[float, int, int]):
+    action_space = spaces.Discrete(2)
+
+    def interpret(self, simulator_state: float, action: int) -> int:
+        return action
 
 
 def _row(

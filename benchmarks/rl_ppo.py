@@ -4,6 +4,9 @@ Every side trains the same 64-64 tanh networks on the same simulator (16 numbers
 own), 4 environments in its process, one thread: an iteration is 8,000 steps, then 4 epochs of minibatches of 250, and a sample is one
 iteration. The program is `peers/rl_ppo_side.py`; sides are processes that stay and take turns. CPU seconds are those of the whole
 process, so that other work on the machine counts for neither. Beside the ratio stands where the time goes.
+
+Leyden runs twice: on the bare Gymnasium environment, as the peers do, and through all that its users have (finite seeds, a simulator,
+interpreters that validate, a value logged in each step, means over episodes), which the peers do without.
 """
 
 from __future__ import annotations
@@ -22,14 +25,17 @@ PEER = "bench-rl"
 SCRIPT = Path(__file__).parent / "peers" / "rl_ppo_side.py"
 PAIRS = 7
 PEERS = {"sb3": "stable-baselines3 2.9.2", "tianshou": "tianshou 2.0.1"}
+TITLE = "PPO in 4 environments, 64-64 network"
+OURS = {"leyden": TITLE, "leyden-stack": f"{TITLE}, Leyden's with seeds, interpreters and logs"}
 UNIT = "steps/CPU s"
 HEADLINES = ("PPO in 4 environments, 64-64 network, against stable-baselines3 2.9.2",)
 
 
 def main(peer: Peer | None) -> list[Row | Table]:
     with ExitStack() as stack:
-        sides: dict[str, Side] = {"leyden": stack.enter_context(Side("leyden", Path(sys.executable), SCRIPT, "leyden"))}
-        sides["leyden"].ask("iterate")
+        sides = {name: stack.enter_context(Side("leyden", Path(sys.executable), SCRIPT, name)) for name in OURS}
+        for side in sides.values():
+            side.ask("iterate")
         for name in PEERS if peer else ():
             assert peer is not None
             side = stack.enter_context(Side(name, peer.python, SCRIPT, name))
@@ -41,14 +47,16 @@ def main(peer: Peer | None) -> list[Row | Table]:
             sides[name] = side
         parts: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
         samples = dict(zip(sides, alternate([turn(s, parts[n]) for n, s in sides.items()], pairs=PAIRS), strict=True))
-    ours = samples.pop("leyden")
-    title = "PPO in 4 environments, 64-64 network"
-    rows: list[Row | Table] = [
-        row(f"{title}, against {PEERS[name]}", UNIT, ours, theirs, PEERS[name]) for name, theirs in samples.items()
-    ] or [row(title, UNIT, ours, [], None)]
+    rows: list[Row | Table] = []
+    for which, title in OURS.items():
+        rows += [
+            row(f"{title}, against {shown}", UNIT, samples[which], samples[name], shown)
+            for name, shown in PEERS.items()
+            if name in samples
+        ] or [row(title, UNIT, samples[which], [], None)]
     shown = [
         [
-            {"leyden": "Leyden", **PEERS}[name],
+            {"leyden": "Leyden", "leyden-stack": "Leyden with seeds, interpreters and logs", **PEERS}[name],
             *(f"{statistics.median(column):.1f}" for column in zip(*taken, strict=True)),
         ]
         for name, taken in parts.items()

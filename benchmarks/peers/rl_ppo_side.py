@@ -1,6 +1,9 @@
 """One side of the PPO benchmark: the same training iteration by Leyden, Stable-Baselines3 or tianshou.
 
-    python rl_ppo_side.py leyden | sb3 | tianshou
+    python rl_ppo_side.py leyden | leyden-stack | sb3 | tianshou
+
+`leyden` steps the bare Gymnasium environment, as the peers do; `leyden-stack` is what users of `Trainer` have: finite seeds, a simulator,
+interpreters that validate, a reward, a value logged in each step and the trainer's means over episodes.
 
 Commands come as lines of JSON on the standard input: {"do": "iterate"} is 8,000 steps and an update, and answers the steps and the CPU
 seconds of both parts.
@@ -46,10 +49,9 @@ class Simulator(gymnasium.Env):
 class Leyden:
     def __init__(self):
         from leyden.rl.collector import Collector
-        from leyden.rl.gymnasium_env import GymnasiumVectorEnv
         from leyden.rl.policy import PPO
 
-        venv = GymnasiumVectorEnv(Simulator, ENVS)
+        venv = self.environments()
         self.policy = PPO(
             None,
             venv.observation_space,
@@ -67,11 +69,69 @@ class Leyden:
         self.buffer = self.policy.make_buffer(STEPS, ENVS)
         self.collector = Collector(self.policy, venv, self.buffer)
 
+    def environments(self):
+        from leyden.rl.gymnasium_env import GymnasiumVectorEnv
+
+        return GymnasiumVectorEnv(Simulator, ENVS)
+
     def collect(self):
         return self.collector.collect(n_episode=STEPS // EPISODE).n_steps
 
     def learn(self):
         self.policy.update(self.buffer, batch_size=BATCH, repeat=EPOCHS)
+
+
+class LeydenStack(Leyden):
+    def environments(self):
+        from leyden.rl import ActionInterpreter, EnvWrapper, FiniteDummyVectorEnv, Reward, SeedPlan, StateInterpreter
+        from leyden.rl import Simulator as BaseSimulator
+        from leyden.rl.trainer.episodes import EpisodeMetrics
+
+        spaces = Simulator()
+
+        class Core(BaseSimulator):
+            """The same as `Simulator`; the initial state says which of its numbers comes first."""
+
+            noise = spaces.noise
+
+            def __init__(self, initial):
+                self.t, self.first = 0, initial
+                self.state = self.noise[initial].copy()
+                self.right = 0.0
+
+            def step(self, action):
+                self.right = 1.0 if (self.state[0] > 0) == bool(action) else 0.0
+                self.t += 1
+                self.state = 0.9 * self.state + self.noise[(self.first + self.t) % (EPISODE + 1)]
+                self.env.logger.add_scalar("right", self.right)
+
+            def get_state(self):
+                return self
+
+            def done(self):
+                return self.t >= EPISODE
+
+        class Observation(StateInterpreter):
+            observation_space = spaces.observation_space
+
+            def interpret(self, simulator_state):
+                return simulator_state.state
+
+        class Action(ActionInterpreter):
+            action_space = spaces.action_space
+
+            def interpret(self, simulator_state, action):
+                return action
+
+        class Right(Reward):
+            def reward(self, simulator_state):
+                return simulator_state.right
+
+        def make():
+            return EnvWrapper(Core, Observation(), Action(), reward_fn=Right())
+
+        plan = SeedPlan(range(EPISODE), repeat=-1, shuffle=True)
+        return FiniteDummyVectorEnv(EpisodeMetrics(), [make] * ENVS, seeds=plan)
 
 
 class Sb3:
@@ -164,7 +224,7 @@ class Tianshou:
 
 def main():
     torch.set_num_threads(1)
-    side = {"leyden": Leyden, "sb3": Sb3, "tianshou": Tianshou}[sys.argv[1]]()
+    side = {"leyden": Leyden, "leyden-stack": LeydenStack, "sb3": Sb3, "tianshou": Tianshou}[sys.argv[1]]()
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
     for line in sys.stdin:
         assert json.loads(line)["do"] == "iterate"
