@@ -90,10 +90,10 @@ def _array_check(space: AnySpace, ok: Callable[[NDArray[Any]], bool]) -> Check:
 
     def check(x: Any) -> None:
         if type(x) is not np.ndarray:
-            if shape != () or not isinstance(x, np.generic):
+            if shape != () or not isinstance(x, np.generic | float | int):
                 ask(x)
                 return
-            x = np.asarray(x, dtype)  # a row of a batch of numbers: what Gymnasium makes of it, with a warning
+            x = np.asarray(x, dtype)  # what Gymnasium makes of a number, with a warning
         kind = x.dtype
         if x.shape != shape or not (kind is dtype or np.can_cast(kind, dtype)) or not ok(x):
             raise _refuse(space, x)

@@ -120,7 +120,7 @@ class DQN(TorchPolicy):
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
         """The best actions, some replaced by random ones while exploring. Raises EngineError for NaN."""
-        with torch.inference_mode():
+        with self._threads(), torch.inference_mode():
             values = self.module(self._tensors(obs)).cpu()
             best, actions = values.max(-1)
             if not math.isfinite(float(best.sum())):

@@ -73,7 +73,7 @@ class PPO(TorchPolicy):
         reward_normalization: the critic learns returns divided by the running standard deviation of all returns.
         max_batch_size: most observations whose values are computed at once. deterministic_eval: the likeliest action if not exploring.
         weight_file: what `torch.save` wrote of a module, a policy or a trainer. seed: of the default network's weights and all draws.
-        num_threads: torch's during an update; None: 1 for the default network, as they are for another.
+        num_threads: torch's, in `act` and `update`; None: 1 for the default network, as they are for another.
         """
         own = network is None
         super().__init__(
@@ -116,7 +116,7 @@ class PPO(TorchPolicy):
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
         """Draw actions, or take the most likely ones; extras: `logp` (n,) and `sample`, what was drawn. Raises EngineError for NaN."""
-        with torch.inference_mode():
+        with self._threads(), torch.inference_mode():
             outputs = self.module.policy(self._tensors(obs))
             if self._device is not None:
                 outputs = outputs.cpu()

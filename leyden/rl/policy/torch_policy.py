@@ -4,7 +4,7 @@ It knows no algorithm. A subclass makes its module, calls `_own`, and steps with
 `_more_state` and `_load_more`.
 
 Torch uses several threads for one operation where it thinks that pays, which it does not for networks of this size: with the default
-network, `update` runs on one thread and puts torch's process-wide setting back afterwards. `num_threads` overrides that.
+network, `act` and `update` run on one thread and put torch's process-wide setting back afterwards. `num_threads` overrides that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TorchPolicy(Policy):
     """The torch module; subclasses say which."""
 
     def __init__(self, obs_space: Space, action_space: Space, *, seed: int, num_threads: int | None) -> None:
-        """seed: of the one generator that draws actions and minibatches. num_threads: torch's, during an update; None: as they are."""
+        """seed: of the generator that draws actions and minibatches. num_threads: torch's, when it acts and learns; None: as they are."""
         self.observation_space = obs_space
         self.action_space = action_space
         self.generator = torch.Generator().manual_seed(seed)
