@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from leyden.loop.state_files import write_state
 
 from leyden.loop import Callback, Checkpoint, CsvWriter
+from leyden.loop.state_files import write_state
 from leyden.rl import Trainer
 from tests.rl.parts import vessel_of
 
