@@ -104,6 +104,8 @@ def read_pth(path: str | Path) -> SavedFile:
     if not isinstance(content, dict) or cast("dict[str, Any]", content).get("kind") != _KIND or "vessel" not in content:
         raise CheckpointError(f"{path} is not a checkpoint of Leyden's; its vessel or its kind is missing")
     state = cast("dict[str, Any]", content)
+    if not isinstance(state.get("format"), int) or not isinstance(state.get("current_iter"), int):
+        raise CheckpointError(f"{path} does not say of which format and iteration it is; it was not written by Leyden")
     if state["format"] > _FORMAT:
         raise CheckpointError(
             f"{path} has format {state['format']}, this Leyden reads up to {_FORMAT}; install a newer one"

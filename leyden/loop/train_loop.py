@@ -17,6 +17,7 @@ resuming from it: counters, callbacks, writers and random states go back to it t
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import time
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from leyden.errors import ConfigError
+from leyden.errors import CheckpointError, ConfigError, LeydenError
 from leyden.loop.callbacks import Callback, Progress
 from leyden.loop.metrics import MetricsRow, MetricValue, Stage, clean_metrics
 from leyden.loop.rng import capture_rng, restore_rng
@@ -100,6 +101,9 @@ class TrainLoop:
             raise ConfigError(
                 f"val_every_n_iters is {val_every_n_iters}; it must be at least 1, or None for no validation"
             )
+        paths = [Path(path).absolute() for writer in writers if (path := getattr(writer, "path", None)) is not None]
+        if twice := [str(path) for path in paths if paths.count(path) > 1]:
+            raise ConfigError(f"two writers write {twice[0]}; give each a file of its own")
         self.max_iters, self.val_every_n_iters, self.validate_first = max_iters, val_every_n_iters, validate_first
         self.callbacks = sorted(callbacks, key=lambda callback: callback.runs_last)
         self.writers = list(writers)
@@ -181,10 +185,12 @@ class TrainLoop:
             raise ConfigError("this TrainLoop has run already; make a new one, and give it resume= to continue")
         self._used = True
         if resume is not None:
-            self.load_state_dict(resume.state)
+            with _of_a_checkpoint():
+                self.load_state_dict(resume.state)
             yield resume.restore(vessel)
             self._load_callback_files(resume.callbacks_path)
-            restore_rng(resume.state["rng"])  # last: loading may have drawn from it
+            with _of_a_checkpoint():
+                restore_rng(resume.state["rng"])  # last: loading may have drawn from it
         self._started_at = time.monotonic()
         try:
             for writer in self.writers:
@@ -295,6 +301,19 @@ class TrainLoop:
         self.metrics = dict(state["metrics"])
         _load_states("callback", keyed(self.callbacks), state["callbacks"])
         _load_states("writer", keyed(self.writers), state["writers"])
+
+
+@contextlib.contextmanager
+def _of_a_checkpoint() -> Generator[None]:
+    """What parts of a checkpoint cannot be loaded from is not what was saved."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, LeydenError):
+            raise
+        raise CheckpointError(
+            f"the checkpoint's state is not what a run saved ({type(error).__name__}: {error}); resume from another one"
+        ) from error
 
 
 def _sending(flow: Flow, value: object) -> Callable[[], object]:

@@ -198,12 +198,9 @@ class ReplayBuffer:
 
     def __init__(self, size: int, num_envs: int) -> None:
         """size: transitions, all environments together."""
-        if num_envs < 1 or size < 2 * num_envs:
-            raise ConfigError(
-                f"a replay buffer of size {size} for {num_envs} environments; it needs room for 2 transitions of each at least"
-            )
+        _check_size(size, num_envs)
         self.size = size
-        self.num_envs = num_envs
+        self.num_envs: int = num_envs
         self.n_new = 0
         """Transitions since the last collect began."""
         self.obs: Batch = ()
@@ -268,6 +265,14 @@ class ReplayBuffer:
         write(self.obs, self._slots, copied(mapped(self.obs, lambda array: array[old])))
         self.actions[self._slots] = self.actions[old].copy()
 
+    def set_num_envs(self, num_envs: int) -> None:
+        """Between collects: the next one is of so many environments. What is kept stays. Raises ConfigError as `__init__` does."""
+        if num_envs != self.num_envs:
+            _check_size(self.size, num_envs)
+            self.num_envs = num_envs
+            self._everyone = np.arange(num_envs)
+            self._latest = np.full(num_envs, -1, np.int64)
+
     def state_dict(self) -> dict[str, Any]:
         """All that it holds, as arrays and numbers; the arrays are copies. Loading it needs no pickle."""
         n = self._count
@@ -310,6 +315,13 @@ class ReplayBuffer:
         self.successor[:n] = np.asarray(state["successor"])
         self._latest[:] = np.asarray(state["latest"])
         self._position, self._count, self.n_new = int(state["position"]), n, int(state["n_new"])
+
+
+def _check_size(size: int, num_envs: int) -> None:
+    if num_envs < 1 or size < 2 * num_envs:
+        raise ConfigError(
+            f"a replay buffer of size {size} for {num_envs} environments; it needs room for 2 transitions of each at least"
+        )
 
 
 def _row(array: Array) -> Array:

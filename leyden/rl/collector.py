@@ -114,14 +114,17 @@ class Collector:
                 continue
             ids = None if n_alive == n_envs else np.flatnonzero(alive)
             output = policy.act(obs if ids is None else mapped(obs, lambda array, at=ids: array[at]), explore=explore)
-            actions = output.actions
-            if len(actions) != n_alive:
-                raise ConfigError(f"{type(policy).__name__}.act gave {len(actions)} actions for {n_alive} observations")
+            actions = np.asarray(output.actions)  # a list, or another library's array, is as good
+            if actions.shape[:1] != (n_alive,):
+                raise ConfigError(
+                    f"{type(policy).__name__}.act gave actions of shape {actions.shape} for {n_alive} observations; one row is for each"
+                )
             if buffer is not None:
                 buffer.decided(obs, actions, output.extras, ids)
             if ids is not None:
-                actions = np.zeros((n_envs, *output.actions.shape[1:]), output.actions.dtype)
-                actions[ids] = output.actions
+                of_all = np.zeros((n_envs, *actions.shape[1:]), actions.dtype)
+                of_all[ids] = actions
+                actions = of_all
             obs, rewards, terminated, truncated, infos = venv.step(actions)
             lost = [env for env, info in infos.items() if "lost" in info] if infos else []
             if buffer is not None:

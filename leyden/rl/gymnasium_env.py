@@ -6,40 +6,20 @@ Each seed is one episode and is what the environment's `reset(seed=...)` is give
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
 from leyden.errors import ConfigError
-from leyden.rl.batch import Array, Batch, is_space, write
+from leyden.loop import EpisodeStats
+from leyden.rl.batch import Array, Batch, write
+from leyden.rl.env.layout import layout_of
+from leyden.rl.env.vector import VectorStep
 
-__all__ = ["GymnasiumEpisode", "GymnasiumStep", "GymnasiumVectorEnv"]
-
-
-@dataclass(frozen=True, slots=True)
-class GymnasiumEpisode:
-    """How an episode went."""
-
-    length: int
-    reward: float
-    logs: dict[str, float] = field(default_factory=dict[str, float])
-    seed_index: int | None = None
-    seed_number: int | None = None
-
-
-class GymnasiumStep(NamedTuple):
-    """What came of one step of N environments; views that the next step overwrites."""
-
-    obs: Batch
-    rewards: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    infos: Mapping[int, Mapping[str, Any]]
+__all__ = ["GymnasiumVectorEnv"]
 
 
 class GymnasiumVectorEnv:
@@ -66,7 +46,10 @@ class GymnasiumVectorEnv:
         self.action_space: gymnasium.Space[Any] = self._envs[0].action_space
         self.alive = np.zeros(num_envs, np.bool_)
         self.exhausted = False
-        self._obs = _zeros(self.observation_space, num_envs)
+        layout = layout_of(self.observation_space)
+        if layout.unshared is not None:
+            raise ConfigError(f"observations of {layout.unshared} are no arrays; wrap the environment")
+        self._obs: Batch = layout.allocate(num_envs)
         self._plain = isinstance(self._obs, np.ndarray)
         self._rewards = np.zeros(num_envs)
         self._terminated = np.zeros(num_envs, np.bool_)
@@ -102,7 +85,7 @@ class GymnasiumVectorEnv:
             self.alive[env] = True
         return self._obs
 
-    def step(self, actions: Array, ids: Sequence[int] | None = None) -> GymnasiumStep:
+    def step(self, actions: Array, ids: Sequence[int] | None = None) -> VectorStep:
         """Step those that have an episode under way (of ids)."""
         infos: dict[int, dict[str, Any]] = {}
         self._rewards[:] = 0.0
@@ -124,9 +107,9 @@ class GymnasiumVectorEnv:
                 self._terminated[env], self._truncated[env] = terminated, truncated
                 self.alive[env] = False
                 number = self._number[env]
-                stats = GymnasiumEpisode(self._length[env], self._return[env], {}, number, number)
+                stats = EpisodeStats(self._length[env], self._return[env], {}, number, number, env)
                 infos[env] = {"episode": stats}
-        return GymnasiumStep(self._obs, self._rewards, self._terminated, self._truncated, infos)
+        return VectorStep(self._obs, self._rewards, self._terminated, self._truncated, infos)
 
     def close(self) -> None:
         """Close the environments. Safe to repeat."""
@@ -148,13 +131,3 @@ def _naturals() -> Iterator[int]:
     while True:
         yield number
         number += 1
-
-
-def _zeros(space: Any, n: int) -> Batch:
-    if is_space(space, gymnasium.spaces.Dict):
-        return {name: _zeros(part, n) for name, part in space.spaces.items()}
-    if is_space(space, gymnasium.spaces.Tuple):
-        return tuple(_zeros(part, n) for part in space.spaces)
-    if space.shape is None or space.dtype is None:
-        raise ConfigError(f"observations of {space} are no arrays; wrap the environment")
-    return np.zeros((n, *space.shape), space.dtype)

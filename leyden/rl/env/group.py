@@ -10,13 +10,13 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, InvalidMetrics
 from leyden.loop import EpisodeStats
 from leyden.rl.env.layout import Batch, Layout
 from leyden.rl.env.wrapper import EnvWrapper
@@ -30,6 +30,8 @@ EnvFactory: TypeAlias = Callable[[], AnyEnv]
 Start: TypeAlias = tuple[int, Seed[Any]]
 """The number of an environment within its group, and what it begins with."""
 Infos: TypeAlias = dict[int, dict[str, Any]]
+_OWN: Final = ("reward", "steps_per_episode")
+"""What is known of every episode, and so no name for anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,8 @@ class _WrapperSlot(_Slot):
         info: dict[str, Any] | None = None
         if logs := self._logger.logs():
             for name, (_, value) in logs.items():
+                if name in _OWN:
+                    raise InvalidMetrics(f"metric {name!r} was logged; that is the environment's own, use another name")
                 if type(value) is float:
                     self._sums[name] = self._sums.get(name, 0.0) + value
                     self._counts[name] = self._counts.get(name, 0) + 1

@@ -16,11 +16,12 @@ import multiprocessing
 import os
 import signal
 import sys
-import weakref
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
@@ -35,14 +36,14 @@ from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
 from leyden.rl.env.worker import Begin, Crash, Ready, Results, Sizes, Step, View, run_worker
 from leyden.rl.seed import SeedsLike
 
-__all__ = ["FiniteShmemVectorEnv", "FiniteSubprocVectorEnv", "StartMethod"]
+__all__ = ["FiniteShmemVectorEnv", "FiniteSubprocVectorEnv", "StartMethod", "refuse_in_a_worker"]
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 _GUARD_MISSING = 78
 _STARTS = 3
 """How often a worker is started in the place of one that was lost."""
 _LAST_SECONDS = 2.0
-"""How long a worker may take to close its environments."""
+"""How long all workers together may take to close their environments."""
 _PRELOADED = ["leyden.rl.env.worker"]
 
 
@@ -102,7 +103,8 @@ class _Worker:
             daemon=True,
         )
         try:
-            self.process.start()
+            with _without_sigterm():
+                self.process.start()
         except BaseException:
             orders_out.close()
             answers_in.close()
@@ -134,14 +136,14 @@ class _Worker:
             else:
                 self.channel.send(order)
 
-    def end(self, *, now: bool = False) -> None:
-        """It closes its environments and ends; at once if `now`. Nothing of it is left."""
+    def end(self, seconds: float = 0.0) -> None:
+        """It closes its environments and ends, within so many seconds. Nothing of it is left."""
         if self.channel is not None:
             self.channel.close()
             self.channel = None
         if self.process is not None:
-            if not now:
-                self.process.join(_LAST_SECONDS)
+            if seconds > 0:
+                self.process.join(seconds)
             if self.process.is_alive():
                 self.process.kill()
             self.process.join()
@@ -183,7 +185,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         step_timeout_seconds: how long a worker may take for the making, a reset or a step of all its environments; None: for ever.
         Raises SimulatorError when environments cannot be made, ConfigError when a factory cannot go to another process.
         """
-        _refuse_in_a_worker()
+        refuse_in_a_worker()
         super().__init__(
             len(env_fns), logger=logger, seeds=seeds, on_worker_error=on_worker_error, max_retries=max_retries
         )
@@ -204,7 +206,8 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             )
             for number, part in enumerate(parts)
         ]
-        self._finalizer = weakref.finalize(self, _end_all, self._workers, self._file)
+        # at exit it comes before multiprocessing waits for workers that do not know of it
+        self._finalizer: Any = Finalize(self, _end_all, (self._workers, self._file), exitpriority=10)
         try:
             for worker in self._workers:
                 worker.start(self._workers)
@@ -309,7 +312,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         """Another worker in its place; all its episodes are lost."""
         at_work = int(self._view.progress[worker.number])
         for attempt in range(_STARTS):  # whatever killed the worker may kill the next one too
-            worker.end(now=True)
+            worker.end()
             worker.start(self._workers)
             try:
                 if self._ready(worker) != self._spaces:
@@ -357,6 +360,17 @@ def _context(start_method: StartMethod | None) -> Any:
     return multiprocessing.get_context(method)
 
 
+@contextlib.contextmanager
+def _without_sigterm() -> Generator[None]:
+    """What is started here has SIGTERM blocked, a forkserver for good: it is often sent to a whole group of processes, and then the
+    parent's to handle. A worker lets it come again when it is ready for it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _pack(factories: Sequence[EnvFactory]) -> bytes:
     try:
         return cloudpickle.dumps(list(factories))  # pyright: ignore[reportUnknownMemberType] -- untyped
@@ -366,8 +380,8 @@ def _pack(factories: Sequence[EnvFactory]) -> bytes:
         ) from error
 
 
-def _refuse_in_a_worker() -> None:
-    """A worker that makes environments while it imports the main script would start workers without end."""
+def refuse_in_a_worker() -> None:
+    """End a worker that makes environments, or trains, while it imports the main script: it would do all over again what that does."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
@@ -379,6 +393,7 @@ def _end_all(workers: Sequence[_Worker], file: SharedMemoryFile) -> None:
         if worker.channel is not None:
             worker.channel.close()
             worker.channel = None
+    deadline = time.monotonic() + _LAST_SECONDS
     for worker in workers:
-        worker.end()
+        worker.end(deadline - time.monotonic())
     file.close()

@@ -1,7 +1,7 @@
 """What runs in a worker process: a group of environments, stepped when the parent says so.
 
-It ends when the parent closes its pipe or has gone. Ctrl-C is the parent's to handle. A light module: a forkserver imports it before any
-worker is started, and each shares what it loaded.
+It ends when the parent closes its pipe or has gone. Ctrl-C and SIGTERM are the parent's to handle. A light module:
+a forkserver imports it before any worker is started, and each shares what it loaded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from types import FrameType
 from typing import Any, NamedTuple
 
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
@@ -132,7 +133,8 @@ def run_worker(
     for end in inherited:
         end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _the_parents)  # a handler, which what a simulator starts does not inherit
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _end_with_the_parent()
     channel = Channel(*ends)
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has closed, or gone
@@ -175,6 +177,10 @@ def _serve(channel: Channel, group: EnvGroup, number: int, part: range, file: Sh
     finally:
         with contextlib.suppress(Exception):  # the worker ends, whatever their close() says
             group.close()
+
+
+def _the_parents(number: int, frame: FrameType | None) -> None:
+    """The parent has it too, and says what is to be done."""
 
 
 def _for_parent(failures: list[Failure]) -> list[Failure]:

@@ -23,7 +23,7 @@ class EpisodeMetrics(LogWriter):
     def log_episode(self, episode: EpisodeStats) -> None:
         """One more."""
         self.count += 1
-        self._buffer.add({"reward": episode.reward, "steps_per_episode": float(episode.length), **episode.logs})
+        self._buffer.add({**episode.logs, "reward": episode.reward, "steps_per_episode": float(episode.length)})
 
     def metrics(self) -> dict[str, float]:
         """One value for each metric."""

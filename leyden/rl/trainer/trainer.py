@@ -29,6 +29,7 @@ from leyden.loop import (
 from leyden.loop.metrics import Stage, clean_metrics
 from leyden.loop.train_loop import Resumable, keyed
 from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_env
+from leyden.rl.env.processes import refuse_in_a_worker
 from leyden.rl.seed import SeedsLike
 from leyden.rl.trainer.episodes import EpisodeMetrics
 from leyden.rl.trainer.vessel import Seeds, TrainingVesselBase
@@ -89,6 +90,7 @@ class Trainer:
         """The stage under way, or the last one."""
         self._test_metrics: dict[str, Any] = {}
         self.current_episode = 0
+        self._recorded = False
 
     @property
     def current_iter(self) -> int:
@@ -119,6 +121,7 @@ class Trainer:
         The first Ctrl-C ends the run after the stage under way and keeps it. Raises CheckpointError for a checkpoint that is damaged or
         of another vessel; then nothing has begun.
         """
+        refuse_in_a_worker()
         resume = open_checkpoint(ckpt_path) if isinstance(ckpt_path, str | Path) else ckpt_path
         self._assign(vessel)
         self.initialize()
@@ -130,17 +133,25 @@ class Trainer:
             callbacks=self.callbacks,
             writers=self.loggers,
         )
+        self._recorded = True
         with graceful_interrupts(self._loop.stop), _Environments(self, vessel) as environments:
             self._loop.run(_Stages(self, vessel, environments), resume=resume)
 
     def test(self, vessel: TrainingVesselBase[Any]) -> Mapping[str, Any]:
-        """Run every initial state of the test once; the metrics are answered, and are in `metrics` without a prefix."""
+        """Run every initial state of the test once; the metrics are answered, and are in `metrics` without a prefix.
+
+        The writers go on with what this trainer has written so far, if it has run.
+        """
+        refuse_in_a_worker()
         self._assign(vessel)
         self.current_stage = "test"
-        for writer in self.loggers:
-            writer.open()
-            writer.on_stage_start(self.current_iter, "test")
+        recorded, self._recorded = self._recorded, True
         try:
+            for writer in self.loggers:
+                if recorded:
+                    writer.load_state_dict(writer.state_dict())
+                writer.open()
+                writer.on_stage_start(self.current_iter, "test")
             self._tell("on_test_start", vessel)
             with _Environments(self, vessel) as environments:
                 self._test_metrics = dict(environments.run("test", vessel.test_seed_iterator(), vessel.test))
@@ -358,7 +369,7 @@ class _Parts:
 
 def _environment(parts: _Parts, min_loglevel: LogLevel) -> EnvWrapper[Any, Any, Any, Any, Any]:
     """One environment, with interpreters and a reward of its own: they know the environment that they are in."""
-    own = copy.deepcopy((parts.state_interpreter, parts.action_interpreter, parts.reward, parts.aux_info_collector))
+    own = map(_copy, (parts.state_interpreter, parts.action_interpreter, parts.reward, parts.aux_info_collector))
     state_interpreter, action_interpreter, reward, aux_info_collector = own
     return EnvWrapper(
         parts.simulator_fn,
@@ -369,3 +380,13 @@ def _environment(parts: _Parts, min_loglevel: LogLevel) -> EnvWrapper[Any, Any, 
         aux_info_collector,
         LogCollector(min_loglevel),
     )
+
+
+def _copy(part: Any) -> Any:
+    try:
+        return copy.deepcopy(part)
+    except Exception as error:
+        raise ConfigError(
+            f"each environment has a {type(part).__name__} of its own, and this one cannot be copied: {error}. Make what it holds "
+            "when it is first used, or write its __deepcopy__"
+        ) from error

@@ -164,6 +164,11 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
             ("val_initial_states", val_initial_states),
             ("test_initial_states", test_initial_states),
         ):
+            if states is not None and not (hasattr(states, "__len__") and hasattr(states, "__getitem__")):
+                raise ConfigError(
+                    f"{name} is a {type(states).__name__}, which has no length and items by index; give the data set itself, "
+                    "or a list of it"
+                )
             if states is not None and len(states) == 0:
                 raise ConfigError(
                     f"{name} is empty; give at least one initial state, or None where there is no such stage"
@@ -176,6 +181,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         self.update_kwargs = dict(update_kwargs or {})
         self.seed = seed
         self._plan: SeedPlan[InitialStateType] | None = None
+        self._plan_of: int | None = None
         self._buffer: Buffer | None = None
         self._to_load: Mapping[str, Any] | None = None
 
@@ -183,11 +189,13 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         """One plan for all training stages: a pass ends before the next begins, over as many stages as it takes."""
         if self.train_initial_states is None:
             return super().train_seed_iterator()
-        if self._plan is None:
+        if self._plan is None or self._plan_of != self.trainer.fast_dev_run:
             states = self._few("train_initial_states", self.train_initial_states)
+            self._plan_of = self.trainer.fast_dev_run
             self._plan = SeedPlan(states, repeat=-1, shuffle=True, seed=self.seed)
             if self._to_load is not None:
-                self._plan.load_state_dict(self._to_load)
+                to_load, self._to_load = self._to_load, None
+                self._plan.load_state_dict(to_load)
         return self._plan
 
     def val_seed_iterator(self) -> Seeds:
@@ -205,34 +213,42 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
     def train(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
         """Collect, update; the metrics of both."""
         self.policy.train()
-        if self._buffer is None or self._buffer.num_envs != vector_env.num_envs:
+        if isinstance(self._buffer, ReplayBuffer):
+            self._buffer.set_num_envs(vector_env.num_envs)
+        elif self._buffer is None or self._buffer.num_envs != vector_env.num_envs:
             self._buffer = self.policy.make_buffer(self.buffer_size, vector_env.num_envs)
         n_episode = self.trainer.fast_dev_run or self.episode_per_iter
-        collected = self._collect(vector_env, n_episode, explore=True, buffer=self._buffer)
+        collected = self._collect(vector_env, n_episode, n_episode, explore=True, buffer=self._buffer)
         metrics = {**collected.metrics, **self.policy.update(self._buffer, **self.update_kwargs)}
         self.log_dict(metrics)
         return metrics
 
     def validate(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
         """Every initial state once, as the policy acts when it does not explore."""
-        return self._evaluate(vector_env)
+        return self._evaluate(vector_env, self.val_initial_states)
 
     def test(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
         """The same over the test's initial states."""
-        return self._evaluate(vector_env)
+        return self._evaluate(vector_env, self.test_initial_states)
 
-    def _evaluate(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
+    def _evaluate(self, vector_env: FiniteVectorEnv, states: Items[Any] | None) -> Mapping[str, Any]:
         self.policy.eval()
-        metrics = self._collect(vector_env, None, explore=False, buffer=None).metrics
+        total = 0 if states is None else len(states)
+        metrics = self._collect(vector_env, None, min(self.trainer.fast_dev_run or total, total), explore=False).metrics
         self.log_dict(metrics)
         return metrics
 
     def _collect(
-        self, vector_env: FiniteVectorEnv, n_episode: int | None, *, explore: bool, buffer: Any
+        self, vector_env: FiniteVectorEnv, n_episode: int | None, total: int, *, explore: bool, buffer: Any = None
     ) -> CollectResult:
+        trainer = self.trainer
+
+        def progress(episodes: int, steps: int) -> None:
+            trainer.progress(episodes, total, steps=steps)
+
         with vector_env.collector_guard():
             collector = Collector(self.policy, vector_env, buffer)
-            return collector.collect(n_episode=n_episode, explore=explore, on_progress=self.trainer.progress)
+            return collector.collect(n_episode=n_episode, explore=explore, on_progress=progress)
 
     def _few(self, name: str, states: Items[InitialStateType]) -> Items[InitialStateType]:
         """All of them, or as many as `fast_dev_run` says, chosen at random by `seed`."""
@@ -257,6 +273,8 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         self.policy.load_state_dict(state["policy"])
         self._to_load = state.get("seeds")
         self._plan = self._buffer = None
+        if self._to_load is not None and self._trainer() is not None and self.train_initial_states is not None:
+            self.train_seed_iterator()  # other initial states are refused now, not when the run has begun
         if (kept := state.get("buffer")) is not None:
             self._buffer = self.policy.make_buffer(self.buffer_size, kept["num_envs"])
             if not isinstance(self._buffer, ReplayBuffer):
