@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -251,26 +252,31 @@ class _Loop(TrainLoop):
 
     def __init__(self, trainer: Trainer, **options: Any) -> None:
         super().__init__(**options)
-        self.trainer = trainer
+        self._trainer = weakref.proxy(trainer)  # which holds it
+
+    @property
+    def trainer(self) -> Trainer:
+        """Whose run it is."""
+        return self._trainer
 
     @property
     def vessel(self) -> TrainingVesselBase[Any] | None:
         """What is trained."""
-        return self.trainer.vessel
+        return self._trainer.vessel
 
     @property
     def current_episode(self) -> int:
         """Training episodes of this run so far."""
-        return self.trainer.current_episode
+        return self._trainer.current_episode
 
     def state_dict(self) -> dict[str, Any]:
         """The loop's, and the episodes counted."""
-        return {**super().state_dict(), "current_episode": self.trainer.current_episode}
+        return {**super().state_dict(), "current_episode": self._trainer.current_episode}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from it."""
         super().load_state_dict(state)
-        self.trainer.current_episode = state.get("current_episode", 0)
+        self._trainer.current_episode = state.get("current_episode", 0)
 
 
 class _Stages:
