@@ -325,11 +325,12 @@ def test_a_damaged_directory_is_passed_over_and_one_of_a_newer_version_is_not(tm
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", KINDS)
 def test_twenty_fits_and_tests_leave_nothing_behind_and_memory_level(kind: Any, tmp_path: Path) -> None:
     me = psutil.Process()
 
-    def once() -> None:
+    def once(kind: Any = kind) -> None:
         writer = CsvWriter(tmp_path / "a.csv", rows="step")
         trainer = trainer_of(finite_env_type=kind, loggers=writer, max_iters=1)
         vessel = vessel_of()
@@ -341,10 +342,12 @@ def test_twenty_fits_and_tests_leave_nothing_behind_and_memory_level(kind: Any, 
         mapped = Path("/proc/self/maps").read_text().count("leyden-env")
         return me.num_fds(), len(me.children(recursive=True)), mapped, me.num_threads()
 
-    for _ in range(5):
+    for _ in range(30):  # so many until the allocators of torch and NumPy have grown to their size
+        once("dummy")
+    for _ in range(3):
         once()
     before, memory = left(), me.memory_info().rss
     for _ in range(20):
         once()
     assert left() == before
-    assert me.memory_info().rss - memory < 4 * 2**20
+    assert me.memory_info().rss - memory < 2 * 2**20
