@@ -113,7 +113,7 @@ class SeedPlan(Generic[T]):
         if self.exhausted:
             return None
         number, index = self._returned[0] if self._returned else (self._taken, self._index())
-        item = self._items[index]  # a data set that raises leaves the plan where it is
+        item = self._item(index)  # a data set that raises leaves the plan where it is
         if self._returned:
             heapq.heappop(self._returned)
         else:
@@ -123,6 +123,15 @@ class SeedPlan(Generic[T]):
                 self._pass, self._cursor = self._pass + 1, 0
         self._in_flight[number] = index
         return Seed(index, item, number)
+
+    def _item(self, index: int) -> T:
+        try:
+            return self._items[index]
+        except KeyError as error:
+            raise ConfigError(
+                f"the data set is a {type(self._items).__name__}, which has no item {error}: items are asked for by number, from 0. "
+                "Give a list of them (of a table, its rows)"
+            ) from error
 
     def give_back(self, seed: Seed[T]) -> None:
         """Of a lost episode: it will be taken again first. Raises ConfigError for a seed that is not under way."""

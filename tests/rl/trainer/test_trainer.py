@@ -305,3 +305,8 @@ def test_a_simulator_that_raises_ends_the_run_and_says_where() -> None:
     Fragile.broken.clear()
     with pytest.raises(SimulatorError, match="a wire came loose"):
         trainer_of().fit(vessel)
+
+
+def test_a_data_set_that_is_asked_by_name_says_what_is_wanted() -> None:
+    with pytest.raises(ConfigError, match="dict, which has no item 0"):
+        trainer_of().test(vessel_of(test_initial_states={"a": 1, "b": 2}))
