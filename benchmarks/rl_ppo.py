@@ -28,7 +28,9 @@ PEERS = {"sb3": "stable-baselines3 2.9.2", "tianshou": "tianshou 2.0.1"}
 TITLE = "PPO in 4 environments, 64-64 network"
 OURS = {"leyden": TITLE, "leyden-stack": f"{TITLE}, Leyden's with seeds, interpreters and logs"}
 UNIT = "steps/CPU s"
-HEADLINES = ("PPO in 4 environments, 64-64 network, against stable-baselines3 2.9.2",)
+HEADLINES = (
+    "PPO in 4 environments, 64-64 network, Leyden's with seeds, interpreters and logs, against stable-baselines3 2.9.2",
+)
 
 
 def main(peer: Peer | None) -> list[Row | Table]:
