@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from leyden.rl import DQN, PPO, ActionInterpreter, Reward, Simulator, StateInterpreter, TrainingVessel
+from leyden.rl import ActionInterpreter, Reward, Simulator, StateInterpreter, TrainingVessel
 
 __all__ = ["Direction", "NearZero", "Position", "Walk", "vessel_of"]
 
@@ -51,6 +51,8 @@ class NearZero(Reward[int]):
 
 def vessel_of(policy: str = "ppo", **options: Any) -> TrainingVessel[int]:
     """A vessel with a small policy that learns."""
+    from leyden.rl import DQN, PPO  # here, so that workers, which need the simulator alone, do not load torch
+
     made: Any
     if policy == "ppo":
         made = PPO(None, Position.observation_space, Direction.action_space, lr=3e-3)
