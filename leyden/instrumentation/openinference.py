@@ -5,8 +5,9 @@ CrewAI reports to its makers as it is used, unless it is told not to; while a bl
 
 from __future__ import annotations
 
+import importlib
 import os
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from leyden.instrumentation.packaged import PackagedInstrumentation
 
@@ -33,8 +34,12 @@ class CrewAIInstrumentation(PackagedInstrumentation):
         super().install()
 
     def remove(self) -> None:
-        """As the user has it."""
+        """As the user has it, once CrewAI has told itself what happened in the block: handlers of its events, telemetry among them, run
+        behind the agent."""
         super().remove()
+        bus: Any = importlib.import_module("crewai.events.event_bus").crewai_event_bus
+        if hasattr(bus, "flush"):
+            bus.flush(timeout=_FLUSH_SECONDS)
         if self._telemetry is None:
             os.environ.pop(_NO_TELEMETRY, None)
         else:
@@ -42,3 +47,4 @@ class CrewAIInstrumentation(PackagedInstrumentation):
 
 
 _NO_TELEMETRY = "CREWAI_DISABLE_TELEMETRY"
+_FLUSH_SECONDS = 5.0

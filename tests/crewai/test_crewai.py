@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.harness import check, check_page, measure
+from tests.frameworks.harness import check, check_page, measure, python
 
 GATEWAY = "leyden.model_call"
 CHAT = "chat gpt-4.1-mini"
@@ -34,3 +34,31 @@ def test_every_call_of_256_agents_at_once_is_in_its_own_rollout_once_and_exact(n
 @pytest.mark.timeout(120)
 def test_the_page_runs_and_nobody_is_called(tmp_path: Path):
     check_page("crewai", tmp_path)
+
+
+LATE = """
+import os, time
+from crewai.events.base_events import BaseEvent
+from crewai.events.event_bus import crewai_event_bus
+from leyden.instrumentation import instrument
+
+class Happened(BaseEvent):
+    type: str = "happened"
+
+seen = []
+
+@crewai_event_bus.on(Happened)
+def behind_the_agent(source, event):
+    time.sleep(0.5)
+    seen.append(os.environ.get("CREWAI_DISABLE_TELEMETRY"))
+
+with instrument("crewai"):
+    crewai_event_bus.emit(None, Happened())
+print(seen, os.environ.get("CREWAI_DISABLE_TELEMETRY"))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_what_crewai_tells_itself_behind_an_agent_is_told_before_its_telemetry_is_as_it_was(tmp_path: Path):
+    done = python("-c", LATE, outside=tmp_path / "outside")
+    assert done.stdout.splitlines()[-1] == "['true'] None", done.stderr[-2000:]
