@@ -66,7 +66,7 @@ class Rollout(BaseModel):
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
     rollout_id: str
-    """`ro-` and 16 hexadecimal digits, or any id of the caller's choice."""
+    """`ro-` and 24 hexadecimal digits, or any id of the caller's choice."""
     input: TaskInput
     start_time: float
     """When it was enqueued."""

@@ -1,20 +1,22 @@
 """Random and derived identifiers, in the id shapes of the glossary (`ro-`, `at-`, `rs-`).
 
-A write under an id that is there already is taken for a repeat, so ids must not meet by chance: of ten million rollouts with 64 random
-bits, two are the same once in 370,000 stores. An attempt's id is one among those of its rollout.
+A write under an id that is there already is taken for a repeat, so ids must not meet by chance. A rollout's begins with the millisecond
+in which it was made, so that an index of many grows at its end, where a database is fastest; 48 random bits follow: where ten are made in
+each millisecond, two of ten million are the same once in six million stores. An attempt's id is one among those of its rollout.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 
 __all__ = ["attempt_id", "claim_id", "derived_id", "resources_id", "rollout_id", "span_id", "trace_id"]
 
 
 def rollout_id() -> str:
-    """A fresh `ro-` id with 16 hexadecimal digits."""
-    return f"ro-{secrets.token_hex(8)}"
+    """A fresh `ro-` id with 24 hexadecimal digits; later ones sort behind it, by the clock's milliseconds."""
+    return f"ro-{time.time_ns() // 1_000_000:012x}{secrets.token_hex(6)}"
 
 
 def attempt_id() -> str:

@@ -104,7 +104,7 @@ def test_agent_lightnings_rewards_are_read_in_each_of_their_forms_and_nonsense_i
 @pytest.mark.parametrize(
     ("make", "form"),
     [
-        (ids.rollout_id, "ro-[0-9a-f]{16}"),
+        (ids.rollout_id, "ro-[0-9a-f]{24}"),
         (ids.attempt_id, "at-[0-9a-f]{8}"),
         (ids.resources_id, "rs-[0-9a-f]{12}"),
         (ids.trace_id, "[0-9a-f]{32}"),
