@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from leyden.errors import StoreError
 from leyden.store import InMemoryLightningStore, SqliteLightningStore
 from leyden.store.sql.body import rollouts, search, spans, tokens
-from leyden.store.sql.rows import FoundSpan
+from leyden.store.sql.rows import FoundSpan, span_from
 from leyden.store.sql.sqlite import SqliteTransaction, connect, migrate
 from leyden.types import AttemptedRollout, Span, TokenRecord, pack_ints
 from leyden.types.tokens import shared_length
@@ -97,7 +97,7 @@ def test_a_prompt_shares_the_longest_beginning_that_recent_calls_have(
 
 
 def spans_of(found: Iterable[FoundSpan]) -> list[Span]:
-    return [one.span() for one in found]
+    return [span_from(*one) for one in found]
 
 
 def agreement(a: list[int], b: list[int]) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from leyden.store.sql.rows import FoundSpan, quoted
+from leyden.store.sql.rows import FoundSpan, quoted, span_from, span_json
 from leyden.types import PaginatedResult, Span
 
 __all__ = ["by_rollout", "by_rollout_json", "page", "page_json"]
@@ -15,7 +15,7 @@ __all__ = ["by_rollout", "by_rollout_json", "page", "page_json"]
 
 def page(found: PaginatedResult[FoundSpan]) -> PaginatedResult[Span]:
     """The answer of `query_spans`."""
-    return PaginatedResult([one.span() for one in found], found.limit, found.offset, found.total)
+    return PaginatedResult([span_from(*one) for one in found], found.limit, found.offset, found.total)
 
 
 def page_json(found: PaginatedResult[FoundSpan], packed: bool) -> bytes:
@@ -25,7 +25,7 @@ def page_json(found: PaginatedResult[FoundSpan], packed: bool) -> bytes:
 
 def by_rollout(found: Mapping[str, Sequence[FoundSpan]]) -> dict[str, list[Span]]:
     """The answer of `query_spans_of`."""
-    return {rollout_id: [one.span() for one in spans] for rollout_id, spans in found.items()}
+    return {rollout_id: [span_from(*one) for one in spans] for rollout_id, spans in found.items()}
 
 
 def by_rollout_json(found: Mapping[str, Sequence[FoundSpan]], packed: bool) -> bytes:
@@ -35,4 +35,4 @@ def by_rollout_json(found: Mapping[str, Sequence[FoundSpan]], packed: bool) -> b
 
 
 def _list(spans: Sequence[FoundSpan], packed: bool) -> str:
-    return f"[{','.join([one.json(packed=packed) for one in spans])}]"
+    return f"[{','.join([span_json(*one, packed=packed) for one in spans])}]"

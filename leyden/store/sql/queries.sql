@@ -201,17 +201,15 @@ WITH RECURSIVE chain (key, tokens_base, tokens) AS (
 SELECT key, tokens_base, tokens FROM chain
 
 -- name: select_spans_of_all
--- Spans of any rollouts: whose each is, and the columns of `select_spans`; a filter follows.
-SELECT r.rollout_id, a.attempt_id,
-       s.key, s.tokens_base, s.tokens, s.attempt, s.sequence_id, s.span_id, s.trace_id, s.parent_id, s.name, s.kind, s.status_code,
-       s.status_description, s.start_time, s.end_time, s.attributes, s.events, s.resource
+-- Spans of any rollouts: the columns of `select_spans`, and whose each is; a filter follows.
+SELECT s.key, s.tokens_base, s.tokens, s.attempt, s.sequence_id, s.span_id, s.trace_id, s.parent_id, s.name, s.kind, s.status_code,
+       s.status_description, s.start_time, s.end_time, s.attributes, s.events, s.resource, r.rollout_id, a.attempt_id
 FROM spans s JOIN rollouts r ON r.seq = s.rollout JOIN attempts a ON a.rollout = s.rollout AND a.sequence_id = s.attempt
 
 -- name: select_spans_of_latest
 -- The same for the latest attempts of rollouts, in any order: NULLs for one without spans. A filter follows.
-SELECT r.rollout_id, a.attempt_id,
-       s.key, s.tokens_base, s.tokens, s.attempt, s.sequence_id, s.span_id, s.trace_id, s.parent_id, s.name, s.kind, s.status_code,
-       s.status_description, s.start_time, s.end_time, s.attributes, s.events, s.resource
+SELECT s.key, s.tokens_base, s.tokens, s.attempt, s.sequence_id, s.span_id, s.trace_id, s.parent_id, s.name, s.kind, s.status_code,
+       s.status_description, s.start_time, s.end_time, s.attributes, s.events, s.resource, r.rollout_id, a.attempt_id
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.sequence_id = r.attempts
                 LEFT JOIN spans s ON s.rollout = r.seq AND s.attempt = r.attempts
 

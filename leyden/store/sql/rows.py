@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from functools import cache, partial
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any, NamedTuple, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -43,10 +43,13 @@ __all__ = [
     "KEY",
     "METADATA",
     "MODE",
+    "OF_ATTEMPT",
+    "OF_ROLLOUT",
     "PRIORITY",
     "RESOURCES_ID",
     "ROLLOUT_ID",
     "SEQ",
+    "SEQUENCE_ID",
     "START",
     "STATUS",
     "TOKENS",
@@ -64,6 +67,8 @@ __all__ = [
     "rollout_alone",
     "rollout_from",
     "sample_from",
+    "span_from",
+    "span_json",
     "span_values",
     "text_of",
     "utf8_length",
@@ -78,8 +83,10 @@ SEQ, ROLLOUT_ID, STATUS, MODE, RESOURCES_ID, INPUT, CONFIG, METADATA, START, END
 ATTEMPT = 13
 """The columns of `select_rollouts`. ATTEMPT is the first of its attempt's, and NULL where there is none."""
 
-KEY, TOKENS_BASE, TOKENS, ATTEMPT_NUMBER, ATTRIBUTES = 0, 1, 2, 3, 14
-"""Columns of `select_spans` that are read by themselves."""
+KEY, TOKENS_BASE, TOKENS, ATTEMPT_NUMBER, SEQUENCE_ID, ATTRIBUTES, OF_ROLLOUT, OF_ATTEMPT = 0, 1, 2, 3, 4, 14, 17, 18
+"""Columns of `select_spans` that are read by themselves; the last two are those of `select_spans_of_all` alone."""
+_SPAN = slice(SEQUENCE_ID, OF_ROLLOUT)
+"""What a span itself is made of."""
 
 _DEFAULT_CONFIG = dict(RolloutConfig())
 _SPAN_BYTES = 200
@@ -261,59 +268,79 @@ _PLAIN = {code: SpanStatus(status_code=code) for code in get_args(SpanStatus.mod
 """The statuses without a description; most spans share these."""
 
 
-class FoundSpan(NamedTuple):
-    """A span as it was read: an object for who is in this process, JSON for who is not."""
+FoundSpan = tuple[str, str, Row, TokenRecord | None]
+"""A span as it was read: its rollout, its attempt, a row that begins like one of `select_spans`, and what `read_tokens` made of its
+tokens. An object for who is in this process (`span_from`), JSON for who is not (`span_json`)."""
 
-    rollout_id: str
-    attempt_id: str
-    row: Row
-    """Of `select_spans`."""
-    tokens: TokenRecord | None
-    """As `read_tokens` reads them."""
 
-    def span(self) -> Span:
-        """The span."""
-        rollout_id, attempt_id, row, tokens = self
-        sequence_id, span_id, trace_id, parent_id, name, kind, status_code, description = row[4:12]
-        start_time, end_time, attributes, events, resource = row[12:]
-        return build(
-            Span,
-            {
-                "rollout_id": rollout_id,
-                "attempt_id": attempt_id,
-                "sequence_id": sequence_id,
-                "trace_id": trace_id,
-                "span_id": span_id,
-                "parent_id": parent_id,
-                "name": name,
-                "kind": kind,
-                "status": _PLAIN[status_code]
-                if description is None
-                else build(SpanStatus, {"status_code": status_code, "description": description}),
-                "attributes": from_text(attributes) if attributes else {},
-                "events": [build(SpanEvent, event) for event in from_text(events)] if events else [],
-                "start_time": start_time,
-                "end_time": end_time,
-                "resource": from_text(resource) if resource else {},
-                "tokens": tokens,
-            },
-        )
+def span_from(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | None) -> Span:
+    """The span that was found."""
+    (
+        sequence_id,
+        span_id,
+        trace_id,
+        parent_id,
+        name,
+        kind,
+        status_code,
+        description,
+        start_time,
+        end_time,
+        attributes,
+        events,
+        resource,
+    ) = row[_SPAN]
+    return build(
+        Span,
+        {
+            "rollout_id": rollout_id,
+            "attempt_id": attempt_id,
+            "sequence_id": sequence_id,
+            "trace_id": trace_id,
+            "span_id": span_id,
+            "parent_id": parent_id,
+            "name": name,
+            "kind": kind,
+            "status": _PLAIN[status_code]
+            if description is None
+            else build(SpanStatus, {"status_code": status_code, "description": description}),
+            "attributes": from_text(attributes) if attributes else {},
+            "events": [build(SpanEvent, event) for event in from_text(events)] if events else [],
+            "start_time": start_time,
+            "end_time": end_time,
+            "resource": from_text(resource) if resource else {},
+            "tokens": tokens,
+        },
+    )
 
-    def json(self, *, packed: bool) -> str:
-        """What `span()` is in JSON; what is kept as JSON is put in as it is. packed: tokens as `PACKED` says."""
-        rollout_id, attempt_id, row, tokens = self
-        sequence_id, span_id, trace_id, parent_id, name, kind, status_code, description = row[4:12]
-        start_time, end_time, attributes, events, resource = row[12:]
-        record = "null" if tokens is None else to_json(tokens, context=PACKED if packed else None).decode()
-        return (
-            f'{{"rollout_id":{quoted(rollout_id)},"attempt_id":{quoted(attempt_id)},"sequence_id":{sequence_id},'
-            f'"trace_id":{quoted(trace_id)},"span_id":{quoted(span_id)},"parent_id":{_text_or_null(parent_id)},'
-            f'"name":{quoted(name)},"kind":"{kind}",'
-            f'"status":{{"status_code":"{status_code}","description":{_text_or_null(description)}}},'
-            f'"attributes":{attributes or "{}"},"events":{events or "[]"},'
-            f'"start_time":{_seconds(start_time)},"end_time":{_seconds(end_time)},'
-            f'"resource":{resource or "{}"},"tokens":{record}}}'
-        )
+
+def span_json(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | None, *, packed: bool) -> str:
+    """What `span_from` is in JSON; what is kept as JSON is put in as it is. packed: tokens as `PACKED` says."""
+    (
+        sequence_id,
+        span_id,
+        trace_id,
+        parent_id,
+        name,
+        kind,
+        status_code,
+        description,
+        start_time,
+        end_time,
+        attributes,
+        events,
+        resource,
+    ) = row[_SPAN]
+    record = "null" if tokens is None else to_json(tokens, context=PACKED if packed else None).decode()
+    return (
+        f'{{"rollout_id":{quoted(rollout_id)},"attempt_id":{quoted(attempt_id)},"sequence_id":{sequence_id},'
+        f'"trace_id":{quoted(trace_id)},"span_id":{quoted(span_id)},"parent_id":{_text_or_null(parent_id)},'
+        f'"name":{quoted(name)},"kind":"{kind}",'
+        f'"status":{{"status_code":"{status_code}","description":{_text_or_null(description)}}},'
+        f'"attributes":{attributes or "{}"},"events":{events or "[]"},'
+        f'"start_time":{_seconds(start_time)},"end_time":{_seconds(end_time)},'
+        f'"resource":{resource or "{}"},"tokens":{record}}}'
+    )
 
 
 def _text_or_null(text: str | None) -> str:

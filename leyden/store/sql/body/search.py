@@ -14,7 +14,16 @@ from leyden.store.sql.body.lookup import unknown_attempt, unknown_rollout
 from leyden.store.sql.body.span_index import attribute_digest, indexed_attribute, matches
 from leyden.store.sql.body.tokens import read_tokens
 from leyden.store.sql.pages import Filters, check_page, order_and_limit
-from leyden.store.sql.rows import ATTEMPT_NUMBER, ATTRIBUTES, KEY, FoundSpan, from_text
+from leyden.store.sql.rows import (
+    ATTEMPT_NUMBER,
+    ATTRIBUTES,
+    KEY,
+    OF_ATTEMPT,
+    OF_ROLLOUT,
+    SEQUENCE_ID,
+    FoundSpan,
+    from_text,
+)
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import AttributeValue, FilterLogic, PaginatedResult, SortOrder, SpanKind
 
@@ -24,8 +33,6 @@ _SORTABLE = {
     name: f"s.{name}"
     for name in ("sequence_id", "start_time", "end_time", "name", "trace_id", "span_id", "parent_id", "status_code")
 }
-_NUMBER_AND_KEY = itemgetter(4, KEY)
-"""Of a row of `select_spans`."""
 _ROLLOUTS_AT_ONCE = 100
 """In one statement of `query_spans_of`; for more, PostgreSQL without statistics reads the whole table."""
 _HAS_ATTRIBUTE = "s.key IN (SELECT span FROM attribute_values WHERE attribute = {} AND value = {})"
@@ -96,25 +103,30 @@ def query_spans_of(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, lis
         filters = Filters("and")
         filters.among("r.rollout_id", part)
         rows = tx.page("select_spans_of_latest", filters.sql(), filters.parameters)
-        if unknown := dict.fromkeys(part).keys() - {row[0] for row in rows}:
+        if unknown := dict.fromkeys(part).keys() - {row[OF_ROLLOUT] for row in rows}:
             raise unknown_rollout(tx, min(unknown, key=part.index))
-        rows = sorted((row for row in rows if row[2] is not None), key=itemgetter(6, 2))
-        for found in _found(tx, rows):
-            answer[found.rollout_id].append(found)
+        for found in _found(tx, _as_numbered([row for row in rows if row[KEY] is not None])):
+            answer[found[0]].append(found)
     return answer
 
 
 def spans_at(tx: Transaction, keys: Sequence[int]) -> list[FoundSpan]:
     """The spans with these keys, in this order, whosever they are."""
-    rows = {row[2]: row for row in tx.all("select_spans_at", keys=json.dumps(keys))} if keys else {}
+    rows = {row[KEY]: row for row in tx.all("select_spans_at", keys=json.dumps(keys))} if keys else {}
     return _found(tx, [rows[key] for key in keys])
 
 
 def _found(tx: Transaction, rows: Sequence[Row]) -> list[FoundSpan]:
     """The spans of rows of `select_spans_of_all`."""
-    spans = [row[2:] for row in rows]
-    tokens = read_tokens(tx, spans)
-    return [FoundSpan(row[0], row[1], span, record) for row, span, record in zip(rows, spans, tokens, strict=True)]
+    tokens = read_tokens(tx, rows)
+    return [(row[OF_ROLLOUT], row[OF_ATTEMPT], row, record) for row, record in zip(rows, tokens, strict=True)]
+
+
+def _as_numbered(rows: list[Row]) -> list[Row]:
+    """In the order of their numbers, equals in the order of arrival; in two passes over numbers, which cost less than one over pairs."""
+    rows.sort(key=itemgetter(KEY))
+    rows.sort(key=itemgetter(SEQUENCE_ID))
+    return rows
 
 
 @dataclass(slots=True)
@@ -182,7 +194,7 @@ def _of_rollout(
     tx.expect(sum(row[4] for row in counters if row[2] is not None))
     where, parameters = either.sql(*always.conditions), either.parameters
     if page == _ALL_AS_NUMBERED and not asked:
-        rows = sorted(tx.page("select_spans", where, parameters), key=_NUMBER_AND_KEY)
+        rows = _as_numbered(tx.page("select_spans", where, parameters))
         total = len(rows)
     elif asked:
         rows = tx.page("select_spans", where + page.order, parameters)
@@ -193,8 +205,8 @@ def _of_rollout(
         rows = tx.page("select_spans", where + page.sql, parameters)
         total = len(rows) if page.whole else tx.page("count_spans_of", where, parameters)[0][0]
     attempt_ids = {row[2]: row[3] for row in counters}
-    items = [
-        FoundSpan(rollout_id, attempt_ids[row[ATTEMPT_NUMBER]], row, tokens)
+    items: list[FoundSpan] = [
+        (rollout_id, attempt_ids[row[ATTEMPT_NUMBER]], row, tokens)
         for row, tokens in zip(rows, read_tokens(tx, rows), strict=True)
     ]
     return PaginatedResult(items, page.limit, page.offset, total)

@@ -11,6 +11,7 @@ from typing import Any
 from leyden.errors import ConfigError
 from leyden.store.sql.body.search import spans_at
 from leyden.store.sql.pages import Filters, within_reach
+from leyden.store.sql.rows import span_from
 from leyden.store.sql.transaction import Transaction
 from leyden.types import SpanPage
 
@@ -41,7 +42,7 @@ def new_spans(
     page = f"{condition} ORDER BY 1, 2 LIMIT {within_reach(limit)}"
     found = tx.page("select_new_positions", page, between | parameters)
     end = (found[-1][0], found[-1][1]) if len(found) == limit else last  # the spans of others were looked at too
-    spans = [one.span() for one in spans_at(tx, [row[1] for row in found])]
+    spans = [span_from(*one) for one in spans_at(tx, [row[1] for row in found])]
     return SpanPage.model_construct(spans=spans, after=_cursor(end))
 
 
