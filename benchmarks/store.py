@@ -77,6 +77,11 @@ class Contender:
         self.cpu_micros: dict[str, list[float]] = defaultdict(list)
         """CPU microseconds of a rollout, all processes together, by mode."""
 
+    def open(self, where: str) -> None:
+        """Begin with a store that is empty."""
+        for worker in self._workers:
+            worker.ask("open", where=where)
+
     def slice(self, mode: str, tasks: int = 1) -> Callable[[], Sample]:
         """Runs of `mode`, `tasks` rollouts at a time in each worker; rollouts a second of all workers together."""
 
@@ -129,9 +134,9 @@ def contenders(
     with ExitStack() as stack:
 
         def at_work(label: str, name: str, where: str, python: Path = Path(sys.executable)) -> Contender:
-            side = stack.enter_context(Side(name, python, SCRIPT, name))
-            side.ask("open", where=where)
-            return Contender(label, [side])
+            contender = Contender(label, [stack.enter_context(Side(name, python, SCRIPT, name))])
+            contender.open(where)
+            return contender
 
         ours = {
             "memory": at_work("in memory", "leyden", "memory"),
@@ -154,22 +159,28 @@ def contenders(
 def in_process(
     ours: dict[str, Contender], theirs: Contender | None, floor: dict[str, Contender], peer: Peer | None
 ) -> list[Row]:
-    """Each mode in memory and in a file, paired with the same slices of the peer and of the floor."""
+    """Each mode in memory, then in a file, paired with the same slices of the peer and of the floor; all begin with empty stores.
+
+    Not in memory and in a file in turn: the slices in memory would share the cores with the kernel, which writes what a file left.
+    """
     rows: list[Row] = []
     floors: list[Row] = []
     peer_name = f"{peer.name}, in memory" if peer and theirs else None
-    for mode, said in MODES.items():
-        sides = [ours["memory"], ours["file"], floor["memory"], floor["file"]]
-        slices = [side.slice(mode) for side in sides]
-        if theirs:
-            slices += [theirs.slice(mode), theirs.slice("one")] if mode == "bulk" else [theirs.slice(mode)]
-        memory, file, floor_memory, floor_file, *others = alternate(slices, pairs=PAIRS)
-        for where, mine, raw in (("in memory", memory, floor_memory), ("in a file", file, floor_file)):
-            rows.append(row(f"store {where}, {said}", "rollouts/s", mine, others[0] if others else [], peer_name))
+    for where, said_where in (("memory", "in memory"), ("file", "in a file")):
+        for mode, said in MODES.items():
+            for side, its in ((ours[where], where), (floor[where], where), (theirs, "memory")):
+                if side:
+                    side.open(its)
+            slices = [ours[where].slice(mode), floor[where].slice(mode)]
+            if theirs:
+                slices += [theirs.slice(mode), theirs.slice("one")] if mode == "bulk" else [theirs.slice(mode)]
+            mine, raw, *others = alternate(slices, pairs=PAIRS)
+            name = f"store {said_where}, {said}"
+            rows.append(row(name, "rollouts/s", mine, others[0] if others else [], peer_name))
             if len(others) > 1:
-                name = f"store {where}, {said}, the peer one by one"
-                rows.append(row(name, "rollouts/s", mine, others[1], f"{peer_name}, one by one"))
-            floors.append(row(f"store {where}, {said}, of raw SQL", "rollouts/s", mine, raw, "raw SQL"))
+                one_by_one = f"{peer_name}, one by one"
+                rows.append(row(f"{name}, the peer one by one", "rollouts/s", mine, others[1], one_by_one))
+            floors.append(row(f"{name}, of raw SQL", "rollouts/s", mine, raw, "raw SQL"))
     sides = [ours["file"], ours["power"], *([theirs] if theirs else [])]
     file, power, *others = alternate([side.slice("spans", 16) for side in sides], pairs=PAIRS)
     other = others[0] if others else []

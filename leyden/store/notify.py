@@ -101,6 +101,9 @@ class Signals:
     def publish(self, claimable: int, finished: Sequence[str], spans: bool) -> None:
         """Rollouts were put in the queue, rollouts were finished, spans were added: call after the commit, from any thread."""
         with self._lock:
+            self._spans += spans
+            if not (claimable or finished or self._listeners):
+                return
             wake: list[Waiter] = []
             if claimable:
                 self._claimable += claimable
@@ -112,7 +115,6 @@ class Signals:
                     for waiter in self._rollouts.pop(rollout_id, {}):
                         if _count(waiter, rollout_id):
                             wake.append(waiter)
-            self._spans += spans
             if self._listeners:
                 told = bool(claimable or finished)
                 wake += [waiter for waiter, hears_spans in self._listeners.items() if told or hears_spans]

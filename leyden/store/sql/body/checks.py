@@ -34,13 +34,14 @@ def check_attempt_id(value: str | None) -> None:
 
 def check_span(span: Span) -> None:
     """Raises ConfigError for a span that no store takes."""
-    span_id, trace_id, parent_id = span.span_id, span.trace_id, span.parent_id
+    of = span.__dict__  # see `rows.span_values`
+    span_id, trace_id, parent_id = of["span_id"], of["trace_id"], of["parent_id"]
     all_ids = span_id + trace_id if parent_id is None else span_id + trace_id + parent_id
     if not (span_id and trace_id and parent_id != "" and len(all_ids) <= _ID_LENGTH and all_ids.isprintable()):
         check_id("span_id", span_id)  # which one it is, if it is one: all together may be longer
         check_id("trace_id", trace_id)
         check_id("parent_id", parent_id)
-    if span.sequence_id > _HIGHEST:
+    if of["sequence_id"] > _HIGHEST:
         raise ConfigError(
             f"sequence_id {span.sequence_id} of span {span.span_id!r} is above {_HIGHEST}; give 0 for the next one"
         )

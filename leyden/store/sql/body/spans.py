@@ -27,6 +27,8 @@ __all__ = ["add_many_spans", "add_span", "get_many_span_sequence_ids"]
 
 _IDS_AT_ONCE = 500
 """In one statement."""
+_ANY_CONFIG = RolloutConfig()
+"""Is asked only when an attempt ends."""
 _OWNER = attrgetter("rollout_id", "attempt_id")
 
 
@@ -128,13 +130,13 @@ def _not_there(tx: Transaction, target: Row, spans: Sequence[Span]) -> Sequence[
 def _beat(tx: Transaction, target: Row, span: Span, last_span: int, taken: int) -> None:
     """The counters move on; an unfinished attempt is alive, and its rollout and its worker follow."""
     rollout, rollout_status, attempts, attempt, status, _, worker_id, may_have_indexes = target
-    after = attempt_after_span(status)
-    if after == status and rollout_status not in ROLLOUT_FINISHED and after not in ATTEMPT_FINISHED:
+    if status == "running" and rollout_status not in ROLLOUT_FINISHED:  # nothing else moves: most spans come here
         tx.put("beat_heart", (last_span, taken, tx.now, rollout, attempt))
         moved_on = rollout, rollout_status, attempts, attempt, status, last_span, worker_id, may_have_indexes
         tx.targets[span.rollout_id, span.attempt_id] = moved_on
         return
-    tx.targets.clear()
+    tx.targets.clear()  # other attempts of this rollout may be among them
+    after, followed = attempt_after_span(status), rollout_status
     if rollout_status in ROLLOUT_FINISHED:
         tx.run("grow_rollout", seq=rollout, bytes=taken)
     if after in ATTEMPT_FINISHED:
@@ -149,10 +151,12 @@ def _beat(tx: Transaction, target: Row, span: Span, last_span: int, taken: int) 
             after,
             attempt_sequence=attempt,
             is_latest=attempt == attempts,
-            config=RolloutConfig(),  # read only when an attempt ends
+            config=_ANY_CONFIG,
         )
         if followed != rollout_status:
             tx.run("set_rollout_status", seq=rollout, status=followed, end_time=None)
         if status == "unresponsive" and worker_id is not None:
             ids = {"rollout_id": span.rollout_id, "attempt_id": span.attempt_id}
             tx.run("worker_revived", worker_id=worker_id, now=tx.now, **ids)
+    moved_on = rollout, followed, attempts, attempt, after, last_span, worker_id, may_have_indexes
+    tx.targets[span.rollout_id, span.attempt_id] = moved_on
