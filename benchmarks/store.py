@@ -88,7 +88,7 @@ class Contender:
         def run() -> Sample:
             if (mode, tasks) not in self._sizes:
                 self._sizes[mode, tasks] = self._size(mode, tasks)
-            return self._run(mode, self._sizes[mode, tasks], tasks)
+            return self._run(mode, self._sizes[mode, tasks], tasks, remember=tasks == 1)
 
         return run
 
@@ -101,14 +101,15 @@ class Contender:
                 return max(1, round(rate * self._slice_seconds / step)) * step
             size *= 2
 
-    def _run(self, mode: str, rollouts: int, tasks: int) -> Sample:
+    def _run(self, mode: str, rollouts: int, tasks: int, *, remember: bool = False) -> Sample:
+        """remember: for the table of calls."""
         before = self._server_cpu()
         for worker in self._workers:
             worker.tell("run", mode=mode, rollouts=rollouts, tasks=tasks, batch=self._batch)
         answers = [worker.answer() for worker in self._workers]
         cpu_s = sum(answer["cpu_s"] for answer in answers) + self._server_cpu() - before
         total = rollouts * len(answers)
-        if tasks == 1:
+        if remember:
             for answer in answers:
                 for call, taken in answer["micros"].items():
                     self.micros[call] += taken

@@ -70,9 +70,9 @@ class Leyden:
         self.collector = Collector(self.policy, venv, self.buffer)
 
     def environments(self):
-        from leyden.rl.gymnasium_env import GymnasiumVectorEnv
+        from leyden.rl import vectorize_env
 
-        return GymnasiumVectorEnv(Simulator, ENVS)
+        return vectorize_env(Simulator, concurrency=ENVS)
 
     def collect(self):
         return self.collector.collect(n_episode=STEPS // EPISODE).n_steps

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         check_simulator,
         vectorize_env,
     )
-    from leyden.rl.gymnasium_env import GymnasiumVectorEnv
     from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
     from leyden.rl.policy import DQN, PPO, AllOne, NonLearnablePolicy, Policy, RandomPolicy, Sb3Policy, TianshouPolicy
     from leyden.rl.reward import Reward, RewardCombination
@@ -60,7 +59,6 @@ _WHERE = {
         "check_simulator",
         "vectorize_env",
     ),
-    "gymnasium_env": ("GymnasiumVectorEnv",),
     "interpreter": ("ActionInterpreter", "StateInterpreter"),
     "policy": (
         "DQN",
@@ -85,7 +83,6 @@ __all__ = [  # noqa: RUF022 -- as in `_WHERE`
     "CollectResult", "Collector",
     "BatchSimulator", "EnvWrapper", "FiniteBatchVectorEnv", "FiniteDummyVectorEnv", "FiniteShmemVectorEnv", "FiniteSubprocVectorEnv",
     "FiniteThreadVectorEnv", "FiniteVectorEnv", "check_simulator", "vectorize_env",
-    "GymnasiumVectorEnv",
     "ActionInterpreter", "StateInterpreter",
     "DQN", "PPO", "AllOne", "NonLearnablePolicy", "Policy", "RandomPolicy", "Sb3Policy", "TianshouPolicy",
     "Reward", "RewardCombination",

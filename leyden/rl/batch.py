@@ -7,7 +7,7 @@ no environment and no policy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,10 +67,12 @@ def stacked(samples: list[Batch]) -> Batch:
     """One batch (n, ...) of n single observations of one structure."""
     first = samples[0]
     if isinstance(first, dict):
-        return {name: stacked([sample[name] for sample in samples]) for name in first}  # type: ignore[index, call-overload]
+        dicts = cast("list[dict[str, Batch]]", samples)
+        return {name: stacked([sample[name] for sample in dicts]) for name in first}
     if isinstance(first, tuple):
-        return tuple(stacked([sample[at] for sample in samples]) for at in range(len(first)))  # type: ignore[index]
-    return np.stack(samples)  # type: ignore[arg-type]
+        tuples = cast("list[tuple[Batch, ...]]", samples)
+        return tuple(stacked([sample[at] for sample in tuples]) for at in range(len(first)))
+    return np.stack(cast("list[Array]", samples))
 
 
 def same_shape(one: Batch, other: Batch) -> bool:

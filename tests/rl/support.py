@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -10,6 +12,15 @@ from gymnasium import spaces
 
 from leyden.rl.batch import Batch
 from leyden.rl.buffer import ReplayBuffer, RolloutBuffer
+from leyden.rl.env import FiniteVectorEnv, vectorize_env
+from leyden.rl.seed import SeedsLike
+
+
+def vectorized(
+    env: str | Callable[..., gymnasium.Env[Any, Any]], num_envs: int, *, seeds: SeedsLike = None, **options: Any
+) -> FiniteVectorEnv:
+    """So many of one kind, in this process; the options are the environment's."""
+    return vectorize_env(env if isinstance(env, str) else partial(env, **options), concurrency=num_envs, seeds=seeds)
 
 
 class Counting(gymnasium.Env[Any, Any]):

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from leyden.errors import ConfigError
 from leyden.rl.buffer import RolloutBuffer
 from leyden.rl.collector import Collector
-from leyden.rl.gymnasium_env import GymnasiumVectorEnv
 from leyden.rl.policy import AllOne, PolicyOutput, RandomPolicy
-from tests.rl.support import Counting
+from tests.rl.support import Counting, vectorized
 
 
 class Alternating(AllOne):
@@ -34,7 +33,7 @@ def policy_for(venv) -> AllOne:
 @given(n_envs=st.integers(1, 5), n_episode=st.integers(1, 12), n_seeds=st.integers(0, 15))
 @settings(max_examples=60, deadline=None)
 def test_exactly_the_episodes_asked_for_are_begun_and_every_seed_serves_once(n_envs, n_episode, n_seeds):
-    venv = GymnasiumVectorEnv(Counting, n_envs, seeds=range(n_seeds))
+    venv = vectorized(Counting, n_envs, seeds=range(n_seeds))
     collector = Collector(policy_for(venv), venv)
     seen: list[float] = []
     while True:
@@ -51,7 +50,7 @@ def test_exactly_the_episodes_asked_for_are_begun_and_every_seed_serves_once(n_e
 @given(n_envs=st.integers(1, 4), n_seeds=st.integers(1, 9))
 @settings(max_examples=40, deadline=None)
 def test_the_buffer_holds_each_episode_step_by_step(n_envs, n_seeds):
-    venv = GymnasiumVectorEnv(Counting, n_envs, seeds=range(n_seeds))
+    venv = vectorized(Counting, n_envs, seeds=range(n_seeds))
     buffer = RolloutBuffer(60, n_envs)
     result = Collector(Alternating(venv.observation_space, venv.action_space), venv, buffer).collect()
     assert len(buffer) == result.n_steps == buffer.mask.sum()
@@ -73,7 +72,7 @@ def test_the_buffer_holds_each_episode_step_by_step(n_envs, n_seeds):
 
 
 def test_a_result_has_means_over_episodes_and_progress_is_told_at_their_ends():
-    venv = GymnasiumVectorEnv(Counting, 2, seeds=range(4))  # lengths 1, 2, 3, 4
+    venv = vectorized(Counting, 2, seeds=range(4))  # lengths 1, 2, 3, 4
     told: list[tuple[int, int]] = []
     result = Collector(policy_for(venv), venv).collect(on_progress=lambda *counts: told.append(counts))
     assert result.metrics == {"reward": 2.5, "steps_per_episode": 2.5}
@@ -82,7 +81,7 @@ def test_a_result_has_means_over_episodes_and_progress_is_told_at_their_ends():
 
 
 def test_nested_observations_arrive_as_a_struct_of_arrays():
-    venv = GymnasiumVectorEnv(Counting, 2, seeds=range(5), nested=True)
+    venv = vectorized(Counting, 2, seeds=range(5), nested=True)
     buffer = RolloutBuffer(20, 2)
     Collector(RandomPolicy(venv.observation_space, venv.action_space), venv, buffer).collect()
     flat = buffer.flat(buffer.obs)
@@ -92,18 +91,18 @@ def test_nested_observations_arrive_as_a_struct_of_arrays():
 
 
 def test_a_full_rollout_buffer_is_an_error_that_names_its_size():
-    venv = GymnasiumVectorEnv(Counting, 2, length=5)
+    venv = vectorized(Counting, 2, length=5)
     collector = Collector(policy_for(venv), venv, RolloutBuffer(9, 2))
     with pytest.raises(ConfigError, match=r"size is 9 transitions.*Raise buffer_size"):
         collector.collect(n_episode=2)
     with pytest.raises(ConfigError, match="have episodes under way"):
         collector.collect(n_episode=2)
-    exact = GymnasiumVectorEnv(Counting, 2, length=5)
+    exact = vectorized(Counting, 2, length=5)
     assert Collector(policy_for(exact), exact, RolloutBuffer(10, 2)).collect(n_episode=2).n_steps == 10
 
 
 def test_idle_environments_do_not_use_up_the_buffer():
-    venv = GymnasiumVectorEnv(Counting, 3, seeds=[0, 0, 4, 4, 4, 0, 4])
+    venv = vectorized(Counting, 3, seeds=[0, 0, 4, 4, 4, 0, 4])
     buffer = RolloutBuffer(23, 3)
     assert Collector(policy_for(venv), venv, buffer).collect().n_steps == len(buffer) == 23
 
@@ -126,13 +125,13 @@ def test_a_random_policy_continues_where_it_was_saved():
 
 
 def test_any_gymnasium_id_is_collected_from():
-    with GymnasiumVectorEnv("CartPole-v1", 2, seeds=range(3)) as venv:
+    with vectorized("CartPole-v1", 2, seeds=range(3)) as venv:
         result = Collector(RandomPolicy(venv.observation_space, venv.action_space), venv).collect()
     assert result.n_episodes == 3 and result.rewards.tolist() == result.lengths.tolist()
 
 
 def test_neither_collecting_nor_a_rule_loads_torch():
     program = (
-        "import sys, leyden.rl.collector, leyden.rl.gymnasium_env, leyden.rl.policy; sys.exit('torch' in sys.modules)"
+        "import sys, leyden.rl.collector, leyden.rl.env, leyden.rl.policy; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

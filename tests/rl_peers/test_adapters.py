@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from leyden.errors import ConfigError
 from leyden.rl.collector import Collector
-from leyden.rl.gymnasium_env import GymnasiumVectorEnv
+from leyden.rl.env import vectorize_env
 from leyden.rl.policy import AllOne, Sb3Policy, TianshouPolicy
 
 torch.set_num_threads(1)
@@ -18,7 +18,7 @@ OBS = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
 
 
 def collected(policy, environment: str = "CartPole-v1"):
-    with GymnasiumVectorEnv(environment, 3, seeds=range(5)) as venv:
+    with vectorize_env(environment, concurrency=3, seeds=range(5)) as venv:
         result = Collector(policy, venv).collect(explore=False)
     assert result.n_episodes == 5
     return result

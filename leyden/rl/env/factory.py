@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
+import gymnasium
+
 from leyden.errors import ConfigError
-from leyden.rl.env.group import EnvFactory
+from leyden.rl.env.group import AnyEnv, EnvFactory
 from leyden.rl.env.in_process import FiniteDummyVectorEnv, FiniteThreadVectorEnv
 from leyden.rl.env.processes import FiniteShmemVectorEnv, FiniteSubprocVectorEnv, StartMethod
 from leyden.rl.env.vector import FiniteVectorEnv, OnWorkerError, Writers
@@ -18,7 +21,7 @@ FiniteEnvType: TypeAlias = Literal["dummy", "thread", "subproc", "shmem"]
 
 
 def vectorize_env(
-    env_factory: EnvFactory | Sequence[EnvFactory],
+    env_factory: EnvFactory | Sequence[EnvFactory] | str,
     env_type: FiniteEnvType = "dummy",
     concurrency: int = 1,
     logger: Writers = None,
@@ -33,10 +36,12 @@ def vectorize_env(
     """`concurrency` environments over `seeds`, each of which begins one episode.
 
     env_factory: makes an EnvWrapper or any gymnasium.Env, and is called once for each environment where that will live; or one factory
-    for each. env_type: `dummy` (one after another, here), `thread`, `subproc` (worker processes), `shmem` (the same, refusing spaces that
+    for each; or an id of Gymnasium's registry, whose environments are given integer seeds as `reset(seed=...)`. env_type: `dummy` (one after another, here), `thread`, `subproc` (worker processes), `shmem` (the same, refusing spaces that
     cannot lie in shared memory). seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None: simulators are
     made with no argument, for ever. The rest: see the classes. Raises ConfigError for an option that this kind has no use for.
     """
+    if isinstance(env_factory, str):
+        env_factory = partial(_registered, env_factory)
     factories = [env_factory] * concurrency if callable(env_factory) else list(env_factory)
     if not callable(env_factory) and concurrency not in (1, len(factories)):
         raise ConfigError(
@@ -63,3 +68,10 @@ def vectorize_env(
     if env_type not in kinds:
         raise ConfigError(f"env_type={env_type!r}; choose one of {', '.join(get_args(FiniteEnvType))}")
     return kinds[env_type](logger, factories, **common, **given)
+
+
+def _registered(env_id: str) -> AnyEnv:
+    try:
+        return gymnasium.make(env_id)
+    except gymnasium.error.Error as error:
+        raise ConfigError(f"Gymnasium makes no environment {env_id!r}: {error}") from error

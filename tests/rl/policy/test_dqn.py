@@ -13,9 +13,8 @@ from torch import nn
 from leyden.errors import CheckpointError, ConfigError
 from leyden.rl.buffer import ReplayBuffer
 from leyden.rl.collector import Collector
-from leyden.rl.gymnasium_env import GymnasiumVectorEnv
 from leyden.rl.policy import DQN
-from tests.rl.support import Counting, fill
+from tests.rl.support import Counting, fill, vectorized
 
 torch.set_num_threads(1)
 PLANE = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -82,7 +81,7 @@ def test_targets_are_those_worked_out_by_hand(options, wanted):
 @given(n_envs=st.integers(1, 3), size=st.integers(6, 14), n_seeds=st.integers(1, 12), n=st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
 def test_the_ring_keeps_the_newest_and_successors_stay_within_their_episode(n_envs, size, n_seeds, n):
-    venv = GymnasiumVectorEnv(Counting, n_envs, seeds=range(n_seeds))
+    venv = vectorized(Counting, n_envs, seeds=range(n_seeds))
     policy = DQN(None, venv.observation_space, venv.action_space, lr=1e-3, exploration=1.0)
     buffer = ReplayBuffer(size, n_envs)
     total = 0
@@ -163,7 +162,7 @@ def equal(one, other) -> bool:
 
 def test_a_resumed_policy_and_buffer_equal_ones_that_went_on_to_the_bit(tmp_path):
     def make(seed: int):
-        venv = GymnasiumVectorEnv("CartPole-v1", 3, seeds=range(100))
+        venv = vectorized("CartPole-v1", 3, seeds=range(100))
         policy = DQN(
             None, venv.observation_space, venv.action_space, lr=1e-3, seed=seed, target_update_freq=7, estimation_step=3
         )
@@ -211,7 +210,7 @@ def test_a_buffer_of_another_size_and_a_state_without_target_are_refused():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_it_holds_up_the_pole(seed):
-    venv = GymnasiumVectorEnv("CartPole-v1", 4, seeds=range(10_000 * seed, 10_000 * seed + 5000))
+    venv = vectorized("CartPole-v1", 4, seeds=range(10_000 * seed, 10_000 * seed + 5000))
     policy = DQN(
         None,
         venv.observation_space,
@@ -224,7 +223,7 @@ def test_it_holds_up_the_pole(seed):
         max_grad_norm=10.0,
     )
     collector = Collector(policy, venv, buffer := policy.make_buffer(50_000, 4))
-    validation = GymnasiumVectorEnv("CartPole-v1", 4)
+    validation = vectorized("CartPole-v1", 4)
     for evaluate_at in range(2500, 42_500, 2500):
         while collector.total_steps < evaluate_at:
             collector.collect(n_episode=4)

@@ -13,10 +13,10 @@ from torch import nn
 
 from leyden.errors import CheckpointError, ConfigError, EngineError
 from leyden.rl.collector import Collector
-from leyden.rl.gymnasium_env import GymnasiumVectorEnv
+from leyden.rl.env import FiniteVectorEnv
 from leyden.rl.policy import DQN, PPO
 from leyden.rl.policy.ppo import _minibatches
-from tests.rl.support import Counting, Target, fill
+from tests.rl.support import Counting, Target, fill, vectorized
 
 torch.set_num_threads(1)
 PLANE = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -212,7 +212,7 @@ def equal(one, other) -> bool:
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-def train(policy: PPO, venv: GymnasiumVectorEnv, n: int) -> list[dict[str, float]]:
+def train(policy: PPO, venv: FiniteVectorEnv, n: int) -> list[dict[str, float]]:
     buffer = policy.make_buffer(5000, venv.num_envs)
     collector = Collector(policy, venv, buffer)
     metrics = []
@@ -224,8 +224,8 @@ def train(policy: PPO, venv: GymnasiumVectorEnv, n: int) -> list[dict[str, float
 
 @pytest.mark.parametrize("environment", ["CartPole-v1", Target])
 def test_a_resumed_policy_equals_one_that_went_on_to_the_bit(environment, tmp_path):
-    def make(seed: int) -> tuple[PPO, GymnasiumVectorEnv]:
-        venv = GymnasiumVectorEnv(environment, 3, seeds=range(100))
+    def make(seed: int) -> tuple[PPO, FiniteVectorEnv]:
+        venv = vectorized(environment, 3, seeds=range(100))
         return PPO(None, venv.observation_space, venv.action_space, lr=1e-2, seed=seed), venv
 
     straight, venv = make(5)
@@ -341,7 +341,7 @@ class Reader(nn.Module):
 
 @pytest.mark.parametrize("network", [None, Reader])
 def test_dict_observations_are_read_by_the_default_network_and_by_ones_own(network):
-    venv = GymnasiumVectorEnv(Counting, 3, seeds=range(400), nested=True)
+    venv = vectorized(Counting, 3, seeds=range(400), nested=True)
     torch.manual_seed(3)  # of the user's own network
     policy = PPO(None if network is None else network(), venv.observation_space, venv.action_space, lr=1e-2)
     buffer = policy.make_buffer(500, 3)
@@ -365,7 +365,7 @@ def test_what_it_cannot_act_in_and_options_it_has_not_are_refused():
 
 
 def test_a_gaussian_policy_learns_a_one_step_task():
-    venv = GymnasiumVectorEnv(Target, 8)
+    venv = vectorized(Target, 8, seeds=range(5000))
     policy = PPO(None, venv.observation_space, venv.action_space, lr=5e-3, ent_coef=0.0)
     buffer = policy.make_buffer(1000, 8)
     collector = Collector(policy, venv, buffer)
@@ -378,7 +378,7 @@ def test_a_gaussian_policy_learns_a_one_step_task():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_it_holds_up_the_pole(seed):
-    venv = GymnasiumVectorEnv("CartPole-v1", 8, seeds=range(10_000 * seed, 10_000 * seed + 5000))
+    venv = vectorized("CartPole-v1", 8, seeds=range(10_000 * seed, 10_000 * seed + 5000))
     policy = PPO(
         None,
         venv.observation_space,
@@ -402,7 +402,7 @@ def test_it_holds_up_the_pole(seed):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [0])
 def test_it_swings_the_pendulum_up(seed):
-    venv = GymnasiumVectorEnv("Pendulum-v1", 8, seeds=range(10_000 * seed, 10_000 * seed + 5000))
+    venv = vectorized("Pendulum-v1", 8, seeds=range(10_000 * seed, 10_000 * seed + 5000))
     policy = PPO(
         None,
         venv.observation_space,
