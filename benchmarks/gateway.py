@@ -115,15 +115,27 @@ class Benchmark:
                 for do in ("calls", "streams"):  # connections, code that is loaded when first used
                     self.ask(gateway, do, "quick", callers=CALLERS, calls=2 * CALLERS)
             rows: list[Row] = []
-            for callers, calls in ((1, CALLS_ALONE), (CALLERS, CALLS)):
-                said = f"added to a {LATENCY_MS} ms call, {callers} caller{'s' if callers > 1 else ''}"
-                rows += self._added(said, "calls", gateways, theirs, callers=callers, calls=calls)
+            for model, latency_ms, callers, calls in (
+                ("quick", 0, 1, CALLS),  # one call behind the other: nothing has gone cold meanwhile
+                ("fixed", LATENCY_MS, 1, CALLS_ALONE),
+                ("fixed", LATENCY_MS, CALLERS, CALLS),
+            ):
+                said = f"added to a {latency_ms} ms call, {callers} caller{'s' if callers > 1 else ''}"
+                rows += self._added(said, "calls", model, gateways, theirs, callers=callers, calls=calls)
             said = f"added to the first chunk of a stream, {CALLERS} callers"
-            rows += self._added(said, "streams", {"": plain}, theirs, callers=CALLERS, calls=STREAMED_CALLS)
+            rows += self._added(said, "streams", "fixed", {"": plain}, theirs, callers=CALLERS, calls=STREAMED_CALLS)
             return rows + self._rates(gateways, theirs)
 
     def _added(
-        self, said: str, do: str, gateways: dict[str, Gateway], theirs: Gateway | None, *, callers: int, calls: int
+        self,
+        said: str,
+        do: str,
+        model: str,
+        gateways: dict[str, Gateway],
+        theirs: Gateway | None,
+        *,
+        callers: int,
+        calls: int,
     ) -> list[Row]:
         """Milliseconds above the same slice of the server itself: medians above its median, and so the 99th percentiles."""
         taken: list[list[Slice]] = []
@@ -131,7 +143,7 @@ class Benchmark:
         for gateway in (None, *gateways.values(), *([theirs] if theirs else [])):
             slices: list[Slice] = []
             taken.append(slices)
-            sides.append(self._slice(gateway, do, slices, callers=callers, calls=calls))
+            sides.append(self._slice(gateway, do, model, slices, callers=callers, calls=calls))
         alternate(sides, pairs=PAIRS)
         direct, *others = taken
         rows: list[Row] = []
@@ -146,13 +158,13 @@ class Benchmark:
         return rows
 
     def _slice(
-        self, gateway: Gateway | None, do: str, taken: list[Slice], *, callers: int, calls: int
+        self, gateway: Gateway | None, do: str, model: str, taken: list[Slice], *, callers: int, calls: int
     ) -> Callable[[], Sample]:
         """Runs a slice, which goes to `taken`."""
 
         def run() -> Sample:
             before = gateway.cpu_seconds() if gateway else 0.0
-            ms = self.ask(gateway, do, "fixed", callers=callers, calls=calls)["ms"]
+            ms = self.ask(gateway, do, model, callers=callers, calls=calls)["ms"]
             taken.append(Slice(ms, gateway.settled() - before if gateway else 0.0))
             return Sample(percentile(ms, 50), taken[-1].cpu_s)
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 __all__ = ["DONE", "Json", "dump", "named_event", "parse", "split_events", "sse_event"]
 
@@ -15,14 +15,12 @@ Json = dict[str, Any]
 DONE = b"[DONE]"
 """The data of the event that ends a stream of chunks."""
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
 
 def dump(value: object) -> bytes:
     """Compact JSON in UTF-8."""
     try:
-        return _encode(value).encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can say and UTF-8 cannot
+        return to_json(value)
+    except PydanticSerializationError:  # half of a surrogate pair, which JSON can say and UTF-8 cannot; deep nesting
         return json.dumps(value, separators=(",", ":")).encode()
 
 

@@ -48,6 +48,8 @@ class Prefixes:
         for name in reversed(ends):
             if (n_ids := _common(ends[name], prompt)) > known:
                 known, earlier = n_ids, name
+                if known == len(prompt_ids):  # nobody knows more
+                    break
         if earlier is not None and known * _ID_BYTES == len(ends[earlier]):  # it goes on where that one ended
             self._n_bytes -= len(ends.pop(earlier))
         ends[span_id] = prompt + array("i", response_ids).tobytes()

@@ -153,14 +153,13 @@ def _likely_first(candidates: Sequence[Row], prompt: bytes) -> list[Row]:
     """The records that the prompt goes on from, by their checksums, the longest first; then the others as they come."""
     found: list[Row] = []
     crc = end = 0
-    for row in sorted(candidates, key=lambda row: whole_length(row[TOKENS])):
-        start, end = end, 4 * whole_length(row[TOKENS])
-        if end > len(prompt):
-            break
+    within = [(length, row) for row in candidates if (length := 4 * whole_length(row[TOKENS])) <= len(prompt)]
+    for length, row in sorted(within, key=itemgetter(0)):
+        start, end = end, length
         crc = zlib.crc32(prompt[start:end], crc)
         if crc == checksum(row[TOKENS]):
             found.insert(0, row)
-    return [*found, *(row for row in candidates if row not in found)]
+    return [*found, *(row for row in candidates if row not in found)] if found else list(candidates)
 
 
 def _descendants(row: Row, candidates: Sequence[Row]) -> list[Row]:
