@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.dialects import DONE, Hidden, StreamAssembler, dump, prepare, split_events, sse_event, visible
+from leyden.dialects import DONE, Hidden, StreamAssembler, dump, parse, prepare, split_events, sse_event, visible
 
 LOGPROBS_OF_CHAT, LOGPROBS_OF_COMPLETIONS = True, 0
 
@@ -107,8 +107,22 @@ def test_a_rewritten_event_keeps_its_name_and_id() -> None:
     assert sse_event(b"1", like=event) == b"event: delta\nid: 7\ndata: 1\n\n"
 
 
-def test_half_a_surrogate_pair_passes_as_json_says_it() -> None:
+_SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(exclude_categories=[]))
+
+
+@given(st.recursive(_SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20))
+def test_what_is_written_is_read_as_it_was(value: Any) -> None:
+    written = dump(value)
+    assert json.loads(written) == value == parse(written)
+    assert b"\n" not in written  # it may stand in an event
+
+
+def test_half_a_surrogate_pair_and_deep_nesting_pass_as_json_says_them() -> None:
     assert json.loads(dump({"x": "\ud83d"})) == {"x": "\ud83d"}
+    deep: Any = 1
+    for _ in range(600):
+        deep = [deep]
+    assert json.loads(dump(deep)) == deep
 
 
 def test_hiding_leaves_the_answer_itself_as_it_was() -> None:

@@ -131,7 +131,5 @@ def test_any_gymnasium_id_is_collected_from():
 
 
 def test_neither_collecting_nor_a_rule_loads_torch():
-    program = (
-        "import sys, leyden.rl.collector, leyden.rl.env, leyden.rl.policy; sys.exit('torch' in sys.modules)"
-    )
+    program = "import sys, leyden.rl.collector, leyden.rl.env, leyden.rl.policy; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -115,6 +116,14 @@ def test_ids_have_the_shape_of_their_kind_and_do_not_repeat(make: object, form: 
     made = [make() for _ in range(200)]  # type: ignore[operator]
     assert all(re.fullmatch(form, name) for name in made)
     assert len(set(made)) == 200
+
+
+def test_rollouts_made_later_sort_behind_those_made_before():
+    made: list[str] = []
+    for _ in range(5):
+        made.append(ids.rollout_id())
+        time.sleep(0.002)
+    assert made == sorted(made)
 
 
 @given(st.lists(st.text() | st.integers(), max_size=4), st.lists(st.text() | st.integers(), max_size=4))

@@ -36,9 +36,10 @@ def vectorize_env(
     """`concurrency` environments over `seeds`, each of which begins one episode.
 
     env_factory: makes an EnvWrapper or any gymnasium.Env, and is called once for each environment where that will live; or one factory
-    for each; or an id of Gymnasium's registry, whose environments are given integer seeds as `reset(seed=...)`. env_type: `dummy` (one after another, here), `thread`, `subproc` (worker processes), `shmem` (the same, refusing spaces that
-    cannot lie in shared memory). seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None: simulators are
-    made with no argument, for ever. The rest: see the classes. Raises ConfigError for an option that this kind has no use for.
+    for each; or an id of Gymnasium's registry, whose environments are given integer seeds as `reset(seed=...)`. env_type: `dummy` (one
+    after another, here), `thread`, `subproc` (worker processes), `shmem` (the same, refusing spaces that cannot lie in shared memory).
+    seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None: simulators are made with no argument, for ever.
+    The rest: see the classes. Raises ConfigError for an option that this kind has no use for, and for an id that Gymnasium does not know.
     """
     if isinstance(env_factory, str):
         env_factory = partial(_registered, env_factory)

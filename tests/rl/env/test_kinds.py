@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -422,3 +423,15 @@ def test_the_loops_writers_hear_of_it(kind: Any, tmp_path: Any) -> None:
     with vectorize_env(factory(), kind, 2, [episodes, steps], seeds=range(4)) as venv, venv.collector_guard():
         play(venv)
     assert len(episodes.rows) == 4 and len(steps.rows) == 3 + 4 + 5 + 6
+
+
+def test_environments_of_gymnasiums_registry_are_made_by_their_id(kind: Any) -> None:
+    with vectorize_env("CartPole-v1", kind, 2, seeds=[3, 4, 5], workers=2 if kind != "dummy" else None) as venv:
+        obs = np.array(venv.reset())
+        env = gymnasium.make("CartPole-v1")
+        assert np.array_equal(obs, [env.reset(seed=3)[0], env.reset(seed=4)[0]])
+
+
+def test_an_id_that_gymnasium_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no environment 'CartPoll-v1'.*CartPole"):
+        vectorize_env("CartPoll-v1", seeds=[1])
