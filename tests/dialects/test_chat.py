@@ -107,7 +107,13 @@ def test_a_rewritten_event_keeps_its_name_and_id() -> None:
     assert sse_event(b"1", like=event) == b"event: delta\nid: 7\ndata: 1\n\n"
 
 
-_SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(exclude_categories=[]))
+_SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=[]))
+)
 
 
 @given(st.recursive(_SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20))

@@ -433,5 +433,5 @@ def test_environments_of_gymnasiums_registry_are_made_by_their_id(kind: Any) -> 
 
 
 def test_an_id_that_gymnasium_does_not_know_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no environment 'CartPoll-v1'.*CartPole"):
+    with pytest.raises(ConfigError, match=r"no environment 'CartPoll-v1'.*CartPole"):
         vectorize_env("CartPoll-v1", seeds=[1])
