@@ -17,7 +17,9 @@ from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import (
     ATTEMPT_FINISHED,
     ROLLOUT_FINISHED,
+    AttemptStatus,
     RolloutConfig,
+    RolloutStatus,
     Span,
     attempt_after_span,
     rollout_after_attempt,
@@ -130,13 +132,21 @@ def _not_there(tx: Transaction, target: Row, spans: Sequence[Span]) -> Sequence[
 def _beat(tx: Transaction, target: Row, span: Span, last_span: int, taken: int) -> None:
     """The counters move on; an unfinished attempt is alive, and its rollout and its worker follow."""
     rollout, rollout_status, attempts, attempt, status, _, worker_id, may_have_indexes = target
-    if status == "running" and rollout_status not in ROLLOUT_FINISHED:  # nothing else moves: most spans come here
+    if status == "running" and rollout_status not in ROLLOUT_FINISHED:  # most spans: nothing else moves
         tx.put("beat_heart", (last_span, taken, tx.now, rollout, attempt))
-        moved_on = rollout, rollout_status, attempts, attempt, status, last_span, worker_id, may_have_indexes
-        tx.targets[span.rollout_id, span.attempt_id] = moved_on
-        return
-    tx.targets.clear()  # other attempts of this rollout may be among them
-    after, followed = attempt_after_span(status), rollout_status
+    else:
+        tx.targets.clear()  # other attempts of this rollout may be among them
+        rollout_status, status = _move_on(tx, target, span, last_span, taken)
+    moved_on = rollout, rollout_status, attempts, attempt, status, last_span, worker_id, may_have_indexes
+    tx.targets[span.rollout_id, span.attempt_id] = moved_on
+
+
+def _move_on(
+    tx: Transaction, target: Row, span: Span, last_span: int, taken: int
+) -> tuple[RolloutStatus, AttemptStatus]:
+    """The same where more than the counters may change; answers what rollout and attempt are then."""
+    rollout, rollout_status, attempts, attempt, status, _, worker_id, _ = target
+    after = attempt_after_span(status)
     if rollout_status in ROLLOUT_FINISHED:
         tx.run("grow_rollout", seq=rollout, bytes=taken)
     if after in ATTEMPT_FINISHED:
@@ -158,5 +168,5 @@ def _beat(tx: Transaction, target: Row, span: Span, last_span: int, taken: int) 
         if status == "unresponsive" and worker_id is not None:
             ids = {"rollout_id": span.rollout_id, "attempt_id": span.attempt_id}
             tx.run("worker_revived", worker_id=worker_id, now=tx.now, **ids)
-    moved_on = rollout, followed, attempts, attempt, after, last_span, worker_id, may_have_indexes
-    tx.targets[span.rollout_id, span.attempt_id] = moved_on
+        return followed, after
+    return rollout_status, after
