@@ -43,10 +43,10 @@ PEER = "bench-litellm"
 PEERS = Path(__file__).parent / "peers"
 PAIRS = MINIMUM_RUNS
 LATENCY_MS = 20
-"""Of the server, where what a gateway adds is measured."""
+"""Of the server, where what a gateway adds is measured; it is measured at 0 too."""
 CALLERS = 8
 CALLS_ALONE, CALLS = 60, 240
-"""In a slice: of one caller, of several."""
+"""In a slice: of one caller who waits for that server, of all others."""
 STREAMED_CALLS = 48
 CHUNKS = 16
 BUSY_CALLERS = 32

@@ -160,7 +160,8 @@ def contenders(
 def in_process(
     ours: dict[str, Contender], theirs: Contender | None, floor: dict[str, Contender], peer: Peer | None
 ) -> list[Row]:
-    """Each mode in memory, then in a file, paired with the same slices of the peer and of the floor; all begin with empty stores.
+    """Each mode in memory, then in a file, paired with the same slices of the peer and of the floor; for each mode all begin with stores
+    that hold no more than their warm-up.
 
     Not in memory and in a file in turn: the slices in memory would share the cores with the kernel, which writes what a file left.
     """
@@ -182,6 +183,9 @@ def in_process(
                 one_by_one = f"{peer_name}, one by one"
                 rows.append(row(f"{name}, the peer one by one", "rollouts/s", mine, others[1], one_by_one))
             floors.append(row(f"{name}, of raw SQL", "rollouts/s", mine, raw, "raw SQL"))
+    for side, its in ((ours["file"], "file"), (ours["power"], "power"), (theirs, "memory")):
+        if side:
+            side.open(its)
     sides = [ours["file"], ours["power"], *([theirs] if theirs else [])]
     file, power, *others = alternate([side.slice("spans", 16) for side in sides], pairs=PAIRS)
     other = others[0] if others else []

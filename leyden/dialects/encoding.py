@@ -17,7 +17,7 @@ DONE = b"[DONE]"
 
 
 def dump(value: object) -> bytes:
-    """Compact JSON in UTF-8."""
+    """Compact JSON in UTF-8, of what JSON can say: of anything else it makes something like it."""
     try:
         return to_json(value)
     except PydanticSerializationError:  # half of a surrogate pair, which JSON can say and UTF-8 cannot; deep nesting

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import json
 import logging
 import secrets
 import socket
@@ -123,6 +124,13 @@ class LLMProxy:
         overrides = {mode: dict(fields) for mode, fields in (sampling_overrides or {}).items()}
         if unknown := sorted(set(overrides) - set(_MODES)):
             raise ConfigError(f"sampling_overrides: no mode {unknown[0]!r}; possible: {', '.join(map(repr, _MODES))}")
+        for mode, fields in overrides.items():
+            try:
+                json.dumps(fields, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"sampling_overrides of mode {mode!r} are not JSON, which requests are: {error}"
+                ) from error
         if not pause_wait_seconds > 0:
             raise ConfigError(f"pause_wait_seconds is {pause_wait_seconds}; it must be above 0")
         self._pause_wait_seconds = pause_wait_seconds

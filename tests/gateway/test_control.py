@@ -174,6 +174,7 @@ async def test_a_durable_answer_is_in_the_store_when_it_is_whole(upstream: FakeU
     [
         ({"attempt_limits": AttemptLimits(cost=1)}, "'m'.*price_per_million"),
         ({"sampling_overrides": {"eval": {}}}, "'eval'.*'val'"),
+        ({"sampling_overrides": {"val": {"stop": {"a set"}}}}, "mode 'val' are not JSON"),
         ({"pause_wait_seconds": 0}, "pause_wait_seconds is 0"),
         ({"upstream_retries": -1}, "upstream_retries is -1"),
         ({"keep_alive_seconds": 0}, "keep_alive_seconds is 0"),

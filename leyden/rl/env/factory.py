@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
+from itertools import count
 from typing import Any, Literal, TypeAlias, get_args
 
 import gymnasium
@@ -21,7 +23,7 @@ FiniteEnvType: TypeAlias = Literal["dummy", "thread", "subproc", "shmem"]
 
 
 def vectorize_env(
-    env_factory: EnvFactory | Sequence[EnvFactory] | str,
+    env_factory: EnvFactory | str | Sequence[EnvFactory | str],
     env_type: FiniteEnvType = "dummy",
     concurrency: int = 1,
     logger: Writers = None,
@@ -36,18 +38,21 @@ def vectorize_env(
     """`concurrency` environments over `seeds`, each of which begins one episode.
 
     env_factory: makes an EnvWrapper or any gymnasium.Env, and is called once for each environment where that will live; or one factory
-    for each; or an id of Gymnasium's registry, whose environments are given integer seeds as `reset(seed=...)`. env_type: `dummy` (one
-    after another, here), `thread`, `subproc` (worker processes), `shmem` (the same, refusing spaces that cannot lie in shared memory).
-    seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None: simulators are made with no argument, for ever.
-    The rest: see the classes. Raises ConfigError for an option that this kind has no use for, and for an id that Gymnasium does not know.
+    for each. An id of Gymnasium's registry does too, whose environments begin with `reset(seed=...)` alone; for one with options give
+    `partial(gymnasium.make, id, ...)`. env_type: `dummy` (one after another, here), `thread`, `subproc` (worker processes), `shmem` (the
+    same, refusing spaces that cannot lie in shared memory). seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator,
+    or None: simulators are made with no argument, for ever, and an id's environments begin with 0, 1, 2 and so on. The rest: see the
+    classes. Raises ConfigError for an option that this kind has no use for, and for an id that Gymnasium does not know.
     """
-    if isinstance(env_factory, str):
-        env_factory = partial(_registered, env_factory)
-    factories = [env_factory] * concurrency if callable(env_factory) else list(env_factory)
-    if not callable(env_factory) and concurrency not in (1, len(factories)):
+    if isinstance(env_factory, str) or callable(env_factory):
+        env_factory = [env_factory] * concurrency
+    elif concurrency not in (1, len(env_factory)):
         raise ConfigError(
-            f"concurrency={concurrency} with {len(factories)} factories; leave it out, or give one factory"
+            f"concurrency={concurrency} with {len(env_factory)} factories; leave it out, or give one factory"
         )
+    if seeds is None and any(isinstance(factory, str) for factory in env_factory):
+        seeds = count()
+    factories = [_registered(factory) if isinstance(factory, str) else factory for factory in env_factory]
     common: dict[str, Any] = {"seeds": seeds, "on_worker_error": on_worker_error, "max_retries": max_retries}
     given: dict[str, Any] = {
         "workers": workers,
@@ -71,8 +76,24 @@ def vectorize_env(
     return kinds[env_type](logger, factories, **common, **given)
 
 
-def _registered(env_id: str) -> AnyEnv:
+class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Begins with the seed alone: the registry's environments have options of their own."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(seed=seed)
+
+
+def _registered(env_id: str) -> EnvFactory:
+    """What makes it, wherever that will be. Raises ConfigError here for one that is not there."""
+    module, _, name = env_id.rpartition(":")
     try:
-        return gymnasium.make(env_id)
-    except gymnasium.error.Error as error:
+        if module:
+            import_module(module)
+        gymnasium.spec(name)
+    except (gymnasium.error.Error, ImportError) as error:
         raise ConfigError(f"Gymnasium makes no environment {env_id!r}: {error}") from error
+    return partial(_make, env_id)
+
+
+def _make(env_id: str) -> AnyEnv:
+    return _BySeed(gymnasium.make(env_id))

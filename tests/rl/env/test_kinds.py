@@ -425,13 +425,34 @@ def test_the_loops_writers_hear_of_it(kind: Any, tmp_path: Any) -> None:
     assert len(episodes.rows) == 4 and len(steps.rows) == 3 + 4 + 5 + 6
 
 
+class Choosy(gymnasium.Env[Any, Any]):
+    """Has options of its own, and refuses others."""
+
+    observation_space = gymnasium.spaces.Box(0, 100, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        assert not options
+        return np.array([seed], np.float32), {}
+
+
+gymnasium.register("Choosy-v0", Choosy)
+
+
 def test_environments_of_gymnasiums_registry_are_made_by_their_id(kind: Any) -> None:
-    with vectorize_env("CartPole-v1", kind, 2, seeds=[3, 4, 5], workers=2 if kind != "dummy" else None) as venv:
+    options = {} if kind == "dummy" else {"workers": 2}
+    with vectorize_env("CartPole-v1", kind, 2, seeds=[3, 4, 5], **options) as venv:
         obs = np.array(venv.reset())
         env = gymnasium.make("CartPole-v1")
         assert np.array_equal(obs, [env.reset(seed=3)[0], env.reset(seed=4)[0]])
 
 
-def test_an_id_that_gymnasium_does_not_know_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no environment 'CartPoll-v1'.*CartPole"):
-        vectorize_env("CartPoll-v1", seeds=[1])
+def test_such_environments_begin_with_a_seed_and_nothing_else() -> None:
+    with vectorize_env(["tests.rl.env.test_kinds:Choosy-v0", "Choosy-v0"]) as venv:
+        assert np.array(venv.reset()).tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize("name", ["CartPoll-v1", "no_such_module:CartPole-v1"])
+def test_an_id_that_gymnasium_does_not_know_is_refused(kind: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"no environment {name!r}"):
+        vectorize_env(name, kind, seeds=[1])
