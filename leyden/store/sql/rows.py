@@ -85,7 +85,7 @@ ATTEMPT = 13
 
 KEY, TOKENS_BASE, TOKENS, ATTEMPT_NUMBER, SEQUENCE_ID, ATTRIBUTES, OF_ROLLOUT, OF_ATTEMPT = 0, 1, 2, 3, 4, 14, 17, 18
 """Columns of `select_spans` that are read by themselves; the last two are those of `select_spans_of_all` alone."""
-_SPAN = slice(SEQUENCE_ID, OF_ROLLOUT)
+_WHICH, _WHAT = slice(SEQUENCE_ID, 12), slice(12, OF_ROLLOUT)
 """What a span itself is made of."""
 
 _DEFAULT_CONFIG = dict(RolloutConfig())
@@ -277,21 +277,8 @@ tokens. An object for who is in this process (`span_from`), JSON for who is not 
 
 def span_from(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | None) -> Span:
     """The span that was found."""
-    (
-        sequence_id,
-        span_id,
-        trace_id,
-        parent_id,
-        name,
-        kind,
-        status_code,
-        description,
-        start_time,
-        end_time,
-        attributes,
-        events,
-        resource,
-    ) = row[_SPAN]
+    sequence_id, span_id, trace_id, parent_id, name, kind, status_code, description = row[_WHICH]
+    start_time, end_time, attributes, events, resource = row[_WHAT]
     return build(
         Span,
         {
@@ -318,21 +305,8 @@ def span_from(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | 
 
 def span_json(rollout_id: str, attempt_id: str, row: Row, tokens: TokenRecord | None, *, packed: bool) -> str:
     """What `span_from` is in JSON; what is kept as JSON is put in as it is. packed: tokens as `PACKED` says."""
-    (
-        sequence_id,
-        span_id,
-        trace_id,
-        parent_id,
-        name,
-        kind,
-        status_code,
-        description,
-        start_time,
-        end_time,
-        attributes,
-        events,
-        resource,
-    ) = row[_SPAN]
+    sequence_id, span_id, trace_id, parent_id, name, kind, status_code, description = row[_WHICH]
+    start_time, end_time, attributes, events, resource = row[_WHAT]
     record = "null" if tokens is None else to_json(tokens, context=PACKED if packed else None).decode()
     return (
         f'{{"rollout_id":{quoted(rollout_id)},"attempt_id":{quoted(attempt_id)},"sequence_id":{sequence_id},'
