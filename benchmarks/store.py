@@ -78,7 +78,7 @@ class Contender:
         """CPU microseconds of a rollout, all processes together, by mode."""
 
     def open(self, where: str) -> None:
-        """Begin with a store that is empty."""
+        """Begin anew, with a store that holds no more than its warm-up."""
         for worker in self._workers:
             worker.ask("open", where=where)
 

@@ -80,6 +80,10 @@ class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Begins with the seed alone: the registry's environments have options of their own."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is None and options:
+            raise ValueError(
+                f"{options['seed_item']!r} is no integer, and the registry's environments begin with no other seed"
+            )
         return self.env.reset(seed=seed)
 
 

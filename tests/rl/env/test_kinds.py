@@ -456,3 +456,11 @@ def test_such_environments_begin_with_a_seed_and_nothing_else() -> None:
 def test_an_id_that_gymnasium_does_not_know_is_refused(kind: Any, name: str) -> None:
     with pytest.raises(ConfigError, match=f"no environment {name!r}"):
         vectorize_env(name, kind, seeds=[1])
+
+
+def test_an_item_that_is_no_seed_is_not_dropped_in_silence() -> None:
+    with (
+        vectorize_env("CartPole-v1", seeds=["a market"]) as venv,
+        pytest.raises(SimulatorError, match="'a market' is no integer"),
+    ):
+        venv.reset()

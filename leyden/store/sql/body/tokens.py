@@ -159,7 +159,7 @@ def _likely_first(candidates: Sequence[Row], prompt: bytes) -> list[Row]:
         crc = zlib.crc32(prompt[start:end], crc)
         if crc == checksum(row[TOKENS]):
             found.insert(0, row)
-    return [*found, *(row for row in candidates if row not in found)] if found else list(candidates)
+    return [*found, *(row for row in candidates if row not in found)]
 
 
 def _descendants(row: Row, candidates: Sequence[Row]) -> list[Row]:
