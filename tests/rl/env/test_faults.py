@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 REMOTE = ["subproc", "shmem"]
 
 
-def workers_of(venv: Any) -> list[int]:
+def workers_of(venv: Any) -> list[Any]:
     return [worker.process.pid for worker in venv._workers]
 
 
@@ -233,10 +234,10 @@ def test_a_worker_killed_while_it_steps_loses_no_seed(kind: Any) -> None:
             for _ in range(6):
                 if stop.wait(0.15):
                     return
-                try:
-                    os.kill(luck.choice(workers_of(venv)), signal.SIGKILL)
-                except (ProcessLookupError, AttributeError):
-                    pass
+                # This thread may look while a worker is replaced: then there is no process, or it has no number yet.
+                with suppress(ProcessLookupError, AttributeError, ValueError):
+                    if (victim := luck.choice(workers_of(venv))) is not None:
+                        os.kill(victim, signal.SIGKILL)
 
         thread = threading.Thread(target=killer)
         thread.start()
