@@ -32,7 +32,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from leyden.errors import ConfigError, LeydenError, StoreError
 from leyden.store.sql.driver import Durability
 from leyden.store.sql.queries import load_queries, statements_for
-from leyden.store.sql.transaction import Row
+from leyden.store.sql.transaction import Row, SpanTarget
 
 __all__ = ["PostgresTransaction", "Target", "answers", "connect", "migrate", "psycopg", "store_error"]
 
@@ -325,7 +325,7 @@ class PostgresTransaction:
         self.claimable = 0
         self.finished: list[str] = []
         self.spans = False
-        self.targets: dict[tuple[str, str], Row] = {}
+        self.targets: dict[tuple[str, str], SpanTarget] = {}
         self.hiding = False
         self._locked.clear()
 

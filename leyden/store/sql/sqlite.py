@@ -15,7 +15,7 @@ from typing import Any
 
 from leyden.errors import ConfigError, StoreError
 from leyden.store.sql.queries import load_queries, statements_for
-from leyden.store.sql.transaction import Long, Row
+from leyden.store.sql.transaction import Long, Row, SpanTarget
 
 __all__ = ["SqliteTransaction", "as_leyden_error", "check_schema", "connect", "migrate", "statements", "store_error"]
 
@@ -108,7 +108,7 @@ class SqliteTransaction:
 
     def __init__(self, connection: sqlite3.Connection, store_url: str) -> None:
         self.store_url = store_url
-        self.targets: dict[tuple[str, str], Row] = {}
+        self.targets: dict[tuple[str, str], SpanTarget] = {}
         self._targets_hold = False
         self._cursor = connection.cursor()
         self._queries = load_queries()

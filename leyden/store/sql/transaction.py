@@ -6,9 +6,12 @@ It knows no database. A driver (`sqlite.py`) makes one for each operation, and p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Long", "Row", "Transaction"]
+from leyden.types import AttemptStatus, RolloutStatus
+
+__all__ = ["Long", "Row", "SpanTarget", "Transaction"]
 
 Row = Sequence[Any]
 """One row of an answer, in the order of the query's columns."""
@@ -16,6 +19,23 @@ Row = Sequence[Any]
 
 class Long(Exception):
     """The operation touches more rows than it may here; the driver runs it again where it may take its time."""
+
+
+@dataclass(slots=True)
+class SpanTarget:
+    """Where the spans of an attempt go: a row of `get_span_target`, which whoever adds spans brings up to date."""
+
+    rollout: int
+    rollout_status: RolloutStatus
+    attempts: int
+    """How many the rollout has: the latest one's number."""
+    attempt: int
+    status: AttemptStatus
+    last_span: int
+    """The highest number that a span of it has, or has drawn."""
+    worker_id: str | None
+    may_have_indexes: int
+    """Whether spans may be found by attributes."""
 
 
 class Transaction(Protocol):
@@ -31,9 +51,8 @@ class Transaction(Protocol):
     """The rollouts that this operation finished: whoever waits for them is told after the commit."""
     spans: bool
     """Whether this operation added spans: whoever watches them is told after the commit."""
-    targets: dict[tuple[str, str], Row]
-    """Rows of `get_span_target` by rollout and attempt that still hold: what operations just before this one left, where nobody
-    else writes. They are read-only unless this operation says `keep_targets`."""
+    targets: dict[tuple[str, str], SpanTarget]
+    """By rollout and attempt, those that still hold: what operations just before this one left, where nobody else writes."""
 
     def expect(self, rows: int | None, /) -> None:
         """Say, before anything is written, how many rows it will be about (None: nobody knows, perhaps many).

@@ -13,13 +13,11 @@ from leyden.store.sql.body.span_index import index_values
 from leyden.store.sql.body.tokens import TokenWriter
 from leyden.store.sql.pages import Filters
 from leyden.store.sql.rows import bytes_of, numbered, span_values
-from leyden.store.sql.transaction import Row, Transaction
+from leyden.store.sql.transaction import SpanTarget, Transaction
 from leyden.types import (
     ATTEMPT_FINISHED,
     ROLLOUT_FINISHED,
-    AttemptStatus,
     RolloutConfig,
-    RolloutStatus,
     Span,
     attempt_after_span,
     rollout_after_attempt,
@@ -27,6 +25,8 @@ from leyden.types import (
 
 __all__ = ["add_many_spans", "add_span", "get_many_span_sequence_ids"]
 
+_ATTEMPT = 3
+"""Where a row of `get_span_target` has the attempt."""
 _IDS_AT_ONCE = 500
 """In one statement."""
 _ANY_CONFIG = RolloutConfig()
@@ -35,8 +35,7 @@ _OWNER = attrgetter("rollout_id", "attempt_id")
 
 
 def add_span(tx: Transaction, span: Span) -> Span | None:
-    target = _target(tx, span.rollout_id, span.attempt_id)
-    added = _add_to_attempt(tx, target, (span,))
+    added = _add_to_attempt(tx, _target(tx, span.rollout_id, span.attempt_id), (span,))
     tx.keep_targets()
     return added[0] if added else None
 
@@ -54,42 +53,50 @@ def add_many_spans(tx: Transaction, spans: Sequence[Span]) -> Sequence[Span]:
 def get_many_span_sequence_ids(tx: Transaction, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
     tx.expect(len(rollout_attempt_ids))
     tx.lock(rollout_id for rollout_id, _ in rollout_attempt_ids)
-    tx.targets.clear()  # an attempt may be named twice
     drawn: list[int] = []
     for rollout_id, attempt_id in rollout_attempt_ids:
         target = _target(tx, rollout_id, attempt_id)
-        drawn.append(target[5] + 1)
-        tx.run("draw_span_sequence", rollout=target[0], sequence_id=target[3], last_span=drawn[-1])
+        target.last_span += 1
+        tx.run(
+            "draw_span_sequence", rollout=target.rollout, sequence_id=target.attempt, last_span=target.last_span
+        )
+        drawn.append(target.last_span)
+    tx.keep_targets()
     return drawn
 
 
-def _target(tx: Transaction, rollout_id: str, attempt_id: str) -> Row:
-    """The row of `get_span_target`. Raises UnknownRollout, UnknownAttempt."""
+def _target(tx: Transaction, rollout_id: str, attempt_id: str) -> SpanTarget:
+    """Where spans of this attempt go. Raises UnknownRollout, UnknownAttempt."""
     known = tx.targets.get((rollout_id, attempt_id))
     if known is not None:
         return known
-    target = tx.one("get_span_target", rollout_id=rollout_id, attempt_id=attempt_id)
-    if target is None:
+    row = tx.one("get_span_target", rollout_id=rollout_id, attempt_id=attempt_id)
+    if row is None:
         raise unknown_rollout(tx, rollout_id)
-    if target[3] is None:
+    if row[_ATTEMPT] is None:
         raise unknown_attempt(tx, rollout_id, attempt_id)
+    target = tx.targets[rollout_id, attempt_id] = SpanTarget(*row)
     return target
 
 
-def _add_to_attempt(tx: Transaction, target: Row, spans: Sequence[Span]) -> list[Span]:
+def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> list[Span]:
     """Add spans of one attempt and answer the new ones; if there are any, the attempt is alive."""
-    rollout, _, _, attempt, _, last_span, _, may_have_indexes = target
     for span in spans:
         check_span(span)
     if len(spans) > 1:
         spans = _not_there(tx, target, spans)
+    rollout, attempt, last_span = target.rollout, target.attempt, target.last_span
     writer: TokenWriter | None = None
     rows: list[tuple[Any, ...]] = []
     added: list[Span] = []
     taken = 0
     for span in spans:
-        sequence_id = span.sequence_id or last_span + 1
-        last_span = max(last_span, sequence_id)
+        sequence_id = span.sequence_id
+        if not sequence_id:
+            sequence_id = last_span + 1
+            span = numbered(span, sequence_id)
+        if sequence_id > last_span:
+            last_span = sequence_id
         tokens: tuple[int | None, bytes | None] = None, None
         if span.tokens is not None:
             if writer is None:
@@ -98,75 +105,68 @@ def _add_to_attempt(tx: Transaction, target: Row, spans: Sequence[Span]) -> list
                 tx.put_many("insert_span", rows)
                 rows.clear()
             tokens = writer.pack(span.tokens)
-        rows.append(span_values(rollout, attempt, sequence_id, span, tokens))
-        taken += bytes_of(rows[-1])
-        added.append(span if span.sequence_id else numbered(span, sequence_id))
+        row = span_values(rollout, attempt, sequence_id, span, tokens)
+        taken += bytes_of(row)
+        rows.append(row)
+        added.append(span)
     if not tx.put_many("insert_span", rows):
         return []  # one span, which was there
     tx.spans = True
-    if may_have_indexes:
+    if target.may_have_indexes:
         index_values(tx, rollout, attempt, added)
-    _beat(tx, target, added[0], last_span, taken)
+    target.last_span = last_span
+    if target.status == "running" and target.rollout_status not in ROLLOUT_FINISHED:  # most spans: nothing else moves
+        tx.put("beat_heart", (last_span, taken, tx.now, rollout, attempt))
+    else:
+        _move_on(tx, target, added[0], taken)
     return added
 
 
-def _not_there(tx: Transaction, target: Row, spans: Sequence[Span]) -> Sequence[Span]:
+def _not_there(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> Sequence[Span]:
     """Those that the attempt does not have, each once."""
-    rollout, _, _, attempt, _, last_span, _, _ = target
     missing: dict[str, Span] = {}
     for span in spans:
         missing.setdefault(span.span_id, span)
-    if not last_span:  # it has none
+    if not target.last_span:  # it has none
         return list(missing.values())
     span_ids = list(missing)
     for start in range(0, len(span_ids), _IDS_AT_ONCE):
         filters = Filters("and")
-        filters.equal("s.rollout", rollout)
-        filters.equal("s.attempt", attempt)
+        filters.equal("s.rollout", target.rollout)
+        filters.equal("s.attempt", target.attempt)
         filters.among("s.span_id", span_ids[start : start + _IDS_AT_ONCE])
         for row in tx.page("select_span_ids", filters.sql(), filters.parameters):
             del missing[row[0]]
     return list(missing.values())
 
 
-def _beat(tx: Transaction, target: Row, span: Span, last_span: int, taken: int) -> None:
-    """The counters move on; an unfinished attempt is alive, and its rollout and its worker follow."""
-    rollout, rollout_status, attempts, attempt, status, _, worker_id, may_have_indexes = target
-    if status == "running" and rollout_status not in ROLLOUT_FINISHED:  # most spans: nothing else moves
-        tx.put("beat_heart", (last_span, taken, tx.now, rollout, attempt))
-    else:
-        tx.targets.clear()  # other attempts of this rollout may be among them
-        rollout_status, status = _move_on(tx, target, span, last_span, taken)
-    moved_on = rollout, rollout_status, attempts, attempt, status, last_span, worker_id, may_have_indexes
-    tx.targets[span.rollout_id, span.attempt_id] = moved_on
-
-
-def _move_on(
-    tx: Transaction, target: Row, span: Span, last_span: int, taken: int
-) -> tuple[RolloutStatus, AttemptStatus]:
-    """The same where more than the counters may change; answers what rollout and attempt are then."""
-    rollout, rollout_status, attempts, attempt, status, _, worker_id, _ = target
-    after = attempt_after_span(status)
-    if rollout_status in ROLLOUT_FINISHED:
+def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int) -> None:
+    """The counters move on, and what may follow: an unfinished attempt is alive, its rollout and its worker too."""
+    tx.targets.clear()  # other attempts of this rollout may be among them
+    tx.targets[span.rollout_id, span.attempt_id] = target
+    rollout, attempt, last_span = target.rollout, target.attempt, target.last_span
+    before, after = target.status, attempt_after_span(target.status)
+    if target.rollout_status in ROLLOUT_FINISHED:
         tx.run("grow_rollout", seq=rollout, bytes=taken)
     if after in ATTEMPT_FINISHED:
         tx.run("count_late_spans", rollout=rollout, sequence_id=attempt, last_span=last_span, bytes=taken)
-    elif after == status:
+        return
+    if after == before:
         tx.put("beat_heart", (last_span, taken, tx.now, rollout, attempt))
-    else:
-        counted = {"rollout": rollout, "sequence_id": attempt, "last_span": last_span, "bytes": taken}
-        tx.run("run_attempt", **counted, now=tx.now, status=after)
-        followed = rollout_after_attempt(
-            rollout_status,
-            after,
-            attempt_sequence=attempt,
-            is_latest=attempt == attempts,
-            config=_ANY_CONFIG,
-        )
-        if followed != rollout_status:
-            tx.run("set_rollout_status", seq=rollout, status=followed, end_time=None)
-        if status == "unresponsive" and worker_id is not None:
-            ids = {"rollout_id": span.rollout_id, "attempt_id": span.attempt_id}
-            tx.run("worker_revived", worker_id=worker_id, now=tx.now, **ids)
-        return followed, after
-    return rollout_status, after
+        return
+    counted = {"rollout": rollout, "sequence_id": attempt, "last_span": last_span, "bytes": taken}
+    tx.run("run_attempt", **counted, now=tx.now, status=after)
+    target.status = after
+    followed = rollout_after_attempt(
+        target.rollout_status,
+        after,
+        attempt_sequence=attempt,
+        is_latest=attempt == target.attempts,
+        config=_ANY_CONFIG,
+    )
+    if followed != target.rollout_status:
+        tx.run("set_rollout_status", seq=rollout, status=followed, end_time=None)
+        target.rollout_status = followed
+    if before == "unresponsive" and target.worker_id is not None:
+        ids = {"rollout_id": span.rollout_id, "attempt_id": span.attempt_id}
+        tx.run("worker_revived", worker_id=target.worker_id, now=tx.now, **ids)
