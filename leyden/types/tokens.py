@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import struct
 import sys
 import zlib
@@ -29,13 +30,14 @@ from leyden.errors import ConfigError
 __all__ = [
     "PACKED",
     "TokenRecord",
-    "checksum",
+    "ids_digest",
     "own_ids",
     "pack_floats",
     "pack_ints",
     "shared_length",
     "unpack_floats",
     "unpack_ints",
+    "whole_digest",
     "whole_length",
 ]
 
@@ -114,16 +116,17 @@ class TokenRecord(BaseModel):
     def _to_packed(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
         return base64.b64encode(self.pack()).decode() if info.context == PACKED else handler(self)
 
-    def pack(self, *, shared: int = 0) -> bytes:
+    def pack(self, *, shared: int = 0, prompt: bytes | None = None) -> bytes:
         """The record as bytes: a header, then compressed arrays, the ids first.
 
-        shared: so many of the first prompt ids are left out; `unpack` must be given them.
+        shared: so many of the first prompt ids are left out; `unpack` must be given them. prompt: `pack_ints` of the prompt
+        ids, for who has it already.
         Raises ConfigError for a number that 32 bits do not hold, and for a mask of anything but 0 and 1.
         """
         mask = self.loss_mask or []
         if not {0, 1}.issuperset(mask):
             raise ConfigError(f"loss_mask must be of 0 and 1, got {sorted(set(mask))}")
-        ids = pack_ints(self.prompt_ids) + pack_ints(self.response_ids)
+        ids = (pack_ints(self.prompt_ids) if prompt is None else prompt) + pack_ints(self.response_ids)
         body = (
             ids[4 * shared :] + pack_floats(self.logprobs or []) + pack_ints(self.policy_versions or []) + bytes(mask)
         )
@@ -134,7 +137,8 @@ class TokenRecord(BaseModel):
             -1 if self.policy_versions is None else len(self.policy_versions),
             -1 if self.loss_mask is None else len(self.loss_mask),
         )
-        return _HEADER.pack(_FORMAT, zlib.crc32(ids), shared, *lengths) + zlib.compress(body, level=1)
+        digest = ids_digest(ids).digest()
+        return _HEADER.pack(_FORMAT, digest, shared, *lengths) + zlib.compress(body, level=1)
 
     @classmethod
     def unpack(cls, data: bytes, prefix: bytes = b"") -> TokenRecord:
@@ -142,14 +146,16 @@ class TokenRecord(BaseModel):
 
         Raises ValueError for bytes that `pack` did not make, and for a prefix that it did not leave out.
         """
-        crc, shared, *lengths = _header(data)
+        digest, shared, *lengths = _header(data)
         if len(prefix) != 4 * shared:
             raise ValueError(f"a token record that shares {shared} ids was given {len(prefix)} bytes of them")
         ends = [0]
         for length, size in zip(lengths, _SIZES, strict=True):
             ends.append(ends[-1] + size * max(length, 0))
         body = _decompress(data, ends[-1], whole=True)
-        if zlib.crc32(body[: ends[2]], zlib.crc32(prefix)) != crc:
+        found = ids_digest(prefix)
+        found.update(body[: ends[2]])
+        if found.digest() != digest:
             raise ValueError(f"a token record of {len(data)} bytes is damaged: its ids are not those that were packed")
         prompt, response, logprobs, versions, mask = (body[start:end] for start, end in pairwise(ends))
         if not {0, 1}.issuperset(mask):
@@ -174,8 +180,13 @@ def whole_length(data: bytes) -> int:
     return shared + prompt + response
 
 
-def checksum(data: bytes) -> int:
-    """The CRC-32 of those ids, as `pack_ints` has them. Raises ValueError for bytes that `pack` did not make."""
+def ids_digest(ids: bytes) -> hashlib.blake2b:
+    """Of ids as `pack_ints` has them; sequences with the same digest are the same. `update` goes on with more of them."""
+    return hashlib.blake2b(ids, digest_size=_DIGEST_BYTES, usedforsecurity=False)
+
+
+def whole_digest(data: bytes) -> bytes:
+    """That of a packed record's prompt and response. Raises ValueError for bytes that `pack` did not make."""
     return _header(data)[0]
 
 
@@ -189,16 +200,16 @@ def own_ids(data: bytes, most: int | None = None) -> bytes:
     return _decompress(data, 4 * wanted) if wanted else b""
 
 
-def _header(data: bytes) -> tuple[int, ...]:
-    """The checksum of all ids, how many are left out, and the lengths of the arrays (-1: there is none)."""
+def _header(data: bytes) -> tuple[Any, ...]:
+    """The digest of all ids, how many are left out, and the lengths of the arrays (-1: there is none)."""
     if len(data) < _HEADER.size:
         raise ValueError(f"a token record needs at least {_HEADER.size} bytes, got {len(data)}")
-    form, crc, shared, *lengths = _HEADER.unpack_from(data)
+    form, digest, shared, *lengths = _HEADER.unpack_from(data)
     if form != _FORMAT:
         raise ValueError(f"token record format {form} is not known here; this version reads format {_FORMAT}")
     if min(shared, *lengths[:2]) < 0 or max(shared, *lengths) > _MOST_TOKENS:
         raise ValueError(f"a token record cannot hold {shared} + {lengths[0]} prompt and {lengths[1]} response tokens")
-    return (crc, shared, *lengths)
+    return (digest, shared, *lengths)
 
 
 def _decompress(data: bytes, size: int, *, whole: bool = False) -> bytes:
@@ -213,9 +224,11 @@ def _decompress(data: bytes, size: int, *, whole: bool = False) -> bytes:
     return body
 
 
-_FORMAT = 2
+_FORMAT = 3
 _MOST_TOKENS = 2**25
 """Far more than any context; a record that promises more is damaged, or an attack on memory."""
-_HEADER = struct.Struct("<BIiiiiii")
+_DIGEST_BYTES = 16
+"""So many that no two sequences of a store, nor of all stores, have the same by chance."""
+_HEADER = struct.Struct(f"<B{_DIGEST_BYTES}siiiiii")
 _SIZES = (4, 4, 4, 4, 1)
 """Bytes of an item of each array: prompt ids, response ids, log-probabilities, versions, mask."""

@@ -152,6 +152,20 @@ def test_a_turn_is_added_without_reading_other_conversations(tx: Counting) -> No
     assert tx.rows <= 8  # the last records, and none of what the long conversation began with
 
 
+def test_a_turn_that_goes_on_is_added_without_unpacking_those_before_it(
+    tx: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = rollouts.start_rollout(tx, 1)
+    turns = conversation(rollout, n_turns=30, n_new=20)
+    spans.add_many_spans(tx, turns[:20])
+    monkeypatch.setattr(tokens, "own_ids", lambda *_: pytest.fail("a record was unpacked"))
+    spans.add_many_spans(tx, turns[20:])
+    monkeypatch.undo()
+    assert spans_of(search.query_spans(tx, rollout.rollout_id)) == [
+        turn.model_copy(update={"sequence_id": number}) for number, turn in enumerate(turns, 1)
+    ]
+
+
 def test_a_whole_attempt_is_read_in_one_statement_and_one_call_in_two(tx: Counting) -> None:
     rollout = rollouts.start_rollout(tx, 1)
     turns = spans.add_many_spans(tx, conversation(rollout, n_turns=300, n_new=20))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import zlib
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from leyden.errors import ConfigError
 from leyden.types import TokenRecord, pack_floats, pack_ints, unpack_floats, unpack_ints
-from leyden.types.tokens import checksum, own_ids, shared_length, whole_length
+from leyden.types.tokens import ids_digest, own_ids, shared_length, whole_digest, whole_length
 
 INTS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=50)
 FLOATS = st.lists(st.floats(width=32, allow_nan=False), max_size=50)
@@ -31,10 +30,11 @@ RECORDS = st.builds(
 def test_packing_loses_nothing_but_what_is_shared(record: TokenRecord, data: st.DataObject) -> None:
     shared = data.draw(st.integers(0, len(record.prompt_ids)))
     packed = record.pack(shared=shared)
+    assert record.pack(shared=shared, prompt=pack_ints(record.prompt_ids)) == packed
     assert TokenRecord.unpack(packed, pack_ints(record.prompt_ids[:shared])) == record
     assert shared_length(packed) == shared
     assert whole_length(packed) == len(record.prompt_ids + record.response_ids)
-    assert checksum(packed) == zlib.crc32(pack_ints(record.prompt_ids + record.response_ids))
+    assert whole_digest(packed) == ids_digest(pack_ints(record.prompt_ids + record.response_ids)).digest()
     own = record.prompt_ids[shared:] + record.response_ids
     assert own_ids(packed) == pack_ints(own)
     most = data.draw(st.integers(0, 120))
@@ -78,9 +78,9 @@ def test_a_repeated_prompt_is_small() -> None:
     assert len(record.pack()) < 1000
 
 
-@pytest.mark.parametrize("data", [b"", b"\x01", b"\x09" + b"\0" * 28, b"\x02" + b"\0" * 20])
+@pytest.mark.parametrize("data", [b"", b"\x01", b"\x09" + b"\0" * 40, b"\x02" + b"\0" * 20])
 def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
-    for read in (TokenRecord.unpack, shared_length, whole_length, checksum, own_ids):
+    for read in (TokenRecord.unpack, shared_length, whole_length, whole_digest, own_ids):
         with pytest.raises(ValueError, match="token record"):
             read(data)
 
@@ -88,7 +88,7 @@ def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
 @given(st.builds(TokenRecord, prompt_ids=INTS, response_ids=INTS), st.integers(1, 17))
 def test_a_header_that_promises_more_than_there_is_is_refused(record: TokenRecord, more: int) -> None:
     data = bytearray(record.pack())
-    data[9:13] = struct.pack("<i", len(record.prompt_ids) + more)
+    data[21:25] = struct.pack("<i", len(record.prompt_ids) + more)
     for read in (TokenRecord.unpack, own_ids):
         with pytest.raises(ValueError, match="promises"):
             read(bytes(data))
@@ -99,4 +99,4 @@ def test_a_damaged_record_is_refused() -> None:
     with pytest.raises(ValueError, match="does not hold"):
         TokenRecord.unpack(packed[:-1])
     with pytest.raises(ValueError, match="damaged"):
-        own_ids(packed[:29] + b"\xff" + packed[30:])
+        own_ids(packed[:41] + b"\xff" + packed[42:])

@@ -8,7 +8,6 @@ read whole is decoded once. A base never goes away alone: retention forgets whol
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from operator import itemgetter
 
@@ -16,7 +15,7 @@ from leyden.errors import StoreError
 from leyden.store.sql.rows import KEY, TOKENS, TOKENS_BASE
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import TokenRecord, pack_ints
-from leyden.types.tokens import checksum, own_ids, shared_length, whole_length
+from leyden.types.tokens import ids_digest, own_ids, shared_length, whole_digest, whole_length
 
 __all__ = ["TokenWriter", "read_tokens"]
 
@@ -36,27 +35,30 @@ class TokenWriter:
 
     def pack(self, tokens: TokenRecord) -> tuple[int | None, bytes]:
         """The record's base, if it has one, and what is stored of itself. Raises ConfigError for a number beyond 32 bits."""
-        base, shared = self._beginning(tokens.prompt_ids)
-        return base, tokens.pack(shared=shared)
+        prompt = pack_ints(tokens.prompt_ids)
+        base, shared = self._beginning(prompt)
+        return base, tokens.pack(shared=shared, prompt=prompt)
 
-    def _beginning(self, prompt_ids: list[int]) -> tuple[int | None, int]:
-        """The record that this prompt has most ids in common with, from the first on, and how many."""
-        if len(prompt_ids) < _MIN_SHARED:
+    def _beginning(self, prompt: bytes) -> tuple[int | None, int]:
+        """The record that a prompt, as `pack_ints` has it, has most ids in common with, from the first on, and how many."""
+        n_ids = len(prompt) // 4
+        if n_ids < _MIN_SHARED:
             return None, 0
-        prompt = pack_ints(prompt_ids)
         candidates = self._tx.all("select_recent_tokens", **self._attempt, limit=_CANDIDATES)
         for row in candidates:
             self._records.see(row)
         base, longest = None, _MIN_SHARED - 1
-        left = _likely_first(candidates, prompt)
-        while left and longest < len(prompt_ids):
-            row = left.pop(0)
-            length = whole_length(row[TOKENS])
-            shared = self._records.agreement(row[KEY], prompt) if length > longest else 0
-            if shared > longest:
-                base, longest = row[KEY], shared
-                if shared == length:  # the prompt goes on from it, and a better one does too
-                    left = _descendants(row, candidates)
+        left = list(candidates)
+        if row := _goes_on_from(prompt, candidates):
+            base, longest = row[KEY], whole_length(row[TOKENS])
+            left = _descendants(row, candidates)  # a better one goes on from it too
+        for row in left:
+            if longest == n_ids:
+                break
+            if whole_length(row[TOKENS]) > longest:
+                shared = self._records.agreement(row[KEY], prompt)
+                if shared > longest:
+                    base, longest = row[KEY], shared
         return (None, 0) if base is None else (self._records.origin(base, longest), longest)
 
 
@@ -149,17 +151,17 @@ class _Records:
         return self._packed[key]
 
 
-def _likely_first(candidates: Sequence[Row], prompt: bytes) -> list[Row]:
-    """The records that the prompt goes on from, by their checksums, the longest first; then the others as they come."""
-    found: list[Row] = []
-    crc = end = 0
+def _goes_on_from(prompt: bytes, candidates: Sequence[Row]) -> Row | None:
+    """The longest record with the whole of which a prompt begins, by the digests: none is unpacked."""
     within = [(length, row) for row in candidates if (length := 4 * whole_length(row[TOKENS])) <= len(prompt)]
+    found: Row | None = None
+    digest, end = ids_digest(b""), 0
     for length, row in sorted(within, key=itemgetter(0)):
-        start, end = end, length
-        crc = zlib.crc32(prompt[start:end], crc)
-        if crc == checksum(row[TOKENS]):
-            found.insert(0, row)
-    return [*found, *(row for row in candidates if row not in found)]
+        digest.update(prompt[end:length])
+        end = length
+        if length >= 4 * _MIN_SHARED and digest.digest() == whole_digest(row[TOKENS]):
+            found = row
+    return found
 
 
 def _descendants(row: Row, candidates: Sequence[Row]) -> list[Row]:
