@@ -2,7 +2,8 @@
 
 Every part is a process of its own: one server with canned answers and a fixed latency (`peers/gateway_upstream.py`), one program of callers
 (`peers/gateway_load.py`), and the gateways, each run by its own command. Short slices of all of them take turns, and of the server asked
-directly where what a gateway adds is measured.
+directly where what a gateway adds is measured. Beside them runs the floor (`peers/gateway_floor.py`): what uvicorn and aiohttp add when
+they pass on bytes and do nothing else.
 
 Both sides record. Leyden keeps calls with verified tokens in a SQLite file. The agents ask for no tokens, so its server's answers carry ids
 and log-probabilities that it takes out again, which makes them many times as long as the peer's. "durable": a call is in the file before
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ BEHAVIOURS = {
 """Models, and how their server behaves; see `peers/gateway_upstream.py`."""
 START_SECONDS = 120.0
 KEY = "sk-benchmark"
+FLOOR = "uvicorn and aiohttp alone"
 HEADLINES = (
     "gateway, durable: added to a 0 ms call, 1 caller, p50",
     f"gateway, durable: added to a {LATENCY_MS} ms call, {CALLERS} callers, p50",
@@ -111,52 +113,65 @@ class Benchmark:
             plain = stack.enter_context(Leyden(self._upstream))
             durable = stack.enter_context(Leyden(self._upstream, "--durable"))
             theirs = self._started(stack)
+            floor = stack.enter_context(Floor(self._upstream))
             gateways: dict[str, Gateway] = {"": plain, ", durable": durable}
             for gateway in (*gateways.values(), *([theirs] if theirs else [])):
                 for do in ("calls", "streams"):  # connections, code that is loaded when first used
                     self.ask(gateway, do, "quick", callers=CALLERS, calls=2 * CALLERS)
+            self.ask(floor, "calls", "quick", callers=CALLERS, calls=2 * CALLERS)
             rows: list[Row] = []
+            floors: list[Row] = []
             for model, latency_ms, callers, calls in (
                 ("quick", 0, 1, CALLS),  # one call behind the other: nothing has gone cold meanwhile
                 ("fixed", LATENCY_MS, 1, CALLS_ALONE),
                 ("fixed", LATENCY_MS, CALLERS, CALLS),
             ):
                 said = f"added to a {latency_ms} ms call, {callers} caller{'s' if callers > 1 else ''}"
-                rows += self._added(said, "calls", model, gateways, theirs, callers=callers, calls=calls)
+                sides = [*gateways.values(), *([theirs] if theirs else []), floor]
+                *added, least = self._added("calls", model, sides, callers=callers, calls=calls)
+                rows += self._against_peer(said, gateways, added)
+                floors += [
+                    self._lower(f"gateway{how}: {said}, p50, of a bare pass-through", "ms", [mine, least], FLOOR)
+                    for how, mine in zip(gateways, (side[50] for side in added), strict=False)
+                ]
             said = f"added to the first chunk of a stream, {CALLERS} callers"
-            rows += self._added(said, "streams", "fixed", {"": plain}, theirs, callers=CALLERS, calls=STREAMED_CALLS)
-            return rows + self._rates(gateways, theirs)
+            sides = [plain, *([theirs] if theirs else [])]
+            added = self._added("streams", "fixed", sides, callers=CALLERS, calls=STREAMED_CALLS)
+            rows += self._against_peer(said, {"": plain}, added)
+            return rows + self._rates(gateways, theirs) + floors
 
     def _added(
-        self,
-        said: str,
-        do: str,
-        model: str,
-        gateways: dict[str, Gateway],
-        theirs: Gateway | None,
-        *,
-        callers: int,
-        calls: int,
-    ) -> list[Row]:
-        """Milliseconds above the same slice of the server itself: medians above its median, and so the 99th percentiles."""
+        self, do: str, model: str, gateways: Sequence[Gateway], *, callers: int, calls: int
+    ) -> list[dict[int, list[Sample]]]:
+        """Of each, milliseconds above the same slice of the server itself: medians above its median, and so the 99th percentiles."""
         taken: list[list[Slice]] = []
         sides: list[Callable[[], Sample]] = []
-        for gateway in (None, *gateways.values(), *([theirs] if theirs else [])):
+        for gateway in (None, *gateways):
             slices: list[Slice] = []
             taken.append(slices)
             sides.append(self._slice(gateway, do, model, slices, callers=callers, calls=calls))
         alternate(sides, pairs=PAIRS)
         direct, *others = taken
-        rows: list[Row] = []
-        for percent in (50, 99):
-            added = [
-                [mine.above(bare, percent) for mine, bare in zip(slices, direct, strict=True)] for slices in others
-            ]
-            for how, mine in zip(gateways, added, strict=False):
-                against = added[-1] if theirs else []
-                name = f"gateway{how}: {said}, p{percent}"
-                rows.append(row(name, "ms", mine, against, self._peer_name, higher_is_better=False))
-        return rows
+        return [
+            {
+                percent: [mine.above(bare, percent) for mine, bare in zip(slices, direct, strict=True)]
+                for percent in (50, 99)
+            }
+            for slices in others
+        ]
+
+    def _against_peer(self, said: str, names: Iterable[str], added: Sequence[dict[int, list[Sample]]]) -> list[Row]:
+        """Rows of Leyden's gateways, which come first, against the peer's, which is last if it is there."""
+        names = list(names)
+        return [
+            self._lower(
+                f"gateway{name}: {said}, p{percent}",
+                "ms",
+                [mine[percent], *(side[percent] for side in added[len(names) :])],
+            )
+            for percent in (50, 99)
+            for name, mine in zip(names, added, strict=False)
+        ]
 
     def _slice(
         self, gateway: Gateway | None, do: str, model: str, taken: list[Slice], *, callers: int, calls: int
@@ -266,8 +281,10 @@ class Benchmark:
     def _peer_name(self) -> str | None:
         return None if self._peer is None else f"{self._peer.name} proxy"
 
-    def _lower(self, name: str, unit: str, sides: Sequence[list[Sample]]) -> Row:
-        return row(name, unit, sides[0], sides[1] if len(sides) > 1 else [], self._peer_name, higher_is_better=False)
+    def _lower(self, name: str, unit: str, sides: Sequence[list[Sample]], other: str | None = None) -> Row:
+        """A row of the first against the second, which is the peer if `other` does not name it."""
+        theirs = sides[1] if len(sides) > 1 else []
+        return row(name, unit, sides[0], theirs, other or self._peer_name, higher_is_better=False)
 
     def _started(self, stack: ExitStack) -> Gateway | None:
         """The peer's proxy. None where it cannot be had, and from then on Leyden is measured alone."""
@@ -451,6 +468,22 @@ class Leyden(Gateway):
                     for span in spans
                 )
             return found
+
+
+class Floor(Gateway):
+    """Nothing but the two libraries."""
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(FLOOR)
+        self._upstream = upstream
+        self.urls = [f"http://127.0.0.1:{self.port}/v1"]
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        servers = {model: f"{self._upstream}/{behaviour}/v1" for model, behaviour in BEHAVIOURS.items()}
+        return [sys.executable, str(PEERS / "gateway_floor.py"), str(self.port), json.dumps(servers)], {}
+
+    def check(self) -> None:
+        """It records nothing."""
 
 
 class Litellm(Gateway):

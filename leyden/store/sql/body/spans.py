@@ -57,9 +57,7 @@ def get_many_span_sequence_ids(tx: Transaction, rollout_attempt_ids: Sequence[tu
     for rollout_id, attempt_id in rollout_attempt_ids:
         target = _target(tx, rollout_id, attempt_id)
         target.last_span += 1
-        tx.run(
-            "draw_span_sequence", rollout=target.rollout, sequence_id=target.attempt, last_span=target.last_span
-        )
+        tx.run("draw_span_sequence", rollout=target.rollout, sequence_id=target.attempt, last_span=target.last_span)
         drawn.append(target.last_span)
     tx.keep_targets()
     return drawn
