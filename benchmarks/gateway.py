@@ -131,7 +131,7 @@ class Benchmark:
                 *added, least = self._added("calls", model, sides, callers=callers, calls=calls)
                 rows += self._against_peer(said, gateways, added)
                 floors += [
-                    self._lower(f"gateway{how}: {said}, p50, of a bare pass-through", "ms", [mine, least], FLOOR)
+                    self._lower(f"gateway{how}: {said}, p50, of a bare pass-through", "ms", [mine, least[50]], FLOOR)
                     for how, mine in zip(gateways, (side[50] for side in added), strict=False)
                 ]
             said = f"added to the first chunk of a stream, {CALLERS} callers"
