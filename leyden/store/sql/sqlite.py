@@ -6,11 +6,13 @@ To change the schema, add the next `migrations/sqlite/NNNN_*.sql`; a released on
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from operator import itemgetter
 from typing import Any
 
 from leyden.errors import ConfigError, StoreError
@@ -112,6 +114,7 @@ class SqliteTransaction:
         self._targets_hold = False
         self._cursor = connection.cursor()
         self._queries = load_queries()
+        self._by_place = _queries_by_place()
         self.begin(None)
 
     def begin(self, most: int | None) -> None:
@@ -140,10 +143,12 @@ class SqliteTransaction:
         """A database with one writer at a time needs no locks."""
 
     def run(self, query: str, /, **parameters: Any) -> int:
-        return self._cursor.execute(self._queries[query], parameters).rowcount
+        statement, values = self._by_place[query]
+        return self._cursor.execute(statement, values(parameters)).rowcount
 
     def insert(self, query: str, /, **parameters: Any) -> int:
-        key = self._cursor.execute(self._queries[query], parameters).lastrowid
+        statement, values = self._by_place[query]
+        key = self._cursor.execute(statement, values(parameters)).lastrowid
         assert key is not None
         return key
 
@@ -157,13 +162,35 @@ class SqliteTransaction:
         return sum(execute(*statement).rowcount for statement in statements_for(rows, self._queries[query]))
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:
-        return self._cursor.execute(self._queries[query], parameters).fetchone()
+        statement, values = self._by_place[query]
+        return self._cursor.execute(statement, values(parameters)).fetchone()
 
     def all(self, query: str, /, **parameters: Any) -> list[Row]:
-        return self._cursor.execute(self._queries[query], parameters).fetchall()
+        statement, values = self._by_place[query]
+        return self._cursor.execute(statement, values(parameters)).fetchall()
 
     def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
         return self._cursor.execute(self._queries[query] + suffix, parameters).fetchall()
+
+
+_Values = Callable[[Mapping[str, Any]], Sequence[Any]]
+_PARAMETER = re.compile(r":([a-z_]\w*)")
+
+
+@cache
+def _queries_by_place() -> Mapping[str, tuple[str, _Values]]:
+    """Each query with `?` for its names, and what puts their values into this order: the database looks no name up."""
+    return {name: (_PARAMETER.sub("?", text), _in_order(_PARAMETER.findall(text))) for name, text in load_queries().items()}
+
+
+def _in_order(names: Sequence[str]) -> _Values:
+    match names:
+        case []:
+            return lambda _: ()
+        case [name]:
+            return lambda parameters: (parameters[name],)
+        case _:
+            return itemgetter(*names)
 
 
 def _version(connection: sqlite3.Connection, url: str) -> int:
