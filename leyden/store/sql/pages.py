@@ -40,12 +40,12 @@ class Filters:
 
     def between(self, column: str, start: float | None, before: float | None) -> None:
         """The column is in `[start, before)`; a missing end is open. Raises ConfigError for NaN, which is no end."""
-        if any(end is not None and math.isnan(end) for end in (start, before)):
-            raise ConfigError(f"a range from {start} to {before} holds nothing; give numbers, or leave an end out")
-        if start is not None:
-            self.conditions.append(f"{column} >= :{self._parameter(start)}")
-        if before is not None:
-            self.conditions.append(f"{column} < :{self._parameter(before)}")
+        for sign, end in ((">=", start), ("<", before)):
+            if end is None:
+                continue
+            if math.isnan(end):
+                raise ConfigError(f"a range from {start} to {before} holds nothing; give numbers, or leave an end out")
+            self.conditions.append(f"{column} {sign} :{self._parameter(end)}")
 
     def condition(self, sql: str, *values: str | float | bytes) -> None:
         """Any other one, with `{}` for each value."""
