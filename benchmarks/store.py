@@ -27,8 +27,8 @@ from constraints.install import environment
 PEER = "bench-agentlightning"
 SCRIPT = Path(__file__).parent / "peers" / "store_side.py"
 PAIRS = 7
-SLICE_SECONDS = 0.3
-"""How long one slice takes about."""
+SLICE_SECONDS = 1.0
+"""How long one slice takes about: so long that each has its share of the peer's collections of its whole heap."""
 TOGETHER_SECONDS = 4.0
 """The same for clients of one server: they begin together, and the slice ends with the last of them; both must be a small part of it."""
 CLIENTS = 8
@@ -170,9 +170,7 @@ def in_process(
     peer_name = f"{peer.name}, in memory" if peer and theirs else None
     for where, said_where in (("memory", "in memory"), ("file", "in a file")):
         for mode, said in MODES.items():
-            for side, its in ((ours[where], where), (floor[where], where), (theirs, "memory")):
-                if side:
-                    side.open(its)
+            _open_anew((ours[where], where), (floor[where], where), (theirs, "memory"))
             slices = [ours[where].slice(mode), floor[where].slice(mode)]
             if theirs:
                 slices += [theirs.slice(mode), theirs.slice("one")] if mode == "bulk" else [theirs.slice(mode)]
@@ -183,9 +181,7 @@ def in_process(
                 one_by_one = f"{peer_name}, one by one"
                 rows.append(row(f"{name}, the peer one by one", "rollouts/s", mine, others[1], one_by_one))
             floors.append(row(f"{name}, of raw SQL", "rollouts/s", mine, raw, "raw SQL"))
-    for side, its in ((ours["file"], "file"), (ours["power"], "power"), (theirs, "memory")):
-        if side:
-            side.open(its)
+    _open_anew((ours["file"], "file"), (ours["power"], "power"), (theirs, "memory"))
     sides = [ours["file"], ours["power"], *([theirs] if theirs else [])]
     file, power, *others = alternate([side.slice("spans", 16) for side in sides], pairs=PAIRS)
     other = others[0] if others else []
@@ -194,6 +190,12 @@ def in_process(
     rows.append(row(f'store in a file, durability="power", {said}', "rollouts/s", power, other, peer_name))
     alternate([ours["power"].slice("one")], pairs=2)  # for the table of calls
     return rows + floors
+
+
+def _open_anew(*sides: tuple[Contender | None, str]) -> None:
+    for side, where in sides:
+        if side:
+            side.open(where)
 
 
 def postgres() -> tuple[list[Row], list[Contender]]:

@@ -44,8 +44,8 @@ def main(peer: Peer | None) -> list[Row | Table]:
 
 
 def per_cpu(samples: list[Sample], store: Contender) -> list[Sample]:
-    """The same slices, in rollouts for each second of CPU; the first run of a store only found the size of a slice."""
-    costs = store.cpu_micros["one"][-len(samples) :]
+    """The same slices, in rollouts for each second of CPU."""
+    costs = store.cpu_micros["one"]
     return [Sample(value=1e6 / micros, cpu_s=one.cpu_s) for micros, one in zip(costs, samples, strict=True)]
 
 
