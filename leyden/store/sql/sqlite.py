@@ -180,7 +180,9 @@ _PARAMETER = re.compile(r":([a-z_]\w*)")
 @cache
 def _queries_by_place() -> Mapping[str, tuple[str, _Values]]:
     """Each query with `?` for its names, and what puts their values into this order: the database looks no name up."""
-    return {name: (_PARAMETER.sub("?", text), _in_order(_PARAMETER.findall(text))) for name, text in load_queries().items()}
+    return {
+        name: (_PARAMETER.sub("?", text), _in_order(_PARAMETER.findall(text))) for name, text in load_queries().items()
+    }
 
 
 def _in_order(names: Sequence[str]) -> _Values:
