@@ -1,11 +1,23 @@
--- Every statement of the store, by name. Parameters are `:name` (or `?`, in the two that run most); `{other}` stands for another query of this file.
+-- Every statement of the store, by name. Parameters are `:name` (or `?`, in the two that run most); `{other}` stands for another one of this file.
 -- A line `-- name: x` begins a query, the comment below it says what it is for.
+
+-- name: rollout_columns
+-- No query: what is read of a rollout, in the order that `rows.py` knows. The same of an attempt and of a span below.
+r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
+       r.attempts, r.interrupted, r.priority
+
+-- name: attempt_columns
+-- No query: of an attempt.
+a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata
+
+-- name: span_columns
+-- No query: of a span.
+s.key, s.tokens_base, s.tokens, s.attempt, s.sequence_id, s.span_id, s.trace_id, s.parent_id, s.name, s.kind, s.status_code,
+       s.status_description, s.start_time, s.end_time, s.attributes, s.events, s.resource
 
 -- name: select_rollouts
 -- A rollout and its latest attempt (NULLs where there is none yet), in the order that `rows.py` reads.
-SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
-       r.attempts, r.interrupted, r.priority,
-       a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata
+SELECT {rollout_columns}, {attempt_columns}
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.sequence_id = r.attempts
 
 -- name: get_rollout
@@ -14,9 +26,7 @@ FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.sequence_id = r.
 
 -- name: get_rollout_with_attempt
 -- One rollout with one of its attempts, NULLs if it has no such attempt.
-SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
-       r.attempts, r.interrupted, r.priority,
-       a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata
+SELECT {rollout_columns}, {attempt_columns}
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.attempt_id = :attempt_id
 WHERE r.rollout_id = :rollout_id
 
@@ -38,8 +48,7 @@ VALUES (:rollout_id, :status, :mode, :priority, :resources_id, :input, :config, 
 -- name: next_in_queue
 -- Those that wait, by priority and age (1000: `OVERTAKES`), each like a row of `select_rollouts` without its attempt. Its transaction lets nobody else take them:
 -- SQLite has one writer at a time; PostgreSQL adds FOR UPDATE SKIP LOCKED. SQLite needs to be told the index.
-SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
-       r.attempts, r.interrupted, r.priority
+SELECT {rollout_columns}
 FROM rollouts r INDEXED BY rollouts_queue
 WHERE r.status IN ('queuing', 'requeuing') ORDER BY r.seq - r.priority * 1000, r.seq LIMIT :limit
 
@@ -86,15 +95,13 @@ VALUES (:rollout, :sequence_id, :attempt_id, 'preparing', :worker_id, :claim_id,
 
 -- name: get_claim
 -- What was claimed under an id, in the order of its claim.
-SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
-       r.attempts, r.interrupted, r.priority,
-       a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata
+SELECT {rollout_columns}, {attempt_columns}
 FROM attempts a JOIN rollouts r ON r.seq = a.rollout
 WHERE a.claim_id = :claim_id ORDER BY r.seq - r.priority * 1000, r.seq
 
 -- name: select_attempts
 -- The attempts of one rollout; the page's order follows.
-SELECT a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata
+SELECT {attempt_columns}
 FROM attempts a WHERE a.rollout = :seq
 
 -- name: set_attempt
@@ -115,9 +122,7 @@ WHERE rollout = :rollout AND sequence_id = :sequence_id AND status = 'preparing'
 
 -- name: select_unfinished
 -- The attempts that are not over, oldest first, each with its rollout.
-SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
-       r.attempts, r.interrupted, r.priority,
-       a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata
+SELECT {rollout_columns}, {attempt_columns}
 FROM attempts a JOIN rollouts r ON r.seq = a.rollout
 WHERE a.end_time IS NULL
 
@@ -181,9 +186,8 @@ UPDATE attempts SET last_span = :last_span, bytes = bytes + :bytes, last_heartbe
 WHERE rollout = :rollout AND sequence_id = :sequence_id
 
 -- name: select_spans
--- The spans of a rollout, in the order that `rows.py` reads; the page's filters follow.
-SELECT s.key, s.tokens_base, s.tokens, s.attempt, s.sequence_id, s.span_id, s.trace_id, s.parent_id, s.name, s.kind, s.status_code,
-       s.status_description, s.start_time, s.end_time, s.attributes, s.events, s.resource
+-- The spans of a rollout; the page's filters follow.
+SELECT {span_columns}
 FROM spans s
 
 -- name: select_recent_tokens
@@ -202,14 +206,12 @@ SELECT key, tokens_base, tokens FROM chain
 
 -- name: select_spans_of_all
 -- Spans of any rollouts: the columns of `select_spans`, and whose each is; a filter follows.
-SELECT s.key, s.tokens_base, s.tokens, s.attempt, s.sequence_id, s.span_id, s.trace_id, s.parent_id, s.name, s.kind, s.status_code,
-       s.status_description, s.start_time, s.end_time, s.attributes, s.events, s.resource, r.rollout_id, a.attempt_id
+SELECT {span_columns}, r.rollout_id, a.attempt_id
 FROM spans s JOIN rollouts r ON r.seq = s.rollout JOIN attempts a ON a.rollout = s.rollout AND a.sequence_id = s.attempt
 
 -- name: select_spans_of_latest
 -- The same for the latest attempts of rollouts, in any order: NULLs for one without spans. A filter follows.
-SELECT s.key, s.tokens_base, s.tokens, s.attempt, s.sequence_id, s.span_id, s.trace_id, s.parent_id, s.name, s.kind, s.status_code,
-       s.status_description, s.start_time, s.end_time, s.attributes, s.events, s.resource, r.rollout_id, a.attempt_id
+SELECT {span_columns}, r.rollout_id, a.attempt_id
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.sequence_id = r.attempts
                 LEFT JOIN spans s ON s.rollout = r.seq AND s.attempt = r.attempts
 

@@ -1,5 +1,5 @@
 -- The statements that PostgreSQL says in another way, by the names of `queries.sql`, and those that only its driver runs (the last ones).
--- `{name}` stands for the shared query of that name. A rollout that an operation will change is locked before it is read:
+-- `{name}` stands for the shared one of that name. A rollout that an operation will change is locked before it is read:
 -- see `postgres.py`.
 
 -- name: insert_rollout
@@ -8,8 +8,7 @@
 
 -- name: next_in_queue
 -- Those that wait, by priority and age, but not those that somebody is just taking.
-SELECT r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
-       r.attempts, r.interrupted, r.priority
+SELECT {rollout_columns}
 FROM rollouts r
 WHERE r.status IN ('queuing', 'requeuing') ORDER BY r.seq - r.priority * 1000, r.seq LIMIT :limit
 FOR UPDATE OF r SKIP LOCKED
