@@ -39,7 +39,7 @@ class _MemoryDriver:
         self._given = 0
 
     def read(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Coroutine[Any, Any, T]:
-        return self._run(operation, args, kwargs)
+        return self._run(operation, args, kwargs, reads=True)
 
     def write(
         self,
@@ -49,9 +49,11 @@ class _MemoryDriver:
         *,
         undo: Operation[None] | None = None,  # nothing is awaited between commit and answer
     ) -> Coroutine[Any, Any, T]:
-        return self._run(operation, args, kwargs)
+        return self._run(operation, args, kwargs, reads=False)
 
-    async def _run(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+    async def _run(
+        self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any], *, reads: bool
+    ) -> T:
         if os.getpid() != self._pid:
             raise StoreError(
                 f"{self.url} is in the memory of process {self._pid}, and what its forked child {os.getpid()} wrote would be in a copy; "
@@ -63,7 +65,7 @@ class _MemoryDriver:
         with self._session.lock:
             if not self._open:
                 raise StoreClosed(f"{self.url} is closed; open a new store")
-            return self._session.alone(operation, args, kwargs)
+            return self._session.alone(operation, args, kwargs, reads=reads)
 
     async def close(self) -> None:
         with self._session.lock:

@@ -121,8 +121,11 @@ class TokenRecord(BaseModel):
 
         shared: so many of the first prompt ids are left out; `unpack` must be given them. prompt: `pack_ints` of the prompt
         ids, for who has it already.
-        Raises ConfigError for a number that 32 bits do not hold, and for a mask of anything but 0 and 1.
+        Raises ConfigError for a number that 32 bits do not hold, for a mask of anything but 0 and 1, and for more tokens than any
+        context has.
         """
+        if (n_ids := len(self.prompt_ids) + len(self.response_ids)) > _MOST_TOKENS:
+            raise ConfigError(f"a token record holds at most {_MOST_TOKENS:,} ids, got {n_ids:,}")
         mask = self.loss_mask or []
         if not {0, 1}.issuperset(mask):
             raise ConfigError(f"loss_mask must be of 0 and 1, got {sorted(set(mask))}")
@@ -181,7 +184,10 @@ def whole_length(data: bytes) -> int:
 
 
 def ids_digest(ids: bytes) -> hashlib.blake2b:
-    """Of ids as `pack_ints` has them; sequences with the same digest are the same. `update` goes on with more of them."""
+    """Of ids as `pack_ints` has them. `update` goes on with more of them.
+
+    Sequences with the same digest are taken for the same where a record is written; `unpack` asks again when it is read.
+    """
     return hashlib.blake2b(ids, digest_size=_DIGEST_BYTES, usedforsecurity=False)
 
 

@@ -214,7 +214,11 @@ class StoreMachine(RuleBasedStateMachine):
         if currently_in_test_context():
             note(call)
         getattr(self, call)(chance)
+        self.look_inside()
         self.do(self.compare())
+
+    def look_inside(self) -> None:
+        """What must hold of this kind of store besides, after each call."""
 
     def teardown(self) -> None:
         if self.stores:

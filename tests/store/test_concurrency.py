@@ -13,6 +13,7 @@ import pytest
 
 from leyden.errors import ConfigError, StoreClosed
 from leyden.store import LightningStore, LightningStoreClient, SqliteLightningStore, Sweeper
+from leyden.store.sql.body import spans
 from leyden.store.sql.store import SqlLightningStore
 from leyden.testing import audit_store
 from leyden.types import EnqueueRolloutRequest, RolloutConfig, Span
@@ -56,6 +57,38 @@ async def test_operations_that_wait_together_are_committed_together(file_store: 
     with pytest.raises(ConfigError):
         await bad
     assert [rollout.input for rollout in await file_store.query_rollouts()] == list(range(40))
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_what_a_failed_operation_counted_is_forgotten(file_store: SqliteLightningStore, together: bool) -> None:
+    rollout = await file_store.start_rollout(1)
+
+    def span(number: int) -> Span:
+        return Span(
+            rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id, sequence_id=0, trace_id="f" * 32,
+            span_id=f"{number:016x}", name="step",
+        )  # fmt: skip
+
+    def breaks(tx: Any) -> None:
+        spans.add_span(tx, span(2))
+        raise RuntimeError("on the way")
+
+    def calls() -> list[Any]:
+        add = file_store.add_span
+        return [add(span(1)), file_store._driver.write(breaks, (), {}), add(span(2)), add(span(3))]
+
+    if together:
+        hold = Hold(file_store)
+        await until(hold.entered)
+        waiting = [asyncio.create_task(call) for call in calls()]
+        await asyncio.sleep(0.01)
+        hold.release.set()
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+    else:
+        answers = [(await asyncio.gather(call, return_exceptions=True))[0] for call in calls()]
+    assert isinstance(answers.pop(1), RuntimeError)
+    assert [added.sequence_id for added in answers] == [1, 2, 3]
+    assert [found.span_id for found in await file_store.query_spans(rollout.rollout_id)] == [span(n).span_id for n in (1, 2, 3)]
 
 
 async def test_a_claim_cancelled_before_the_writer_took_it_claims_nothing(file_store: SqliteLightningStore) -> None:

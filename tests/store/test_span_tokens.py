@@ -202,5 +202,27 @@ async def test_a_beginning_that_was_deleted_by_hand_is_said_to_be_lost() -> None
             await store.query_spans(rollout.rollout_id)
 
 
+@pytest.mark.parametrize("damage", ["missing", "another format", "a byte of it"])
+async def test_a_call_is_recorded_where_those_before_it_are_damaged(damage: str) -> None:
+    """What it goes on from is not read when it is written; who reads the damaged one is told which it is."""
+    async with InMemoryLightningStore() as store:
+        rollout = await store.start_rollout(1)
+        first, second, third = conversation(rollout, n_turns=3, n_new=20)
+        await store.add_many_spans([first])
+
+        def spoil(tx: Any) -> None:
+            packed = tx._cursor.execute("SELECT tokens FROM spans").fetchone()[0]
+            other = {"missing": b"", "another format": b"\x02" + packed[1:]}
+            spoilt = other.get(damage, packed[:60] + bytes([packed[60] ^ 255]) + packed[61:])
+            tx._cursor.execute("UPDATE spans SET tokens = ?", (spoilt,))
+
+        await store._driver.write(spoil, (), {})
+        await store.add_many_spans([second, third, branch := call(rollout, 9, first.tokens.prompt_ids + [7] * 30, [1])])
+        with pytest.raises(StoreError, match="memory:// cannot read the tokens of the span with key 1"):
+            await store.query_spans(rollout.rollout_id, span_id=first.span_id)
+        (read,) = await store.query_spans(rollout.rollout_id, span_id=branch.span_id)
+        assert read.tokens == branch.tokens
+
+
 def test_the_window_is_what_the_tests_think() -> None:
     assert (tokens._CANDIDATES, tokens._MIN_SHARED) == (8, 16)

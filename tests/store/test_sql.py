@@ -17,7 +17,7 @@ from leyden.store import InMemoryLightningStore, LightningStore
 from leyden.store.sql import session
 from leyden.store.sql.body import attempts, resources, retention, rollouts, samples, search, spans, stream, workers
 from leyden.store.sql.queries import load_queries, parse_queries
-from leyden.store.sql.sqlite import SqliteTransaction, connect, migrate, statements
+from leyden.store.sql.sqlite import SqliteTransaction, _queries_by_place, connect, migrate, statements
 from leyden.store.sql.transaction import Row
 from leyden.types import Span
 
@@ -37,6 +37,26 @@ def test_every_query_that_is_named_is_there() -> None:
     called = set(re.findall(r'tx\.(?:run|insert|put|one|all|page)\(\s*"(\w+)"', SOURCES))
     assert called
     assert called - set(load_queries()) == set()
+
+
+def test_values_by_place_go_where_their_names_are() -> None:
+    connection = connect(":memory:", {})
+    migrate(connection, "memory://")
+    named = {name: text for name, text in load_queries().items() if "?" not in text and not name.endswith("_columns")}
+    assert len(named) > 70
+    for name, text in named.items():
+        statement, values = _queries_by_place()[name]
+        asked: dict[str, int] = {}
+        while True:  # SQLite itself says which names there are
+            try:
+                connection.execute(f"EXPLAIN {text}", asked)
+                break
+            except sqlite3.ProgrammingError as error:
+                (missing,) = re.findall(r":(\w+)", str(error))
+                asked[missing] = len(asked)
+        assert list(values(asked)) == [asked[found] for found in re.findall(r":(\w+)", text)]
+        connection.execute(f"EXPLAIN {statement}", values(asked))
+    connection.close()
 
 
 def test_a_query_without_a_description_or_with_a_name_twice_is_refused() -> None:

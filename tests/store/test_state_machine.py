@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,6 +17,7 @@ from leyden.store import (
     PostgresLightningStore,
     SqliteLightningStore,
 )
+from leyden.store.sql.transaction import SpanTarget
 from leyden.store.sqlite import Durability
 
 pytest.register_assert_rewrite("tests.contracts.store_machine")
@@ -28,11 +29,22 @@ WALKS = {"memory": 30, "file": 6, "power": 2, "http": 3}
 """How many of each kind, with a hundred steps each: about a second."""
 
 
+def kept_targets_are_true(session: Any) -> None:
+    """What the next operation may read of `tx.targets` is what the database would say."""
+    with session.lock:
+        tx = session._transaction
+        for (rollout_id, attempt_id), target in tx.targets.items() if tx._targets_hold else ():
+            assert target == SpanTarget(*tx.one("get_span_target", rollout_id=rollout_id, attempt_id=attempt_id))
+
+
 class MemoryMachine(StoreMachine):
     """A store in memory."""
 
     def open(self) -> Sequence[LightningStore]:
         return [InMemoryLightningStore()]
+
+    def look_inside(self) -> None:
+        kept_targets_are_true(self.stores[0]._driver._session)
 
 
 class FileMachine(StoreMachine):
@@ -47,6 +59,9 @@ class FileMachine(StoreMachine):
 
     def opened(self) -> LightningStore:
         return SqliteLightningStore(Path(self.directory.name) / "x.db", durability=self.durability)
+
+    def look_inside(self) -> None:
+        kept_targets_are_true(self.stores[0]._driver._writer._session)
 
     def reopen(self, _: Chance) -> None:
         self.do(self.store.close())

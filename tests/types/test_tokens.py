@@ -51,6 +51,13 @@ def test_numbers_that_do_not_fit_are_refused(numbers: dict[str, list[int]]) -> N
         record.pack()
 
 
+def test_a_record_that_nothing_could_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leyden.types.tokens._MOST_TOKENS", 5)
+    assert whole_length(TokenRecord(prompt_ids=[1] * 3, response_ids=[2] * 2).pack()) == 5
+    with pytest.raises(ConfigError, match="at most 5 ids, got 6"):
+        TokenRecord(prompt_ids=[1] * 3, response_ids=[2] * 3).pack()
+
+
 def test_a_record_is_not_read_with_another_beginning_than_its_own() -> None:
     packed = TokenRecord(prompt_ids=[1, 2, 3], response_ids=[4]).pack(shared=2)
     for beginning in (b"", pack_ints([1]), pack_ints([1, 2, 3])):
@@ -78,7 +85,7 @@ def test_a_repeated_prompt_is_small() -> None:
     assert len(record.pack()) < 1000
 
 
-@pytest.mark.parametrize("data", [b"", b"\x01", b"\x09" + b"\0" * 40, b"\x02" + b"\0" * 20])
+@pytest.mark.parametrize("data", [b"", b"\x01", b"\x09" + b"\0" * 40, b"\x02" + b"\0" * 40, b"\x03" + b"\0" * 20])
 def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
     for read in (TokenRecord.unpack, shared_length, whole_length, whole_digest, own_ids):
         with pytest.raises(ValueError, match="token record"):

@@ -1,4 +1,4 @@
--- Every statement of the store, by name. Parameters are `:name` (or `?`, in the two that run most); `{other}` stands for another one of this file.
+-- Every statement of the store, by name. Parameters are `:name` (or `?`, in the three that run most); `{other}` stands for another one of this file.
 -- A line `-- name: x` begins a query, the comment below it says what it is for.
 
 -- name: rollout_columns

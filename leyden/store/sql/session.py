@@ -73,6 +73,8 @@ class Session:
             self._execute("BEGIN" if reads else self._begin)
             transaction.begin(most)
             answer = operation(transaction, *args, **kwargs)
+            if reads:
+                transaction.keep_targets()
             self._execute("COMMIT")
         except BaseException as error:
             self._undo("ROLLBACK")

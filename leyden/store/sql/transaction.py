@@ -34,7 +34,7 @@ class SpanTarget:
     last_span: int
     """The highest number that a span of it has, or has drawn."""
     worker_id: str | None
-    may_have_indexes: int
+    may_have_indexes: bool
     """Whether spans may be found by attributes."""
 
 
@@ -52,7 +52,9 @@ class Transaction(Protocol):
     spans: bool
     """Whether this operation added spans: whoever watches them is told after the commit."""
     targets: dict[tuple[str, str], SpanTarget]
-    """By rollout and attempt, those that still hold: what operations just before this one left, where nobody else writes."""
+    """By rollout and attempt, those that still hold: what this operation read, and where nobody else writes, what operations just
+    before it left. Who changes an attempt, a rollout or an index elsewhere than in `body/spans.py` neither reads them nor says
+    `keep_targets`."""
 
     def expect(self, rows: int | None, /) -> None:
         """Say, before anything is written, how many rows it will be about (None: nobody knows, perhaps many).

@@ -26,7 +26,7 @@ from leyden.types import (
 __all__ = ["add_many_spans", "add_span", "get_many_span_sequence_ids"]
 
 _ATTEMPT = 3
-"""Where a row of `get_span_target` has the attempt."""
+"""Where a row of `get_span_target` has the attempt, as in `SpanTarget`."""
 _IDS_AT_ONCE = 500
 """In one statement."""
 _ANY_CONFIG = RolloutConfig()
@@ -140,8 +140,6 @@ def _not_there(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> Se
 
 def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int) -> None:
     """The counters move on, and what may follow: an unfinished attempt is alive, its rollout and its worker too."""
-    tx.targets.clear()  # other attempts of this rollout may be among them
-    tx.targets[span.rollout_id, span.attempt_id] = target
     rollout, attempt, last_span = target.rollout, target.attempt, target.last_span
     before, after = target.status, attempt_after_span(target.status)
     if target.rollout_status in ROLLOUT_FINISHED:
@@ -165,6 +163,8 @@ def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int) -> Non
     if followed != target.rollout_status:
         tx.run("set_rollout_status", seq=rollout, status=followed, end_time=None)
         target.rollout_status = followed
+        tx.targets.clear()  # other attempts of this rollout may be among them
+        tx.targets[span.rollout_id, span.attempt_id] = target
     if before == "unresponsive" and target.worker_id is not None:
         ids = {"rollout_id": span.rollout_id, "attempt_id": span.attempt_id}
         tx.run("worker_revived", worker_id=target.worker_id, now=tx.now, **ids)

@@ -3,7 +3,8 @@
 The prompts of a conversation repeat it from the beginning. So a record is stored as (base, shared, rest): the earlier record of the
 same attempt with whose ids, prompt and response, it begins; how many of them; and what is its own (`types/tokens.py` is the form of that).
 Every record on the way from one to its beginning gives it at least one id, so reading one costs what it is long, and an attempt that is
-read whole is decoded once. A base never goes away alone: retention forgets whole rollouts.
+read whole is decoded once. A base never goes away alone: retention forgets whole rollouts. What a record goes on from is not read when it
+is written, so damage there (by another program, or a disk) is told to who reads it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _CANDIDATES = 8
 """Earlier records that a new one is compared with: so many conversations of one attempt may go on at once."""
 _MIN_SHARED = 16
 """Fewer ids are not worth a base."""
+_Sized = tuple[int, Row]
+"""For how many ids a record stands, and the record."""
 
 
 class TokenWriter:
@@ -40,26 +43,41 @@ class TokenWriter:
         return base, tokens.pack(shared=shared, prompt=prompt)
 
     def _beginning(self, prompt: bytes) -> tuple[int | None, int]:
-        """The record that a prompt, as `pack_ints` has it, has most ids in common with, from the first on, and how many."""
+        """The record with which a prompt, as `pack_ints` has it, begins, and how many ids they share: the longest that it has whole,
+        or one with more in common that goes on from that; else the one with most in common.
+        """
         n_ids = len(prompt) // 4
         if n_ids < _MIN_SHARED:
             return None, 0
-        candidates = self._tx.all("select_recent_tokens", **self._attempt, limit=_CANDIDATES)
-        for row in candidates:
-            self._records.see(row)
+        recent = self._recent()
         base, longest = None, _MIN_SHARED - 1
-        left = list(candidates)
-        if row := _goes_on_from(prompt, candidates):
-            base, longest = row[KEY], whole_length(row[TOKENS])
-            left = _descendants(row, candidates)  # a better one goes on from it too
-        for row in left:
+        left = recent
+        if whole := _goes_on_from(prompt, recent):
+            longest, row = whole
+            base, left = row[KEY], _descendants(whole, recent)
+        for length, row in left:
             if longest == n_ids:
                 break
-            if whole_length(row[TOKENS]) > longest:
-                shared = self._records.agreement(row[KEY], prompt)
-                if shared > longest:
-                    base, longest = row[KEY], shared
+            if length > longest and (shared := self._agreement(row[KEY], prompt)) > longest:
+                base, longest = row[KEY], shared
         return (None, 0) if base is None else (self._records.origin(base, longest), longest)
+
+    def _recent(self) -> list[_Sized]:
+        """The last records, the newest first. A damaged one is left out: nothing goes on from it."""
+        recent: list[_Sized] = []
+        for row in self._tx.all("select_recent_tokens", **self._attempt, limit=_CANDIDATES):
+            try:
+                recent.append((whole_length(row[TOKENS]), row))
+            except ValueError:
+                continue
+            self._records.see(row)
+        return recent
+
+    def _agreement(self, key: int, prompt: bytes) -> int:
+        try:
+            return self._records.agreement(key, prompt)
+        except (ValueError, StoreError):  # it is damaged, or what it goes on from is
+            return 0
 
 
 def read_tokens(tx: Transaction, rows: Sequence[Row]) -> list[TokenRecord | None]:
@@ -76,10 +94,13 @@ def read_tokens(tx: Transaction, rows: Sequence[Row]) -> list[TokenRecord | None
     read: dict[int, TokenRecord] = {}
     for row in packed:
         key, data = row[KEY], row[TOKENS]
-        beginning = records.first_ids(row[TOKENS_BASE], shared_length(data))
-        read[key] = TokenRecord.unpack(data, beginning)
-        if key in bases:
-            records.ids[key] = beginning + own_ids(data)
+        try:
+            beginning = records.first_ids(row[TOKENS_BASE], shared_length(data))
+            read[key] = TokenRecord.unpack(data, beginning)
+            if key in bases:
+                records.ids[key] = beginning + own_ids(data)
+        except ValueError as error:
+            raise StoreError(f"{tx.store_url} cannot read the tokens of the span with key {key}: {error}") from error
     return [read.get(row[KEY]) for row in rows]
 
 
@@ -151,25 +172,26 @@ class _Records:
         return self._packed[key]
 
 
-def _goes_on_from(prompt: bytes, candidates: Sequence[Row]) -> Row | None:
+def _goes_on_from(prompt: bytes, recent: Sequence[_Sized]) -> _Sized | None:
     """The longest record with the whole of which a prompt begins, by the digests: none is unpacked."""
-    within = [(length, row) for row in candidates if (length := 4 * whole_length(row[TOKENS])) <= len(prompt)]
-    found: Row | None = None
+    within = [sized for sized in recent if _MIN_SHARED <= sized[0] <= len(prompt) // 4]
+    found: _Sized | None = None
     digest, end = ids_digest(b""), 0
     for length, row in sorted(within, key=itemgetter(0)):
-        digest.update(prompt[end:length])
-        end = length
-        if length >= 4 * _MIN_SHARED and digest.digest() == whole_digest(row[TOKENS]):
-            found = row
+        digest.update(prompt[end : 4 * length])
+        end = 4 * length
+        if digest.digest() == whole_digest(row[TOKENS]):
+            found = length, row
     return found
 
 
-def _descendants(row: Row, candidates: Sequence[Row]) -> list[Row]:
+def _descendants(sized: _Sized, recent: Sequence[_Sized]) -> list[_Sized]:
     """The records that begin with the whole of one, the newest first."""
-    found = {row[KEY]: row}
-    for other in reversed(candidates):
-        if other[TOKENS_BASE] in found and shared_length(other[TOKENS]) >= whole_length(row[TOKENS]):
-            found[other[KEY]] = other
+    length, row = sized
+    found = {row[KEY]: sized}
+    for other in reversed(recent):
+        if other[1][TOKENS_BASE] in found and shared_length(other[1][TOKENS]) >= length:
+            found[other[1][KEY]] = other
     return list(found.values())[:0:-1]
 
 
