@@ -51,9 +51,7 @@ class _MemoryDriver:
     ) -> Coroutine[Any, Any, T]:
         return self._run(operation, args, kwargs, reads=False)
 
-    async def _run(
-        self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any], *, reads: bool
-    ) -> T:
+    async def _run(self, operation: Operation[T], args: Sequence[Any], kwargs: Mapping[str, Any], *, reads: bool) -> T:
         if os.getpid() != self._pid:
             raise StoreError(
                 f"{self.url} is in the memory of process {self._pid}, and what its forked child {os.getpid()} wrote would be in a copy; "

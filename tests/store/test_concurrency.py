@@ -88,7 +88,9 @@ async def test_what_a_failed_operation_counted_is_forgotten(file_store: SqliteLi
         answers = [(await asyncio.gather(call, return_exceptions=True))[0] for call in calls()]
     assert isinstance(answers.pop(1), RuntimeError)
     assert [added.sequence_id for added in answers] == [1, 2, 3]
-    assert [found.span_id for found in await file_store.query_spans(rollout.rollout_id)] == [span(n).span_id for n in (1, 2, 3)]
+    assert [found.span_id for found in await file_store.query_spans(rollout.rollout_id)] == [
+        span(n).span_id for n in (1, 2, 3)
+    ]
 
 
 async def test_a_claim_cancelled_before_the_writer_took_it_claims_nothing(file_store: SqliteLightningStore) -> None:
