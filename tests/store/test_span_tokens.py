@@ -69,7 +69,7 @@ SEQUENCES = st.lists(
 
 @settings(max_examples=60)
 @given(SEQUENCES)
-def test_a_prompt_shares_the_longest_beginning_that_recent_calls_have(
+def test_a_prompt_shares_no_less_than_the_longest_recent_call_that_it_goes_on_from(
     shape: list[tuple[int, int, int, int, int]],
 ) -> None:
     """Calls that go on from anywhere in one of those before them, in an alphabet so small that they often agree by chance."""
