@@ -17,9 +17,9 @@ A tree is drawn by `picture`. It knows spans, and what the normaliser says of ea
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from leyden import semconv
 from leyden.adapter.calls import in_order
@@ -29,6 +29,8 @@ from leyden.errors import ConfigError
 from leyden.types import Span
 
 __all__ = ["TraceTree"]
+
+T = TypeVar("T")
 
 
 class TraceTree:
@@ -96,14 +98,27 @@ class TraceTree:
 
     def names_tuple(self) -> tuple[str, list[Any]]:
         """The name, with the agent's in brackets, and the same of each child."""
-        agent = self.agent_name()
-        name = self.span.name if agent is None else f"{self.span.name} [{agent}]"
-        return name, [child.names_tuple() for child in self.children]
+
+        def said(node: TraceTree, below: list[Any]) -> tuple[str, list[Any]]:
+            agent = node.agent_name()
+            return node.span.name if agent is None else f"{node.span.name} [{agent}]", below
+
+        return self._nested(said)
 
     def to_json(self) -> dict[str, Any]:
         """`{"id", "span", "children"}`, as JSON can say it."""
-        children = [child.to_json() for child in self.children]
-        return {"id": self.id, "span": self.span.model_dump(mode="json"), "children": children}
+        return self._nested(
+            lambda node, below: {"id": node.id, "span": node.span.model_dump(mode="json"), "children": below}
+        )
+
+    def _nested(self, said: Callable[[TraceTree, list[T]], T]) -> T:
+        """What is said of this node, given what is said of its children, and so on down: not by calls, a trace may be deeper than those."""
+        nodes = self.traverse()
+        below = {id(node): list[T]() for node in nodes}
+        of = {id(node): said(node, below[id(node)]) for node in nodes}
+        for node in nodes:
+            below[id(node)].extend(of[id(child)] for child in node.children)
+        return of[id(self)]
 
     def agent_name(self) -> str | None:
         """The name of the agent whose step this very span is, None when it is no agent's."""

@@ -49,6 +49,18 @@ def test_children_are_below_their_parents_in_the_order_in_which_they_started():
     assert tree.to_json()["children"][1]["span"]["name"] == "c"
 
 
+def test_a_trace_may_be_deeper_than_calls_can_be():
+    levels = 5000
+    tree = TraceTree.from_spans([span("a", n, 9999, id=n, parent=n - 1 or None) for n in range(1, levels + 1)])
+    told: Any = tree.to_json()
+    name, below = tree.names_tuple()
+    for level in range(2, levels + 1):
+        (told,), ((name, below),) = told["children"], below
+        assert (told["id"], name) == (f"{level:016x}", "a")
+    assert told["children"] == below == []
+    assert ElementTree.fromstring(tree.visualize()).tag == f"{SVG}svg"
+
+
 def test_lost_parents_are_stood_for_and_several_roots_get_one():
     spans = [span("a", 1, 2, id=1), span("b", 3, 4, id=2, parent=99), span("c", 5, 9, id=3, parent=99)]
     tree = TraceTree.from_spans(spans)
