@@ -74,7 +74,7 @@ class Session:
             transaction.begin(most)
             answer = operation(transaction, *args, **kwargs)
             if reads:
-                transaction.keep_targets()
+                transaction.keep_targets()  # nothing has changed
             self._execute("COMMIT")
         except BaseException as error:
             self._undo("ROLLBACK")

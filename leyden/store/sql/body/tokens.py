@@ -37,7 +37,7 @@ class TokenWriter:
         self._records = _Records(tx)
 
     def pack(self, tokens: TokenRecord) -> tuple[int | None, bytes]:
-        """The record's base, if it has one, and what is stored of itself. Raises ConfigError for a number beyond 32 bits."""
+        """The record's base, if it has one, and what is stored of itself. Raises what `TokenRecord.pack` raises."""
         prompt = pack_ints(tokens.prompt_ids)
         base, shared = self._beginning(prompt)
         return base, tokens.pack(shared=shared, prompt=prompt)
