@@ -191,8 +191,12 @@ class LLMProxy:
         return models
 
     def share_control(self, secret: str | None) -> None:
-        """Let runners that were started elsewhere end attempts here: those that know `secret` (`FoundGateways`)."""
-        self._control_key = control_key_of(secret)
+        """Let runners that were started elsewhere (`FoundGateways`) end attempts here if they know `secret`.
+
+        None, or an empty secret, stands for the gateway's token, which such runners find in their resources. Without a token either,
+        every program on this machine may end attempts.
+        """
+        self._control_key = control_key_of(secret or self._token)
 
     @property
     def host(self) -> str:
