@@ -21,6 +21,7 @@ from leyden.gateway.record import ModelCall, span_of
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import LLM, ProxyLLM
+from leyden.utils.asgi import ConnectionLimits
 from tests.gateway.caller import Caller, new_caller, say, until
 
 
@@ -244,3 +245,16 @@ def test_the_gateway_is_a_resource_for_any_attempt_or_for_one() -> None:
         LLMProxy(port=1).as_resource()
     with pytest.raises(GatewayError, match="start it first"):
         LLMProxy(model_list=models).as_resource(model="a")
+
+
+async def test_a_client_that_never_finishes_its_request_is_cut_off(store: InMemoryLightningStore) -> None:
+    limits = ConnectionLimits(head_seconds=0.2, stall_seconds=0.2)
+    async with LLMProxy(store=store, connection_limits=limits) as proxy, asyncio.timeout(5):
+        port = int(proxy.endpoint.removesuffix("/v1").rpartition(":")[2])
+        path = b"POST /rollout/ro/attempt/at/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        for sent, said in {path: b"", path + b"Content-Length: 9\r\n\r\n{": b"HTTP/1.1 408 "}.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            assert (await reader.read()).startswith(said)
+            writer.close()
+            await writer.wait_closed()
