@@ -35,6 +35,7 @@ from leyden.gateway.recorder import Recorder
 from leyden.gateway.refusal import Refusal
 from leyden.gateway.relay import Relay
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
+from leyden.utils.http import RequestRefused, SiteGuard
 
 __all__ = ["GatewayApp"]
 
@@ -55,6 +56,7 @@ class GatewayApp:
         model_names: Callable[[], list[str]],
         token: str | None,
         control_key: Callable[[], str],
+        guard: SiteGuard,
     ) -> None:
         self._attempts = attempts
         self._recorder = recorder
@@ -62,6 +64,7 @@ class GatewayApp:
         self._model_names = model_names
         self._token = None if token is None else token.encode()
         self._control_key = control_key
+        self._guard = guard
         self._calls: dict[asyncio.Task[Any], Exchange] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,6 +95,10 @@ class GatewayApp:
     # ---- routes ------------------------------------------------------------------------------------------------------
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._guard.check(scope)
+        except RequestRefused as refused:
+            raise Refusal(refused.status, "foreign_request", str(refused)) from None
         path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").strip("/")
         method = scope["method"]
         if path == "health":

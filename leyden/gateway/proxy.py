@@ -36,6 +36,7 @@ from leyden.store.base import LightningStore
 from leyden.types import LLM, NamedResources, ProxyLLM
 from leyden.utils.asgi import AsgiServer
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
+from leyden.utils.http import SiteGuard
 from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
 
 __all__ = ["LLMProxy"]
@@ -389,6 +390,7 @@ class LLMProxy:
                 model_names=lambda: list(self._models),
                 token=self._token,
                 control_key=lambda: self._control_key,
+                guard=SiteGuard(local_only=self._token is None and is_loopback(self._host), also=[self._access_host]),
             )
             servers: list[AsgiServer] = []
             for door, at in await stack.enter_async_context(self._doors(app, listener)):
