@@ -49,9 +49,9 @@ _OF_THE_SERVER = {
 _COMMENT = b": keep-alive\n\n"
 
 
-def seed_for(deterministic_seed: int, rollout_id: str, call_index: int) -> int:
-    """The sampling seed of one call, 31 bits. Attempts of one rollout share it, so that a rerun samples the same."""
-    digest = sha256(f"{deterministic_seed}\x1f{rollout_id}\x1f{call_index}".encode()).digest()
+def seed_for(deterministic_seed: int, sampling_key: str, call_index: int) -> int:
+    """Derive the sampling seed of one call, 31 bits, from its attempt's key and its number within the attempt."""
+    digest = sha256(f"{deterministic_seed}\x1f{sampling_key}\x1f{call_index}".encode()).digest()
     return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
 
 
@@ -252,7 +252,7 @@ class Relay:
             )
         seed = None
         if self._options.deterministic_seed is not None:
-            seed = seed_for(self._options.deterministic_seed, call.rollout_id, call.call_index or 0)
+            seed = seed_for(self._options.deterministic_seed, exchange.sampling_key, call.call_index or 0)
         try:
             whole = request
             if client is not upstream and client is DIALECTS["responses"]:

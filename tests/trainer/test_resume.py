@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import random
 import signal
@@ -63,13 +62,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(directory: Path) -> None:
-    """A run of the same name in every directory: rollout ids, and so the samples, are derived from it."""
+    """Begin a run that every life of the child resumes."""
     from leyden.trainer.run_directory import open_run
 
     open_run(directory, resume=False)
-    manifest = directory / "run.json"
-    text = manifest.read_text()
-    manifest.write_text(json.dumps(json.loads(text) | {"run_id": "feedfacecafe"}))
 
 
 def finish_after_kills(directory: Path, seed: int, *arguments: str) -> None:

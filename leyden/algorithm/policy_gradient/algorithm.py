@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from leyden import semconv
 from leyden.adapter import merge_triplets
 from leyden.adapter.trajectory import refusal
 from leyden.algorithm.base import Dataset
@@ -252,14 +253,18 @@ class PolicyGradient(IterativeAlgorithm):
     def _request(
         self, mode: RolloutMode, iteration: int, place: int, generation: int, value: Any
     ) -> EnqueueRolloutRequest:
-        salt = [generation] if generation else []
+        place_in_run = [mode, iteration, place, *([generation] if generation else [])]
         return EnqueueRolloutRequest(
-            rollout_id=ids.derived_id("ro", self.get_run().run_id, mode, iteration, place, *salt),
+            rollout_id=ids.derived_id("ro", self.get_run().run_id, *place_in_run),
             input=value,
             mode=mode,
             resources_id=self._resources_id,
             config=self.rollout_config,
-            metadata={"step": iteration, "place": place},
+            metadata={
+                "step": iteration,
+                "place": place,
+                semconv.SAMPLING_KEY: "/".join(map(str, place_in_run)),  # the same in another run, where ids differ
+            },
             pin=self.pin,
         )
 
