@@ -140,8 +140,15 @@ class Relay:
         await self._gate.enter()
         try:
             await self._ask_until_answered(exchange, servers)
+        except _EngineLost as lost:
+            refusal = lost.refusal
+        else:
+            return
         finally:
             self._gate.leave()
+        # The end of the run cancels the call before this is over, unless nobody notices that the engine is dead.
+        await asyncio.sleep(self._options.timeout_seconds)
+        raise refusal
 
     def _servers(self, request: dict[str, Any]) -> tuple[UpstreamModel, ...]:
         name = request.get("model")
@@ -183,6 +190,9 @@ class Relay:
         except _Again as failure:
             well = None if failure.status == HTTPStatus.TOO_MANY_REQUESTS else False
             raise
+        except _EngineLost:
+            well = False
+            raise
         except Refusal as refusal:
             well = False if refusal.code in _OF_THE_SERVER else None
             raise
@@ -212,6 +222,8 @@ class Relay:
         except ServerGone as gone:
             if chances.again and not gone.began and (chances.elsewhere or not gone.timed_out):
                 raise _Again(_unreachable(model, gone).message) from gone
+            if model.part_of_run and not await self._transport(model).is_up(model):
+                raise _EngineLost(_unreachable(model, gone)) from gone
             raise _unreachable(model, gone) from gone
         except TimeoutError as error:
             raise Refusal(
@@ -393,6 +405,14 @@ class _Again(Exception):
     def __init__(self, why: str, status: int | None = None) -> None:
         super().__init__(why)
         self.status = status
+
+
+class _EngineLost(Exception):
+    """The run's own engine has died, and with it the answer."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 def _well(exchange: Exchange) -> bool | None:
