@@ -227,7 +227,17 @@ class GatewayApp:
             call_index=admission.call_index,
             span_id=call.span_id,
         )
-        exchange = Exchange(call, dialect, scope, send, raw, mode=admission.mode, spent=admission.spent, tried=tried)
+        exchange = Exchange(
+            call,
+            dialect,
+            scope,
+            send,
+            raw,
+            mode=admission.mode,
+            sampling_key=admission.sampling_key,
+            spent=admission.spent,
+            tried=tried,
+        )
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._calls[task] = exchange
         self._recorder.begin((rollout_id, attempt_id))

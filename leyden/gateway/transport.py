@@ -17,6 +17,8 @@ from leyden.gateway.upstream import UpstreamModel
 
 __all__ = ["Answer", "HttpTransport", "ServerGone", "Transport"]
 
+_IS_UP_SECONDS = 5.0
+
 
 class Answer(Protocol):
     """A server's answer, whose head is there."""
@@ -49,6 +51,10 @@ class Transport(Protocol):
 
         Raises ServerGone, and TimeoutError, also while the answer is read.
         """
+        ...
+
+    async def is_up(self, model: UpstreamModel) -> bool:
+        """Return whether the server takes requests at all, asked after it was lost."""
         ...
 
 
@@ -88,6 +94,16 @@ class HttpTransport:
             raise
         except OSError as error:
             raise ServerGone(error, began=began) from error
+
+    async def is_up(self, model: UpstreamModel) -> bool:
+        """See Transport.is_up. Any answer will do, and a server that is silent is busy."""
+        try:
+            async with self._session.get(model.url("models"), timeout=aiohttp.ClientTimeout(total=_IS_UP_SECONDS)):
+                return True
+        except TimeoutError:
+            return True
+        except (aiohttp.ClientError, OSError):
+            return False
 
 
 class _HttpAnswer:

@@ -44,6 +44,9 @@ class UpstreamModel:
     """What the server speaks, best first. Calls in another dialect are translated. With `record_tokens`, so are those in
     any but chat and completions where the server speaks chat: no other dialect gives token ids."""
 
+    part_of_run: bool = False
+    """The run's own engine, whose death ends the run. Calls that lose it wait for that end instead of failing, so that their
+    attempts are interrupted and a resumed run makes them again."""
     price_per_million: tuple[float, float] | None = None
     """What a million tokens of prompts and of answers cost, in any unit; for `AttemptLimits.cost`."""
     litellm_params: Mapping[str, Any] | None = field(default=None, repr=False)
