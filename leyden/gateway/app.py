@@ -25,6 +25,7 @@ from leyden.gateway.asgi import (
     read_body,
     send_json,
     send_refusal,
+    sent_time,
     speaks_anthropic,
     trace_parent,
 )
@@ -218,6 +219,7 @@ class GatewayApp:
             operation=dialect.operation,
             start_time=start_time,
             retry_of=None if earlier is None else earlier.span_id,
+            sent_time=sent_time(scope),
         )
         tried = self._relay.retries.begin(
             (rollout_id, attempt_id),
