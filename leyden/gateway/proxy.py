@@ -32,6 +32,7 @@ from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
 from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
+from leyden.options import check_token
 from leyden.store.base import LightningStore
 from leyden.types import LLM, NamedResources, ProxyLLM
 from leyden.utils.asgi import AsgiServer
@@ -112,8 +113,7 @@ class LLMProxy:
             raise ConfigError(f"upstream_retries is {upstream_retries}; it must be at least 0")
         if not keep_alive_seconds > 0:
             raise ConfigError(f"keep_alive_seconds is {keep_alive_seconds}; it must be above 0")
-        if token is None and not is_loopback(host):
-            raise ConfigError(f"host {host!r} can be reached from other machines: give token=..., or bind to 127.0.0.1")
+        check_token("token", token, host=host)
         if token is not None and token.startswith(PREFIX):
             raise ConfigError(
                 f"token begins with {PREFIX!r}, as the keys of attempts do: give the gateway a token of its own"
@@ -192,8 +192,12 @@ class LLMProxy:
         return models
 
     def share_control(self, secret: str | None) -> None:
-        """Let runners that were started elsewhere end attempts here: those that know `secret` (`FoundGateways`)."""
-        self._control_key = control_key_of(secret)
+        """Let runners that were started elsewhere (`FoundGateways`) end attempts here if they know `secret`.
+
+        None, or an empty secret, stands for the gateway's token, which such runners find in their resources. Without a token either,
+        every program on this machine may end attempts.
+        """
+        self._control_key = control_key_of(secret or self._token)
 
     @property
     def host(self) -> str:

@@ -165,9 +165,16 @@ async def test_a_gateway_without_a_store_does_not_start() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])
 def test_a_host_that_others_can_reach_needs_a_token(host: str) -> None:
-    with pytest.raises(ConfigError, match="token="):
+    with pytest.raises(ConfigError, match="give token, or bind to"):
         LLMProxy(host=host)
     LLMProxy(host=host, token="sesame")
+
+
+@pytest.mark.parametrize("token", ["", " ", "\n"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_an_empty_token_is_refused_on_every_address(host: str, token: str) -> None:
+    with pytest.raises(ConfigError, match="token is empty; leave it out"):
+        LLMProxy(host=host, token=token)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
