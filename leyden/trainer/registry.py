@@ -31,7 +31,8 @@ AlgorithmRegistry: Final[Mapping[str, str]] = {
     "policy_gradient": "leyden.algorithm.policy_gradient.PolicyGradient",
 }
 AdapterRegistry: Final[Mapping[str, str]] = {
-    "triplet": "leyden.adapter.LlmProxyTraceToTriplet",
+    "triplet": "leyden.adapter.TraceToTriplet",
+    "llm_proxy_triplet": "leyden.adapter.LlmProxyTraceToTriplet",
     "tracer_triplet": "leyden.adapter.TracerTraceToTriplet",
     "trajectory": "leyden.adapter.TraceToTrajectory",
     "messages": "leyden.adapter.TraceToMessages",

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from leyden.adapter import LlmProxyTraceToTriplet, TraceAdapter
+from leyden.adapter import TraceAdapter, TraceToTriplet
 from leyden.algorithm import Algorithm, Baseline, Dataset, FastAlgorithm, Run
 from leyden.errors import ConfigError, RunInterrupted, StoreError
 from leyden.execution import Elsewhere, ExecutionStrategy, SharedMemoryExecutionStrategy
@@ -72,7 +72,7 @@ class Trainer:
     concurrency: rollouts in flight in each runner; 64 by default, or what the runner says.
     max_rollouts: each runner ends after this many.
     initial_resources: what agents are given until the algorithm knows better.
-    tracer, adapter, runner, strategy: OtelTracer, LlmProxyTraceToTriplet, LitAgentRunner and `shm` by default.
+    tracer, adapter, runner, strategy: OtelTracer, TraceToTriplet, LitAgentRunner and `shm` by default.
     port: where the store is served to runners in other processes (the strategy's `server_port`); with it, `cs` is the default strategy.
     daemon: the strategy's option of that name.
     store: by default a SQLite file in the run directory (`fit`), or memory (`dev`); or the URL of any (see `open_store`).
@@ -112,9 +112,7 @@ class Trainer:
         max_algorithm_restarts: int = 0,
     ) -> None:
         self.tracer: Tracer = _required(tracer, Tracer, "tracer", TracerRegistry, OtelTracer)
-        self.adapter: TraceAdapter[Any] = _required(
-            adapter, TraceAdapter, "adapter", AdapterRegistry, LlmProxyTraceToTriplet
-        )
+        self.adapter: TraceAdapter[Any] = _required(adapter, TraceAdapter, "adapter", AdapterRegistry, TraceToTriplet)
         self.algorithm = build_component(
             algorithm, expected_type=Algorithm, spec_name="algorithm", registry=AlgorithmRegistry
         )

@@ -78,6 +78,26 @@ def test_an_agent_method_and_every_registered_spec_work_together() -> None:
     assert trainer.fit(double, [1, 2], val_dataset=[3]).rollouts["succeeded"] == 6
 
 
+def test_an_agent_without_a_gateway_yields_triplets_by_default() -> None:
+    @ly.rollout
+    async def calls_a_hosted_model(task: str) -> None:
+        told = {"gen_ai.operation.name": "chat", "gen_ai.response.id": task}
+        with ly.operation(name="chat", attributes=told):  # as OpenTelemetry's instrumentation of a client records it
+            pass
+        ly.emit_reward(0.5)
+
+    found: list[Any] = []
+
+    @ly.algo
+    async def collect(*, store: ly.LightningStore, adapter: ly.TraceAdapter[Any], train_dataset: Any) -> None:
+        [rollout] = [await store.enqueue_rollout(task) for task in train_dataset]
+        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
+        found.extend(adapter.adapt(await store.query_spans(rollout.rollout_id)))
+
+    ly.Trainer(algorithm=collect, store="memory").fit(calls_a_hosted_model, ["hosted"])
+    assert [(triplet.metadata["response_id"], triplet.reward) for triplet in found] == [("hosted", 0.5)]
+
+
 def test_a_free_function_and_a_sync_function_are_algorithms() -> None:
     seen: list[Any] = []
 
