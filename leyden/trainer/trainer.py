@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from leyden.adapter import TraceAdapter, TraceToTriplet
 from leyden.algorithm import Algorithm, Baseline, Dataset, FastAlgorithm, Run
@@ -56,6 +56,8 @@ from leyden.utils.listening import is_loopback
 __all__ = ["Trainer"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _LET_GO_SECONDS = 5.0
 """How long a run that was stopped waits for its store."""
@@ -114,7 +116,11 @@ class Trainer:
         self.tracer: Tracer = _required(tracer, Tracer, "tracer", TracerRegistry, OtelTracer)
         self.adapter: TraceAdapter[Any] = _required(adapter, TraceAdapter, "adapter", AdapterRegistry, TraceToTriplet)
         self.algorithm = build_component(
-            algorithm, expected_type=Algorithm, spec_name="algorithm", registry=AlgorithmRegistry
+            algorithm,
+            expected_type=Algorithm,
+            spec_name="algorithm",
+            registry=AlgorithmRegistry,
+            allow_none=True,
         )
         places = {"n_runners": n_runners, "server_port": port, "daemon": daemon}
         self.strategy: ExecutionStrategy = _required(
@@ -122,7 +128,7 @@ class Trainer:
             ExecutionStrategy,
             "strategy",
             ExecutionStrategyRegistry,
-            SharedMemoryExecutionStrategy if port is None else "cs",
+            SharedMemoryExecutionStrategy if port is None else _client_server(),
             _given(places),
         )
         require_followed(self.strategy, **places)
@@ -137,14 +143,14 @@ class Trainer:
         )
         require_used(self.runner, **options, tracer=None if tracer is None else self.tracer)
         self._store_spec = store
-        self.llm_proxy = build_component(llm_proxy, expected_type=LLMProxy, spec_name="llm_proxy")
+        self.llm_proxy = _optional(llm_proxy, LLMProxy, "llm_proxy")
         self.hooks = checked_hooks(hooks)
         self.initial_resources = checked_resources(initial_resources)
         self.run_dir = checked_run_dir(run_dir)
         self.retention = checked_retention(retention)
         check_flag("dev", dev)
         self._dev = dev
-        self.monitor = build_component(_monitor_of(monitor), expected_type=Monitor, spec_name="monitor")
+        self.monitor = _optional(_monitor_of(monitor), Monitor, "monitor")
         self.max_algorithm_restarts = max_algorithm_restarts
 
     @property
@@ -156,8 +162,8 @@ class Trainer:
         self,
         agent: LitAgent[Any],
         train_dataset: Dataset | None = None,
-        *,
         val_dataset: Dataset | None = None,
+        *,
         resume: bool = False,
     ) -> RunSummary:
         """Train the agent and block until it is done; works under a running event loop too.
@@ -177,8 +183,8 @@ class Trainer:
         self,
         agent: LitAgent[Any],
         train_dataset: Dataset | None = None,
-        *,
         val_dataset: Dataset | None = None,
+        *,
         resume: bool = False,
     ) -> RunSummary:
         """`fit` for async code. Cancelling it stops the run as Ctrl-C does."""
@@ -188,7 +194,7 @@ class Trainer:
             return await self._execute(agent, algorithm, run, store, train_dataset, val_dataset)
 
     def dev(
-        self, agent: LitAgent[Any], train_dataset: Dataset | None = None, *, val_dataset: Dataset | None = None
+        self, agent: LitAgent[Any], train_dataset: Dataset | None = None, val_dataset: Dataset | None = None
     ) -> RunSummary:
         """Run the agent on the data without training it, in memory: a quick look whether everything fits together.
 
@@ -262,11 +268,14 @@ class Trainer:
     def _build_store(self) -> LightningStore:
         if isinstance(self._store_spec, str) and "://" in self._store_spec:
             return open_store(self._store_spec)
-        store = build_component(
-            self._store_spec, expected_type=LightningStore, spec_name="store", registry=StoreRegistry
+        return build_component(
+            self._store_spec,
+            expected_type=LightningStore,
+            spec_name="store",
+            registry=StoreRegistry,
+            dict_requires_type=False,
+            dict_default_cls=SqliteLightningStore,
         )
-        assert store is not None
-        return store
 
     # ---- a run ---------------------------------------------------------------------------------------------------------
 
@@ -482,15 +491,31 @@ def _required(
     spec: Any,
     expected: type[Any],
     name: str,
-    registry: Mapping[str, str],
-    default: type[Any] | str,
+    registry: Mapping[str, Any],
+    default: type[Any],
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """The component, made by `default` with `options` when no spec was given; options fill what a spec leaves open."""
+    """Return the component, made by `default` if the spec names no class; `options` fill what the spec leaves open."""
     return build_component(
         default if spec is None else spec,
         expected_type=expected,
         spec_name=name,
         registry=registry,
         optional_defaults=options,
+        dict_requires_type=False,
+        dict_default_cls=default,
+    )
+
+
+def _client_server() -> type[ExecutionStrategy]:
+    """Return the strategy that a port is for; its module brings a server, which other runs do without."""
+    from leyden.execution.client_server import ClientServerExecutionStrategy
+
+    return ClientServerExecutionStrategy
+
+
+def _optional(spec: Any, default: type[T], name: str) -> T | None:
+    """Return the component, or None if there is no spec; a dict holds the arguments of `default`."""
+    return build_component(
+        spec, expected_type=default, spec_name=name, allow_none=True, dict_requires_type=False, dict_default_cls=default
     )

@@ -90,6 +90,37 @@ def test_an_agent_method_and_every_registered_spec_work_together() -> None:
     assert trainer.fit(double, [1, 2], val_dataset=[3]).rollouts["succeeded"] == 6
 
 
+def test_dicts_without_a_type_hold_the_arguments_of_the_default_classes(tmp_path: Path) -> None:
+    trainer = ly.Trainer(
+        algorithm="baseline",
+        adapter={"agent_match": "writer"},
+        llm_proxy={"port": 0},
+        tracer={"model_hosts": ["models.example"]},
+        runner={"concurrency": 2},
+        strategy={"n_runners": 2},
+        store={"path": tmp_path / "rollouts.sqlite"},
+        monitor={"interval_seconds": 5},
+    )
+    assert isinstance(trainer.adapter, ly.TraceToTriplet) and trainer.adapter.agent_match == "writer"
+    assert isinstance(trainer.llm_proxy, ly.LLMProxy)
+    assert isinstance(trainer.tracer, ly.OtelTracer)
+    assert (trainer.runner.concurrency, trainer.n_runners) == (2, 2)
+    assert isinstance(trainer.monitor, ly.Monitor)
+    assert trainer.fit(double, [1, 2]).rollouts["succeeded"] == 2
+    assert (tmp_path / "rollouts.sqlite").exists()
+    with pytest.raises(ConfigError, match="algorithm=.* does not say which component"):
+        ly.Trainer(algorithm={"n_epochs": 2})
+    with pytest.raises(ConfigError, match="TraceToTriplet has no option 'agent_mach'; did you mean 'agent_match'"):
+        ly.Trainer(adapter={"agent_mach": "writer"})
+
+
+async def test_data_sets_are_given_by_position() -> None:
+    trainer = ly.Trainer(algorithm="baseline", store="memory")
+    assert trainer.fit(double, [1, 2], [3]).rollouts["succeeded"] == 3
+    assert trainer.dev(double, [1, 2], [3]).rollouts["succeeded"] == 3
+    assert (await trainer.afit(double, [1, 2], [3])).rollouts["succeeded"] == 3
+
+
 def test_an_agent_without_a_gateway_yields_triplets_by_default() -> None:
     @ly.rollout
     async def calls_a_hosted_model(task: str) -> None:
