@@ -12,9 +12,9 @@ from typing import Any, TypedDict
 
 from leyden.adapter.attributes import Json, as_list
 from leyden.adapter.base import TraceAdapter
-from leyden.adapter.calls import in_order
 from leyden.adapter.chat import message_text
 from leyden.adapter.normalise import ModelCallView, ToolCallView, read_tool_call
+from leyden.adapter.order import in_order
 from leyden.adapter.selection import select_calls
 from leyden.adapter.tree import TraceTree
 from leyden.types import Span

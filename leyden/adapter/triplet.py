@@ -16,6 +16,7 @@ from leyden.adapter.base import TraceAdapter
 from leyden.adapter.calls import model_calls
 from leyden.adapter.chat import image_urls
 from leyden.adapter.normalise import ModelCallView
+from leyden.adapter.order import in_order
 from leyden.adapter.selection import RewardMatchPolicy, match_rewards, select_calls
 from leyden.adapter.tree import TraceTree
 from leyden.types import Span, Triplet, TripletPrompt, TripletResponse
@@ -103,10 +104,10 @@ class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):
 
     def adapt(self, source: Sequence[Span]) -> list[Triplet]:
         """One triplet for each model call of one attempt."""
-        calls = [
-            call for call in model_calls([span for span in source if span.name in _PROXY_SPANS]) if not call.failed
-        ]
-        return [_triplet(call, reward) for call, reward in zip(calls, match_rewards(calls, source), strict=True)]
+        spans = in_order(source)
+        recorded = model_calls([span for span in spans if span.name in _PROXY_SPANS])
+        calls = [call for call in recorded if not call.failed]
+        return [_triplet(call, reward) for call, reward in zip(calls, match_rewards(calls, spans), strict=True)]
 
 
 def _triplet(call: ModelCallView, reward: float | None, **metadata: Any) -> Triplet:

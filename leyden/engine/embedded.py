@@ -197,6 +197,7 @@ class EmbeddedBackend(PolicyBackend):
         from leyden.engine.learner import Learner
         from leyden.engine.loading import load_policy
         from leyden.utils.asgi import AsgiThread
+        from leyden.utils.http import SiteGuard
 
         if self._threads is not None:
             torch.set_num_threads(self._threads)
@@ -232,7 +233,9 @@ class EmbeddedBackend(PolicyBackend):
         routes = control_routes(self) if self._control_key else None
         listener = self._listen()
         port = int(listener.getsockname()[1])
-        server = AsgiThread(Endpoint(decoder, policy.text, options, routes), name="leyden-engine-http")
+        guard = SiteGuard(local_only=self._api_key is None and is_loopback(self._address[0]))
+        endpoint = Endpoint(decoder, policy.text, options, routes, guard=guard)
+        server = AsgiThread(endpoint, name="leyden-engine-http")
         server.start(listener)
         decoder.start()
         return _Running(policy, learner, decoder, server, executor, port, max_length)

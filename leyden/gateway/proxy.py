@@ -36,6 +36,7 @@ from leyden.store.base import LightningStore
 from leyden.types import LLM, NamedResources, ProxyLLM
 from leyden.utils.asgi import AsgiServer
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
+from leyden.utils.http import SiteGuard
 from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
 
 __all__ = ["LLMProxy"]
@@ -84,8 +85,9 @@ class LLMProxy:
 
         port: None takes a free one.
         timeout_seconds: the longest time for one answer of the upstream, a stream's last byte and an agent that reads slowly included.
-        deterministic_seed: give each request that has no `seed` one that depends on this number, the rollout's id and the number of the
-        call in its attempt, so that a rerun of the same rollout id samples the same.
+        deterministic_seed: give each request that has no `seed` one that depends on this number, the rollout's
+        `metadata["leyden.sampling_key"]` (without one, its id), how many of its attempts have failed, and the number of the call in its
+        attempt. `PolicyGradient` sets the key to mode, step and place, so that two runs with one seed sample the same.
         token: what clients must send as their API key; required when `host` is not a loopback address.
         access_host: under which agents reach this machine, where `host` does not say it. None: `host`; and where that stands for all
         addresses of the machine (0.0.0.0), runners look for the gateway on the machine of the store.
@@ -389,6 +391,7 @@ class LLMProxy:
                 model_names=lambda: list(self._models),
                 token=self._token,
                 control_key=lambda: self._control_key,
+                guard=SiteGuard(local_only=self._token is None and is_loopback(self._host), also=[self._access_host]),
             )
             servers: list[AsgiServer] = []
             for door, at in await stack.enter_async_context(self._doors(app, listener)):

@@ -49,9 +49,9 @@ _OF_THE_SERVER = {
 _COMMENT = b": keep-alive\n\n"
 
 
-def seed_for(deterministic_seed: int, rollout_id: str, call_index: int) -> int:
-    """The sampling seed of one call, 31 bits. Attempts of one rollout share it, so that a rerun samples the same."""
-    digest = sha256(f"{deterministic_seed}\x1f{rollout_id}\x1f{call_index}".encode()).digest()
+def seed_for(deterministic_seed: int, sampling_key: str, call_index: int) -> int:
+    """Derive the sampling seed of one call, 31 bits, from its attempt's key and its number within the attempt."""
+    digest = sha256(f"{deterministic_seed}\x1f{sampling_key}\x1f{call_index}".encode()).digest()
     return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
 
 
@@ -140,8 +140,15 @@ class Relay:
         await self._gate.enter()
         try:
             await self._ask_until_answered(exchange, servers)
+        except _EngineLost as lost:
+            refusal = lost.refusal
+        else:
+            return
         finally:
             self._gate.leave()
+        # The end of the run cancels the call before this is over, unless nobody notices that the engine is dead.
+        await asyncio.sleep(self._options.timeout_seconds)
+        raise refusal
 
     def _servers(self, request: dict[str, Any]) -> tuple[UpstreamModel, ...]:
         name = request.get("model")
@@ -183,6 +190,9 @@ class Relay:
         except _Again as failure:
             well = None if failure.status == HTTPStatus.TOO_MANY_REQUESTS else False
             raise
+        except _EngineLost:
+            well = False
+            raise
         except Refusal as refusal:
             well = False if refusal.code in _OF_THE_SERVER else None
             raise
@@ -212,6 +222,8 @@ class Relay:
         except ServerGone as gone:
             if chances.again and not gone.began and (chances.elsewhere or not gone.timed_out):
                 raise _Again(_unreachable(model, gone).message) from gone
+            if model.part_of_run and not await self._transport(model).is_up(model):
+                raise _EngineLost(_unreachable(model, gone)) from gone
             raise _unreachable(model, gone) from gone
         except TimeoutError as error:
             raise Refusal(
@@ -252,7 +264,7 @@ class Relay:
             )
         seed = None
         if self._options.deterministic_seed is not None:
-            seed = seed_for(self._options.deterministic_seed, call.rollout_id, call.call_index or 0)
+            seed = seed_for(self._options.deterministic_seed, exchange.sampling_key, call.call_index or 0)
         try:
             whole = request
             if client is not upstream and client is DIALECTS["responses"]:
@@ -393,6 +405,14 @@ class _Again(Exception):
     def __init__(self, why: str, status: int | None = None) -> None:
         super().__init__(why)
         self.status = status
+
+
+class _EngineLost(Exception):
+    """The run's own engine has died, and with it the answer."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 def _well(exchange: Exchange) -> bool | None:

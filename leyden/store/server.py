@@ -23,6 +23,7 @@ from leyden.store.sqlite import SqliteLightningStore
 from leyden.store.sweeper import Sweeper
 from leyden.types import Retention
 from leyden.utils.asgi import AsgiThread
+from leyden.utils.http import SiteGuard
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback, listen, listen_unix, netloc, reachable, unix_url
 
@@ -146,7 +147,7 @@ class LightningStoreServer:
             app = StoreApp(
                 self.store,
                 token=self._token,
-                local_only=self._token is None and is_loopback(self._host),
+                guard=SiteGuard(local_only=self._token is None and is_loopback(self._host)),
                 max_body_bytes=self._max_body_bytes,
                 pages=pages(),
                 mounts={TRACES: self._receive_traces, END: self._answer_end},

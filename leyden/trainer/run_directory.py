@@ -14,7 +14,7 @@ from leyden.algorithm import Run
 from leyden.errors import ConfigError
 from leyden.store.base import LightningStore
 from leyden.types import RolloutStatus, failure_reason
-from leyden.utils.atomic import write_file
+from leyden.utils.atomic import private_directory, write_file
 
 __all__ = ["MANIFEST", "RunSummary", "newest_run", "open_run", "store_path", "summarise"]
 
@@ -80,7 +80,7 @@ def open_run(directory: Path | None, *, resume: bool, options: dict[str, Any] | 
     run = Run(run_id=secrets.token_hex(6), directory=directory, options=options or {})
     content = {"format": _FORMAT, "run_id": run.run_id, "started": time.time(), "options": run.options}
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        private_directory(directory)
         write_file(manifest, json.dumps(content))
     except OSError as error:
         raise ConfigError(f"cannot keep a run in {directory}: {error}; choose another run_dir") from error

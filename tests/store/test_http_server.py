@@ -314,6 +314,42 @@ async def test_a_web_page_that_calls_itself_this_machine_is_refused(ask: Ask, op
         assert response.status == 200
 
 
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+async def test_a_page_of_another_site_changes_and_reads_nothing(
+    ask: Ask, opened: LightningStore, headers: dict[str, str]
+) -> None:
+    running = await claimed(opened)
+    waiting = await opened.enqueue_rollout("waits")
+    await opened.update_worker("w")
+    attempts = f"rollouts/{running.rollout_id}/attempts"
+    for path in ("queues/rollouts/release", "queues/rollouts/dequeue", "sweep", "workers/w/pause", attempts):
+        async with ask("POST", f"{API}/{path}", headers=headers) as response:
+            assert (await error_of(response))[:2] == (403, "ConfigError")
+    for path in (f"{API}/statistics", "/docs", f"{API}/health"):
+        async with ask("GET", path, headers=headers) as response:
+            assert response.status == 403
+    assert (await opened.get_rollout_by_id(waiting.rollout_id)).status == "queuing"
+    assert [attempt.status for attempt in await opened.query_attempts(running.rollout_id)] == ["preparing"]
+    (worker,) = await opened.query_workers()
+    assert not worker.paused
+
+
+async def test_a_token_does_not_open_the_store_to_pages_of_another_site(opened: LightningStore) -> None:
+    async with LightningStoreServer(opened, token="t") as server, asking(server, Authorization="Bearer t") as ask:
+        for origin, status in {"https://evil.example": 403, server.endpoint: 200}.items():
+            async with ask("POST", f"{API}/queues/rollouts/release", headers={"Origin": origin}) as response:
+                assert response.status == status
+
+
+async def test_a_request_with_two_hosts_is_refused(opened: LightningStore) -> None:
+    async with LightningStoreServer(opened) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.endpoint.rpartition(":")[2]))
+        writer.write(f"GET {API}/statistics HTTP/1.1\r\nHost: evil.example\r\nHost: localhost\r\n\r\n".encode())
+        assert (await reader.readline()).split()[1] == b"400"
+        writer.close()
+        await writer.wait_closed()
+
+
 def test_a_server_of_all_addresses_has_one_to_connect_to() -> None:
     assert LightningStoreServer(InMemoryLightningStore(), "0.0.0.0", 5, token="t").endpoint == "http://127.0.0.1:5"
     assert LightningStoreServer(InMemoryLightningStore(), "::", 5, token="t").endpoint == "http://[::1]:5"

@@ -52,6 +52,18 @@ def test_fit_keeps_the_run_in_a_directory_of_its_own(tmp_path: Path, monkeypatch
     assert asyncio.run(read()) == [2.0, 4.0, 6.0]
 
 
+def test_a_run_is_private_to_its_user(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ly.Trainer(algorithm="baseline", run_dir=run).fit(double, [1])
+    assert run.stat().st_mode & 0o777 == 0o700
+    for file in run.glob("store.sqlite*"):
+        assert file.stat().st_mode & 0o077 == 0, file
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    ly.Trainer(algorithm="baseline", run_dir=shared).fit(double, [1])
+    assert shared.stat().st_mode & 0o777 == 0o755
+
+
 async def test_afit_runs_on_the_callers_loop_and_fit_under_a_running_one() -> None:
     async with InMemoryLightningStore() as store:
         await ly.Trainer(algorithm="baseline", store=store).afit(double, [1])
