@@ -36,7 +36,7 @@ from leyden.options import check_token
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM
-from leyden.utils.asgi import AsgiServer
+from leyden.utils.asgi import AsgiServer, ConnectionLimits
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
 from leyden.utils.http import SiteGuard
 from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
@@ -82,6 +82,7 @@ class LLMProxy:
         attempt_limits: AttemptLimits | None = None,
         sampling_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         durable: bool = False,
+        connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """Nothing is opened before `start`.
 
@@ -103,6 +104,7 @@ class LLMProxy:
         durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
         written behind the answer, and a crash of this process loses the last few hundredths of a second.
         store: where calls are recorded; of a `LightningStoreServer`, the store that it serves.
+        connection_limits: how long an agent may take to send a request or fetch an answer; None: see `ConnectionLimits`.
         model_list: `UpstreamModel`s, `LLM`s, or mappings with the fields of the former; Agent Lightning's entries with `litellm_params`,
         too. A model that is named several times has several servers. An attempt stays with one while it is well.
         Raises ConfigError.
@@ -147,6 +149,7 @@ class LLMProxy:
             sampling_overrides=overrides,
             durable=durable,
         )
+        self._connection_limits = connection_limits
         self._store = None if store is None else _checked_store(store)
         self._token = token
         self._control_key = secrets.token_urlsafe(32)
@@ -401,7 +404,9 @@ class LLMProxy:
             )
             servers: list[AsgiServer] = []
             for door, at in await stack.enter_async_context(self._doors(app, listener)):
-                servers.append(AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS))
+                servers.append(
+                    AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS, limits=self._connection_limits)
+                )
                 await servers[-1].start(at)
             writing = asyncio.create_task(recorder.run())
             stop = asyncio.Event()
