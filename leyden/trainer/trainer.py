@@ -18,7 +18,7 @@ from leyden.errors import ConfigError, RunInterrupted, StoreError
 from leyden.execution import Elsewhere, ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.base import RunsAgain
 from leyden.execution.events import StopSignal
-from leyden.gateway import FoundGateways, LLMProxy, control_key_of
+from leyden.gateway import FoundGateways, LLMProxy
 from leyden.litagent import LitAgent, check_resources
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.monitor import Monitor
@@ -449,7 +449,7 @@ class Trainer:
         """What runners tell that an attempt is over."""
         elsewhere = self.strategy.elsewhere()
         if not self.strategy.runs_algorithm and elsewhere is not None:
-            return (FoundGateways(control_key_of(elsewhere.secret)),)
+            return (FoundGateways(elsewhere.secret),)
         return () if proxy is None else (proxy,)
 
     async def _algorithm_bundle(
