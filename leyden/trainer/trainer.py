@@ -342,6 +342,15 @@ class Trainer:
             workers = WorkerBundle(
                 agent, self.hooks, self._recorders(proxy), self.runner, self._worker_names(run, store)
             )
+            logger.debug(
+                "run %s: %s with %d runners (%s) on %s, adapter %s",
+                run.run_id,
+                type(algorithm).__name__,
+                self.n_runners,
+                type(self.strategy).__name__,
+                store.url,
+                type(self.adapter).__name__,
+            )
             workers.init()
             stack.callback(workers.teardown)
 
@@ -368,6 +377,7 @@ class Trainer:
             summary = await summarise(
                 store, run.directory, forgotten=sweeper.forgotten, stopped=next(iter(stopped), None)
             )
+        logger.debug("run %s: done\n%s", run.run_id, summary)
         if summary.stopped is not None:
             logger.warning("the run ended before its algorithm did\n%s", summary)
         elif summary.failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ from leyden.types import (
     check_rollout_transition,
 )
 from leyden.utils import ids
+from leyden.utils.logs import Preview
 
 __all__ = [
     "enqueue_many_rollouts",
@@ -53,6 +55,8 @@ __all__ = [
     "start_rollout",
     "update_rollout",
 ]
+
+logger = logging.getLogger(__name__)
 
 _SORTABLE = {name: f"r.{name}" for name in ("rollout_id", "start_time", "end_time", "status", "mode", "resources_id")}
 
@@ -104,6 +108,11 @@ def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequ
         if request.pin is not None:
             tx.run("pin_rollout", name=request.pin, rollout_id=rollout.rollout_id)
         answer.append(rollout)
+    if logger.isEnabledFor(logging.DEBUG):
+        for one in answer:
+            logger.debug(
+                "rollout %s: enqueued, %s, %s, task %s", one.rollout_id, one.mode, one.resources_id, Preview(one.input)
+            )
     return answer
 
 
