@@ -35,6 +35,7 @@ from leyden.types import (
     Span,
     find_final_reward,
 )
+from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.listening import beside
 from leyden.utils.logs import Preview
 from leyden.utils.text import describe_error
@@ -142,6 +143,7 @@ class AttemptRunner:
         except (MissingResource, UnknownResources) as error:
             return _failed("missing_resource", error)
         except Exception as error:  # noqa: BLE001 -- the boundary: an agent may raise anything, and it is data
+            warn_if_exhausted(logger, f"rollout {rollout.rollout_id}", error)
             emit_exception(error)
             return _failed("exception", error)
         return SUCCEEDED

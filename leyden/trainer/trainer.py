@@ -51,6 +51,7 @@ from leyden.trainer.registry import (
 from leyden.trainer.restarts import Restarts, check_restarts
 from leyden.trainer.run_directory import RunSummary, open_run, store_path, summarise
 from leyden.types import NamedResources, Retention
+from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback
 
@@ -369,6 +370,7 @@ class Trainer:
                 raise
             except Exception as error:
                 await self._let_go(run, store)
+                warn_if_exhausted(logger, "the run", error)
                 if run.directory is not None:
                     error.add_note(_how_to_resume(run.directory))
                 raise
