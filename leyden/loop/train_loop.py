@@ -237,6 +237,7 @@ class TrainLoop:
 
     def _begin(self, stage: Stage) -> None:
         self.current_stage = stage
+        logger.debug("iteration %d: %s begins", self.current_iter + (stage == "train"), stage)
         self._stage_started_at = time.monotonic()
         for writer in self.writers:
             writer.on_stage_start(self.current_iter + (stage == "train"), stage)
@@ -244,6 +245,7 @@ class TrainLoop:
     def _write(self, stage: Stage, metrics: object, source: str) -> None:
         cleaned = clean_metrics(metrics, source=source)
         self.last_row = MetricsRow(self.current_iter, stage, self.total_seconds, cleaned)
+        logger.debug("iteration %d: %s done, %s", self.current_iter, stage, cleaned)
         prefix = "val/" if stage == "val" else ""
         self.metrics.update({prefix + name: value for name, value in cleaned.items()})
         for writer in self.writers:

@@ -51,6 +51,7 @@ from leyden.trainer.registry import (
 from leyden.trainer.restarts import Restarts, check_restarts
 from leyden.trainer.run_directory import RunSummary, open_run, store_path, summarise
 from leyden.types import NamedResources, Retention
+from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback
 
@@ -342,6 +343,15 @@ class Trainer:
             workers = WorkerBundle(
                 agent, self.hooks, self._recorders(proxy), self.runner, self._worker_names(run, store)
             )
+            logger.debug(
+                "run %s: %s with %d runners (%s) on %s, adapter %s",
+                run.run_id,
+                type(algorithm).__name__,
+                self.n_runners,
+                type(self.strategy).__name__,
+                store.url,
+                type(self.adapter).__name__,
+            )
             workers.init()
             stack.callback(workers.teardown)
 
@@ -360,6 +370,7 @@ class Trainer:
                 raise
             except Exception as error:
                 await self._let_go(run, store)
+                warn_if_exhausted(logger, "the run", error)
                 if run.directory is not None:
                     error.add_note(_how_to_resume(run.directory))
                 raise
@@ -368,6 +379,7 @@ class Trainer:
             summary = await summarise(
                 store, run.directory, forgotten=sweeper.forgotten, stopped=next(iter(stopped), None)
             )
+        logger.debug("run %s: done\n%s", run.run_id, summary)
         if summary.stopped is not None:
             logger.warning("the run ended before its algorithm did\n%s", summary)
         elif summary.failures:
