@@ -43,6 +43,8 @@ class Seed(Generic[T]):
     item: T
     number: int
     """How many seeds were taken before it, over all passes."""
+    entropy: int = 0
+    """The source's own seed. The random numbers of the episode derive from it and from `number`."""
 
 
 class Items(Protocol[T_co]):
@@ -122,7 +124,7 @@ class SeedPlan(Generic[T]):
             if self._cursor == self._size:
                 self._pass, self._cursor = self._pass + 1, 0
         self._in_flight[number] = index
-        return Seed(index, item, number)
+        return Seed(index, item, number, self._seed)
 
     def _item(self, index: int) -> T:
         try:
@@ -215,10 +217,11 @@ class DataQueue(Generic[T]):
 
 
 class _IteratorSeeds:
-    """The items of an iterator, one by one. What it will yield next is fetched when that is asked for."""
+    """The items of an iterator, one by one. The next item is fetched when it is asked for."""
 
-    def __init__(self, items: Iterator[Any]) -> None:
+    def __init__(self, items: Iterator[Any], entropy: int) -> None:
         self._items = items
+        self._entropy = entropy
         self._taken = 0
         self._next: list[Any] = []
         self._returned: list[Seed[Any]] = []
@@ -238,7 +241,7 @@ class _IteratorSeeds:
             return None
         if self._returned:
             return self._returned.pop(0)
-        seed = Seed(self._taken, self._next.pop(), self._taken)
+        seed = Seed(self._taken, self._next.pop(), self._taken, self._entropy)
         self._taken += 1
         return seed
 
@@ -258,13 +261,16 @@ SeedsLike: TypeAlias = "SeedSource | DataQueue[Any] | Items[Any] | Iterable[Any]
 
 
 @overload
-def as_seed_source(seeds: SeedPlan[T]) -> SeedPlan[T]: ...
+def as_seed_source(seeds: SeedPlan[T], *, entropy: int = 0) -> SeedPlan[T]: ...
 @overload
-def as_seed_source(seeds: SeedsLike) -> SeedSource: ...
-def as_seed_source(seeds: SeedsLike) -> SeedSource:
-    """What takes seeds from `seeds`: a plan, a queue, a sequence (one pass, in order), any iterable, None (no items, for ever)."""
+def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource: ...
+def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource:
+    """Return a source of `seeds`: a plan, a queue, a sequence (one pass, in order), any iterable, or None (no items, for ever).
+
+    entropy: the `Seed.entropy` of an iterable's and of None's seeds, which have no seed of their own.
+    """
     if seeds is None:
-        return _IteratorSeeds(_for_ever())
+        return _IteratorSeeds(_for_ever(), entropy)
     if isinstance(seeds, DataQueue):
         return seeds.plan
     if hasattr(seeds, "take") and hasattr(seeds, "give_back"):
@@ -272,5 +278,5 @@ def as_seed_source(seeds: SeedsLike) -> SeedSource:
     if isinstance(seeds, Sequence) or (hasattr(seeds, "__len__") and hasattr(seeds, "__getitem__")):
         return SeedPlan(cast("Items[Any]", seeds))
     if isinstance(seeds, Iterable):
-        return _IteratorSeeds(iter(seeds))
+        return _IteratorSeeds(iter(seeds), entropy)
     raise ConfigError(f"seeds={seeds!r}: give a SeedPlan, a DataQueue, a sequence, an iterator, or None")

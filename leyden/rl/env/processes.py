@@ -12,6 +12,8 @@ Factories travel by value (cloudpickle): lambdas and closures too. Unless `start
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -31,6 +33,7 @@ from leyden.errors import ConfigError, SimulatorError
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
 from leyden.rl.env.group import EnvFactory, Failure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, layout_of
+from leyden.rl.env.randomness import WorkerGenerators, WorkerSeeds
 from leyden.rl.env.split import cores, split, worker_count
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
 from leyden.rl.env.worker import Begin, Crash, Ready, Results, Sizes, Step, View, run_worker
@@ -38,6 +41,7 @@ from leyden.rl.seed import SeedsLike
 
 __all__ = ["FiniteShmemVectorEnv", "FiniteSubprocVectorEnv", "StartMethod", "refuse_in_a_worker"]
 
+logger = logging.getLogger(__name__)
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 _GUARD_MISSING = 78
 _STARTS = 3
@@ -55,6 +59,10 @@ class _Lost(Exception):
         self.how, self.traceback = how, traceback
 
 
+class _TimedOut(_Lost):
+    """A worker has not answered in time."""
+
+
 class _Worker:
     """One worker process, as its parent sees it; `start` again replaces it."""
 
@@ -66,6 +74,7 @@ class _Worker:
         packed: bytes,
         file: SharedMemoryFile,
         sizes: Sizes,
+        seeds: WorkerSeeds,
         *,
         wants_steps: bool,
     ) -> None:
@@ -74,6 +83,7 @@ class _Worker:
         self.everyone = list(range(len(part)))
         self._context, self._packed, self._file = context, packed, file
         self._sizes, self._wants_steps = sizes, wants_steps
+        self._seeds, self._starts = seeds, 0
         self.process: Any = None
         self.channel: Channel | None = None
 
@@ -97,6 +107,7 @@ class _Worker:
                 self._packed,
                 self._sizes,
                 self._wants_steps,
+                WorkerGenerators(self._seeds, self.number, self._starts),
                 inherited,
             ),
             name=f"leyden-env-{self.number}",
@@ -112,15 +123,39 @@ class _Worker:
         finally:
             orders_in.close()
             answers_out.close()
+        self._starts += 1
         self.channel = Channel(answers_in, orders_out)
 
+    def ready(self, timeout_seconds: float | None, quiet_seconds: float) -> Ready:
+        """Wait until its environments are made; log a warning after each `quiet_seconds`. Raises _Lost if they never are."""
+        began, after = time.monotonic(), quiet_seconds
+        end = math.inf if timeout_seconds is None else timeout_seconds
+        while True:
+            left = min(after, end) - (time.monotonic() - began)
+            try:
+                ready = self.answer(None if left == math.inf else max(left, 0.0))
+            except _TimedOut:
+                if after >= end:
+                    raise _TimedOut(_too_long(end)) from None
+                logger.warning("worker %d takes more than %g s to make %s", self.number, after, self.described)
+                after *= 2
+            else:
+                assert isinstance(ready, Ready)
+                return ready
+
+    @property
+    def described(self) -> str:
+        """Its environments, in words."""
+        part = self.part
+        return f"environment {part.start}" if len(part) == 1 else f"environments {part.start} to {part.stop - 1}"
+
     def answer(self, timeout_seconds: float | None) -> Any:
-        """What it answers. Raises _Lost if that never comes."""
+        """Return its answer. Raises _Lost if that never comes."""
         assert self.channel is not None
         try:
             answer = self.channel.receive(timeout_seconds)
         except TimeoutError:
-            raise _Lost(f"it took more than {timeout_seconds:g} s and was killed") from None
+            raise _TimedOut(_too_long(timeout_seconds)) from None
         except (EOFError, OSError):
             raise _Lost(f"its worker process died ({self._ending()})") from None
         if isinstance(answer, Crash):
@@ -176,20 +211,33 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         seeds: SeedsLike = None,
         on_worker_error: OnWorkerError = "raise",
         max_retries: int = 3,
+        quiet_seconds: float = 60.0,
         workers: int | None = None,
         start_method: StartMethod | None = None,
         step_timeout_seconds: float | None = None,
+        seed: int | WorkerSeeds | None = None,
     ) -> None:
         """workers: processes; None: one for each core, at most one for each environment. start_method: None: forkserver where there is one.
 
         step_timeout_seconds: how long a worker may take for the making, a reset or a step of all its environments; None: for ever.
+        seed: of the global generators (random, NumPy, torch) of the workers, which all differ. None: drawn from this process's generators,
+            so a program that seeds these repeats its workers' numbers.
+        A worker that dies while it makes its environments is started anew, unless `on_worker_error` is `raise`.
         Raises SimulatorError when environments cannot be made, ConfigError when a factory cannot go to another process.
         """
         refuse_in_a_worker()
         super().__init__(
-            len(env_fns), logger=logger, seeds=seeds, on_worker_error=on_worker_error, max_retries=max_retries
+            len(env_fns),
+            logger=logger,
+            seeds=seeds,
+            on_worker_error=on_worker_error,
+            max_retries=max_retries,
+            quiet_seconds=quiet_seconds,
         )
+        if not isinstance(seed, WorkerSeeds):
+            seed = WorkerSeeds.draw() if seed is None else WorkerSeeds(seed, seed, seed)
         self._timeout = step_timeout_seconds
+        self._awaited: _Worker | None = None
         parts = split(len(env_fns), worker_count(workers, len(env_fns), cores()))
         sizes = Sizes(len(env_fns), len(parts))
         context = _context(start_method)
@@ -202,6 +250,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
                 _pack(env_fns[part.start : part.stop]),
                 self._file,
                 sizes,
+                seed,
                 wants_steps=self._wants_steps,
             )
             for number, part in enumerate(parts)
@@ -211,7 +260,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         try:
             for worker in self._workers:
                 worker.start(self._workers)
-            ready = [self._ready(worker) for worker in self._workers]
+            ready = [self._first_ready(worker) for worker in self._workers]
             self._open_memory(ready, sizes)
         except BaseException:
             self._finalizer()
@@ -240,17 +289,37 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         except _Lost as lost:
             raise SimulatorError(f"environments of worker {worker.number} could not be opened: {lost.how}") from None
 
+    def _first_ready(self, worker: _Worker) -> Ready:
+        """Wait for a worker that was just started; one that dies is started again, unless failures are to be raised."""
+        for attempt in range(_STARTS):
+            try:
+                return worker.ready(self._timeout, self._quiet_seconds)
+            except _Lost as lost:
+                if lost.traceback or self._on_worker_error == "raise" or attempt == _STARTS - 1:
+                    raise self._not_made(worker, lost) from None
+                logger.warning("worker %d is started again: %s", worker.number, lost.how)
+            worker.end()
+            worker.start(self._workers)
+        raise AssertionError("not reached")
+
     def _ready(self, worker: _Worker) -> Ready:
         try:
-            answer = worker.answer(self._timeout)
+            return worker.ready(self._timeout, self._quiet_seconds)
         except _Lost as lost:
-            own = f"\n\nIts own traceback:\n{lost.traceback}" if lost.traceback else ""
-            raise SimulatorError(
-                f"environments {worker.part.start} to {worker.part.stop - 1} could not be made: {lost.how}{own}",
-                env_id=worker.part.start,
-            ) from None
-        assert isinstance(answer, Ready)
-        return answer
+            raise self._not_made(worker, lost) from None
+
+    def _not_made(self, worker: _Worker, lost: _Lost) -> SimulatorError:
+        own = f"\n\nIts own traceback:\n{lost.traceback}" if lost.traceback else ""
+        return SimulatorError(f"{worker.described} could not be made: {lost.how}{own}", env_id=worker.part.start)
+
+    def _busy(self) -> int | None:
+        worker = self._awaited
+        return None if worker is None else worker.part.start + int(self._view.progress[worker.number])
+
+    def _of_worker(self, env: int) -> str:
+        worker = next(worker for worker in self._workers if env in worker.part)
+        pid = None if worker.process is None else worker.process.pid
+        return f" (worker {worker.number}, process {pid})"
 
     def _begin(self, starts: Sequence[Start]) -> list[Failure]:
         orders: list[tuple[_Worker, Begin]] = []
@@ -289,6 +358,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
     def _take_in(self, worker: _Worker, envs: Sequence[int], doing: str) -> tuple[Infos, list[Failure]]:
         """What a worker answers, in numbers of all environments. envs: those of its own that it was told about."""
         start = worker.part.start
+        self._awaited = worker
         try:
             answer = worker.answer(self._timeout)
         except _Lost as lost:
@@ -341,9 +411,13 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
 
 
 class FiniteShmemVectorEnv(FiniteSubprocVectorEnv):
-    """The same, for spaces of a fixed size only: refuses others, so that a step never costs messages."""
+    """Environments in worker processes, for spaces of a fixed size only: refuses others, so that a step never costs messages."""
 
     _needs_fixed_size = True
+
+
+def _too_long(seconds: float | None) -> str:
+    return f"it took more than {seconds:g} s and was killed"
 
 
 def _context(start_method: StartMethod | None) -> Any:
@@ -351,6 +425,12 @@ def _context(start_method: StartMethod | None) -> Any:
     method = start_method or ("forkserver" if "forkserver" in available else "spawn")
     if method not in get_args(StartMethod) or method not in available:
         raise ConfigError(f"start_method={method!r}; this platform has {', '.join(available)}")
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if method != "fork" and script is not None and script.startswith("<"):
+        raise ConfigError(
+            f"worker processes import the main script, and {script} is no file that they can read. Save the program in a file and run "
+            "that file, or choose start_method='fork' or env_type='dummy'"
+        )
     if method == "forkserver":
         server: Any = forkserver
         if (
