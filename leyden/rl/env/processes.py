@@ -14,23 +14,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import multiprocessing
-import os
-import signal
-import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
-from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
+from typing import Any, ClassVar, cast
 
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
 import numpy as np
 
 from leyden.errors import ConfigError, SimulatorError
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
+from leyden.rl.env.children import (
+    StartMethod,
+    end_process,
+    ending_of,
+    process_context,
+    refuse_in_a_worker,
+    without_sigterm,
+)
 from leyden.rl.env.group import EnvFactory, Failure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, layout_of
 from leyden.rl.env.randomness import WorkerGenerators, WorkerSeeds
@@ -42,13 +45,10 @@ from leyden.rl.seed import SeedsLike
 __all__ = ["FiniteShmemVectorEnv", "FiniteSubprocVectorEnv", "StartMethod", "refuse_in_a_worker"]
 
 logger = logging.getLogger(__name__)
-StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
-_GUARD_MISSING = 78
 _STARTS = 3
 """How often a worker is started in the place of one that was lost."""
 _LAST_SECONDS = 2.0
 """How long all workers together may take to close their environments."""
-_PRELOADED = ["leyden.rl.env.worker"]
 
 
 class _Lost(Exception):
@@ -114,7 +114,7 @@ class _Worker:
             daemon=True,
         )
         try:
-            with _without_sigterm():
+            with without_sigterm():
                 self.process.start()
         except BaseException:
             orders_out.close()
@@ -157,7 +157,7 @@ class _Worker:
         except TimeoutError:
             raise _TimedOut(_too_long(timeout_seconds)) from None
         except (EOFError, OSError):
-            raise _Lost(f"its worker process died ({self._ending()})") from None
+            raise _Lost(f"its worker process died ({ending_of(self.process, _LAST_SECONDS)})") from None
         if isinstance(answer, Crash):
             raise _Lost(f"its worker process ended: {answer.headline}", answer.traceback)
         return answer
@@ -177,23 +177,8 @@ class _Worker:
             self.channel.close()
             self.channel = None
         if self.process is not None:
-            if seconds > 0:
-                self.process.join(seconds)
-            if self.process.is_alive():
-                self.process.kill()
-            self.process.join()
-            self.process.close()
+            end_process(self.process, seconds)
             self.process = None
-
-    def _ending(self) -> str:
-        self.process.join(_LAST_SECONDS)
-        code = self.process.exitcode
-        if code == _GUARD_MISSING:
-            raise ConfigError(
-                "the main script makes a vectorised environment at its top level, and worker processes import it; put that under "
-                "`if __name__ == '__main__':`, or choose start_method='fork'"
-            )
-        return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
 class FiniteSubprocVectorEnv(FiniteVectorEnv):
@@ -240,7 +225,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         self._awaited: _Worker | None = None
         parts = split(len(env_fns), worker_count(workers, len(env_fns), cores()))
         sizes = Sizes(len(env_fns), len(parts))
-        context = _context(start_method)
+        context = process_context(start_method)
         self._file = SharedMemoryFile()
         self._workers = [
             _Worker(
@@ -420,37 +405,6 @@ def _too_long(seconds: float | None) -> str:
     return f"it took more than {seconds:g} s and was killed"
 
 
-def _context(start_method: StartMethod | None) -> Any:
-    available = multiprocessing.get_all_start_methods()
-    method = start_method or ("forkserver" if "forkserver" in available else "spawn")
-    if method not in get_args(StartMethod) or method not in available:
-        raise ConfigError(f"start_method={method!r}; this platform has {', '.join(available)}")
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    if method != "fork" and script is not None and script.startswith("<"):
-        raise ConfigError(
-            f"worker processes import the main script, and {script} is no file that they can read. Save the program in a file and run "
-            "that file, or choose start_method='fork' or env_type='dummy'"
-        )
-    if method == "forkserver":
-        server: Any = forkserver
-        if (
-            getattr(server._forkserver, "_forkserver_pid", None) is None
-        ):  # it has no public name; one that runs keeps what it has
-            multiprocessing.set_forkserver_preload(_PRELOADED)
-    return multiprocessing.get_context(method)
-
-
-@contextlib.contextmanager
-def _without_sigterm() -> Generator[None]:
-    """What is started here has SIGTERM blocked, a forkserver for good: it is often sent to a whole group of processes, and then the
-    parent's to handle. A worker lets it come again when it is ready for it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _pack(factories: Sequence[EnvFactory]) -> bytes:
     try:
         return cloudpickle.dumps(list(factories))  # pyright: ignore[reportUnknownMemberType] -- untyped
@@ -458,14 +412,6 @@ def _pack(factories: Sequence[EnvFactory]) -> bytes:
         raise ConfigError(
             f"the environment factory cannot go to a worker process: {error}. Make what it holds inside it, or choose env_type='dummy'"
         ) from error
-
-
-def refuse_in_a_worker() -> None:
-    """End a worker that makes environments, or trains, while it imports the main script: it would do all over again what that does."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
-        os._exit(_GUARD_MISSING)
 
 
 def _end_all(workers: Sequence[_Worker], file: SharedMemoryFile) -> None:

@@ -7,15 +7,10 @@ a forkserver imports it before any worker is started, and each shares what it lo
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import signal
-import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
-from types import FrameType
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
@@ -23,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
+from leyden.rl.env.children import become_child
 from leyden.rl.env.group import EnvGroup, Failure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, Layout, layout_of
 from leyden.rl.env.randomness import WorkerGenerators
@@ -137,10 +133,7 @@ def run_worker(
     """
     for end in inherited:
         end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _the_parents)  # a handler, which what a simulator starts does not inherit
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    _end_with_the_parent()
+    become_child()
     channel = Channel(*ends)
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has closed, or gone
         try:
@@ -216,17 +209,6 @@ def _picklable(info: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _the_parents(number: int, frame: FrameType | None) -> None:
-    """The parent has it too, and says what is to be done."""
-
-
 def _for_parent(failures: list[Failure]) -> list[Failure]:
     """The traceback travels; the exception may not be able to."""
     return [replace(failure, error=None) for failure in failures] if failures else failures
-
-
-def _end_with_the_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        sentinels: list[Any] = [parent.sentinel]
-        threading.Thread(target=lambda: (wait(sentinels), os._exit(1)), name="leyden-parent", daemon=True).start()
