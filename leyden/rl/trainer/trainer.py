@@ -31,6 +31,7 @@ from leyden.loop.metrics import Stage, clean_metrics
 from leyden.loop.train_loop import Resumable, keyed
 from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_env
 from leyden.rl.env.processes import refuse_in_a_worker
+from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.seed import SeedsLike
 from leyden.rl.trainer.episodes import EpisodeMetrics
 from leyden.rl.trainer.vessel import Seeds, TrainingVesselBase
@@ -80,6 +81,7 @@ class Trainer:
         self.fast_dev_run = fast_dev_run
         self.env_options = dict(env_options or {})
         self.vessel: TrainingVesselBase[Any] | None = None
+        self._worker_seeds: WorkerSeeds | None = None
         self.initialize()
 
     # ---- where the run is ----------------------------------------------------------------------------------------------
@@ -123,6 +125,7 @@ class Trainer:
         of another vessel; then nothing has begun.
         """
         refuse_in_a_worker()
+        self._draw_worker_seeds()
         resume = open_checkpoint(ckpt_path) if isinstance(ckpt_path, str | Path) else ckpt_path
         self._assign(vessel)
         self.initialize()
@@ -144,6 +147,7 @@ class Trainer:
         The writers go on with what this trainer has written so far, if it has run.
         """
         refuse_in_a_worker()
+        self._draw_worker_seeds()
         self._assign(vessel)
         self.current_stage = "test"
         recorded, self._recorded = self._recorded, True
@@ -181,14 +185,20 @@ class Trainer:
                 "the trainer has no vessel yet; call fit or test, or vessel.assign_trainer and set trainer.vessel"
             )
         writers = [*self.loggers, *extra]
+        options: dict[str, Any] = {} if self._worker_seeds is None else {"seed": self._worker_seeds}
         return vectorize_env(
             partial(_environment, _Parts.of(vessel), self._min_loglevel()),
             self.finite_env_type,
             self.concurrency,
             writers,
             seeds=iterator,
-            **self.env_options,
+            **options | self.env_options,
         )
+
+    def _draw_worker_seeds(self) -> None:
+        """Draw the seeds of the workers' generators before a checkpoint's random states are restored: these stay as they were saved."""
+        if self.finite_env_type in ("subproc", "shmem") and "seed" not in self.env_options:
+            self._worker_seeds = WorkerSeeds.draw()
 
     def _assign(self, vessel: TrainingVesselBase[Any]) -> None:
         self.vessel = vessel
