@@ -59,6 +59,11 @@ class AsgiServer:
         else:
             self._server = await loop.create_server(self._protocol, sock=listener, backlog=2048)
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._state.connections)
+
     async def stop(self, *, grace_seconds: float, give_up: Callable[[], object]) -> None:
         """Take no more connections and end those there are.
 
@@ -186,6 +191,7 @@ class AsgiThread:
         self._beside = beside
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], object] = lambda: None
+        self._server: AsgiServer | None = None
 
     def start(self, listener: socket.socket) -> None:
         """Serve on `listener`, which belongs to the thread from here on. Raises what kept it from starting."""
@@ -193,6 +199,11 @@ class AsgiThread:
         self._thread = threading.Thread(target=self._run, args=(listener, ready), name=self._name, daemon=True)
         self._thread.start()
         self._stop = ready.result()
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open. From any thread."""
+        return 0 if self._server is None else self._server.connections
 
     def stop(self) -> None:
         """Take no more requests, end those under way, end the thread. Blocks until then; safe to repeat."""
@@ -211,7 +222,7 @@ class AsgiThread:
 
     async def _serve(self, listener: socket.socket, ready: concurrent.futures.Future[Callable[[], object]]) -> None:
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
-        server = AsgiServer(self._app, keep_alive_seconds=self._keep_alive_seconds)
+        server = self._server = AsgiServer(self._app, keep_alive_seconds=self._keep_alive_seconds)
 
         def stop() -> None:
             if not loop.is_closed():
