@@ -24,6 +24,7 @@ import aiohttp
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.attempts import Attempts
+from leyden.gateway.figures import UpstreamFigures, UpstreamStatus
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.litellm_transport import LitellmTransport
@@ -220,6 +221,11 @@ class LLMProxy:
             raise GatewayError("the gateway has no address yet: start it first, or give it a port=")
         return self._port
 
+    @property
+    def _reported_as(self) -> str:
+        """The gateway's name in the samples that it writes."""
+        return netloc(self._access_host, self._listening_port())
+
     def as_resource(
         self,
         rollout_id: str | None = None,
@@ -285,6 +291,13 @@ class LLMProxy:
                 raise failure
         elif not running.recorder.settled(key):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running.recorder.flush(key), running.loop))
+
+    def upstreams(self) -> list[UpstreamStatus]:
+        """Return how the models' servers do: requests, failures by reason, latency, and what is wrong with one that is not well.
+
+        Servers that were not asked anything since `start` are left out.
+        """
+        return [] if self._running is None else self._running.figures.statuses()
 
     # ---- updates of the weights --------------------------------------------------------------------------------------
 
@@ -409,6 +422,9 @@ class LLMProxy:
                 )
                 await servers[-1].start(at)
             writing = asyncio.create_task(recorder.run())
+            reporting = asyncio.create_task(
+                relay.figures.report(store, self._reported_as, lambda: sum(server.connections for server in servers))
+            )
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             ready.set_result(
@@ -417,6 +433,7 @@ class LLMProxy:
                     attempts=attempts,
                     app=app,
                     gate=gate,
+                    figures=relay.figures,
                     loop=loop,
                     thread=threading.current_thread(),
                     stopped=stopped,
@@ -424,6 +441,7 @@ class LLMProxy:
                 )
             )
             await stop.wait()
+            reporting.cancel()
             await asyncio.gather(
                 *(server.stop(grace_seconds=_STOP_GRACE_SECONDS, give_up=app.cancel_calls) for server in servers)
             )
@@ -440,6 +458,7 @@ class _Running:
     attempts: Attempts
     app: GatewayApp
     gate: Gate
+    figures: UpstreamFigures
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     stopped: concurrent.futures.Future[None]
