@@ -58,6 +58,14 @@ class Component:
     place: str = "component"
     """Where it stands in the file, for errors."""
 
+    def takes(self, name: str) -> bool:
+        """Whether the class has an argument of this name."""
+        try:
+            taken = inspect.signature(self._load()).parameters
+        except (TypeError, ValueError):  # a class of C
+            return True
+        return name in taken or any(each.kind is each.VAR_KEYWORD for each in taken.values())
+
     def build(self, **more: Any) -> Any:
         """An instance. more: arguments that only the caller knows; one that the class does not take is left out."""
         cls = self._load()
@@ -160,8 +168,9 @@ class TrainerOptions:
 
     max_epoch: int
     episode_per_collect: int
-    batch_size: int = 256
-    repeat_per_collect: int = 1
+    batch_size: int | None = None
+    repeat_per_collect: int | None = None
+    """None, of this and of batch_size: the default of the policy's `update`."""
     val_every_n_epoch: int | None = None
     earlystop_patience: int | None = None
     checkpoint_path: str | None = None
