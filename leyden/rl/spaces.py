@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from leyden.errors import LeydenError
 from leyden.rl.batch import is_space
 
-__all__ = ["AnySpace", "Check", "GymSpaceValidationError", "checker", "difference"]
+__all__ = ["AnySpace", "Check", "GymSpaceValidationError", "checker"]
 
 AnySpace: TypeAlias = gymnasium.Space[Any]
 Check: TypeAlias = Callable[[Any], None]
