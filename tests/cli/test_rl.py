@@ -256,7 +256,14 @@ def test_a_component_that_cannot_be_made_is_named(work: Path, change: dict[str, 
 
 @pytest.mark.parametrize(
     ("name", "content", "fault"),
-    [("a.yaml", "- 1", "no sections"), ("a.yaml", "a: [", "not written correctly"), ("a.toml", "", "no .yaml")],
+    [
+        ("a.yaml", "- 1", "no sections"),
+        ("a.yaml", "a: [", "not written correctly"),
+        ("a.toml", "", "no .yaml"),
+        ("a.yaml", "trainer: {max_epoch: 1, batch_size: 2, max_epoch: 3}", "'max_epoch' stands twice in one mapping"),
+        ("a.yaml", "trainer: {}\nenv: {}\ntrainer: {}", "'trainer' stands twice"),
+        ("a.json", '{"trainer": {}, "trainer": {}}', "'trainer' stands twice"),
+    ],
 )
 def test_a_file_that_is_no_configuration_is_refused(work: Path, name: str, content: str, fault: str) -> None:
     (work / name).write_text(content)
