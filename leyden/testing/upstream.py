@@ -54,10 +54,13 @@ class FakeUpstream:
         reply: Callable[[Json], str | Reply] | None = None,
         delay_seconds: float = 0.0,
         policy_version: int | None = None,
+        fault: Callable[[Json], Misbehaviour | None] | None = None,
     ) -> None:
         """reply: what to answer a request with, given its body; without one, words that follow from prompt and seed.
 
-        delay_seconds: how long each answer takes. policy_version: claimed for every token, if given.
+        delay_seconds: how long each answer takes.
+        policy_version: claimed for every token, if given.
+        fault: what goes wrong with a request, given its body, if `misbehave` has nothing for it.
         """
         self.model = model
         self.calls: deque[ServedCall] = deque(maxlen=_KEPT)
@@ -69,6 +72,7 @@ class FakeUpstream:
         self._reply = reply
         self._delay_seconds = delay_seconds
         self._policy_version = policy_version
+        self._fault = fault
         self._next: deque[Misbehaviour] = deque()
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -152,7 +156,8 @@ class FakeUpstream:
         except ValueError as error:
             return _error(path, 400, f"not JSON: {error}")
         self.requests.append(body)
-        fault = self._next.popleft() if self._next else Misbehaviour()
+        decided = self._next.popleft() if self._next else self._fault and self._fault(body)
+        fault = decided or Misbehaviour()
         if delay := fault.delay_seconds or self._delay_seconds:
             await asyncio.sleep(delay)
         if fault.status is not None:
@@ -164,8 +169,8 @@ class FakeUpstream:
         answer = ANSWERS[path](self._serve(request, body, path), fault, policy_version=self._policy_version)
         if body.get("stream"):
             return await _stream(request, answer, fault)
-        if fault.close_after_chunks is not None:
-            return await _break_off(request, answer)
+        if fault.close_after_chunks is not None or fault.close_after_bytes is not None:
+            return await _break_off(request, answer, fault.close_after_bytes)
         return web.json_response(answer.whole())
 
     def _serve(self, request: web.Request, body: Json, path: str) -> ServedCall:
@@ -216,7 +221,7 @@ def _begun(pieces: list[Piece]) -> tuple[Call, ...]:
 async def _stream(request: web.Request, answer: Answer, fault: Misbehaviour) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
-    sent = 0
+    sent, left = 0, fault.close_after_bytes
     async for event in _paced(answer.events(), fault.chunk_delay_seconds):
         if sent == fault.close_after_chunks:
             return _cut(request, response)
@@ -225,6 +230,11 @@ async def _stream(request: web.Request, answer: Answer, fault: Misbehaviour) -> 
             return response
         if sent == fault.stall_after_chunks:
             await asyncio.Event().wait()
+        if left is not None:
+            if left < len(event):
+                await response.write(event[:left])
+                return _cut(request, response)
+            left -= len(event)
         await response.write(event)
         sent += 1
     await response.write_eof()
@@ -238,11 +248,14 @@ async def _paced(events: list[bytes], delay_seconds: float) -> AsyncIterator[byt
         yield event
 
 
-async def _break_off(request: web.Request, answer: Answer) -> web.StreamResponse:
+async def _break_off(request: web.Request, answer: Answer, after_bytes: int | None) -> web.StreamResponse:
+    """Break the connection after so many bytes of a whole answer, or in its middle."""
     body = json.dumps(answer.whole()).encode()
+    if after_bytes is not None and after_bytes >= len(body):
+        return web.Response(body=body, content_type="application/json")
     response = web.StreamResponse(headers={"content-type": "application/json", "content-length": str(len(body))})
     await response.prepare(request)
-    await response.write(body[: len(body) // 2])
+    await response.write(body[: len(body) // 2 if after_bytes is None else after_bytes])
     return _cut(request, response)
 
 
