@@ -32,6 +32,8 @@ Json = dict[str, Any]
 
 _WORDS = ("lightning", "jar", "Größe", "left", "42", "higher", "雷", "no", "perhaps", "🌩", "yes", "run")
 _KEPT = 100_000
+_UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
+"""What reading a request raises that is not as its API has it."""
 _IDS = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "messages": "msg_", "responses": "resp_"}
 
 
@@ -133,15 +135,18 @@ class FakeUpstream:
         return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
 
     async def _embeddings(self, request: web.Request) -> web.Response:
-        body: Json = json.loads(await request.read())
+        try:
+            body: Json = json.loads(await request.read())
+            given: Any = body["input"]
+        except _UNREADABLE as error:
+            return _error("embeddings", 400, f"this request cannot be read: {type(error).__name__}: {error}")
         self.requests.append(body)
-        given: Any = body["input"]
         inputs = cast(list[Any], given if isinstance(given, list) else [given])
-        vectors = [[byte / 256 for byte in hashlib.sha256(str(text).encode()).digest()[:8]] for text in inputs]
+        vectors = [[byte / 256 for byte in hashlib.sha256(repr(text).encode()).digest()[:8]] for text in inputs]
         data = [{"object": "embedding", "index": n, "embedding": vector} for n, vector in enumerate(vectors)]
-        n_tokens = sum(len(str(text).encode()) for text in inputs)
+        n_tokens = sum(len(str(text)) for text in inputs)
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-        return web.json_response({"object": "list", "model": body["model"], "data": data, "usage": usage})
+        return web.json_response({"object": "list", "model": body.get("model"), "data": data, "usage": usage})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -155,6 +160,8 @@ class FakeUpstream:
             body: Json = json.loads(await request.read())
         except ValueError as error:
             return _error(path, 400, f"not JSON: {error}")
+        if not isinstance(cast(object, body), dict):
+            return _error(path, 400, "the body is no JSON object")
         self.requests.append(body)
         decided = self._next.popleft() if self._next else self._fault and self._fault(body)
         fault = decided or Misbehaviour()
@@ -166,7 +173,10 @@ class FakeUpstream:
             return web.Response(body=fault.body, content_type=fault.content_type)
         if body.get("model") != self.model:
             return _error(path, 404, f"The model `{body.get('model')}` does not exist.")
-        answer = ANSWERS[path](self._serve(request, body, path), fault, policy_version=self._policy_version)
+        try:
+            answer = ANSWERS[path](self._serve(request, body, path), fault, policy_version=self._policy_version)
+        except _UNREADABLE as error:
+            return _error(path, 400, f"this request cannot be read: {type(error).__name__}: {error}")
         if body.get("stream"):
             return await _stream(request, answer, fault)
         if fault.close_after_chunks is not None or fault.close_after_bytes is not None:

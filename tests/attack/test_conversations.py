@@ -8,12 +8,8 @@ import os
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
-import pytest
-
-pytest.register_assert_rewrite("tests.attack.conversing", "tests.gateway.conversations")
-
-from tests.attack.conversing import hold_conversations  # noqa: E402
-from tests.attack.harness import Attack, sizes  # noqa: E402
+from tests.attack.conversing import hold_conversations
+from tests.attack.harness import Attack, sizes
 
 SHARE_OF_FAULTS = 0.3
 

@@ -16,16 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
-pytest.register_assert_rewrite("tests.attack.conversing", "tests.gateway.conversations")
-
-from leyden import semconv  # noqa: E402
-from leyden.store import LightningStoreServer, SqliteLightningStore  # noqa: E402
-from leyden.testing import FakeUpstream, ServedCall, audit_store  # noqa: E402
-from tests.attack.conversing import Persistent, assert_numbered_once, is_failed  # noqa: E402
-from tests.attack.harness import Attack, sizes  # noqa: E402
-from tests.gateway.conversations import (  # noqa: E402
+from leyden import semconv
+from leyden.store import LightningStoreServer, SqliteLightningStore
+from leyden.testing import FakeUpstream, ServedCall, audit_store
+from tests.attack.conversing import Persistent, assert_numbered_once, is_failed
+from tests.attack.harness import Attack, sizes
+from tests.gateway.conversations import (
     AGENTS,
     KINDS,
     Agents,
@@ -34,8 +31,8 @@ from tests.gateway.conversations import (  # noqa: E402
     converse,
     reply,
 )
-from tests.store.killing import Forker  # noqa: E402
-from tests.store.ports import free_port  # noqa: E402
+from tests.store.killing import Forker
+from tests.store.ports import free_port
 
 N_AGENTS = 8
 WRITTEN_WITHIN_SECONDS = 1.0

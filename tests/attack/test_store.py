@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-pytest.register_assert_rewrite("tests.store.killing")
-
-from tests.attack.harness import Attack, sizes  # noqa: E402
-from tests.store.killing import Ledger, kill_server_and_clients, kill_the_writer  # noqa: E402
+from tests.attack.harness import Attack, sizes
+from tests.store.killing import Ledger, kill_server_and_clients, kill_the_writer
 
 ACKNOWLEDGED = ("enqueued", "claimed", "span", "ended", "cancelled", "resources")
 

@@ -15,10 +15,7 @@ from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
 from leyden.types import LLM
 from tests.gateway.caller import new_caller
-
-pytest.register_assert_rewrite("tests.gateway.conversations")
-
-from tests.gateway.conversations import (  # noqa: E402
+from tests.gateway.conversations import (
     AGENTS,
     KINDS,
     N_TURNS,

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.store.killing")
-
-from tests.store.killing import kill_server_and_clients, kill_the_writer  # noqa: E402
+from tests.store.killing import kill_server_and_clients, kill_the_writer
 
 
 @pytest.mark.timeout(120)
