@@ -76,6 +76,9 @@ class ParallelWorkerBase:
 class Runner(ParallelWorkerBase, ABC):
     """Claims rollouts from a store and runs one agent on them."""
 
+    concurrency: int = 1
+    """How many rollouts it works on at a time."""
+
     @abstractmethod
     def init(
         self, agent: LitAgent[Any], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()

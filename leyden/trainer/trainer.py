@@ -433,6 +433,7 @@ class Trainer:
         algorithm.set_adapter(self.adapter)
         algorithm.set_llm_proxy(proxy)
         algorithm.set_run(run)
+        algorithm.set_concurrency(self.n_runners * self.runner.concurrency)
         if algorithm.is_async():
             work = algorithm.run(train_dataset, val_dataset)
             assert work is not None
