@@ -78,6 +78,11 @@ class Runner(ParallelWorkerBase, ABC):
 
     concurrency: int = 1
     """How many rollouts it works on at a time."""
+    most_at_first: int | None = None
+    """How many rollouts `iter` may have in flight to begin with, one more with each that ends; None: as many as it may at all.
+
+    An execution strategy sets it after one of several rollouts has ended the process that they shared.
+    """
 
     @abstractmethod
     def init(

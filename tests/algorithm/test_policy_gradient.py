@@ -395,11 +395,13 @@ def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_what_
     with pytest.raises(EngineError, match="killed by SIGKILL"):
         ly.Trainer(algorithm=algorithm, run_dir=directory, concurrency=1).fit(agent, ["a", "b"])
     assert time.monotonic() - started < 30
-    assert Counter(rollout.status for rollout in asyncio.run(stored(directory))) == {"succeeded": 1, "failed": 5}
+    rollouts = asyncio.run(stored(directory))
+    assert Counter(rollout.status for rollout in rollouts) == {"succeeded": 1, "requeuing": 1}
+    assert all(rollout.attempt.interrupted for rollout in rollouts if rollout.status == "requeuing")
     rows = Rows()
     ly.Trainer(algorithm=policy_gradient(rows), run_dir=directory).fit(agent, ["a", "b"], resume=True)
     assert (rows.train[0]["rollouts"], rows.train[0]["failed"]) == (6, 0)
-    assert Counter(rollout.status for rollout in asyncio.run(stored(directory))) == {"succeeded": 6, "failed": 5}
+    assert Counter(rollout.status for rollout in asyncio.run(stored(directory))) == {"succeeded": 6}
 
 
 # ---- learning ---------------------------------------------------------------------------------------------------------------
@@ -439,3 +441,28 @@ async def test_validation_measures_without_training() -> None:
         assert {failure_reason(rollout) for rollout in rollouts if rollout.status != "succeeded"} == set()
     assert [row["rollouts"] for row in rows.val] == [5, 5, 5]
     assert algorithm.rollouts_per_task == 3
+
+
+def test_two_deterministic_runs_with_one_seed_measure_and_end_the_same(tmp_path: Path) -> None:
+    """Every run has an id of its own, and nothing that is sampled depends on it."""
+
+    @ly.llm_rollout
+    async def agent(task: int, llm: ly.LLM) -> float:
+        texts = [(await ask(llm, seed=None)).choices[0].message.content or "" for _ in range(2)]
+        return float(sum(map(ord, "".join(texts))) % 7)
+
+    ended: list[tuple[bytes, list[float]]] = []
+    for name in ("first", "second"):
+        rows = Rows()
+        algorithm = policy_gradient(
+            rows,
+            backend=ly.EmbeddedBackend(WEIGHTS, device="cpu", max_length=128, deterministic=True),
+            validate_first=True,
+            val_every_n_steps=1,
+        )
+        trainer = ly.Trainer(algorithm=algorithm, run_dir=tmp_path / name, llm_proxy=ly.LLMProxy(deterministic_seed=5))
+        trainer.fit(agent, [1, 2], val_dataset=[3, 4, 5])
+        weights = (tmp_path / name / "model" / "model.safetensors").read_bytes()
+        ended.append((weights, [row["reward"] for row in (*rows.val, *rows.train)]))
+    assert ended[0][1] == ended[1][1]
+    assert ended[0][0] == ended[1][0], "the weights differ"

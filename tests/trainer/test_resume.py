@@ -13,7 +13,9 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("torch")
@@ -49,9 +51,31 @@ def rows(directory: Path) -> list[dict[str, str]]:
 
 def attempts(directory: Path) -> Counter[int]:
     """Successful attempts by rollout."""
-    with sqlite3.connect(directory / "store.sqlite") as database:
-        found = database.execute("SELECT rollout FROM attempts WHERE status = 'succeeded'").fetchall()
-    return Counter(rollout for (rollout,) in found)
+    return Counter(rollout for (rollout,) in read(directory, "SELECT rollout FROM attempts WHERE status = 'succeeded'"))
+
+
+def unfinished(directory: Path) -> int:
+    """Attempts under way."""
+    return len(read(directory, "SELECT 1 FROM attempts WHERE status IN ('preparing', 'running')"))
+
+
+def failures(directory: Path) -> list[str]:
+    """Why attempts failed."""
+    found = read(directory, "SELECT metadata FROM attempts WHERE status = 'failed'")
+    return [json.loads(metadata)["reason_kind"] for (metadata,) in found]
+
+
+def read(directory: Path, query: str) -> list[tuple[Any, ...]]:
+    try:
+        with sqlite3.connect(directory / "store.sqlite") as database:
+            return database.execute(query).fetchall()
+    except sqlite3.OperationalError:  # it has no tables yet
+        return []
+
+
+def kill_engine(trainer: int) -> None:
+    [engine] = [child for child in psutil.Process(trainer).children() if "leyden.engine.serve" in child.cmdline()]
+    engine.kill()
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +87,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(directory: Path) -> None:
-    """A run of the same name in every directory: rollout ids, and so the samples, are derived from it."""
+    """Begin a run that every life of the child resumes."""
     from leyden.trainer.run_directory import open_run
 
     open_run(directory, resume=False)
-    manifest = directory / "run.json"
-    text = manifest.read_text()
-    manifest.write_text(json.dumps(json.loads(text) | {"run_id": "feedfacecafe"}))
 
 
 def finish_after_kills(directory: Path, seed: int, *arguments: str) -> None:
@@ -109,6 +130,31 @@ def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path:
     assert_same_result(directory, uninterrupted)
     assert len(attempts(directory)) == N_STEPS * ROLLOUTS
     assert set(attempts(directory).values()) == {1}, "a rollout was done twice"
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_whose_engine_and_then_trainer_are_killed_resumes_to_the_same_weights(
+    uninterrupted: Path, tmp_path: Path, seed: int
+) -> None:
+    """Calls that lose the engine are no failures: their rollouts are made again, by other attempts."""
+    directory, chance = tmp_path / "run", random.Random(seed)
+    prepare(directory)
+    for n_done in (0, 2):
+        process = start(directory, "resume")
+        while unfinished(directory) < 3 or len(attempts(directory)) < n_done * ROLLOUTS + 2:
+            assert process.poll() is None
+            time.sleep(0.002)
+        kill_engine(process.pid)
+        time.sleep(chance.uniform(0.0, 0.3))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert {*failures(directory)} <= {"interrupted"}
+    finish(start(directory, "resume"))
+    assert_same_result(directory, uninterrupted)
+    assert set(attempts(directory).values()) == {1}, "a rollout was done twice"
+    assert {*failures(directory)} == {"interrupted"}
 
 
 @pytest.mark.faults

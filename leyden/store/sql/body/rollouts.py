@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ from leyden.types import (
     check_rollout_transition,
 )
 from leyden.utils import ids
+from leyden.utils.logs import Preview
 
 __all__ = [
     "enqueue_many_rollouts",
@@ -48,6 +50,8 @@ __all__ = [
     "start_rollout",
     "update_rollout",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def start_rollout(
@@ -97,6 +101,11 @@ def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequ
         if request.pin is not None:
             tx.run("pin_rollout", name=request.pin, rollout_id=rollout.rollout_id)
         answer.append(rollout)
+    if logger.isEnabledFor(logging.DEBUG):
+        for one in answer:
+            logger.debug(
+                "rollout %s: enqueued, %s, %s, task %s", one.rollout_id, one.mode, one.resources_id, Preview(one.input)
+            )
     return answer
 
 
