@@ -33,11 +33,13 @@ from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
 from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
+from leyden.options import check_token
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM
-from leyden.utils.asgi import AsgiServer
+from leyden.utils.asgi import AsgiServer, ConnectionLimits
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
+from leyden.utils.http import SiteGuard
 from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
 
 __all__ = ["LLMProxy"]
@@ -81,6 +83,7 @@ class LLMProxy:
         attempt_limits: AttemptLimits | None = None,
         sampling_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         durable: bool = False,
+        connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """Nothing is opened before `start`.
 
@@ -102,6 +105,7 @@ class LLMProxy:
         durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
         written behind the answer, and a crash of this process loses the last few hundredths of a second.
         store: where calls are recorded; of a `LightningStoreServer`, the store that it serves.
+        connection_limits: how long an agent may take to send a request or fetch an answer; None: see `ConnectionLimits`.
         model_list: `UpstreamModel`s, `LLM`s, or mappings with the fields of the former; Agent Lightning's entries with `litellm_params`,
         too. A model that is named several times has several servers. An attempt stays with one while it is well.
         Raises ConfigError.
@@ -114,8 +118,7 @@ class LLMProxy:
             raise ConfigError(f"upstream_retries is {upstream_retries}; it must be at least 0")
         if not keep_alive_seconds > 0:
             raise ConfigError(f"keep_alive_seconds is {keep_alive_seconds}; it must be above 0")
-        if token is None and not is_loopback(host):
-            raise ConfigError(f"host {host!r} can be reached from other machines: give token=..., or bind to 127.0.0.1")
+        check_token("token", token, host=host)
         if token is not None and token.startswith(PREFIX):
             raise ConfigError(
                 f"token begins with {PREFIX!r}, as the keys of attempts do: give the gateway a token of its own"
@@ -147,6 +150,7 @@ class LLMProxy:
             sampling_overrides=overrides,
             durable=durable,
         )
+        self._connection_limits = connection_limits
         self._store = None if store is None else _checked_store(store)
         self._token = token
         self._control_key = secrets.token_urlsafe(32)
@@ -194,8 +198,12 @@ class LLMProxy:
         return models
 
     def share_control(self, secret: str | None) -> None:
-        """Let runners that were started elsewhere end attempts here: those that know `secret` (`FoundGateways`)."""
-        self._control_key = control_key_of(secret)
+        """Let runners that were started elsewhere (`FoundGateways`) end attempts here if they know `secret`.
+
+        None, or an empty secret, stands for the gateway's token, which such runners find in their resources. Without a token either,
+        every program on this machine may end attempts.
+        """
+        self._control_key = control_key_of(secret or self._token)
 
     @property
     def host(self) -> str:
@@ -405,10 +413,13 @@ class LLMProxy:
                 model_names=lambda: list(self._models),
                 token=self._token,
                 control_key=lambda: self._control_key,
+                guard=SiteGuard(local_only=self._token is None and is_loopback(self._host), also=[self._access_host]),
             )
             servers: list[AsgiServer] = []
             for door, at in await stack.enter_async_context(self._doors(app, listener)):
-                servers.append(AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS))
+                servers.append(
+                    AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS, limits=self._connection_limits)
+                )
                 await servers[-1].start(at)
             writing = asyncio.create_task(recorder.run())
             reporting = asyncio.create_task(

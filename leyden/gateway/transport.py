@@ -83,10 +83,11 @@ class HttpTransport:
                 model.url(passage.upstream.path),
                 data=body,
                 headers=upstream_headers(scope, model.api_key, passage.upstream),
+                auth=model.login and aiohttp.BasicAuth(*model.login, encoding="utf-8"),
                 allow_redirects=False,
             ) as response:
                 began = True
-                yield _HttpAnswer(response)
+                yield _HttpAnswer(response, model)
         except aiohttp.ClientError as error:
             raise ServerGone(error, began=began) from error
         except TimeoutError:
@@ -106,8 +107,9 @@ class HttpTransport:
 
 
 class _HttpAnswer:
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, model: UpstreamModel) -> None:
         self._response = response
+        self._model = model
         self.status = response.status
         self.content_type = response.content_type
 
@@ -116,7 +118,9 @@ class _HttpAnswer:
         return downstream_headers(self._response)
 
     async def read(self) -> bytes:
-        return await self._response.read()
+        """The body. An error that quotes the server's own key back loses it, because agents read errors."""
+        body = await self._response.read()
+        return body if self.status < 300 else self._model.without_key(body)
 
     def pieces(self) -> AsyncIterator[bytes]:
         return self._response.content.iter_any()
