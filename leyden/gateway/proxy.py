@@ -24,6 +24,7 @@ import aiohttp
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.attempts import Attempts
+from leyden.gateway.figures import UpstreamFigures, UpstreamStatus
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.litellm_transport import LitellmTransport
@@ -36,7 +37,7 @@ from leyden.options import check_token
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM
-from leyden.utils.asgi import AsgiServer
+from leyden.utils.asgi import AsgiServer, ConnectionLimits
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
 from leyden.utils.http import SiteGuard
 from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
@@ -82,6 +83,7 @@ class LLMProxy:
         attempt_limits: AttemptLimits | None = None,
         sampling_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         durable: bool = False,
+        connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """Nothing is opened before `start`.
 
@@ -103,6 +105,7 @@ class LLMProxy:
         durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
         written behind the answer, and a crash of this process loses the last few hundredths of a second.
         store: where calls are recorded; of a `LightningStoreServer`, the store that it serves.
+        connection_limits: how long an agent may take to send a request or fetch an answer; None: see `ConnectionLimits`.
         model_list: `UpstreamModel`s, `LLM`s, or mappings with the fields of the former; Agent Lightning's entries with `litellm_params`,
         too. A model that is named several times has several servers. An attempt stays with one while it is well.
         Raises ConfigError.
@@ -147,6 +150,7 @@ class LLMProxy:
             sampling_overrides=overrides,
             durable=durable,
         )
+        self._connection_limits = connection_limits
         self._store = None if store is None else _checked_store(store)
         self._token = token
         self._control_key = secrets.token_urlsafe(32)
@@ -217,6 +221,11 @@ class LLMProxy:
             raise GatewayError("the gateway has no address yet: start it first, or give it a port=")
         return self._port
 
+    @property
+    def _reported_as(self) -> str:
+        """The gateway's name in the samples that it writes."""
+        return netloc(self._access_host, self._listening_port())
+
     def as_resource(
         self,
         rollout_id: str | None = None,
@@ -282,6 +291,13 @@ class LLMProxy:
                 raise failure
         elif not running.recorder.settled(key):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running.recorder.flush(key), running.loop))
+
+    def upstreams(self) -> list[UpstreamStatus]:
+        """Return how the models' servers do: requests, failures by reason, latency, and what is wrong with one that is not well.
+
+        Servers that were not asked anything since `start` are left out.
+        """
+        return [] if self._running is None else self._running.figures.statuses()
 
     # ---- updates of the weights --------------------------------------------------------------------------------------
 
@@ -401,9 +417,14 @@ class LLMProxy:
             )
             servers: list[AsgiServer] = []
             for door, at in await stack.enter_async_context(self._doors(app, listener)):
-                servers.append(AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS))
+                servers.append(
+                    AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS, limits=self._connection_limits)
+                )
                 await servers[-1].start(at)
             writing = asyncio.create_task(recorder.run())
+            reporting = asyncio.create_task(
+                relay.figures.report(store, self._reported_as, lambda: sum(server.connections for server in servers))
+            )
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             ready.set_result(
@@ -412,6 +433,7 @@ class LLMProxy:
                     attempts=attempts,
                     app=app,
                     gate=gate,
+                    figures=relay.figures,
                     loop=loop,
                     thread=threading.current_thread(),
                     stopped=stopped,
@@ -419,6 +441,7 @@ class LLMProxy:
                 )
             )
             await stop.wait()
+            reporting.cancel()
             await asyncio.gather(
                 *(server.stop(grace_seconds=_STOP_GRACE_SECONDS, give_up=app.cancel_calls) for server in servers)
             )
@@ -435,6 +458,7 @@ class _Running:
     attempts: Attempts
     app: GatewayApp
     gate: Gate
+    figures: UpstreamFigures
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     stopped: concurrent.futures.Future[None]

@@ -17,6 +17,7 @@ from leyden.monitor.alert import ALERT_PREFIX
 from leyden.monitor.health import WORKER_FIGURES, WorkerHealth, figures_of, health_of
 from leyden.monitor.monitor import STORE_FIGURES
 from leyden.monitor.system import FIGURES
+from leyden.monitor.upstreams import UPSTREAM_FIGURES
 from leyden.store.app import Reply, View
 from leyden.store.base import LightningStore, StoreStatistics
 from leyden.store.traffic import BOUNDS_SECONDS, Traffic
@@ -65,6 +66,7 @@ async def exposition(store: LightningStore, traffic: Traffic) -> str:
         *_of_statistics(statistics),
         _of_health(workers, now),
         *_of_figures(workers, samples, now),
+        *_of_gateways(samples),
         _of_alerts(samples),
         *_of_traffic(traffic),
     ]
@@ -115,6 +117,22 @@ def _of_figures(workers: Iterable[Worker], samples: Iterable[Sample], now: float
         yield _Family(f"leyden_{name}", about, "gauge", lines)
 
 
+def _of_gateways(samples: Iterable[Sample]) -> Iterator[_Family]:
+    """What gateways have measured last, of themselves and of the servers behind them."""
+    latest: dict[str, dict[tuple[str, str], float]] = {}
+    for sample in samples:
+        name, _, reason = sample.name.partition(":")
+        if name in UPSTREAM_FIGURES:
+            latest.setdefault(name, {})[sample.worker_id or "", reason] = sample.value
+    for name, values in sorted(latest.items()):
+        whom = "upstream" if name.startswith("upstream") else "gateway"
+        lines = [
+            ("", {whom: subject, **({"reason": reason} if reason else {})}, value)
+            for (subject, reason), value in sorted(values.items())
+        ]
+        yield _Family(f"leyden_{name}", UPSTREAM_FIGURES[name], "gauge", lines)
+
+
 def _of_alerts(samples: Iterable[Sample]) -> _Family:
     latest = {
         (sample.name.removeprefix(ALERT_PREFIX), sample.worker_id or ""): sample.value
@@ -131,6 +149,8 @@ def _of_traffic(traffic: Traffic) -> Iterator[_Family]:
         ("", {"method": method, "status": str(status)}, float(n)) for (method, status), n in requests
     ]
     yield _Family("leyden_http_requests_total", "Requests to the store server.", "counter", lines)
+    lines = [("", _NO_LABELS, float(traffic.connections()))]
+    yield _Family("leyden_http_connections", "Connections that are open to the store server.", "gauge", lines)
     lines = [line for method in sorted(traffic.durations) for line in _histogram(traffic, method)]
     about = "How long the store server took to answer what does not wait by itself."
     yield _Family("leyden_http_request_seconds", about, "histogram", lines)

@@ -525,7 +525,7 @@ def _page_of(item: Any) -> Any:
     while typing.get_origin(named) is not None:  # a union's last member is the noun that it is about
         parts = typing.get_args(named)
         named = parts[0] if typing.get_origin(named) is Annotated else parts[-1]
-    fields = {"items": list[item], "limit": int, "offset": int, "total": int}
+    fields = {"items": list[item], "limit": int, "offset": int, "total": int, "exact": bool}
     return TypedDict(f"PageOf{named.__name__}", fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues] -- made from the protocol
 
 

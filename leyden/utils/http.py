@@ -59,8 +59,8 @@ class SiteGuard:
             elif name == b"sec-fetch-site":
                 fetched_by = value
         if self._names is not None:
-            called = _host_name(host or b"")
-            if not is_loopback(called) and called not in self._names:
+            called, is_local = _called(host or b"")
+            if not is_local and called not in self._names:
                 raise RequestRefused(
                     403,
                     f"the host {called!r} is not this machine: a server without a token answers as 127.0.0.1 or localhost only; "
@@ -92,10 +92,11 @@ def _same_place(origin: bytes, host: bytes | None) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _host_name(given: bytes) -> str:
-    """The name in a `Host` header, without its port, in lower case; all of what is none."""
-    text = given.decode("latin-1")
+def _called(host: bytes) -> tuple[str, bool]:
+    """The name in a `Host` header, in lower case and without its port, and whether it always means this machine."""
+    text = host.decode("latin-1")
     try:
-        return urlsplit(f"//{text}").hostname or ""
+        name = urlsplit(f"//{text}").hostname or ""
     except ValueError:
-        return text
+        name = text
+    return name, is_loopback(name)

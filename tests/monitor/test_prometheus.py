@@ -97,6 +97,7 @@ async def test_a_server_shows_it_to_those_who_have_its_token_and_counts_what_it_
     assert first[{"method": "enqueue_many_rollouts", "status": "201"}] == 1
     assert first[{"method": "other", "status": "401"}] == 2
     assert later[{"method": "/metrics", "status": "200"}] == 1
+    assert read_metrics(text)["leyden_http_connections"][{}] >= 2, "the client's and this session's"
     assert later[{"method": "other", "status": "404"}] == 1
     assert later[{"method": "other", "status": "405"}] == 1
 

@@ -10,11 +10,8 @@ import pytest
 
 from leyden.store import LightningStoreClient, LightningStoreServer, SqliteLightningStore
 from leyden.testing import audit_store
-
-pytest.register_assert_rewrite("tests.store.killing")
-
-from tests.store.killing import TASKS, Ledger, Pen, work  # noqa: E402
-from tests.store.network import Network  # noqa: E402
+from tests.store.killing import TASKS, Ledger, Pen, work
+from tests.store.network import Network
 
 
 class BadNetwork(Network):

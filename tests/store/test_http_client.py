@@ -54,7 +54,8 @@ Trouble = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 async def in_front_of(
     server: LightningStoreServer, spoil: Callable[[int], str | None], answers: list[bytes] | None = None
 ) -> AsyncIterator[str]:
-    """A proxy that passes the n-th request on to the server, or spoils it: "drop" before it, "lose" its answer, "502".
+    """A proxy that passes the n-th request on to the server, or spoils it: "drop" before it, "lose" its answer, "502";
+    "408" in place of the server, as it says when a body does not come in time.
 
     answers: where the server's answers are collected.
     """
@@ -72,6 +73,9 @@ async def in_front_of(
                 what = spoil(count)
                 count += 1
                 if what == "drop":
+                    break
+                if what == "408":
+                    writer.write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 4\r\n\r\nlate")
                     break
                 up_reader, up_writer = await asyncio.open_connection(host, int(port))
                 up_writer.write(head.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + body)
@@ -95,7 +99,7 @@ async def in_front_of(
         yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
 
 
-@pytest.mark.parametrize("what", ["drop", "lose", "502"])
+@pytest.mark.parametrize("what", ["drop", "lose", "502", "408"])
 async def test_a_request_that_is_lost_is_made_again_and_done_once(server: Recorded, what: str) -> None:
     async with in_front_of(server, lambda n: what if n % 2 == 0 else None) as url, LightningStoreClient(url) as client:
         await client.enqueue_rollout("a")
@@ -134,6 +138,12 @@ async def test_what_cannot_be_repeated_is_an_unknown_outcome(server: Recorded, w
             await client.release_claims()
         with pytest.raises(StoreError, match=r"outcome is unknown"):
             await client.update_rollout(rollout.rollout_id, status="requeuing")
+
+
+async def test_what_the_server_did_not_get_in_time_is_sent_again(server: Recorded) -> None:
+    await server.store.start_rollout("a")
+    async with in_front_of(server, lambda n: None if n else "408") as url, LightningStoreClient(url) as client:
+        assert len(await client.release_claims()) == 1
 
 
 async def test_an_error_of_the_store_is_raised_at_once_and_as_itself(server: Recorded) -> None:

@@ -26,6 +26,7 @@ from leyden.store import (
 )
 from leyden.store.app import StoreApp
 from leyden.types import LLM, AttemptedRollout, RolloutConfig, Span, TokenRecord
+from leyden.utils.asgi import ConnectionLimits
 
 SOON = 10.0
 API = "/v1/agl"
@@ -348,6 +349,18 @@ async def test_a_request_with_two_hosts_is_refused(opened: LightningStore) -> No
         assert (await reader.readline()).split()[1] == b"400"
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_client_that_never_finishes_its_request_is_cut_off(opened: LightningStore) -> None:
+    limits = ConnectionLimits(head_seconds=0.2, stall_seconds=0.2)
+    head = f"POST {API}/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with LightningStoreServer(opened, connection_limits=limits) as server, asyncio.timeout(5):
+        for sent, said in {head: b"", f"{head}Content-Length: 9\r\n\r\n{{": b"HTTP/1.1 408 "}.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(server.endpoint.rpartition(":")[2]))
+            writer.write(sent.encode())
+            assert (await reader.read()).startswith(said)
+            writer.close()
+            await writer.wait_closed()
 
 
 def test_a_server_of_all_addresses_has_one_to_connect_to() -> None:

@@ -81,6 +81,8 @@ def _write(
     tx: Transaction, resources_id: str, version: int, create_time: float, resources: NamedResources
 ) -> ResourcesUpdate:
     check_id("resources_id", resources_id)
+    if version == 1:
+        tx.tally({"resources": 1})
     row: Row = (resources_id, version, create_time, tx.now, _text(resources))
     names = ("resources_id", "version", "create_time", "update_time", "resources")
     tx.run("insert_resources", **dict(zip(names, row, strict=True)))
