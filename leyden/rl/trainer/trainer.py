@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from leyden.errors import CheckpointError, ConfigError
 from leyden.loop import (
@@ -358,7 +358,7 @@ class _Environments:
 
 def _entered(seeds: Seeds) -> AbstractContextManager[SeedsLike]:
     if isinstance(seeds, AbstractContextManager):
-        return cast("AbstractContextManager[SeedsLike]", seeds)
+        return seeds
     return nullcontext(seeds)
 
 
