@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from leyden.errors import ConfigError, InvalidMetrics
 from leyden.loop import EpisodeStats, LogLevel
+from leyden.rl.data_queue import address_of
 from leyden.rl.env.layout import Batch, Layout
 from leyden.rl.env.wrapper import EnvWrapper
 from leyden.rl.seed import NO_ITEM, Seed
@@ -87,6 +88,8 @@ class EnvGroup:
         for slot in self._slots[1:]:
             if slot.env.observation_space != first.observation_space or slot.env.action_space != first.action_space:
                 raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+        self.own_seeds = common_seeds([getattr(slot.env, "seed_iterator", None) for slot in self._slots])
+        """The seed iterator that the environments were made with; None: the vectorised environment has the seeds."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -159,6 +162,21 @@ class EnvGroup:
         failure = Failure(env, slot.length, doing, headline, "".join(traceback.format_exception(error)), error)
         slot.forget()
         return failure
+
+
+def common_seeds(own: Sequence[Any]) -> Any:
+    """Return the seed iterator that all environments have in common, or None if none has any.
+
+    Raises ConfigError for different ones: each seed would begin several episodes.
+    """
+    first = own[0]
+    address = address_of(first)
+    if any(one is not first and (address is None or address_of(one) != address) for one in own[1:]):
+        raise ConfigError(
+            "the environments have seed iterators of their own, so each seed would begin several episodes; give the seeds to "
+            "vectorize_env(seeds=...), or one DataQueue to all environments"
+        )
+    return first
 
 
 class _Slot:
