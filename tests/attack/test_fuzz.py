@@ -80,8 +80,11 @@ async def send(session: aiohttp.ClientSession, url: str, request: Request, attac
         assert waits, f"no answer within {SLOW_SECONDS} s: {request}"
         return 0
     except aiohttp.ClientError as error:
-        assert len(request.path) > HEAD_BYTES, f"{error!r} for {request}"
-        return 400  # the server refuses such a head before it knows what is asked, and closes the connection
+        if (
+            len(request.path) > HEAD_BYTES
+        ):  # refused before the server knows what is asked, and the connection is closed
+            return 400
+        raise AssertionError(f"no answer to {request}") from error
     milliseconds = round((time.monotonic() - started) * 1000)
     if not waits:
         attack.figures["slowest_ms"] = max(attack.figures["slowest_ms"], milliseconds)
