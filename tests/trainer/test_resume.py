@@ -25,6 +25,14 @@ N_STEPS = 5
 ROLLOUTS = 12
 CHILD = Path(__file__).with_name("resume_child.py")
 ROOT = Path(__file__).parents[2]
+SEEDS = pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(0, marks=pytest.mark.faults),
+        pytest.param(1, marks=pytest.mark.long),
+        pytest.param(2, marks=pytest.mark.long),
+    ],
+)
 
 
 def start(directory: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -120,9 +128,8 @@ def assert_same_result(directory: Path, uninterrupted: Path) -> None:
     ]
 
 
-@pytest.mark.faults
+@SEEDS
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path: Path, seed: int) -> None:
     directory = tmp_path / "run"
     prepare(directory)
@@ -161,9 +168,8 @@ def test_a_run_whose_engine_and_then_trainer_are_killed_resumes_to_the_same_weig
     assert {*failures(directory)} == {"interrupted"}
 
 
-@pytest.mark.faults
+@SEEDS
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_run_whose_store_forgets_resumes_to_the_same_weights(uninterrupted: Path, tmp_path: Path, seed: int) -> None:
     directory = tmp_path / "run"
     prepare(directory)
