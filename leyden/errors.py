@@ -6,10 +6,13 @@ option, and what to do about it. To add a kind: a class with one docstring sente
 
 from __future__ import annotations
 
+from leyden.redaction import redact
+
 __all__ = [
     "AgentError",
     "CheckpointError",
     "ConfigError",
+    "DataQueueClosed",
     "EngineError",
     "GatewayError",
     "IllegalTransition",
@@ -38,7 +41,10 @@ __all__ = [
 
 
 class LeydenError(Exception):
-    """The root of Leyden's errors."""
+    """The root of Leyden's errors. A password in an address is hidden from the message."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redact(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(LeydenError, ValueError):
@@ -136,6 +142,10 @@ class SimulatorError(LeydenError, RuntimeError):
 
 class SeedsExhausted(LeydenError, RuntimeError):
     """An environment was reset after its last seed."""
+
+
+class DataQueueClosed(LeydenError, RuntimeError):
+    """A data queue was used after the process that made it left its `with`, or ended."""
 
 
 class RunInterrupted(LeydenError, KeyboardInterrupt):

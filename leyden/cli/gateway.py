@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from leyden.errors import ConfigError
+from leyden.redaction import redact
 
 __all__ = ["DEFAULT_PORT", "gateway"]
 
@@ -118,4 +119,4 @@ async def _several(
 
     secret = os.environ.get("LEYDEN_STORE_TOKEN")
     async with GatewayWorkers(num_workers, store_url=store_url, control_secret=secret, port=port, **options) as gateway:
-        yield gateway.endpoint, store_url
+        yield gateway.endpoint, redact(store_url)

@@ -25,6 +25,7 @@ from leyden.gateway.asgi import (
     read_request,
     send_json,
     send_refusal,
+    sent_time,
     speaks_anthropic,
     trace_parent,
 )
@@ -220,6 +221,7 @@ class GatewayApp:
             operation=dialect.operation,
             start_time=start_time,
             retry_of=None if earlier is None else earlier.span_id,
+            sent_time=sent_time(scope),
         )
         tried = self._relay.retries.begin(
             (rollout_id, attempt_id),
@@ -229,7 +231,17 @@ class GatewayApp:
             call_index=admission.call_index,
             span_id=call.span_id,
         )
-        exchange = Exchange(call, dialect, scope, send, raw, mode=admission.mode, spent=admission.spent, tried=tried)
+        exchange = Exchange(
+            call,
+            dialect,
+            scope,
+            send,
+            raw,
+            mode=admission.mode,
+            sampling_key=admission.sampling_key,
+            spent=admission.spent,
+            tried=tried,
+        )
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._calls[task] = exchange
         self._recorder.begin((rollout_id, attempt_id))

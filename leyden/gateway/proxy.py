@@ -24,6 +24,7 @@ import aiohttp
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.attempts import Attempts
+from leyden.gateway.figures import UpstreamFigures, UpstreamStatus
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.litellm_transport import LitellmTransport
@@ -34,6 +35,7 @@ from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
 from leyden.options import check_number, check_token
 from leyden.store.base import LightningStore
+from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM
 from leyden.utils.asgi import AsgiServer, ConnectionLimits
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
@@ -69,7 +71,7 @@ class LLMProxy:
         port: int | None = None,
         host: str = "127.0.0.1",
         model_list: ModelList | None = None,
-        store: LightningStore | None = None,
+        store: LightningStore | LightningStoreServer | None = None,
         timeout_seconds: float = 600.0,
         launch_mode: Literal["thread"] = "thread",
         deterministic_seed: int | None = None,
@@ -88,8 +90,9 @@ class LLMProxy:
 
         port: None takes a free one.
         timeout_seconds: the longest time for one answer of the upstream, a stream's last byte and an agent that reads slowly included.
-        deterministic_seed: give each request that has no `seed` one that depends on this number, the rollout's id and the number of the
-        call in its attempt, so that a rerun of the same rollout id samples the same.
+        deterministic_seed: give each request that has no `seed` one that depends on this number, the rollout's
+        `metadata["leyden.sampling_key"]` (without one, its id), how many of its attempts have failed, and the number of the call in its
+        attempt. `PolicyGradient` sets the key to mode, step and place, so that two runs with one seed sample the same.
         token: what clients must send as their API key; required when `host` is not a loopback address.
         access_host: under which agents reach this machine, where `host` does not say it. None: `host`; and where that stands for all
         addresses of the machine (0.0.0.0), runners look for the gateway on the machine of the store.
@@ -103,6 +106,7 @@ class LLMProxy:
         durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
         written behind the answer, and a crash of this process loses the last few hundredths of a second.
         max_body_bytes: of one request; a larger one is refused with 413.
+        store: where calls are recorded; of a `LightningStoreServer`, the store that it serves.
         connection_limits: how long an agent may take to send a request or fetch an answer; None: see `ConnectionLimits`.
         model_list: `UpstreamModel`s, `LLM`s, or mappings with the fields of the former; Agent Lightning's entries with `litellm_params`,
         too. A model that is named several times has several servers. An attempt stays with one while it is well.
@@ -151,7 +155,7 @@ class LLMProxy:
         check_number("max_body_bytes", max_body_bytes, at_least=1, whole=True)
         self.max_body_bytes = max_body_bytes
         self._connection_limits = connection_limits
-        self._store = store
+        self._store = None if store is None else _checked_store(store)
         self._token = token
         self._control_key = secrets.token_urlsafe(32)
         """What runners in other processes show when they end an attempt."""
@@ -172,11 +176,11 @@ class LLMProxy:
 
     # ---- options -----------------------------------------------------------------------------------------------------
 
-    def set_store(self, store: LightningStore) -> None:
-        """Where calls are recorded. Raises GatewayError while the gateway is running."""
+    def set_store(self, store: LightningStore | LightningStoreServer) -> None:
+        """Record calls in this store, or in the store of this server. Raise GatewayError while the gateway is running."""
         if self._running is not None:
             raise GatewayError(f"the gateway on {self.endpoint} is running; stop it before giving it another store")
-        self._store = store
+        self._store = _checked_store(store)
 
     def get_store(self) -> LightningStore | None:
         """Where calls are recorded."""
@@ -220,6 +224,11 @@ class LLMProxy:
         if self._port is None:
             raise GatewayError("the gateway has no address yet: start it first, or give it a port=")
         return self._port
+
+    @property
+    def _reported_as(self) -> str:
+        """The gateway's name in the samples that it writes."""
+        return netloc(self._access_host, self._listening_port())
 
     def as_resource(
         self,
@@ -286,6 +295,13 @@ class LLMProxy:
                 raise failure
         elif not running.recorder.settled(key):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running.recorder.flush(key), running.loop))
+
+    def upstreams(self) -> list[UpstreamStatus]:
+        """Return how the models' servers do: requests, failures by reason, latency, and what is wrong with one that is not well.
+
+        Servers that were not asked anything since `start` are left out.
+        """
+        return [] if self._running is None else self._running.figures.statuses()
 
     # ---- updates of the weights --------------------------------------------------------------------------------------
 
@@ -411,6 +427,9 @@ class LLMProxy:
                 )
                 await servers[-1].start(at)
             writing = asyncio.create_task(recorder.run())
+            reporting = asyncio.create_task(
+                relay.figures.report(store, self._reported_as, lambda: sum(server.connections for server in servers))
+            )
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             ready.set_result(
@@ -419,6 +438,7 @@ class LLMProxy:
                     attempts=attempts,
                     app=app,
                     gate=gate,
+                    figures=relay.figures,
                     loop=loop,
                     thread=threading.current_thread(),
                     stopped=stopped,
@@ -426,6 +446,7 @@ class LLMProxy:
                 )
             )
             await stop.wait()
+            reporting.cancel()
             await asyncio.gather(
                 *(server.stop(grace_seconds=_STOP_GRACE_SECONDS, give_up=app.cancel_calls) for server in servers)
             )
@@ -442,10 +463,21 @@ class _Running:
     attempts: Attempts
     app: GatewayApp
     gate: Gate
+    figures: UpstreamFigures
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     stopped: concurrent.futures.Future[None]
     stop: Callable[[], object]
+
+
+def _checked_store(store: Any) -> LightningStore:
+    """Return the store itself. A server of this process is not asked over HTTP."""
+    store = store.store if isinstance(store, LightningStoreServer) else store
+    if not isinstance(store, LightningStore):
+        raise ConfigError(
+            f"LLMProxy's store is a {type(store).__name__}; give a LightningStore (leyden.open_store makes one), or a LightningStoreServer"
+        )
+    return store
 
 
 def _upstream_session(timeout_seconds: float) -> aiohttp.ClientSession:

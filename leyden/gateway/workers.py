@@ -256,6 +256,10 @@ class _Worker(LLMProxy):
         self._paths = paths
         self._index = index
 
+    @property
+    def _reported_as(self) -> str:
+        return f"{super()._reported_as}/{self._index}"
+
     def _listen(self) -> socket.socket:
         return self._common
 

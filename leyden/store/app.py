@@ -104,6 +104,7 @@ class StoreApp:
         mounts: Mapping[str, Mount] | None = None,
         claims_from: Latch | None = None,
         views: Mapping[str, View] | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         """
         token: what a client must send as `Authorization: Bearer`; None: nothing.
@@ -113,6 +114,7 @@ class StoreApp:
         mounts: who answers a POST at these paths.
         claims_from: until it is open the queue looks empty; None: it is open.
         views: who answers a GET at these paths, for those who have the token.
+        traffic: where requests are counted; views are given it.
         """
         self._store = store
         self._in_json = store if isinstance(store, InJson) else None
@@ -123,7 +125,7 @@ class StoreApp:
         self._mounts = mounts or {}
         self._claims_from = claims_from
         self._views = views or {}
-        self._traffic = Traffic()
+        self._traffic = traffic or Traffic()
         self._waiting: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._undone: deque[str] = deque(maxlen=_UNDONE)

@@ -22,6 +22,7 @@ from leyden.store.openapi import pages
 from leyden.store.otlp import TRACES, receive
 from leyden.store.sqlite import SqliteLightningStore
 from leyden.store.sweeper import Sweeper
+from leyden.store.traffic import Traffic
 from leyden.types import Retention
 from leyden.utils.asgi import AsgiThread, ConnectionLimits
 from leyden.utils.http import MAX_BODY_BYTES, SiteGuard
@@ -152,6 +153,7 @@ class LightningStoreServer:
                 mounts={TRACES: self._receive_traces, END: self._answer_end},
                 claims_from=self._claims_from,
                 views=self._views,
+                traffic=Traffic(connections=lambda: thread.connections),
             )
 
             def stop_waiting() -> None:

@@ -104,6 +104,11 @@ class AsgiServer:
             self._server = await loop.create_server(self._protocol, sock=listener, backlog=2048)
         self._watch.start(loop, listener)
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._state.connections)
+
     async def stop(self, *, grace_seconds: float, give_up: Callable[[], object]) -> None:
         """Take no more connections and end those there are.
 
@@ -429,6 +434,7 @@ class AsgiThread:
         self._http: Literal["auto", "h11"] = http
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], object] = lambda: None
+        self._server: AsgiServer | None = None
 
     def start(self, listener: socket.socket) -> None:
         """Serve on `listener`, which belongs to the thread from here on. Raises what kept it from starting."""
@@ -436,6 +442,11 @@ class AsgiThread:
         self._thread = threading.Thread(target=self._run, args=(listener, ready), name=self._name, daemon=True)
         self._thread.start()
         self._stop = ready.result()
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open. From any thread."""
+        return 0 if self._server is None else self._server.connections
 
     def stop(self) -> None:
         """Take no more requests, end those under way, end the thread. Blocks until then; safe to repeat."""
@@ -454,7 +465,7 @@ class AsgiThread:
 
     async def _serve(self, listener: socket.socket, ready: concurrent.futures.Future[Callable[[], object]]) -> None:
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
-        server = AsgiServer(
+        server = self._server = AsgiServer(
             self._app, keep_alive_seconds=self._keep_alive_seconds, limits=self._limits, http=self._http
         )
 
