@@ -498,6 +498,7 @@ class Trainer:
         algorithm.set_adapter(self.adapter)
         algorithm.set_llm_proxy(proxy)
         algorithm.set_run(run)
+        algorithm.set_concurrency(self.n_runners * self.runner.concurrency)
 
         async def work() -> None:
             if algorithm.is_async():

@@ -54,6 +54,13 @@ async def test_an_unknown_attempt_is_404(proxy: LLMProxy, store: InMemoryLightni
     assert "'at-nowhere'" in error.message
 
 
+async def test_the_latest_attempt_is_named_by_its_id(caller: Caller, upstream: FakeUpstream) -> None:
+    url = caller.llm.endpoint.replace(caller.attempt_id, "latest")
+    with pytest.raises(openai.NotFoundError, match=f"the latest attempt is '{caller.attempt_id}'"):
+        await caller.client.with_options(base_url=url).chat.completions.create(model="fake", messages=say("hi"))
+    assert not upstream.requests
+
+
 async def test_an_attempt_that_the_runner_ended_is_410(caller: Caller, upstream: FakeUpstream) -> None:
     await caller.client.chat.completions.create(model="fake", messages=say("hello"))
     caller.proxy.end_attempt(caller.rollout_id, caller.attempt_id)
