@@ -87,8 +87,8 @@ class Trainer:
     max_algorithm_restarts: how often in all an algorithm that raises is started again, from its last checkpoint (its beginning, before
         the first one), with runners started anew. The rollouts that it had enqueued stay: finished ones are met again by their ids, those
         under way are interrupted and go back to the queue, without using up an attempt. So each is done once, as in a run that was killed
-        and resumed. For algorithms that can continue (`Algorithm.resumable`): an IterativeAlgorithm, an `@algo` function that takes `run`.
-        When no restart is left the error of the last failure is raised; earlier ones are in the log.
+        and resumed. For algorithms that can continue (`Algorithm.resumable`): an IterativeAlgorithm, Baseline, an `@algo` function that
+        takes `run`. When no restart is left the error of the last failure is raised; earlier ones are in the log.
     run_dir: where the run is kept; by default a new directory under `.leyden/`.
     retention: what the store keeps of finished rollouts, and always what a resume would read again; by default everything.
     monitor: True watches the workers and the store, and writes alerts to the log; a Monitor does as it was told.
