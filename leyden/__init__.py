@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         open_store,
     )
     from leyden.tracer import AgentOpsTracer, DummyTracer, LightningSpanProcessor, OtelTracer, Tracer, WeaveTracer
-    from leyden.trainer import Trainer
+    from leyden.trainer import Trainer, register_component
     from leyden.types import (
         LLM,
         Attempt,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         Triplet,
         find_final_reward,
     )
-    from leyden.utils.logs import setup_logging
+    from leyden.utils.logs import configure_logger, setup_logging
 
 _HOMES = {
     "leyden.adapter": (
@@ -118,7 +118,7 @@ _HOMES = {
         "Tracer",
         "WeaveTracer",
     ),
-    "leyden.trainer": ("Trainer",),
+    "leyden.trainer": ("Trainer", "register_component"),
     "leyden.types": (
         "LLM",
         "Attempt",
@@ -134,7 +134,7 @@ _HOMES = {
         "Triplet",
         "find_final_reward",
     ),
-    "leyden.utils.logs": ("setup_logging",),
+    "leyden.utils.logs": ("configure_logger", "setup_logging"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -206,6 +206,7 @@ __all__ = [
     "WeaveTracer",
     "__version__",
     "algo",
+    "configure_logger",
     "emit_annotation",
     "emit_exception",
     "emit_message",
@@ -216,6 +217,7 @@ __all__ = [
     "open_store",
     "operation",
     "prompt_rollout",
+    "register_component",
     "rollout",
     "setup_logging",
 ]

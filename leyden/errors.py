@@ -6,6 +6,8 @@ option, and what to do about it. To add a kind: a class with one docstring sente
 
 from __future__ import annotations
 
+from leyden.redaction import redact
+
 __all__ = [
     "AgentError",
     "CheckpointError",
@@ -39,7 +41,10 @@ __all__ = [
 
 
 class LeydenError(Exception):
-    """The root of Leyden's errors."""
+    """The root of Leyden's errors. A password in an address is hidden from the message."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redact(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(LeydenError, ValueError):

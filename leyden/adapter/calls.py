@@ -25,9 +25,10 @@ from leyden import semconv
 from leyden.adapter.attributes import Json, as_dict, as_list, parsed
 from leyden.adapter.chat import image_urls, message_text
 from leyden.adapter.normalise import GATEWAY, ModelCallView, read_model_call
+from leyden.adapter.order import in_order, moment
 from leyden.types import Span
 
-__all__ = ["in_order", "model_calls"]
+__all__ = ["model_calls"]
 
 
 def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
@@ -50,24 +51,12 @@ def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
     return _sorted([_merged(call) for call in joined.calls()])
 
 
-def in_order(spans: Sequence[Span]) -> list[Span]:
-    """The spans by start; a span id that comes twice is one span, the first."""
-    first: dict[str, Span] = {}
-    for span in sorted(spans, key=_moment):
-        first.setdefault(span.span_id, span)
-    return list(first.values())
-
-
-def _moment(span: Span) -> tuple[float, int, str]:
-    return (span.start_time or 0.0, span.sequence_id, span.span_id)
-
-
 def _sorted(calls: list[ModelCallView]) -> list[ModelCallView]:
     counted = [(call.span.attributes.get(semconv.CALL_INDEX), call) for call in calls]
     numbers = {number for number, _ in counted if isinstance(number, int)}
     if len(numbers) == len(calls):
-        return [call for _, call in sorted(counted, key=lambda pair: (pair[0], _moment(pair[1].span)))]
-    return sorted(calls, key=lambda call: _moment(call.span))
+        return [call for _, call in sorted(counted, key=lambda pair: (pair[0], moment(pair[1].span)))]
+    return sorted(calls, key=lambda call: moment(call.span))
 
 
 class _Sighting:
@@ -242,7 +231,7 @@ def _merged(call: _Call) -> ModelCallView:
     """One view of all sightings: each field from the first source that has it, the gateway's first."""
     first, *others = [
         sighting.view
-        for sighting in sorted(call.sightings, key=lambda sighting: (sighting.source, _moment(sighting.span)))
+        for sighting in sorted(call.sightings, key=lambda sighting: (sighting.source, moment(sighting.span)))
     ]
     if not others:
         return first

@@ -389,8 +389,11 @@ def read_tool_call(span: Span) -> ToolCallView | None:
     """The span as a tool call, None when it is none."""
     attributes = span.attributes
     name = _name(attributes.get("gen_ai.tool.name")) or _name(attributes.get("tool.name"))
-    is_tool = attributes.get(semconv.GEN_AI_OPERATION) == "execute_tool" or _kind(attributes) == "tool"
-    if not is_tool:
+    kind = _kind(attributes)
+    said_by_id = (
+        kind is None and "tool.call.id" in attributes
+    )  # AgentOps, whose kind some versions of OpenTelemetry drop
+    if attributes.get(semconv.GEN_AI_OPERATION) != "execute_tool" and kind != "tool" and not said_by_id:
         return None
     name = name or _name(attributes.get("traceloop.entity.name")) or span.name
     return ToolCallView(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from leyden import semconv
-from leyden.adapter.calls import in_order, model_calls
+from leyden.adapter.calls import model_calls
 from leyden.adapter.normalise import ModelCallView
+from leyden.adapter.order import in_order
 from leyden.adapter.tree import TraceTree
 from leyden.types import Span, get_reward_value, is_reward_span
 

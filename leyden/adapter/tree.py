@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from leyden import semconv
-from leyden.adapter.calls import in_order
 from leyden.adapter.normalise import AgentView, is_model_call, is_reward, read_agent
+from leyden.adapter.order import in_order
 from leyden.adapter.picture import Row, draw
 from leyden.errors import ConfigError
 from leyden.types import Span

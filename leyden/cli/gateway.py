@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from leyden.errors import ConfigError
+from leyden.redaction import redact
 
 __all__ = ["DEFAULT_PORT", "gateway"]
 
@@ -52,7 +53,8 @@ def gateway(
     """Pass model calls on and record each in its attempt, until Ctrl-C or SIGTERM.
 
     Agents call http://HOST:PORT/rollout/ID/attempt/ID/v1, or http://HOST:PORT/v1 with the attempt's key. A model that is named
-    several times has several servers. Runners end their attempts here if the store has the same LEYDEN_STORE_TOKEN.
+    several times has several servers. Runners end their attempts here if they have the same LEYDEN_STORE_TOKEN; without one, the
+    gateway's token serves.
 
     \b
     Examples:
@@ -113,4 +115,4 @@ async def _several(
 
     secret = os.environ.get("LEYDEN_STORE_TOKEN")
     async with GatewayWorkers(num_workers, store_url=store_url, control_secret=secret, port=port, **options) as gateway:
-        yield gateway.endpoint, store_url
+        yield gateway.endpoint, redact(store_url)

@@ -53,6 +53,7 @@ def train(
     from leyden.loop import ProgressBar
     from leyden.rl.order_execution.config import load_config, read_config
     from leyden.rl.order_execution.run import train_orders
+    from leyden.utils.atomic import private_directory
     from leyden.utils.logs import setup_logging
 
     if resume is not None and run_dir is not None:
@@ -76,7 +77,7 @@ def train(
     console.print(f"run: {directory}")
     how_to_go_on = f"Continue with: leyden rl train --resume {directory}"
     bar = ProgressBar(metrics=("reward", "pa", "val/pa", "loss"), unit="orders")
-    directory.mkdir(parents=True, exist_ok=True)
+    private_directory(directory)
     (directory / _CONFIG_NAME).write_text(content, encoding="utf-8")
     try:
         result = train_orders(config, directory, resume=resume is not None, callbacks=[bar])
@@ -152,8 +153,6 @@ def _say_stopped(how_to_go_on: str) -> None:
 def _require_rl_packages() -> None:
     import importlib.util
 
-    missing = [
-        name for name in ("numpy", "gymnasium", "torch", "safetensors") if importlib.util.find_spec(name) is None
-    ]
+    missing = [name for name in ("numpy", "gymnasium", "torch") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"leyden rl needs {', '.join(missing)}; install it with: pip install 'leyden[rl]'")

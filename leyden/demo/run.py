@@ -32,7 +32,7 @@ from leyden.store import SqliteLightningStore
 from leyden.trainer import RunSummary, Trainer
 from leyden.trainer.run_directory import MANIFEST, store_path
 from leyden.types import Rollout, Span, find_final_reward
-from leyden.utils.atomic import write_file
+from leyden.utils.atomic import private_directory, write_file
 
 __all__ = ["WEIGHTS", "DemoOptions", "DemoResult", "run_demo", "start_run"]
 
@@ -75,7 +75,7 @@ def start_run(directory: Path, options: DemoOptions) -> None:
             f"{directory} holds a run already: continue it with leyden demo --resume {directory}, or choose another --run-dir"
         )
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        private_directory(directory)
         write_file(directory / _OPTIONS_FILE, json.dumps(asdict(options)))
     except OSError as error:
         raise ConfigError(f"cannot keep a run in {directory}: {error}; choose another --run-dir") from error

@@ -27,6 +27,7 @@ from leyden.engine.base import (
     SamplingParams,
 )
 from leyden.errors import ConfigError, EngineError
+from leyden.options import check_token
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.listening import is_loopback, listen, netloc
 
@@ -82,8 +83,7 @@ class EmbeddedBackend(PolicyBackend):
         host, port: of the endpoint; port 0 takes a free one. Any address but loopback needs `api_key`.
         control_key: also serve training, to whoever has this key (how `IsolatedBackend` drives its child).
         """
-        if not is_loopback(host) and not api_key:
-            raise ConfigError(f"host={host!r} can be reached from other machines; set api_key, or use 127.0.0.1")
+        check_token("api_key", api_key, host=host)
         for name, value in (
             ("max_batch_rows", max_batch_rows),
             ("max_tokens_per_microbatch", max_tokens_per_microbatch),
@@ -197,6 +197,7 @@ class EmbeddedBackend(PolicyBackend):
         from leyden.engine.learner import Learner
         from leyden.engine.loading import load_policy
         from leyden.utils.asgi import AsgiThread
+        from leyden.utils.http import SiteGuard
 
         if self._threads is not None:
             torch.set_num_threads(self._threads)
@@ -232,7 +233,9 @@ class EmbeddedBackend(PolicyBackend):
         routes = control_routes(self) if self._control_key else None
         listener = self._listen()
         port = int(listener.getsockname()[1])
-        server = AsgiThread(Endpoint(decoder, policy.text, options, routes), name="leyden-engine-http")
+        guard = SiteGuard(local_only=self._api_key is None and is_loopback(self._address[0]))
+        endpoint = Endpoint(decoder, policy.text, options, routes, guard=guard)
+        server = AsgiThread(endpoint, name="leyden-engine-http")
         server.start(listener)
         decoder.start()
         return _Running(policy, learner, decoder, server, executor, port, max_length)

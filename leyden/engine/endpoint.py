@@ -30,6 +30,7 @@ from leyden.engine.wire import (
     response,
 )
 from leyden.errors import LeydenError
+from leyden.utils.http import RequestRefused, SiteGuard
 
 __all__ = ["Endpoint", "Handler"]
 
@@ -60,13 +61,20 @@ class Endpoint:
     """The ASGI application."""
 
     def __init__(
-        self, decoder: Decoder, text: Text | None, options: EndpointOptions, extra: Mapping[str, Handler] | None = None
+        self,
+        decoder: Decoder,
+        text: Text | None,
+        options: EndpointOptions,
+        extra: Mapping[str, Handler] | None = None,
+        *,
+        guard: SiteGuard,
     ) -> None:
         """extra: further POST routes, for callers with the control key."""
         self._decoder = decoder
         self._text = text
         self._options = options
         self._extra = dict(extra or {})
+        self._guard = guard
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,6 +89,10 @@ class Endpoint:
             await _answer(send, 500, openai_error(500, str(error)))
 
     async def _route(self, scope: Message, receive: Receive, send: Send) -> None:
+        try:
+            self._guard.check(scope)
+        except RequestRefused as refused:
+            raise RequestError(str(refused), status=refused.status, code="foreign_request") from None
         path, method = scope["path"], scope["method"]
         if path == "/health":
             await _answer(send, 200, b'{"status": "ok"}')

@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from leyden.execution.child import Failure, Order, Word, set_log_levels, work
+from leyden.execution.child import Begin, Failure, Order, Word, set_log_levels, work
 from leyden.utils.latch import Latch
-from leyden.utils.own_loop import new_own_loop
+from leyden.utils.own_loop import run_on_own_loop
 
 __all__ = ["THREADS", "Actor"]
 
@@ -36,6 +36,7 @@ class Actor:
 
     def __init__(self, worker_id: int, packed: bytes, log_levels: Mapping[str, int]) -> None:
         self.begin, self.stop = Latch(), Latch()
+        self.at_most: int | None = None
         self._name = secrets.token_hex(8)
         self._worker_id, self._packed, self._log_levels = worker_id, packed, log_levels
         self._settled = Latch()
@@ -53,8 +54,7 @@ class Actor:
         logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
         set_log_levels(self._log_levels)
         try:
-            with asyncio.Runner(loop_factory=new_own_loop) as runner:
-                runner.run(_work(self, self._worker_id, self._packed))
+            run_on_own_loop(_work(self, self._worker_id, self._packed))
         except asyncio.CancelledError:
             return None
         except BaseException as error:  # noqa: BLE001 -- whoever started it is told, whatever it is
@@ -70,7 +70,9 @@ class Actor:
 
     def obey(self, order: Order) -> None:
         """What the supervisor sends."""
-        if order == "stop":
+        if isinstance(order, Begin):
+            self.at_most = order.at_most
+        else:
             self.stop.set()
         self.begin.set()
 

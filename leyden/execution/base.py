@@ -39,6 +39,17 @@ class PortableRunnerBundle(RunnerBundle, Protocol):
         """Under which the store knows the workers, by worker id."""
         ...
 
+    @property
+    def concurrency(self) -> int | None:
+        """How many attempts each worker has in flight at most; None where that is not known."""
+        ...
+
+    async def __call__(
+        self, store: LightningStore, worker_id: int, event: Latch, *, at_most: int | None = None
+    ) -> None:
+        """Run one worker. at_most: see `Runner.most_at_first`."""
+        ...
+
     def init(self) -> None: ...
     def teardown(self) -> None: ...
 

@@ -19,19 +19,43 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 from leyden.errors import StoreError
+from leyden.execution.signs_of_life import Alive, prepare_answers
 from leyden.execution.travel import unpack
 from leyden.runner.calls import overdue_seconds
-from leyden.runner.watchdog import LagWatchdog
+from leyden.runner.watchdog import LagWatchdog, attempt_in_flight
 from leyden.utils.latch import Latch
-from leyden.utils.orphans import RUNNER_MARK, kill_marked
-from leyden.utils.own_loop import new_own_loop
+from leyden.utils.orphans import RUNNER_MARK, carry_mark, kill_marked
+from leyden.utils.own_loop import run_on_own_loop
 
-__all__ = ["Failure", "Link", "Order", "Surroundings", "Word", "log_levels", "run_child", "set_log_levels", "work"]
+__all__ = [
+    "Alive",
+    "Begin",
+    "Culprit",
+    "Failure",
+    "Link",
+    "Order",
+    "Surroundings",
+    "Word",
+    "log_levels",
+    "run_child",
+    "set_log_levels",
+    "work",
+]
 
-Order = Literal["begin", "stop"]
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The order to begin."""
+
+    at_most: int | None = None
+    """How many attempts may be in flight to begin with; see `Runner.most_at_first`."""
+
+
+Order = Begin | Literal["stop", "ask"]
+"""`ask`: the child answers with `Alive`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +82,8 @@ class Failure:
     traceback: str
     of_the_store: bool
     """The store cannot be reached or cannot do its work: another process would fare no better."""
+    culprit_may_be_over: bool = False
+    """The attempt that is to blame may have ended before the process, because its time was over."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -66,7 +92,14 @@ class Failure:
         return cls(headline, traceback.format_exc(), of_the_store=isinstance(error, StoreError))
 
 
-Word = Literal["prepared", "finished"] | Failure
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The attempt whose agent ends the child."""
+
+    attempt_id: str
+
+
+Word = Literal["prepared", "finished"] | Failure | Culprit | Alive
 
 _LOGGERS = ("", "leyden")
 _LAST_SECONDS = 2.0
@@ -98,12 +131,12 @@ def run_child(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)  # so that what agents start can be ended with this process
     link = _Link(connection, parent, surroundings)
+    _name_who_exits(link)
     reserve = bytearray(0 if surroundings.memory_bytes is None else _RESERVE_BYTES)
     code = 1
     try:
         _settle(surroundings)
-        with asyncio.Runner(loop_factory=new_own_loop) as runner:
-            runner.run(_work(link, worker_id, packed))
+        run_on_own_loop(_work(link, worker_id, packed))
         code = 0
     except asyncio.CancelledError:
         code = 128 + signal.SIGTERM
@@ -116,6 +149,19 @@ def run_child(
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)  # a thread that an agent left behind does not hold the process up
+
+
+def _name_who_exits(link: _Link) -> None:
+    """Tell the parent which attempt calls `os._exit`, because the other attempts of this process are not to blame."""
+    leave, pid = os._exit, os.getpid()
+
+    def leave_by_name(status: int) -> NoReturn:
+        attempt = attempt_in_flight()
+        if attempt is not None and os.getpid() == pid:  # a fork ends for itself
+            link.say(Culprit(attempt.rollout.attempt.attempt_id))
+        leave(status)
+
+    os._exit = leave_by_name
 
 
 async def _work(link: _Link, worker_id: int, packed: bytes) -> None:
@@ -131,6 +177,8 @@ class Link(Protocol):
 
     begin: Latch
     stop: Latch
+    at_most: int | None
+    """See `Begin`."""
 
     def say(self, word: Word) -> None:
         """Tell them."""
@@ -146,7 +194,7 @@ async def work(link: Link, worker_id: int, packed: bytes) -> None:
             link.say("prepared")
             await link.begin.wait_async()
             if not link.stop.is_set():
-                await luggage.bundle(store, worker_id, link.stop)
+                await luggage.bundle(store, worker_id, link.stop, at_most=link.at_most)
     finally:
         luggage.bundle.teardown()
     link.say("finished")
@@ -155,6 +203,7 @@ async def work(link: Link, worker_id: int, packed: bytes) -> None:
 def _settle(surroundings: Surroundings) -> None:
     os.environ.clear()
     os.environ.update(surroundings.environment)
+    carry_mark(surroundings.environment.get(RUNNER_MARK))
     if surroundings.cpus is not None:
         os.sched_setaffinity(0, surroundings.cpus)
     if surroundings.memory_bytes is not None:
@@ -180,21 +229,26 @@ class _Link:
     def __init__(self, connection: Connection[Word, Order], parent: int, surroundings: Surroundings) -> None:
         self.begin = Latch()
         self.stop = Latch()
+        self.at_most: int | None = None
         self._connection = connection
+        self._sending = threading.Lock()
         self._parent = parent
         self._left_behind = surroundings.left_behind
         self._mark = surroundings.environment.get(RUNNER_MARK)
         self._ended = threading.Event()
         self._orphaned = False
+        self._blocked_looks = 0
 
     def say(self, word: Word) -> None:
         """Tell the parent; it may have gone."""
-        with contextlib.suppress(OSError):
+        with self._sending, contextlib.suppress(OSError):
             self._connection.send(word)
 
     def listen(self, cancel: Callable[[], Any]) -> None:
         """Follow the parent's orders in a thread; `cancel` is called when it has gone."""
-        threading.Thread(target=self._listen, args=(cancel,), name="leyden-parent", daemon=True).start()
+        thread = threading.Thread(target=self._listen, args=(cancel,), name="leyden-parent", daemon=True)
+        setattr(thread, "pydev_do_not_trace", True)  # noqa: B010 -- debuggers of IDEs do not stop a thread with this attribute
+        thread.start()
 
     def close(self) -> None:
         """The work is over. Without a parent to do it, this ends what agents started, and this process."""
@@ -203,8 +257,17 @@ class _Link:
             self._end_family()
 
     def _listen(self, cancel: Callable[[], Any]) -> None:
+        answer = prepare_answers()
+        if (alive := answer()) is not None:
+            self.say(alive)
         while (order := self._next_order()) is not None:
-            if order == "stop":
+            if order == "ask":
+                if (alive := answer()) is not None:
+                    self.say(alive)
+                continue
+            if isinstance(order, Begin):
+                self.at_most = order.at_most
+            else:
                 self.stop.set()
             self.begin.set()
         self._orphaned = True
@@ -236,10 +299,9 @@ class _Link:
 
     def _watch(self, watched: Sequence[Any]) -> Sequence[Any]:
         """Those that have something to say. Ends this process when its event loop is blocked meanwhile."""
-        blocked_looks = 0
         while not (readable := wait(watched, _LOOK_SECONDS)):
-            blocked_looks = blocked_looks + 1 if overdue_seconds() > _LOOK_SECONDS else 0
-            if blocked_looks == _BLOCKED_LOOKS:
+            self._blocked_looks = self._blocked_looks + 1 if overdue_seconds() > _LOOK_SECONDS else 0
+            if self._blocked_looks == _BLOCKED_LOOKS:
                 failure = _blocked()
                 LagWatchdog.interrupt_siblings(failure.headline)
                 self.say(failure)
@@ -258,4 +320,6 @@ def _blocked() -> Failure:
     where = traceback.extract_stack(frames[threading.main_thread().ident or 0])
     last = where[-1]
     headline = f"an agent blocks the event loop beyond an agent's time, at {last.filename}:{last.lineno} in {last.name}: {last.line}"
-    return Failure(headline, "".join([*traceback.format_list(where), headline]), of_the_store=False)
+    return Failure(
+        headline, "".join([*traceback.format_list(where), headline]), of_the_store=False, culprit_may_be_over=True
+    )

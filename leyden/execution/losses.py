@@ -1,6 +1,7 @@
-"""What a runner that died leaves in the store: attempts that nobody goes on with.
+"""What a runner that died leaves in the store: attempts that no process works on any more.
 
-It knows the store. Whether another attempt follows is the policy of each rollout (`RolloutConfig.retry_condition`).
+One of them usually ended the process; the others are interrupted, which does not count against `max_attempts`. It knows the store. Whether
+another attempt follows a failed one is the policy of each rollout (`RolloutConfig.retry_condition`).
 """
 
 from __future__ import annotations
@@ -13,21 +14,54 @@ from leyden.errors import IllegalTransition, UnknownRollout
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, Rollout
 
-__all__ = ["fail_attempts"]
+_MOST_DEATHS = 10
+"""An attempt that was interrupted so often by the death of its process is blamed for the next one, although it was not alone.
+
+The strategy halves what shares a process after each such death, so of 64 attempts the culprit is alone after six. This limit ends what
+runners that take each other's rollouts would go on with for ever.
+"""
+_SHARED_DEATH = "shared_runner_died"
 
 
-async def fail_attempts(store: LightningStore, worker_name: str, reason: str) -> None:
-    """End, as failed, every attempt that this worker has begun and not ended."""
+async def end_attempts(
+    store: LightningStore, worker_name: str, reason: str, *, culprit: str | None, one_is_to_blame: bool
+) -> int:
+    """End every attempt that this worker has begun and not ended.
+
+    culprit: the attempt that ended the process, where that is known.
+    one_is_to_blame: the culprit is among the attempts that were in flight, so a single one is the culprit.
+    Returns how many attempts were interrupted because any of them may be the culprit; 0 when the culprit is known.
+    """
     rollouts = await store.query_rollouts(status_in=["preparing", "running"])
-    metadata = {"reason_kind": "runner_died", "reason": reason}
+    left = [rollout for rollout in rollouts if _is_left_by(rollout, worker_name)]
+    if culprit is not None:
+        blamed = [rollout for rollout in left if rollout.attempt.attempt_id == culprit]
+    elif len(left) == 1 and one_is_to_blame:
+        blamed = left
+    else:
+        deaths = await asyncio.gather(*(_shared_deaths(store, rollout) for rollout in left))
+        blamed = [rollout for rollout, count in zip(left, deaths, strict=True) if count >= _MOST_DEATHS]
+    blamed_ids = {rollout.rollout_id for rollout in blamed}
+    is_known = culprit is not None or bool(blamed)
+    interrupted = {"reason_kind": "interrupted", "reason": reason, _SHARED_DEATH: not is_known}
 
-    async def fail(rollout: AttemptedRollout) -> None:
+    async def end(rollout: AttemptedRollout) -> None:
+        metadata = {"reason_kind": "runner_died", "reason": reason} if rollout.rollout_id in blamed_ids else interrupted
         with contextlib.suppress(IllegalTransition, UnknownRollout):  # somebody else has ended it meanwhile
             await store.update_attempt(
                 rollout.rollout_id, rollout.attempt.attempt_id, status="failed", metadata=metadata
             )
 
-    await asyncio.gather(*(fail(rollout) for rollout in rollouts if _is_left_by(rollout, worker_name)))
+    await asyncio.gather(*(end(rollout) for rollout in left))
+    return 0 if is_known else len(left)
+
+
+async def _shared_deaths(store: LightningStore, rollout: AttemptedRollout) -> int:
+    """How many attempts of the rollout ended with a process whose culprit is not known."""
+    if rollout.attempt.sequence_id <= _MOST_DEATHS:
+        return 0
+    attempts = await store.query_attempts(rollout.rollout_id)
+    return sum(bool(attempt.metadata.get(_SHARED_DEATH)) for attempt in attempts)
 
 
 def _is_left_by(rollout: Rollout, worker_name: str) -> TypeGuard[AttemptedRollout]:

@@ -45,6 +45,9 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
     gpus_per_runner: how many GPUs each runner sees, no two of them the same; None: all see all.
     memory_bytes: how much memory each runner's process, and each process that its agents start, may allocate (RLIMIT_DATA): beyond it an
         agent gets a MemoryError, or its runner ends and is started again. None: no limit.
+    lock_seconds: how long a call in a runner's process may hold Python's lock (the GIL), so that no other thread there runs, before the
+        process is killed and started again. Time in which the process is stopped or gets no CPU does not count. None: for ever. Only
+        Linux tells what is needed to notice this.
     """
 
     def __init__(
@@ -57,11 +60,13 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
         cpu_affinity: Sequence[Sequence[int]] | None = None,
         gpus_per_runner: int | None = None,
         memory_bytes: int | None = None,
+        lock_seconds: float | None = 30.0,
     ) -> None:
         super().__init__(n_runners, drain_seconds=drain_seconds)
         check_flag("daemon", daemon)
         check_number("memory_bytes", memory_bytes, at_least=1, at_most=sys.maxsize, whole=True, or_none="no limit")
-        self.daemon = daemon
+        check_number("lock_seconds", lock_seconds, above=0, or_none="for ever")
+        self.daemon, self.lock_seconds = daemon, lock_seconds
         self.start_method = _checked_start_method(start_method)
         check_cpus(cpu_affinity, n_runners)
         self.cpu_affinity = cpu_affinity
@@ -107,6 +112,7 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
                 self._surroundings(worker_id),
                 name=_NAME.format(worker_id),
                 daemon=self.daemon,
+                lock_seconds=self.lock_seconds,
             )
 
         async with self.share(store) as shared:

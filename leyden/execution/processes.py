@@ -20,7 +20,8 @@ from multiprocessing.context import DefaultContext, ForkContext, ForkServerConte
 from typing import Any, Protocol, cast
 
 from leyden.errors import ConfigError, RunnerDied, StoreError
-from leyden.execution.child import Failure, Order, Surroundings, Word, run_child
+from leyden.execution.child import Alive, Begin, Culprit, Failure, Order, Surroundings, Word, run_child
+from leyden.execution.signs_of_life import SignsOfLife
 from leyden.utils.latch import Latch
 
 __all__ = ["GUARD_MISSING", "Context", "Ending", "RunnerProcess", "Supervisor", "WorkerProcess"]
@@ -34,6 +35,8 @@ GUARD_MISSING = 78
 _AT_ONCE_SECONDS = 1.0
 """A process that has worked for less time died at once."""
 _CANCEL_SECONDS = 1.0
+_LEAVE_SECONDS = 5.0
+"""How long a process may take to end after it has said that its work is over. What keeps it then is killed with it."""
 _DEATHS_IN_A_ROW = 5
 _FIRST_PAUSE_SECONDS = 0.1
 """Before a runner is started again; twice as long after each death at once."""
@@ -54,6 +57,8 @@ class Ending:
     """Negative: the signal that ended it. None: nobody knows it."""
     final: bool = False
     """There cannot be another one."""
+    culprit: str | None = None
+    """The attempt that ended it, where that is known."""
 
     def __str__(self) -> str:
         return f"{self.how}; its own traceback:\n{self.failure.traceback}" if self.failure else self.how
@@ -96,10 +101,13 @@ class RunnerProcess:
         *,
         name: str,
         daemon: bool,
+        lock_seconds: float | None,
     ) -> None:
+        """lock_seconds: see ProcessExecutionStrategy."""
         self._loop = asyncio.get_running_loop()
         self._started = self._prepared_at = time.monotonic()
         self._finished, self._failure = False, None
+        self._culprit: str | None = None
         self.prepared: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[Ending] = self._loop.create_future()
         ours, theirs = cast("tuple[Connection[Order, Word], Connection[Word, Order]]", context.Pipe())
@@ -119,6 +127,8 @@ class RunnerProcess:
         finally:
             theirs.close()
         self.pid = self._process.pid or 0
+        self._lock_seconds = lock_seconds
+        self._signs: SignsOfLife | None = None
         self._loop.add_reader(ours.fileno(), self._hear)
         self._loop.add_reader(self._process.sentinel, self._end)
 
@@ -134,9 +144,9 @@ class RunnerProcess:
 
     def kill(self) -> None:
         """End it and all that agents started in it."""
-        if not self.ended.done():
+        if not self.ended.done():  # else the group has been ended, and its number may be another's
             self._process.kill()
-        _end_group(self.pid)
+            _end_group(self.pid)
 
     def _hear(self) -> bool:
         """Take in one word; False when there are no more."""
@@ -145,20 +155,47 @@ class RunnerProcess:
         except (EOFError, OSError):
             self._loop.remove_reader(self._connection.fileno())
             return False
-        if isinstance(word, Failure):
+        if isinstance(word, Alive):
+            self._take_answer(word)
+        elif isinstance(word, Culprit):
+            self._culprit = word.attempt_id
+        elif isinstance(word, Failure):
             self._failure = word
+            self._loop.call_later(_LEAVE_SECONDS, self.kill)
         elif word == "finished":
             self._finished = True
+            self._loop.call_later(_LEAVE_SECONDS, self.kill)
         elif not self.prepared.done():
             self._prepared_at = time.monotonic()
             self.prepared.set_result(None)
         return True
 
-    def _end(self) -> None:
-        self._loop.remove_reader(self._process.sentinel)
-        self._loop.remove_reader(self._connection.fileno())
+    def _take_answer(self, alive: Alive) -> None:
+        if self._signs is None and self._lock_seconds is not None:
+            self._signs = SignsOfLife(
+                self.pid,
+                self._lock_seconds,
+                ask=lambda: self.send("ask"),
+                hear=self._hear_all,
+                on_silence=self._give_up,
+            )
+        if self._signs is not None:
+            self._signs.answer(alive)
+
+    def _give_up(self, headline: str, stacks: str) -> None:
+        self._failure = Failure(headline, f"{stacks}{headline}", of_the_store=False, culprit_may_be_over=True)
+        self.kill()
+
+    def _hear_all(self) -> None:
         while self._connection.poll() and self._hear():
             pass
+
+    def _end(self) -> None:
+        if self._signs is not None:
+            self._signs.close()
+        self._loop.remove_reader(self._process.sentinel)
+        self._loop.remove_reader(self._connection.fileno())
+        self._hear_all()
         self._connection.close()
         self._process.join()
         exit_code = self._process.exitcode or 0
@@ -167,7 +204,15 @@ class RunnerProcess:
         prepared = self.prepared.done()
         worked_seconds = time.monotonic() - self._prepared_at
         self.ended.set_result(
-            Ending(_how(exit_code), prepared, self._finished, self._failure, worked_seconds, exit_code)
+            Ending(
+                _how(exit_code),
+                prepared,
+                self._finished,
+                self._failure,
+                worked_seconds,
+                exit_code,
+                culprit=self._culprit,
+            )
         )
 
 
@@ -176,7 +221,8 @@ class Supervisor:
 
     launch: starts the process of a worker.
     ready: workers begin when it is open.
-    on_loss: told of each worker that died, and how.
+    on_loss: called with each worker whose process died, how, and how many attempts it could have in flight (None: any number). It
+        returns the number of attempts one of which is to blame; 0 where it knows which, or none was in flight.
     on_return: told of it again when its next process is about to begin: what the dead one had asked for may have come in meanwhile.
     at_once_seconds: a process that has worked for less time died at once; the time after which its end is heard of is in it.
     """
@@ -188,7 +234,7 @@ class Supervisor:
         *,
         ready: Latch,
         stop: Latch,
-        on_loss: Callable[[int, str], Awaitable[None]],
+        on_loss: Callable[[int, Ending, int | None], Awaitable[int]],
         on_return: Callable[[int], Awaitable[None]],
         at_once_seconds: float = _AT_ONCE_SECONDS,
     ) -> None:
@@ -232,21 +278,31 @@ class Supervisor:
             self._stopped.cancel()
 
     async def _keep(self, worker_id: int) -> None:
-        """One worker's process, and the next one when it dies."""
+        """One worker's process, and the next one when it dies.
+
+        When several attempts were in flight and one of them is to blame, the next process begins with half as many, and so on until
+        the culprit is alone.
+        """
         again, deaths_at_once = False, 0
+        at_most: int | None = None
         while True:
             process = self._processes[worker_id] = self._launch(worker_id)
             if self._stop.is_set():
                 process.send("stop")
-            ending = await self._see_through(process, worker_id, again=again)
+            ending = await self._see_through(process, worker_id, Begin(at_most), again=again)
             if ending.finished or self._cancelled:
                 return
             again = True
-            await self._on_loss(worker_id, f"the process of runner {worker_id} {ending.headline}")
+            suspects = await self._on_loss(worker_id, ending, at_most)
             if self._stop.is_set():
                 logger.warning("the process of runner %d %s", worker_id, ending)
                 return
-            deaths_at_once = deaths_at_once + 1 if ending.worked_seconds < self._at_once_seconds else 0
+            if suspects:
+                at_most = max(1, suspects // 2)
+            elif ending.worked_seconds < self._at_once_seconds:
+                deaths_at_once += 1
+            else:
+                deaths_at_once = 0
             _check_worth_another(worker_id, ending, deaths_at_once, self._at_once_seconds)
             pause = _FIRST_PAUSE_SECONDS * 2 ** max(0, deaths_at_once - 1)
             logger.warning("the process of runner %d %s; starting another in %.1f s", worker_id, ending, pause)
@@ -254,13 +310,13 @@ class Supervisor:
             if self._stop.is_set():
                 return
 
-    async def _see_through(self, process: WorkerProcess, worker_id: int, *, again: bool) -> Ending:
+    async def _see_through(self, process: WorkerProcess, worker_id: int, begin: Begin, *, again: bool) -> Ending:
         if not await _first(process.prepared, unless=process.ended):
             return process.ended.result()
         if again:
             await self._on_return(worker_id)
         if await _first(asyncio.ensure_future(self._ready.wait_async()), unless=process.ended):
-            process.send("begin")
+            process.send(begin)
         return await process.ended
 
     def _tell_all(self) -> None:

@@ -15,8 +15,8 @@ from typing import Any, cast
 from leyden.errors import StoreError
 from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, PortableRunnerBundle, RunnerBundle
 from leyden.execution.events import StopSignal
-from leyden.execution.losses import fail_attempts
-from leyden.execution.processes import Supervisor, WorkerProcess
+from leyden.execution.losses import end_attempts
+from leyden.execution.processes import Ending, Supervisor, WorkerProcess
 from leyden.execution.together import run_together
 from leyden.execution.travel import Luggage, pack
 from leyden.monitor.prometheus import metrics
@@ -80,9 +80,16 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
     ) -> Supervisor:
         packed = pack(Luggage(bundle, place.store), imports_main=place.imports_main)
 
-        async def on_loss(worker_id: int, how: str) -> None:
+        async def on_loss(worker_id: int, ending: Ending, at_most: int | None) -> int:
             place.end_family(worker_id)
-            await fail_attempts(store, bundle.worker_names[worker_id], how)
+            alone = 1 in (at_most, bundle.concurrency)
+            return await end_attempts(
+                store,
+                bundle.worker_names[worker_id],
+                f"the process of runner {worker_id} {ending.headline}",
+                culprit=ending.culprit,
+                one_is_to_blame=alone or ending.failure is None or not ending.failure.culprit_may_be_over,
+            )
 
         async def on_return(worker_id: int) -> None:
             await store.release_claims(worker_ids=[bundle.worker_names[worker_id]])

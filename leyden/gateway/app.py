@@ -25,6 +25,7 @@ from leyden.gateway.asgi import (
     read_body,
     send_json,
     send_refusal,
+    sent_time,
     speaks_anthropic,
     trace_parent,
 )
@@ -35,6 +36,7 @@ from leyden.gateway.recorder import Recorder
 from leyden.gateway.refusal import Refusal
 from leyden.gateway.relay import Relay
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
+from leyden.utils.http import RequestRefused, SiteGuard
 
 __all__ = ["GatewayApp"]
 
@@ -55,6 +57,7 @@ class GatewayApp:
         model_names: Callable[[], list[str]],
         token: str | None,
         control_key: Callable[[], str],
+        guard: SiteGuard,
     ) -> None:
         self._attempts = attempts
         self._recorder = recorder
@@ -62,6 +65,7 @@ class GatewayApp:
         self._model_names = model_names
         self._token = None if token is None else token.encode()
         self._control_key = control_key
+        self._guard = guard
         self._calls: dict[asyncio.Task[Any], Exchange] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,6 +96,10 @@ class GatewayApp:
     # ---- routes ------------------------------------------------------------------------------------------------------
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._guard.check(scope)
+        except RequestRefused as refused:
+            raise Refusal(refused.status, "foreign_request", str(refused)) from None
         path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").strip("/")
         method = scope["method"]
         if path == "health":
@@ -150,14 +158,15 @@ class GatewayApp:
         return None
 
     async def _finish(self, scope: Scope, send: Send, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt that a runner in another process (`remote.py`) made, and answer when its record is whole."""
+        """End an attempt that a runner in another process (`remote.py`) made, and answer when its record is complete."""
         if not hmac.compare_digest(header(scope, b"authorization") or b"", f"Bearer {self._control_key()}".encode()):
             raise Refusal(
                 401,
                 "invalid_control_key",
-                "only this gateway's own runners may end an attempt; give those on other machines the LEYDEN_STORE_TOKEN of this run",
+                "only this gateway's own runners may end an attempt; give those on other machines the gateway's LEYDEN_STORE_TOKEN, "
+                "or if it has none, its token as the api_key of their ProxyLLM",
             )
-        self._attempts.end(rollout_id, attempt_id)
+        await self._attempts.end_if_known(rollout_id, attempt_id)
         self.end_attempt(rollout_id, attempt_id)
         try:
             await self._recorder.flush((rollout_id, attempt_id))
@@ -211,6 +220,7 @@ class GatewayApp:
             operation=dialect.operation,
             start_time=start_time,
             retry_of=None if earlier is None else earlier.span_id,
+            sent_time=sent_time(scope),
         )
         tried = self._relay.retries.begin(
             (rollout_id, attempt_id),
@@ -220,7 +230,17 @@ class GatewayApp:
             call_index=admission.call_index,
             span_id=call.span_id,
         )
-        exchange = Exchange(call, dialect, scope, send, raw, mode=admission.mode, spent=admission.spent, tried=tried)
+        exchange = Exchange(
+            call,
+            dialect,
+            scope,
+            send,
+            raw,
+            mode=admission.mode,
+            sampling_key=admission.sampling_key,
+            spent=admission.spent,
+            tried=tried,
+        )
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._calls[task] = exchange
         self._recorder.begin((rollout_id, attempt_id))

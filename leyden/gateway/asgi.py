@@ -6,6 +6,7 @@ It knows HTTP alone.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterable
 from typing import cast
@@ -32,6 +33,7 @@ __all__ = [
     "read_body",
     "send_json",
     "send_refusal",
+    "sent_time",
     "speaks_anthropic",
     "trace_parent",
     "upstream_headers",
@@ -50,9 +52,14 @@ _OF_THE_GATEWAY = {
     "api-key",
     "x-api-key",
     "cookie",
+    "origin",
+    "sec-fetch-dest",
+    "sec-fetch-mode",
+    "sec-fetch-site",
     "accept-encoding",
     "x-leyden-rollout",
     "x-leyden-attempt",
+    "x-leyden-sent",
 }
 """What the agent tells the gateway, not the model's server; the connection to the latter chooses its own
 compression."""
@@ -75,6 +82,15 @@ def trace_parent(scope: Scope) -> tuple[str, str] | None:
     """W3C trace context: (trace id, the caller's span id)."""
     found = _TRACEPARENT.fullmatch(header(scope, b"traceparent") or b"")
     return (found[1].decode(), found[2].decode()) if found else None
+
+
+def sent_time(scope: Scope) -> float | None:
+    """When the agent's process sent the call, in Unix seconds by its clock; None if its client does not say."""
+    try:
+        sent = float(header(scope, b"x-leyden-sent") or b"nan")
+    except ValueError:
+        return None
+    return sent if math.isfinite(sent) else None
 
 
 def attempt_of_headers(scope: Scope) -> tuple[str, str] | None:

@@ -11,14 +11,16 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Generator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from leyden import semconv
 from leyden.errors import LeydenError, UnknownAttempt, UnknownRollout
 from leyden.gateway.limits import Spent
 from leyden.gateway.refusal import Refusal
 from leyden.store.base import LightningStore
-from leyden.types import AttemptedRollout
+from leyden.types import Attempt, AttemptedRollout, Rollout
 
 __all__ = ["Admission", "AttemptKey", "Attempts", "trace_id_of"]
 
@@ -49,6 +51,8 @@ class Admission:
     """The trace of the attempt's calls that bring no trace of their own."""
     mode: str | None
     """Of the rollout."""
+    sampling_key: str
+    """Seeds of the attempt's calls are derived from this."""
     spent: Spent
     """By the attempt so far."""
 
@@ -61,6 +65,7 @@ class _Live:
     calls_before: int | None = None
     """Met by the one before it; None until the store has been asked."""
     mode: str | None = None
+    sampling_key: str = ""
     spent: Spent = field(default_factory=Spent)
     check_again_at: float = 0.0
 
@@ -79,6 +84,11 @@ class Attempts:
     def __len__(self) -> int:
         """How many are remembered that may call."""
         return len(self._live)
+
+    @property
+    def n_ended(self) -> int:
+        """How many ended attempts are remembered."""
+        return len(self._ended)
 
     async def admit(self, rollout_id: str, attempt_id: str, *, call_index: int | None = None) -> Admission:
         """Number one call; call_index: the number that it has already, if it is sent again.
@@ -109,7 +119,13 @@ class Attempts:
             raise _gone(rollout_id, attempt_id, "the attempt is over")
         if call_index is None:
             call_index = (live.calls_before or 0) + number
-        return Admission(call_index=call_index, trace_id=live.trace_id, mode=live.mode, spent=live.spent)
+        return Admission(
+            call_index=call_index,
+            trace_id=live.trace_id,
+            mode=live.mode,
+            sampling_key=live.sampling_key,
+            spent=live.spent,
+        )
 
     def note_late_call(self, rollout_id: str, attempt_id: str) -> bool:
         """Whether this is the first call of an ended attempt; only that one is worth a record, an agent may repeat it for ever."""
@@ -125,22 +141,25 @@ class Attempts:
         if len(self._ended) > _ENDED_KEPT:
             self._ended.pop(next(iter(self._ended)), None)
 
+    async def end_if_known(self, rollout_id: str, attempt_id: str) -> None:
+        """`end` an attempt that a caller names over HTTP. Raise Refusal, and remember nothing, if the store does not know its ids."""
+        key = (rollout_id, attempt_id)
+        live = self._live.get(key)
+        admitted = live is not None and live.check_again_at > 0
+        if not admitted and key not in self._ended:
+            with _looking_up(key):
+                await self._find(rollout_id, attempt_id)
+        self.end(rollout_id, attempt_id)
+
     async def _check(self, key: AttemptKey, live: _Live) -> None:
         rollout_id, attempt_id = key
         try:
-            over = await self._why_over(rollout_id, attempt_id, live)
-        except (UnknownRollout, UnknownAttempt) as error:
-            self._live.pop(key, None)
-            noun = "rollout" if isinstance(error, UnknownRollout) else "attempt"
-            raise Refusal(
-                404,
-                f"{noun}_not_found",
-                f"the gateway cannot record a call of rollout {rollout_id!r}, attempt {attempt_id!r}: {error}. "
-                "Use the base URL of the `llm` that the agent was given, and the store that holds its rollout.",
-            ) from error
-        except LeydenError as error:
-            logger.error("cannot look up rollout %r, attempt %r: %s", rollout_id, attempt_id, error)
-            raise Refusal(503, "store_unavailable", f"the gateway cannot reach its store: {error}") from error
+            with _looking_up(key):
+                over = await self._why_over(rollout_id, attempt_id, live)
+        except Refusal as refusal:
+            if refusal.status == HTTPStatus.NOT_FOUND:
+                self._live.pop(key, None)
+            raise
         if over is not None:
             self.end(rollout_id, attempt_id)
             raise _gone(rollout_id, attempt_id, over)
@@ -151,13 +170,34 @@ class Attempts:
         if isinstance(rollout, AttemptedRollout) and rollout.attempt.attempt_id == attempt_id:
             attempt = rollout.attempt
         else:
-            attempt = await self._store.get_attempt_by_id(rollout_id, attempt_id)
+            attempt = await self._find(rollout_id, attempt_id)
+        if not live.sampling_key:
+            live.sampling_key = await self._sampling_key(rollout, attempt)
         if live.calls_before is None:
             before = 0 if attempt.start_time > self._all_met_since else await self._calls_before(rollout_id, attempt_id)
             live.calls_before = before if live.calls_before is None else live.calls_before
         if attempt.finished:
             return f"the attempt is over: {attempt.status}"
         return f"the rollout is over: {rollout.status}" if rollout.finished else None
+
+    async def _find(self, rollout_id: str, attempt_id: str) -> Attempt:
+        """Return the attempt with this id. The store's own word "latest" is none: a record needs one attempt, for ever."""
+        attempt = await self._store.get_attempt_by_id(rollout_id, attempt_id)
+        if attempt.attempt_id != attempt_id:
+            raise UnknownAttempt(f"{attempt_id!r} is not an id; the latest attempt is {attempt.attempt_id!r}")
+        return attempt
+
+    async def _sampling_key(self, rollout: Rollout, attempt: Attempt) -> str:
+        """The rollout's key with the number of its failures so far.
+
+        A retry samples anew, because the same responses would fail in the same way. An attempt that follows an interrupted one
+        samples what that one would have sampled, so that a resumed run equals one that was never stopped.
+        """
+        failures = 0
+        if attempt.sequence_id > 1:
+            earlier = await self._store.query_attempts(rollout.rollout_id)
+            failures = sum(one.sequence_id < attempt.sequence_id and not one.interrupted for one in earlier)
+        return f"{rollout.metadata.get(semconv.SAMPLING_KEY, rollout.rollout_id)}\x1f{failures}"
 
     async def _calls_before(self, rollout_id: str, attempt_id: str) -> int:
         """How many calls of this attempt were numbered before this gateway met it."""
@@ -166,6 +206,25 @@ class Attempts:
         )
         numbers = (span.attributes.get(semconv.CALL_INDEX) for span in spans)
         return max((number + 1 for number in numbers if isinstance(number, int)), default=0)
+
+
+@contextlib.contextmanager
+def _looking_up(key: AttemptKey) -> Generator[None]:
+    """Turn what the store raises about an attempt into a Refusal: 404 for unknown ids, 503 if the store cannot say."""
+    rollout_id, attempt_id = key
+    try:
+        yield
+    except (UnknownRollout, UnknownAttempt) as error:
+        noun = "rollout" if isinstance(error, UnknownRollout) else "attempt"
+        raise Refusal(
+            404,
+            f"{noun}_not_found",
+            f"the gateway cannot record a call of rollout {rollout_id!r}, attempt {attempt_id!r}: {error}. "
+            "Use the base URL of the `llm` that the agent was given, and the store that holds its rollout.",
+        ) from error
+    except LeydenError as error:
+        logger.error("cannot look up rollout %r, attempt %r: %s", rollout_id, attempt_id, error)
+        raise Refusal(503, "store_unavailable", f"the gateway cannot reach its store: {error}") from error
 
 
 def _gone(rollout_id: str, attempt_id: str, why: str) -> Refusal:

@@ -33,6 +33,8 @@ class Exchange:
     """The body of the request, with the overrides of its mode once they are known."""
     mode: str | None = None
     """Of the rollout."""
+    sampling_key: str = ""
+    """Of the attempt, for the seeds of its calls."""
     spent: Spent = field(default_factory=Spent)
     """By the attempt."""
     tried: Try | None = None

@@ -56,6 +56,10 @@ class LitellmTransport:
             with contextlib.suppress(Exception):
                 await client.close()
 
+    async def is_up(self, model: UpstreamModel) -> bool:
+        """See Transport.is_up. A provider is never the run's own, so its absence is not the end of anything."""
+        return True
+
     @asynccontextmanager
     async def ask(self, model: UpstreamModel, passage: Passage, body: bytes, scope: Scope) -> AsyncGenerator[Answer]:
         """See Transport.ask."""

@@ -24,6 +24,7 @@ import aiohttp
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.attempts import Attempts
+from leyden.gateway.figures import UpstreamFigures, UpstreamStatus
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.litellm_transport import LitellmTransport
@@ -32,10 +33,13 @@ from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
 from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
+from leyden.options import check_token
 from leyden.store.base import LightningStore
+from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM
-from leyden.utils.asgi import AsgiServer
+from leyden.utils.asgi import AsgiServer, ConnectionLimits
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
+from leyden.utils.http import SiteGuard
 from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
 
 __all__ = ["LLMProxy"]
@@ -67,7 +71,7 @@ class LLMProxy:
         port: int | None = None,
         host: str = "127.0.0.1",
         model_list: ModelList | None = None,
-        store: LightningStore | None = None,
+        store: LightningStore | LightningStoreServer | None = None,
         timeout_seconds: float = 600.0,
         launch_mode: Literal["thread"] = "thread",
         deterministic_seed: int | None = None,
@@ -79,13 +83,15 @@ class LLMProxy:
         attempt_limits: AttemptLimits | None = None,
         sampling_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         durable: bool = False,
+        connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """Nothing is opened before `start`.
 
         port: None takes a free one.
         timeout_seconds: the longest time for one answer of the upstream, a stream's last byte and an agent that reads slowly included.
-        deterministic_seed: give each request that has no `seed` one that depends on this number, the rollout's id and the number of the
-        call in its attempt, so that a rerun of the same rollout id samples the same.
+        deterministic_seed: give each request that has no `seed` one that depends on this number, the rollout's
+        `metadata["leyden.sampling_key"]` (without one, its id), how many of its attempts have failed, and the number of the call in its
+        attempt. `PolicyGradient` sets the key to mode, step and place, so that two runs with one seed sample the same.
         token: what clients must send as their API key; required when `host` is not a loopback address.
         access_host: under which agents reach this machine, where `host` does not say it. None: `host`; and where that stands for all
         addresses of the machine (0.0.0.0), runners look for the gateway on the machine of the store.
@@ -98,6 +104,8 @@ class LLMProxy:
         agents' API names them: {"val": {"temperature": 0}}.
         durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
         written behind the answer, and a crash of this process loses the last few hundredths of a second.
+        store: where calls are recorded; of a `LightningStoreServer`, the store that it serves.
+        connection_limits: how long an agent may take to send a request or fetch an answer; None: see `ConnectionLimits`.
         model_list: `UpstreamModel`s, `LLM`s, or mappings with the fields of the former; Agent Lightning's entries with `litellm_params`,
         too. A model that is named several times has several servers. An attempt stays with one while it is well.
         Raises ConfigError.
@@ -110,8 +118,7 @@ class LLMProxy:
             raise ConfigError(f"upstream_retries is {upstream_retries}; it must be at least 0")
         if not keep_alive_seconds > 0:
             raise ConfigError(f"keep_alive_seconds is {keep_alive_seconds}; it must be above 0")
-        if token is None and not is_loopback(host):
-            raise ConfigError(f"host {host!r} can be reached from other machines: give token=..., or bind to 127.0.0.1")
+        check_token("token", token, host=host)
         if token is not None and token.startswith(PREFIX):
             raise ConfigError(
                 f"token begins with {PREFIX!r}, as the keys of attempts do: give the gateway a token of its own"
@@ -143,7 +150,8 @@ class LLMProxy:
             sampling_overrides=overrides,
             durable=durable,
         )
-        self._store = store
+        self._connection_limits = connection_limits
+        self._store = None if store is None else _checked_store(store)
         self._token = token
         self._control_key = secrets.token_urlsafe(32)
         """What runners in other processes show when they end an attempt."""
@@ -164,11 +172,11 @@ class LLMProxy:
 
     # ---- options -----------------------------------------------------------------------------------------------------
 
-    def set_store(self, store: LightningStore) -> None:
-        """Where calls are recorded. Raises GatewayError while the gateway is running."""
+    def set_store(self, store: LightningStore | LightningStoreServer) -> None:
+        """Record calls in this store, or in the store of this server. Raise GatewayError while the gateway is running."""
         if self._running is not None:
             raise GatewayError(f"the gateway on {self.endpoint} is running; stop it before giving it another store")
-        self._store = store
+        self._store = _checked_store(store)
 
     def get_store(self) -> LightningStore | None:
         """Where calls are recorded."""
@@ -190,8 +198,12 @@ class LLMProxy:
         return models
 
     def share_control(self, secret: str | None) -> None:
-        """Let runners that were started elsewhere end attempts here: those that know `secret` (`FoundGateways`)."""
-        self._control_key = control_key_of(secret)
+        """Let runners that were started elsewhere (`FoundGateways`) end attempts here if they know `secret`.
+
+        None, or an empty secret, stands for the gateway's token, which such runners find in their resources. Without a token either,
+        every program on this machine may end attempts.
+        """
+        self._control_key = control_key_of(secret or self._token)
 
     @property
     def host(self) -> str:
@@ -208,6 +220,11 @@ class LLMProxy:
         if self._port is None:
             raise GatewayError("the gateway has no address yet: start it first, or give it a port=")
         return self._port
+
+    @property
+    def _reported_as(self) -> str:
+        """The gateway's name in the samples that it writes."""
+        return netloc(self._access_host, self._listening_port())
 
     def as_resource(
         self,
@@ -274,6 +291,13 @@ class LLMProxy:
                 raise failure
         elif not running.recorder.settled(key):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running.recorder.flush(key), running.loop))
+
+    def upstreams(self) -> list[UpstreamStatus]:
+        """Return how the models' servers do: requests, failures by reason, latency, and what is wrong with one that is not well.
+
+        Servers that were not asked anything since `start` are left out.
+        """
+        return [] if self._running is None else self._running.figures.statuses()
 
     # ---- updates of the weights --------------------------------------------------------------------------------------
 
@@ -389,12 +413,18 @@ class LLMProxy:
                 model_names=lambda: list(self._models),
                 token=self._token,
                 control_key=lambda: self._control_key,
+                guard=SiteGuard(local_only=self._token is None and is_loopback(self._host), also=[self._access_host]),
             )
             servers: list[AsgiServer] = []
             for door, at in await stack.enter_async_context(self._doors(app, listener)):
-                servers.append(AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS))
+                servers.append(
+                    AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS, limits=self._connection_limits)
+                )
                 await servers[-1].start(at)
             writing = asyncio.create_task(recorder.run())
+            reporting = asyncio.create_task(
+                relay.figures.report(store, self._reported_as, lambda: sum(server.connections for server in servers))
+            )
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             ready.set_result(
@@ -403,6 +433,7 @@ class LLMProxy:
                     attempts=attempts,
                     app=app,
                     gate=gate,
+                    figures=relay.figures,
                     loop=loop,
                     thread=threading.current_thread(),
                     stopped=stopped,
@@ -410,6 +441,7 @@ class LLMProxy:
                 )
             )
             await stop.wait()
+            reporting.cancel()
             await asyncio.gather(
                 *(server.stop(grace_seconds=_STOP_GRACE_SECONDS, give_up=app.cancel_calls) for server in servers)
             )
@@ -426,10 +458,21 @@ class _Running:
     attempts: Attempts
     app: GatewayApp
     gate: Gate
+    figures: UpstreamFigures
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     stopped: concurrent.futures.Future[None]
     stop: Callable[[], object]
+
+
+def _checked_store(store: Any) -> LightningStore:
+    """Return the store itself. A server of this process is not asked over HTTP."""
+    store = store.store if isinstance(store, LightningStoreServer) else store
+    if not isinstance(store, LightningStore):
+        raise ConfigError(
+            f"LLMProxy's store is a {type(store).__name__}; give a LightningStore (leyden.open_store makes one), or a LightningStoreServer"
+        )
+    return store
 
 
 def _upstream_session(timeout_seconds: float) -> aiohttp.ClientSession:

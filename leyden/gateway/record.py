@@ -38,6 +38,8 @@ class ModelCall:
     start_time: float
     retry_of: str | None = None
     """The span id of the failed try that this one follows."""
+    sent_time: float | None = None
+    """When the agent's process sent the call, by that process's clock; None if its client does not say."""
     end_time: float = 0.0
     request: Json = field(default_factory=dict[str, Any])
     """The agent's request, in chat whatever it came in; the seed that the gateway added is part of it."""
@@ -59,6 +61,8 @@ def span_of(call: ModelCall) -> Span:
         attributes[semconv.CALL_INDEX] = call.call_index
     if call.retry_of is not None:
         attributes[semconv.RETRY_OF] = call.retry_of
+    if call.sent_time is not None:
+        attributes[semconv.SENT_TIME] = call.sent_time
     _describe_request(call.request, attributes)
     if call.response is not None:
         _describe_response(call.response, attributes)

@@ -6,6 +6,7 @@ It knows HTTP statuses, not why anything is refused, and leaves the shape to the
 from __future__ import annotations
 
 from leyden.dialects import Dialect
+from leyden.redaction import redact
 
 __all__ = ["Refusal"]
 
@@ -17,10 +18,10 @@ class Refusal(Exception):
         self, status: int, code: str, message: str, *, param: str | None = None, retry_after_seconds: int | None = None
     ) -> None:
         """retry_after_seconds: when the same request may succeed."""
-        super().__init__(message)
+        self.message = redact(message)
+        super().__init__(self.message)
         self.status = status
         self.code = code
-        self.message = message
         self.param = param
         self.retry_after_seconds = retry_after_seconds
 

@@ -17,13 +17,23 @@ from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, cast
 
-from leyden.dialects import DIALECTS, Passage, PassageStream, dump, parse, split_events
+from leyden.dialects import (
+    DIALECTS,
+    Passage,
+    PassageStream,
+    WrongType,
+    check_types,
+    dump,
+    parse_request,
+    split_events,
+)
 from leyden.errors import StoreError, Untranslatable
 from leyden.gateway.asgi import Headers, send_json, send_refusal
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.balance import Balancer
 from leyden.gateway.buffering import Buffering
 from leyden.gateway.exchange import Exchange
+from leyden.gateway.figures import Failure, UpstreamFigures
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.recorder import Recorder
@@ -49,9 +59,9 @@ _OF_THE_SERVER = {
 _COMMENT = b": keep-alive\n\n"
 
 
-def seed_for(deterministic_seed: int, rollout_id: str, call_index: int) -> int:
-    """The sampling seed of one call, 31 bits. Attempts of one rollout share it, so that a rerun samples the same."""
-    digest = sha256(f"{deterministic_seed}\x1f{rollout_id}\x1f{call_index}".encode()).digest()
+def seed_for(deterministic_seed: int, sampling_key: str, call_index: int) -> int:
+    """Derive the sampling seed of one call, 31 bits, from its attempt's key and its number within the attempt."""
+    digest = sha256(f"{deterministic_seed}\x1f{sampling_key}\x1f{call_index}".encode()).digest()
     return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
 
 
@@ -97,6 +107,7 @@ class Relay:
         self._options = options
         self._balancer = Balancer()
         self._buffering = Buffering()
+        self.figures = UpstreamFigures()
         self.kept = KeptResponses()
         self.retries = Retries()
 
@@ -131,6 +142,10 @@ class Relay:
     async def _take(self, exchange: Exchange) -> None:
         call = exchange.call
         call.request = exchange.request = _parse_request(exchange.raw)
+        try:
+            check_types(exchange.request, exchange.dialect.field_types)
+        except WrongType as error:
+            raise _wrong_type(error) from error
         self._options.limits.check(call.call_index or 0, exchange.spent)
         overrides = self._options.sampling_overrides.get(exchange.mode or "")
         if overrides and call.operation != "embeddings":
@@ -140,8 +155,15 @@ class Relay:
         await self._gate.enter()
         try:
             await self._ask_until_answered(exchange, servers)
+        except _EngineLost as lost:
+            refusal = lost.refusal
+        else:
+            return
         finally:
             self._gate.leave()
+        # The end of the run cancels the call before this is over, unless nobody notices that the engine is dead.
+        await asyncio.sleep(self._options.timeout_seconds)
+        raise refusal
 
     def _servers(self, request: dict[str, Any]) -> tuple[UpstreamModel, ...]:
         name = request.get("model")
@@ -173,21 +195,30 @@ class Relay:
                     await asyncio.sleep(_RETRY_SECONDS * 2 ** len(tried) * random.uniform(0.5, 1.5))
 
     async def _try(self, exchange: Exchange, model: UpstreamModel, chances: _Chances) -> None:
-        """Ask one server, and see how it is. Raises _Again."""
-        exchange.status, well = None, None
+        """Ask one server and take note of how it does. Raise _Again if the call may be sent once more."""
+        exchange.status = well = failure = None
         exchange.price_per_million = model.price_per_million
         self._balancer.begin(model)
+        began = self.figures.begin(model)
         try:
             await self._ask(exchange, model, chances)
             well = _well(exchange)
-        except _Again as failure:
-            well = None if failure.status == HTTPStatus.TOO_MANY_REQUESTS else False
+            if well is False:
+                failure = Failure("failed", exchange.call.error or f"it answered {exchange.status}")
+        except _Again as again:
+            if again.status != HTTPStatus.TOO_MANY_REQUESTS:
+                well, failure = False, Failure("unreachable" if again.status is None else "failed", str(again))
+            raise
+        except _EngineLost as lost:
+            well, failure = False, _failure(lost.refusal)
             raise
         except Refusal as refusal:
-            well = False if refusal.code in _OF_THE_SERVER else None
+            if refusal.code in _OF_THE_SERVER:
+                well, failure = False, _failure(refusal)
             raise
         finally:
             self._balancer.end(model, well=well)
+            self.figures.end(model, began, well=well, failure=failure)
 
     async def _ask(self, exchange: Exchange, model: UpstreamModel, chances: _Chances) -> None:
         """Send the call to one server and pass its answer on. Raises _Again."""
@@ -212,6 +243,8 @@ class Relay:
         except ServerGone as gone:
             if chances.again and not gone.began and (chances.elsewhere or not gone.timed_out):
                 raise _Again(_unreachable(model, gone).message) from gone
+            if model.part_of_run and not await self._transport(model).is_up(model):
+                raise _EngineLost(_unreachable(model, gone)) from gone
             raise _unreachable(model, gone) from gone
         except TimeoutError as error:
             raise Refusal(
@@ -252,7 +285,7 @@ class Relay:
             )
         seed = None
         if self._options.deterministic_seed is not None:
-            seed = seed_for(self._options.deterministic_seed, call.rollout_id, call.call_index or 0)
+            seed = seed_for(self._options.deterministic_seed, exchange.sampling_key, call.call_index or 0)
         try:
             whole = request
             if client is not upstream and client is DIALECTS["responses"]:
@@ -268,6 +301,8 @@ class Relay:
                 record_tokens=bool(model.record_tokens),
                 seed=seed,
             )
+        except WrongType as error:
+            raise _wrong_type(error) from error
         except Untranslatable as error:
             raise Refusal(
                 400,
@@ -395,6 +430,18 @@ class _Again(Exception):
         self.status = status
 
 
+class _EngineLost(Exception):
+    """The run's own engine has died, and with it the answer."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def _failure(refusal: Refusal) -> Failure:
+    return Failure(refusal.code.removeprefix("upstream_"), refusal.message)
+
+
 def _well(exchange: Exchange) -> bool | None:
     """What an answer that has been passed on says about its server."""
     if exchange.status is None or exchange.status == HTTPStatus.TOO_MANY_REQUESTS:
@@ -436,12 +483,13 @@ def _shown_event(stream: PassageStream, event: bytes, data: bytes) -> bytes:
 
 def _parse_request(raw: bytes) -> dict[str, Any]:
     try:
-        request: Any = parse(raw)
+        return parse_request(raw)
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, "invalid_json", f"the request body is not JSON: {error}") from error
-    if not isinstance(request, dict):
-        raise Refusal(400, "invalid_json", f"the request body is a JSON {type(request).__name__}; it must be an object")
-    return cast(dict[str, Any], request)
+        raise Refusal(400, "invalid_json", f"the request body cannot be read as JSON: {error}") from error
+
+
+def _wrong_type(error: WrongType) -> Refusal:
+    return Refusal(400, "invalid_type", str(error), param=error.field)
 
 
 def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any], bytes]:

@@ -17,6 +17,8 @@ from leyden.gateway.upstream import UpstreamModel
 
 __all__ = ["Answer", "HttpTransport", "ServerGone", "Transport"]
 
+_IS_UP_SECONDS = 5.0
+
 
 class Answer(Protocol):
     """A server's answer, whose head is there."""
@@ -51,6 +53,10 @@ class Transport(Protocol):
         """
         ...
 
+    async def is_up(self, model: UpstreamModel) -> bool:
+        """Return whether the server takes requests at all, asked after it was lost."""
+        ...
+
 
 class ServerGone(Exception):
     """A server could not be reached, or went away in the middle of its answer; the message says what happened."""
@@ -77,10 +83,11 @@ class HttpTransport:
                 model.url(passage.upstream.path),
                 data=body,
                 headers=upstream_headers(scope, model.api_key, passage.upstream),
+                auth=model.login and aiohttp.BasicAuth(*model.login, encoding="utf-8"),
                 allow_redirects=False,
             ) as response:
                 began = True
-                yield _HttpAnswer(response)
+                yield _HttpAnswer(response, model)
         except aiohttp.ClientError as error:
             raise ServerGone(error, began=began) from error
         except TimeoutError:
@@ -88,10 +95,21 @@ class HttpTransport:
         except OSError as error:
             raise ServerGone(error, began=began) from error
 
+    async def is_up(self, model: UpstreamModel) -> bool:
+        """See Transport.is_up. Any answer will do, and a server that is silent is busy."""
+        try:
+            async with self._session.get(model.url("models"), timeout=aiohttp.ClientTimeout(total=_IS_UP_SECONDS)):
+                return True
+        except TimeoutError:
+            return True
+        except (aiohttp.ClientError, OSError):
+            return False
+
 
 class _HttpAnswer:
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, model: UpstreamModel) -> None:
         self._response = response
+        self._model = model
         self.status = response.status
         self.content_type = response.content_type
 
@@ -100,7 +118,9 @@ class _HttpAnswer:
         return downstream_headers(self._response)
 
     async def read(self) -> bytes:
-        return await self._response.read()
+        """The body. An error that quotes the server's own key back loses it, because agents read errors."""
+        body = await self._response.read()
+        return body if self.status < 300 else self._model.without_key(body)
 
     def pieces(self) -> AsyncIterator[bytes]:
         return self._response.content.iter_any()

@@ -9,9 +9,11 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from leyden.dialects import DIALECTS, Dialect, DialectName
 from leyden.errors import ConfigError
+from leyden.redaction import HIDDEN
 from leyden.types import LLM, ProxyLLM
 
 __all__ = ["UpstreamModel", "upstream_models"]
@@ -28,8 +30,9 @@ class UpstreamModel:
     model_name: str
     """The name that agents use."""
     endpoint: str = ""
-    """The server's base URL, as an OpenAI client takes it (it ends in `/v1`)."""
-    api_key: str | None = None
+    """The server's base URL, as an OpenAI client takes it (it ends in `/v1`). A user and a password in it
+    (`http://user:password@host/v1`) become `login`, and the endpoint loses them."""
+    api_key: str | None = field(default=None, repr=False)
     upstream_model: str | None = None
     """The server's name for the model, where it is another one."""
     sampling_parameters: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -41,11 +44,16 @@ class UpstreamModel:
     """What the server speaks, best first. Calls in another dialect are translated. With `record_tokens`, so are those in
     any but chat and completions where the server speaks chat: no other dialect gives token ids."""
 
+    part_of_run: bool = False
+    """The run's own engine, whose death ends the run. Calls that lose it wait for that end instead of failing, so that their
+    attempts are interrupted and a resumed run makes them again."""
     price_per_million: tuple[float, float] | None = None
     """What a million tokens of prompts and of answers cost, in any unit; for `AttemptLimits.cost`."""
-    litellm_params: Mapping[str, Any] | None = None
+    litellm_params: Mapping[str, Any] | None = field(default=None, repr=False)
     """In place of `endpoint`: ask through LiteLLM, with these arguments of `litellm.acompletion` ("model" is one). For providers that
     have no API of OpenAI's or Anthropic's."""
+    login: tuple[str, str] | None = field(default=None, init=False, repr=False)
+    """The user and the password for HTTP's basic authentication at the server, from `endpoint`."""
 
     def __post_init__(self) -> None:
         if not self.model_name:
@@ -57,12 +65,30 @@ class UpstreamModel:
                 f"model_list: endpoint of {self.model_name!r} is {self.endpoint!r}; "
                 "it must be an http(s) base URL such as http://127.0.0.1:8000/v1"
             )
+        else:
+            self._take_login()
         if self.record_tokens is None:
             object.__setattr__(self, "record_tokens", self.litellm_params is None)
         if unknown := [name for name in self.dialects if name not in DIALECTS]:
             raise ConfigError(
                 f"model_list: dialects of {self.model_name!r} has {unknown[0]!r}; possible: {', '.join(DIALECTS)}"
             )
+
+    def _take_login(self) -> None:
+        """Keep the endpoint's user and password apart from it, so that no message that names the server shows them."""
+        try:
+            parts = urlsplit(self.endpoint)
+        except ValueError as error:
+            raise ConfigError(f"model_list: endpoint of {self.model_name!r} is {self.endpoint!r}: {error}") from error
+        if parts.username is None and parts.password is None:
+            return
+        if self.api_key is not None:
+            raise ConfigError(
+                f"model_list: {self.model_name!r} has a user and a password in its endpoint and an api_key; give one of them"
+            )
+        object.__setattr__(self, "login", (unquote(parts.username or ""), unquote(parts.password or "")))
+        host = parts.netloc.rpartition("@")[2]
+        object.__setattr__(self, "endpoint", urlunsplit(parts._replace(netloc=host)))
 
     def _check_litellm(self) -> None:
         params = self.litellm_params or {}
@@ -104,6 +130,13 @@ class UpstreamModel:
             return client
         return next((dialect for dialect in spoken if dialect.translates), None) if client.translates else None
 
+    def without_key(self, body: bytes) -> bytes:
+        """Return `body` with the server's key or password replaced by `***`, wherever it stands."""
+        for secret in (self.api_key, *(self.login or ())[1:]):
+            if secret:
+                body = body.replace(secret.encode(), HIDDEN.encode())
+        return body
+
     def url(self, path: str) -> str:
         """The URL of `path` (`chat/completions`) at the server."""
         return f"{self.endpoint.rstrip('/')}/{path}"
@@ -142,7 +175,7 @@ def _upstream_model(entry: UpstreamModel | LLM | Mapping[str, Any]) -> UpstreamM
             api_key=entry.api_key,
             sampling_parameters=dict(entry.sampling_parameters),
         )
-    known = {option.name for option in fields(UpstreamModel)}
+    known = {option.name for option in fields(UpstreamModel) if option.init}
     if unknown := sorted(set(entry) - known):
         raise ConfigError(f"model_list: unknown key {unknown[0]!r}; possible: {', '.join(sorted(known))}")
     if "model_name" not in entry:

@@ -255,6 +255,10 @@ class _Worker(LLMProxy):
         self._paths = paths
         self._index = index
 
+    @property
+    def _reported_as(self) -> str:
+        return f"{super()._reported_as}/{self._index}"
+
     def _listen(self) -> socket.socket:
         return self._common
 
@@ -314,6 +318,8 @@ class _Dispatch:
         path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
         query = scope["query_string"].decode("latin-1")
         url = yarl.URL(f"http://worker{path}" + (f"?{query}" if query else ""), encoded=True)
+        hosts = [(name, value) for name, value in scope["headers"] if name == b"host"]  # the other worker checks it
+        headers = as_text([*hosts, *end_to_end(scope["headers"])])
         deadline = time.monotonic() + _AWAY_SECONDS
         while True:
             try:
@@ -321,7 +327,7 @@ class _Dispatch:
                     scope["method"],
                     url,
                     data=body,
-                    headers=as_text(end_to_end(scope["headers"])),
+                    headers=headers,
                     allow_redirects=False,
                 )
             except (

@@ -10,6 +10,7 @@ A service that is not in MODEL_HOSTS: give `OtelTracer(model_hosts=...)` its hos
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,10 +21,12 @@ from opentelemetry import trace as otel_trace
 
 from leyden import semconv
 
-__all__ = ["MODEL_HOSTS", "ROUTE_KEY", "Redirection", "Route", "current_route", "traceparent"]
+__all__ = ["MODEL_HOSTS", "ROUTE_KEY", "SENT_HEADER", "Redirection", "Route", "current_route", "traceparent"]
 
 MODEL_HOSTS: Final = ("api.openai.com", "api.anthropic.com")
 ROUTE_KEY: Final = otel_context.create_key("leyden-route")
+SENT_HEADER: Final = "x-leyden-sent"
+"""Tells the gateway when the agent's process sent a call: Unix seconds by that process's clock."""
 _KEY_HEADERS: Final = ("x-api-key", "api-key")
 
 
@@ -69,6 +72,7 @@ class Route:
         changed = {name: value for name, value in self.headers().items() if name not in headers}
         if root is not None:  # the agent's own key is for the model's server, and nobody else's business
             key = self.api_key or "EMPTY"
+            changed[SENT_HEADER] = repr(time.time())
             changed |= {name: key for name in _KEY_HEADERS if name in headers} | {"authorization": f"Bearer {key}"}
         return Redirection(f"{target}?{parts.query}" if parts.query else target, changed)
 

@@ -5,7 +5,7 @@
 | None | nothing more than was recorded on the way |
 | a finite number, a bool | the final reward |
 | a dict of finite numbers by name | the final rewards; the one called `primary` (or the only one) is the primary one |
-| a Span or a list of them, of this attempt | those spans |
+| a Span or a list of them, of this attempt or made with `propagate=False` | those spans, each once |
 | an ended OpenTelemetry span, or a list of them | those spans, unless they were collected already |
 
 Anything else is InvalidReturn. It knows traces and the store's protocol; to allow another kind, add a case to `result_spans`.
@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from leyden import semconv
 from leyden.errors import InvalidReturn
 from leyden.store.base import LightningStore
-from leyden.tracer import Trace, current_trace, from_readable_span
+from leyden.tracer import LOCAL, Trace, current_trace, from_readable_span
 from leyden.types import AttemptedRollout, Span, reward_attributes
 from leyden.utils.text import shown
 
@@ -62,7 +62,8 @@ def result_spans(result: object, rollout: AttemptedRollout) -> list[Span]:
     if isinstance(result, Span | ReadableSpan):
         return [_own_span(result, rollout)]
     if isinstance(result, list | tuple):
-        return [_own_span(item, rollout) for item in cast(Sequence[object], result)]
+        spans = [_own_span(item, rollout) for item in cast(Sequence[object], result)]
+        return list({span.span_id: span for span in spans}.values())
     if inspect.iscoroutine(result):
         result.close()
         raise InvalidReturn("the agent returned a coroutine that nobody awaited; define the agent with `async def`")
@@ -108,6 +109,8 @@ def _own_span(span: object, rollout: AttemptedRollout) -> Span:
         return from_readable_span(span, rollout_id, attempt_id)
     if not isinstance(span, Span):
         raise InvalidReturn(f"the agent returned a list with {shown(span)}; {_POSSIBLE}")
+    if span.rollout_id == span.attempt_id == LOCAL:  # made with propagate=False: it belongs to no attempt yet
+        return span.model_copy(update={"rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": 0})
     if (span.rollout_id, span.attempt_id) != (rollout_id, attempt_id):
         raise InvalidReturn(
             f"the agent returned span {span.name!r} of attempt {span.attempt_id!r} of rollout {span.rollout_id!r}, but this is "

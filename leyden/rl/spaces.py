@@ -17,6 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from leyden.errors import LeydenError
+from leyden.rl.batch import is_space
 
 __all__ = ["AnySpace", "Check", "Conformer", "GymSpaceValidationError", "checker", "conformer"]
 
@@ -309,3 +310,27 @@ _COMPILERS: Final[dict[type[Any], Callable[[AnySpace], Check]]] = {
     spaces.Dict: _dict,
     spaces.Tuple: _tuple,
 }
+
+
+def difference(one: Any, other: Any) -> str | None:
+    """Return how the samples of two spaces differ in form, None if they do not. Bounds and dtypes are not compared."""
+    for kind in (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary):
+        if is_space(one, kind) != is_space(other, kind):
+            return f"{type(one).__name__} is not {type(other).__name__}"
+    parts, others = _parts(one), _parts(other)
+    if parts.keys() != others.keys():
+        return f"the parts {sorted(parts)} are not {sorted(others)}"
+    for name, part in parts.items():
+        if differs := difference(part, others[name]):
+            return f"in {name!r}, {differs}"
+    for name in ("shape", "n", "start", "nvec"):
+        here, there = getattr(one, name, 0), getattr(other, name, 0)
+        if not np.array_equal(here, there):
+            return f"{name} {here} is not {there}"
+    return None
+
+
+def _parts(space: Any) -> dict[Any, Any]:
+    if is_space(space, spaces.Dict):
+        return dict(space.spaces)
+    return dict(enumerate(cast("tuple[Any, ...]", space.spaces))) if is_space(space, spaces.Tuple) else {}

@@ -132,11 +132,12 @@ class LitAgentRunner(Runner):
     async def _claim(self, running: _RunningSet, attempts: AttemptRunner, store: LightningStore) -> None:
         """Claim and start rollouts until cancelled or until `max_rollouts` are claimed."""
         while self.max_rollouts is None or running.started < self.max_rollouts:
-            room = await running.room(self.concurrency)
+            room = await running.room(self.concurrency, self.most_at_first)
             limit = room if self.max_rollouts is None else min(room, self.max_rollouts - running.started)
             rollouts = await running.watchdog.claim(
                 store, limit=limit, worker_id=self.worker_name, timeout_seconds=_CLAIM_WAIT_SECONDS
             )
+            logger.debug("%s: claimed %s", self.worker_name, [rollout.rollout_id for rollout in rollouts])
             # Nothing is awaited between a claim and its attempts, or a stop in between would leave claims that nobody reports.
             ids = {rollout.resources_id for rollout in rollouts}
             reading = {
@@ -252,12 +253,16 @@ class _RunningSet:
             "attempts_succeeded": self.succeeded,
         }
 
-    async def room(self, concurrency: int) -> int:
+    async def room(self, concurrency: int, most_at_first: int | None) -> int:
         """How many more may be started; waits until it is at least one."""
-        while len(self.tasks) >= concurrency:
+        while (room := self._room(concurrency, most_at_first)) < 1:
             self._changed.clear()
             await self._changed.wait()
-        return concurrency - len(self.tasks)
+        return room
+
+    def _room(self, concurrency: int, most_at_first: int | None) -> int:
+        most = concurrency if most_at_first is None else min(concurrency, most_at_first + self.ended)
+        return most - len(self.tasks)
 
     async def drained(self) -> None:
         """Wait for all of them; raise what kept one from reporting."""
@@ -268,7 +273,7 @@ class _RunningSet:
 
     def _ended(self, task: asyncio.Task[Outcome]) -> None:
         self.tasks.discard(task)
-        self._changed.set()
+        self._changed.set()  # who waits for it looks after this call
         if task.cancelled():
             return
         if (error := task.exception()) is None:

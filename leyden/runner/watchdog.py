@@ -31,7 +31,7 @@ from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout
 from leyden.utils import ids
 
-__all__ = ["InFlight", "LagWatchdog"]
+__all__ = ["InFlight", "LagWatchdog", "attempt_in_flight"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,11 @@ class InFlight:
         """What tells the store that it ends through no fault of its own, and does not count."""
         self.interrupted = True
         return self.report(status="failed", metadata={"reason_kind": "interrupted", "reason": reason})
+
+
+def attempt_in_flight() -> InFlight | None:
+    """Return the attempt whose agent calls this, in any of its tasks and threads; None outside an agent."""
+    return _ATTEMPT.get()
 
 
 @dataclass(eq=False, slots=True)

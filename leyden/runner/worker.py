@@ -33,9 +33,17 @@ class WorkerBundle:
         """Bind the agent, the hooks and the recorders to the runner."""
         self.runner.init(self.agent, hooks=self.hooks, recorders=self.recorders)
 
-    async def __call__(self, store: LightningStore, worker_id: int, event: Latch) -> None:
+    @property
+    def concurrency(self) -> int | None:
+        """See PortableRunnerBundle."""
+        return getattr(self.runner, "concurrency", None)
+
+    async def __call__(
+        self, store: LightningStore, worker_id: int, event: Latch, *, at_most: int | None = None
+    ) -> None:
         """One worker: a copy of the runner, set up, run until the event, always torn down."""
         runner = copy.copy(self.runner)
+        runner.most_at_first = at_most
         runner.init_worker(worker_id, store, worker_name=self.worker_names[worker_id])
         try:
             await runner.iter(event=event)

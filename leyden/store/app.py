@@ -17,9 +17,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
-from urllib.parse import urlsplit
 
 from leyden.errors import ConfigError, LeydenError, StoreError
 from leyden.store.base import LightningStore
@@ -28,8 +26,8 @@ from leyden.store.wire import LEYDEN_JSON, PREFIX, Route, find_route, status_of,
 from leyden.types import AttemptedRollout
 from leyden.utils import ids
 from leyden.utils.asgi import Receive, Scope, Send
+from leyden.utils.http import RequestRefused, SiteGuard
 from leyden.utils.latch import Latch
-from leyden.utils.listening import is_loopback
 
 __all__ = ["InJson", "Mount", "Reply", "StoreApp", "View"]
 
@@ -101,32 +99,34 @@ class StoreApp:
         store: LightningStore,
         *,
         token: str | None = None,
-        local_only: bool = False,
+        guard: SiteGuard | None = None,
         max_body_bytes: int = 64 * 2**20,
         pages: Mapping[str, Callable[[], Reply]] | None = None,
         mounts: Mapping[str, Mount] | None = None,
         claims_from: Latch | None = None,
         views: Mapping[str, View] | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         """
         token: what a client must send as `Authorization: Bearer`; None: nothing.
-        local_only: refuse requests to a host name that is not this machine's: a web page can have its own name stand for it.
+        guard: refuses requests of other sites' pages; None: one for a server that is reached by any name.
         max_body_bytes: of one request, as sent and unpacked; a larger one is refused with 413.
         pages: what a GET at these paths shows, without a token: they say nothing of what is in the store.
         mounts: who answers a POST at these paths.
         claims_from: until it is open the queue looks empty; None: it is open.
         views: who answers a GET at these paths, for those who have the token.
+        traffic: where requests are counted; views are given it.
         """
         self._store = store
         self._in_json = store if isinstance(store, InJson) else None
         self._token = None if token is None else token.encode()
-        self._local_only = local_only
+        self._guard = guard or SiteGuard(local_only=False)
         self._max_body_bytes = max_body_bytes
         self._pages = {f"{PREFIX}/health": self._health, **(pages or {})}
         self._mounts = mounts or {}
         self._claims_from = claims_from
         self._views = views or {}
-        self._traffic = Traffic()
+        self._traffic = traffic or Traffic()
         self._waiting: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._undone: deque[str] = deque(maxlen=_UNDONE)
@@ -156,13 +156,15 @@ class StoreApp:
         await _send(reply, headers, send)
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive) -> Reply:
+        try:
+            self._guard.check(scope)
+        except RequestRefused as refused:
+            raise _Refusal(refused.status, str(refused)) from None
         path: str = scope["raw_path"].decode("latin-1")
         verb: str = scope["method"]
         page = self._pages.get(path) if verb == "GET" else None
         if page is not None:
             return page()
-        if self._local_only:
-            _check_host(headers.get(b"host", b""))
         self._check_token(headers)
         mount = self._mounts.get(path)
         if mount is not None and verb == "POST":
@@ -351,19 +353,6 @@ def _may_wait(parameter: str, arguments: Mapping[str, Any]) -> bool:
     """Whether the method may wait: its parameter is not 0, or is None for ever (`timeout`'s default)."""
     seconds = arguments.get(parameter, None if parameter == "timeout" else 0.0)
     return seconds is None or seconds > 0
-
-
-@lru_cache(maxsize=64)
-def _check_host(given: bytes) -> None:
-    try:
-        name = urlsplit(f"//{given.decode('latin-1')}").hostname or ""
-    except ValueError:
-        name = given.decode("latin-1")
-    if not is_loopback(name):
-        raise _Refusal(
-            403,
-            f"the host {name!r} is not this machine: a store without a token is served as 127.0.0.1 or localhost only",
-        )
 
 
 def _check_content_type(headers: Headers) -> None:

@@ -24,7 +24,7 @@ class LockFile:
     """The lock beside `path`, held from creation until `release`. Raises StoreError with the owner when it is taken."""
 
     def __init__(self, path: Path, url: str) -> None:
-        self._file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

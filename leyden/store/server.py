@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from leyden.errors import ConfigError, StoreError
+from leyden.options import check_token
 from leyden.store.app import Reply, StoreApp, View
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, End
@@ -21,8 +22,10 @@ from leyden.store.openapi import pages
 from leyden.store.otlp import TRACES, receive
 from leyden.store.sqlite import SqliteLightningStore
 from leyden.store.sweeper import Sweeper
+from leyden.store.traffic import Traffic
 from leyden.types import Retention
-from leyden.utils.asgi import AsgiThread
+from leyden.utils.asgi import AsgiThread, ConnectionLimits
+from leyden.utils.http import SiteGuard
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback, listen, listen_unix, netloc, reachable, unix_url
 
@@ -55,6 +58,7 @@ class LightningStoreServer:
         retention: Retention | None = None,
         claims_from: Latch | None = None,
         views: Mapping[str, View] | None = None,
+        connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """
         port: 0 takes a free one.
@@ -65,18 +69,14 @@ class LightningStoreServer:
         retention: what the store keeps; None: everything.
         claims_from: until it is open the queue looks empty to clients; None: it is open.
         views: what a GET at these paths shows beside the store, for those who have the token (`monitor.prometheus.metrics` is one).
-        Raises ConfigError for an address that other machines reach, without token or `insecure`.
+        connection_limits: how long a client may take; None: see `ConnectionLimits`.
+        Raises ConfigError for an address that other machines reach, without token or `insecure`, and for an empty token.
         """
         if socket_path is not None and (host, port) != ("127.0.0.1", 0):
             raise ConfigError(
                 f"a server has a port or a socket: leave out host and port, or socket_path={str(socket_path)!r}"
             )
-        if token == "":
-            raise ConfigError("token is empty; leave it out, or choose one that nobody guesses")
-        if not is_loopback(host) and token is None and not insecure:
-            raise ConfigError(
-                f"host {host!r} can be reached from other machines: give token=..., bind to 127.0.0.1, or say insecure=True"
-            )
+        check_token("token", token, host=host, or_say="insecure=True", insecure=insecure)
         self.store = store
         self._host = host
         self._port = port
@@ -86,6 +86,7 @@ class LightningStoreServer:
         self._retention = retention
         self._claims_from = claims_from
         self._views = views
+        self._connection_limits = connection_limits
         self._end = End()
         self._lock = threading.Lock()
         """Held while starting or stopping."""
@@ -146,12 +147,13 @@ class LightningStoreServer:
             app = StoreApp(
                 self.store,
                 token=self._token,
-                local_only=self._token is None and is_loopback(self._host),
+                guard=SiteGuard(local_only=self._token is None and is_loopback(self._host)),
                 max_body_bytes=self._max_body_bytes,
                 pages=pages(),
                 mounts={TRACES: self._receive_traces, END: self._answer_end},
                 claims_from=self._claims_from,
                 views=self._views,
+                traffic=Traffic(connections=lambda: thread.connections),
             )
 
             def stop_waiting() -> None:
@@ -164,6 +166,7 @@ class LightningStoreServer:
                 grace_seconds=_GRACE_SECONDS,
                 stopping=stop_waiting,
                 beside=lambda: Sweeper(self.store, retention=self._retention),
+                limits=self._connection_limits,
             )
             thread.start(listener)
             self._thread = thread

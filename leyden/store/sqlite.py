@@ -8,7 +8,9 @@ and survives a power cut.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
@@ -117,7 +119,10 @@ class SqliteLightningStore(SqlLightningStore):
 def _own(path: Path, url: str) -> LockFile:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return LockFile(path, url)
+        lock = LockFile(path, url)
+        with contextlib.suppress(FileExistsError):  # prompts and answers are this user's
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        return lock
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "free some space" if full else "check that the directory can be written to"

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from leyden.errors import ConfigError
 from leyden.instrumentation.route import MODEL_HOSTS
 from leyden.store.base import LightningStore
 from leyden.tracer.context import TraceContext, last_trace
@@ -26,6 +27,8 @@ class Tracer(ABC):
 
     model_hosts: Sequence[str] = MODEL_HOSTS
     """Which services are models; see `leyden.instrumentation.route`."""
+    _worker_stores: Mapping[int, LightningStore] = {}
+    """The store of each worker that was set up and not torn down, by worker id."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -40,10 +43,12 @@ class Tracer(ABC):
         self.prepare()
 
     def init_worker(self, worker_id: int, store: LightningStore) -> None:
-        """In each worker, before it works. Each trace names its own store; a tracer that records elsewhere too sets that up here."""
+        """Bind the worker's store, to which the traces of attempts go that name no other. Called in each worker, before it works."""
+        self._worker_stores = {**self._worker_stores, worker_id: store}
 
     def teardown_worker(self, worker_id: int) -> None:
-        """In each worker, after it has worked."""
+        """Let the worker's store go. Called in each worker, after it has worked."""
+        self._worker_stores = {key: store for key, store in self._worker_stores.items() if key != worker_id}
 
     def teardown(self) -> None:
         """Once, at the end. What was recorded has arrived by then: each trace delivers as it closes."""
@@ -58,10 +63,14 @@ class Tracer(ABC):
     ) -> TraceContext:
         """A trace around a block: `async with tracer.trace_context(...) as trace:`, or `with` where nothing can be awaited.
 
-        With `store`, `rollout_id` and `attempt_id` the spans are recorded for that attempt, and leaving the block raises if they could
-        not be. Without a store they stay in `trace.spans`. Traces may be nested: a span belongs to the innermost one.
-        Raises ConfigError for one id without the other, and for a store without ids.
+        With `rollout_id` and `attempt_id` the spans are recorded for that attempt in `store`, by default the store that `init_worker`
+        was given. Leaving the block raises if they could not be recorded. Without ids, or without any store, the spans stay in
+        `trace.spans`. Traces may be nested: a span belongs to the innermost one.
+        Raises ConfigError for one id without the other, for a store without ids, and for ids without `store` where the workers of this
+        tracer have different stores.
         """
+        if store is None and rollout_id is not None:
+            store = self._workers_store()
         context = TraceContext(
             name,
             store,
@@ -73,6 +82,19 @@ class Tracer(ABC):
         )
         self.prepare()
         return context
+
+    def _workers_store(self) -> LightningStore | None:
+        stores = list({id(store): store for store in self._worker_stores.values()}.values())
+        if len(stores) > 1:
+            raise ConfigError(
+                f"the workers of this tracer have different stores ({', '.join(store.url for store in stores)}); say which one a trace "
+                "goes to: trace_context(store=..., rollout_id=..., attempt_id=...)"
+            )
+        return stores[0] if stores else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the workers' stores, which belong to this process."""
+        return {name: value for name, value in vars(self).items() if name != "_worker_stores"}
 
     def get_last_trace(self) -> list[Span]:
         """The spans of the trace that is open here; outside, of the last one that was opened in this context (or task); else none."""

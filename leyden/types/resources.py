@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,11 +32,13 @@ class Resource(BaseModel):
 class LLM(Resource):
     """A model that speaks OpenAI's protocol at a base URL."""
 
+    model_config = ConfigDict(hide_input_in_errors=True)  # an input that is refused may hold the key
+
     resource_type: Literal["llm"] = "llm"
     endpoint: str
     """The base URL, as an OpenAI client takes it (it ends in `/v1`)."""
     model: str
-    api_key: str | None = None
+    api_key: str | None = Field(default=None, repr=False)
     sampling_parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Suggested arguments of a call (`temperature`, `max_tokens`); the agent's code may use them."""
 
@@ -84,34 +86,62 @@ class ProxyLLM(LLM):
 
 
 def _both(method: str, rollout_id: str | None, attempt_id: str | None) -> tuple[str, str]:
-    if not rollout_id or not attempt_id:
-        raise ConfigError(
-            f"ProxyLLM.{method} needs rollout_id and attempt_id, got {rollout_id!r} and {attempt_id!r}; "
-            f"use the `llm` that @llm_rollout passes, or {method}(rollout.rollout_id, rollout.attempt.attempt_id)"
-        )
-    return rollout_id, attempt_id
+    for given in (rollout_id, attempt_id):
+        if not isinstance(given, str) or not given:
+            raise ConfigError(
+                f"ProxyLLM.{method} needs rollout_id and attempt_id as text, got {rollout_id!r} and {attempt_id!r}; "
+                f"use the `llm` that @llm_rollout passes, or {method}(rollout.rollout_id, rollout.attempt.attempt_id)"
+            )
+    return cast(tuple[str, str], (rollout_id, attempt_id))
 
 
 class PromptTemplate(Resource):
-    """A prompt with named places."""
+    """A prompt with placeholders.
+
+    A placeholder of an `f-string` template is a plain name in braces, `{task}`; `{{` and `}}` stand for
+    single braces. Attributes, indexes, conversions and widths are refused, because an optimiser or a model
+    may have written the template, and `{task.__init__.__globals__}` would read the runner's memory.
+    """
 
     resource_type: Literal["prompt_template"] = "prompt_template"
     template: str
     engine: Literal["f-string", "jinja", "poml"] = "f-string"
 
-    def format(self, **values: Any) -> str:
-        """The template with its places filled in.
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """The placeholders' names, each once, in order of appearance.
 
-        Raises ConfigError for a place without a value, and for an engine other than `f-string` (render those with their own library).
+        Raises ConfigError for a placeholder that is no plain name, for a brace without its partner, and
+        for an engine other than `f-string`.
         """
+        return tuple(dict.fromkeys(name for _, name in self._parts() if name is not None))
+
+    def format(self, **values: Any) -> str:
+        """Return the template with `str(value)` in the place of each placeholder.
+
+        Raises ConfigError for a placeholder without a value, and for what `placeholders` refuses.
+        """
+        parts = self._parts()
+        if missing := next((name for _, name in parts if name is not None and name not in values), None):
+            raise ConfigError(f"the template needs a value for {missing!r}; given: {sorted(values) or 'none'}")
+        return "".join(literal if name is None else f"{literal}{values[name]!s}" for literal, name in parts)
+
+    def _parts(self) -> list[tuple[str, str | None]]:
+        """The template as pairs of literal text and the name of the placeholder behind it."""
         if self.engine != "f-string":
             raise ConfigError(f"a {self.engine!r} template is rendered by its own library; only 'f-string' is built in")
         try:
-            return string.Formatter().vformat(self.template, (), values)
-        except (KeyError, IndexError) as error:
-            raise ConfigError(
-                f"the template needs a value for {error.args[0]!r}; given: {sorted(values) or 'none'}"
-            ) from error
+            parsed = list(string.Formatter().parse(self.template))
+        except ValueError as error:
+            raise ConfigError(f"the template cannot be read: {error}; write {{{{ and }}}} for braces") from error
+        for _, name, width, conversion in parsed:
+            if name is not None and (not name.isidentifier() or width or conversion):
+                written = name + (f"!{conversion}" if conversion else "") + (f":{width}" if width else "")
+                raise ConfigError(
+                    f"the template's placeholder {{{written:.100}}} is no plain name such as {{task}}; "
+                    "format values before you pass them, and write {{ and }} for braces"
+                )
+        return [(literal, name) for literal, name, _, _ in parsed]
 
 
 ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]

@@ -12,7 +12,15 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["ASIDE", "commit_directory", "fsync_directory", "open_aside", "remove_directory", "write_file"]
+__all__ = [
+    "ASIDE",
+    "commit_directory",
+    "fsync_directory",
+    "open_aside",
+    "private_directory",
+    "remove_directory",
+    "write_file",
+]
 
 ASIDE = ".tmp-"
 """What is unfinished begins with this. A process that finds such a name may remove it once its writer is gone."""
@@ -32,6 +40,15 @@ def open_aside(path: Path) -> Generator[IO[str]]:
         aside.unlink(missing_ok=True)
         raise
     fsync_directory(path.parent)
+
+
+def private_directory(path: Path) -> None:
+    """Make a directory, and those above it that are missing, which only this user can enter.
+
+    A directory that exists keeps its permissions.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_file(path: Path, text: str) -> None:

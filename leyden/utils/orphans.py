@@ -1,27 +1,43 @@
-"""Processes that nobody ends any more: they left their group and lost their parent, and are known by a variable in their environment.
+"""Processes that left their group and lost their parent, known by a mark that they inherit.
 
-It knows neither runners nor programs; whoever starts processes that must not stay behind puts the mark there.
+There are two marks. A variable in the environment survives everything but a program that is started with another environment, and a fork
+that runs no program. On Linux an unusual resource limit survives these too: the limit on the CPU time of real-time threads
+(`RLIMIT_RTTIME`), which is far beyond any time here and limits nothing. This module knows neither runners nor programs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import resource
 
 import psutil
-
-__all__ = ["RUNNER_MARK", "kill_marked"]
 
 RUNNER_MARK = "LEYDEN_RUNNER"
 """The variable by which what agents start in a runner's process is known: the run, a dot, the worker."""
 _ROUNDS = 10
 """Of killing, since what is killed may have forked meanwhile."""
+_LIMIT: int | None = getattr(psutil, "RLIMIT_RTTIME", None)
+_OURS = 1 << 62
+"""Of the limit, in microseconds: more than a hundred thousand years."""
+_WORKER_BITS = 20
+
+
+def carry_mark(mark: str | None) -> None:
+    """Mark this process, and with it all that comes from it, by the resource limit; None takes the mark away."""
+    if _LIMIT is None:
+        return
+    _, most = resource.getrlimit(_LIMIT)
+    with contextlib.suppress(ValueError, OSError):  # somebody has set the limit lower: then the variable alone tells
+        resource.setrlimit(_LIMIT, (resource.RLIM_INFINITY if mark is None else _limit_of(mark), most))
 
 
 def kill_marked(name: str, value: str, *, all_below: bool = False) -> None:
-    """End every process of this user that was started with `name` set to `value`, but not this one.
+    """End every process of this user that was started with the variable `name` set to `value`, but not this one.
 
-    all_below: and those whose value continues after it with a dot. What forked and never ran a program of its own is not seen.
+    all_below: also end the processes whose value continues after it with a dot. For RUNNER_MARK, processes that are marked by the
+    resource limit are ended as well.
     """
     for _ in range(_ROUNDS):
         orphans = [process for process in psutil.process_iter() if _has(process, name, value, all_below)]
@@ -36,8 +52,29 @@ def kill_marked(name: str, value: str, *, all_below: bool = False) -> None:
 def _has(process: psutil.Process, name: str, value: str, all_below: bool) -> bool:
     if process.pid == os.getpid():
         return False
+    if name == RUNNER_MARK and _has_limit(process, value, all_below):
+        return True
     try:
         found = process.environ().get(name, "")
     except psutil.Error:
         return False
     return found == value or (all_below and found.startswith(f"{value}."))
+
+
+def _has_limit(process: psutil.Process, mark: str, all_below: bool) -> bool:
+    if _LIMIT is None:
+        return False
+    try:
+        found, _ = process.rlimit(_LIMIT)
+        if found == resource.RLIM_INFINITY or process.status() == psutil.STATUS_ZOMBIE:
+            return False
+    except (psutil.Error, OSError):
+        return False
+    return found >> _WORKER_BITS == _limit_of(mark) >> _WORKER_BITS if all_below else found == _limit_of(mark)
+
+
+def _limit_of(mark: str) -> int:
+    """The number that stands for a mark: the run in its upper bits, the worker in its lower ones."""
+    run, _, worker = mark.partition(".")
+    number = int.from_bytes(hashlib.sha256(run.encode()).digest()[:5])
+    return _OURS | number << _WORKER_BITS | (int(worker or 0) + 1) % (1 << _WORKER_BITS)

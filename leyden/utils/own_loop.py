@@ -3,15 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-__all__ = ["new_own_loop"]
+__all__ = ["new_own_loop", "run_on_own_loop"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LEFTOVER_SECONDS = 1.0
+"""How long the tasks that are left over may take to end when they are cancelled."""
 
 
 def new_own_loop() -> asyncio.AbstractEventLoop:
-    """asyncio's own; a forked child that comes back to it ends there."""
+    """Return asyncio's own loop; a forked child that comes back to it ends there."""
     return asyncio.SelectorEventLoop(_OwnSelector())
+
+
+def run_on_own_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` on a loop of its own and cancel the tasks that are left over.
+
+    `asyncio.run` waits without limit for a task that swallows its cancellation, and for threads of the default executor.
+    This function leaves both behind after a moment, so it is for a process that ends afterwards.
+    """
+    loop = new_own_loop()
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        try:
+            loop.run_until_complete(_end_leftovers(loop))
+        finally:
+            loop.close()
+
+
+async def _end_leftovers(loop: asyncio.AbstractEventLoop) -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, stubborn = await asyncio.wait(left, timeout=_LEFTOVER_SECONDS)
+        if stubborn:
+            logger.warning("%d tasks ignored their cancellation and are left behind", len(stubborn))
+    await asyncio.wait({asyncio.ensure_future(loop.shutdown_asyncgens())}, timeout=_LEFTOVER_SECONDS)
 
 
 class _OwnSelector(selectors.DefaultSelector):

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from leyden.redaction import redact
+
 __all__ = ["as_json", "describe_error", "shown", "storable"]
 
 _LIMIT = 10_000
@@ -13,7 +15,11 @@ _LIMIT = 10_000
 
 
 def storable(text: str, *, limit: int = _LIMIT) -> str:
-    """`text` as any file or database takes it: lone surrogates written out, the middle of a very long one left out."""
+    """Return `text` as any file or database takes it, and as anyone may read it.
+
+    Lone surrogates are written out, passwords in addresses are hidden, and the middle of a very long text is left out.
+    """
+    text = redact(text)
     text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= limit:
         return text

@@ -102,6 +102,20 @@ def test_the_tools_that_ran_are_read():
     assert read_tool_call(span("search", 1, 2, id=2)) is None
 
 
+def test_agentops_tools_are_known_by_their_call_id_where_their_kind_is_missing():
+    """OpenTelemetry's SDK from 1.39 to 1.42 drops `agentops.span.kind`, because its value is an enum."""
+    spans = recorded("agentops")
+    for one in spans:
+        one.attributes.pop("agentops.span.kind", None)
+    tools = [tool for one in spans if (tool := read_tool_call(one)) is not None]
+    assert [(tool.name, tool.call_id, tool.arguments) for tool in tools] == [
+        ("weather", "call_1a", {"city": "Oslo"}),
+        ("weather", "call_1b", {"city": "Rome"}),
+    ]
+    assert TraceToMessages().adapt(spans) == TraceToMessages().adapt(recorded("agentops"))
+    assert len(TraceToMessages().adapt(spans)[0]["messages"][-1]["tool_calls"]) == 2
+
+
 def test_the_conventions_before_1_37_are_read_with_tool_calls_and_functions():
     attributes = {
         "gen_ai.system": "openai",

@@ -216,8 +216,8 @@ def test_spans_without_times_are_drawn_too():
 
 
 def test_thousands_of_floating_spans_are_placed_in_no_time() -> None:
-    steps = [span("step", at, at + 0.5, id=at + 2, parent=1) for at in range(4000)]
-    calls = [gateway_call(at + 0.1, at + 0.2, id=at + 10_000, parent=1, prompt=[1], response=[2]) for at in range(2000)]
+    steps = [span("step", at, at + 0.5, id=2 * at + 2, parent=1) for at in range(4000)]
+    calls = [gateway_call(at + 0.1, at + 0.2, id=2 * at + 3, parent=1, prompt=[1], response=[2]) for at in range(2000)]
     tree = TraceTree.from_spans([span("root", 0, 4001, id=1), *steps, *calls])
     began = time.process_time()
     tree.repair_hierarchy()

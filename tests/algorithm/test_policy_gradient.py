@@ -26,7 +26,7 @@ from leyden.demo.run import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError, EngineError, NoTrainingData  # noqa: E402
 from leyden.loop import LogWriter  # noqa: E402
 from leyden.store import InMemoryLightningStore, SqliteLightningStore  # noqa: E402
-from leyden.types import AttemptedRollout, failure_reason  # noqa: E402
+from leyden.types import AttemptedRollout, failure_reason, find_final_reward  # noqa: E402
 
 Agent = Callable[..., Awaitable[Any]]
 
@@ -332,6 +332,63 @@ def test_the_policy_is_the_same_model_for_sync_agents_in_threads() -> None:
     assert (rows.train[0]["failed"], rows.train[0]["optimizer_steps"]) == (0, 1)
 
 
+# ---- several agents in one rollout ------------------------------------------------------------------------------------------
+
+
+class NotingBackend(ly.EmbeddedBackend):
+    """Remembers which tokens were trained."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(WEIGHTS, device="cpu", max_length=128, **options)
+        self.trained: list[tuple[tuple[int, ...], float]] = []
+        """The tokens with a weight of one sequence, and the sign of their advantage."""
+
+    async def forward_backward(self, sequences: Any, loss: Any) -> Any:
+        for sequence in sequences:
+            tokens = [(token, a) for token, w, a in self._rows(sequence) if w]
+            self.trained.append((tuple(token for token, _ in tokens), tokens[0][1] > 0))
+        return await super().forward_backward(sequences, loss)
+
+    @staticmethod
+    def _rows(sequence: Any) -> Any:
+        return zip(sequence.token_ids, sequence.weights, sequence.advantages, strict=True)
+
+
+@ly.llm_rollout
+async def planner_and_writer(task: int, llm: ly.LLM) -> float:
+    with ly.operation(name="plan", attributes={"gen_ai.agent.name": "planner"}):
+        plan = await ask(llm, temperature=0.7)  # at a temperature that could not be trained on
+    with ly.operation(name="write", attributes={"gen_ai.agent.name": "writer"}):
+        answer = await ask(llm, f"guess {plan.choices[0].message.content}")
+    return float(len(answer.choices[0].message.content or "") + random.random())
+
+
+async def test_only_the_calls_of_the_chosen_agent_are_trained() -> None:
+    rows, backend = Rows(), NotingBackend()
+    algorithm = policy_gradient(rows, backend=backend, agent_match="^writer$")
+    async with InMemoryLightningStore() as store:
+        await ly.Trainer(algorithm=algorithm, store=store).afit(planner_and_writer, [1, 2])
+        rewards, written = dict[str, float](), dict[str, tuple[int, ...]]()
+        for rollout in await store.query_rollouts():
+            spans = await store.query_spans(rollout.rollout_id)
+            calls = [span.tokens for span in spans if span.name == "leyden.model_call"]
+            assert len(calls) == 2
+            assert calls[1] is not None
+            written[rollout.rollout_id] = tuple(calls[1].response_ids)
+            rewards[rollout.rollout_id] = find_final_reward(spans) or 0.0
+    assert (rows.train[0]["failed"], rows.train[0]["refused_calls"], rows.train[0]["model_calls"]) == (0, 0, 12)
+    assert Counter(tokens for tokens, _ in backend.trained) == Counter(written.values())
+    assert rows.train[0]["trained_tokens"] == sum(map(len, written.values()))
+    assert rows.train[0]["reward"] == pytest.approx(sum(rewards.values()) / 6)
+    assert {better for _, better in backend.trained} == {True, False}, "rewards are compared"
+
+
+def test_an_agent_that_made_no_call_is_named() -> None:
+    algorithm = policy_gradient(Rows(), agent_match="critic")
+    with pytest.raises(NoTrainingData, match="6 x agent_match='critic' finds no agent's call"):
+        ly.Trainer(algorithm=algorithm, store="memory").fit(planner_and_writer, [1, 2])
+
+
 # ---- wrong uses, and things that break --------------------------------------------------------------------------------------
 
 
@@ -357,6 +414,7 @@ def test_an_adapter_that_gives_something_else_is_named() -> None:
         ({"max_attempts": 0}, "max_attempts is 0"),
         ({"warmup_steps": -1}, "warmup_steps is -1"),
         ({"resource_name": ""}, "resource_name is ''"),
+        ({"agent_match": "("}, r"agent_match is '\(', which is no regular expression"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -395,11 +453,13 @@ def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_what_
     with pytest.raises(EngineError, match="killed by SIGKILL"):
         ly.Trainer(algorithm=algorithm, run_dir=directory, concurrency=1).fit(agent, ["a", "b"])
     assert time.monotonic() - started < 30
-    assert Counter(rollout.status for rollout in asyncio.run(stored(directory))) == {"succeeded": 1, "failed": 5}
+    rollouts = asyncio.run(stored(directory))
+    assert Counter(rollout.status for rollout in rollouts) == {"succeeded": 1, "requeuing": 1}
+    assert all(rollout.attempt.interrupted for rollout in rollouts if rollout.status == "requeuing")
     rows = Rows()
     ly.Trainer(algorithm=policy_gradient(rows), run_dir=directory).fit(agent, ["a", "b"], resume=True)
     assert (rows.train[0]["rollouts"], rows.train[0]["failed"]) == (6, 0)
-    assert Counter(rollout.status for rollout in asyncio.run(stored(directory))) == {"succeeded": 6, "failed": 5}
+    assert Counter(rollout.status for rollout in asyncio.run(stored(directory))) == {"succeeded": 6}
 
 
 # ---- learning ---------------------------------------------------------------------------------------------------------------
@@ -439,3 +499,28 @@ async def test_validation_measures_without_training() -> None:
         assert {failure_reason(rollout) for rollout in rollouts if rollout.status != "succeeded"} == set()
     assert [row["rollouts"] for row in rows.val] == [5, 5, 5]
     assert algorithm.rollouts_per_task == 3
+
+
+def test_two_deterministic_runs_with_one_seed_measure_and_end_the_same(tmp_path: Path) -> None:
+    """Every run has an id of its own, and nothing that is sampled depends on it."""
+
+    @ly.llm_rollout
+    async def agent(task: int, llm: ly.LLM) -> float:
+        texts = [(await ask(llm, seed=None)).choices[0].message.content or "" for _ in range(2)]
+        return float(sum(map(ord, "".join(texts))) % 7)
+
+    ended: list[tuple[bytes, list[float]]] = []
+    for name in ("first", "second"):
+        rows = Rows()
+        algorithm = policy_gradient(
+            rows,
+            backend=ly.EmbeddedBackend(WEIGHTS, device="cpu", max_length=128, deterministic=True),
+            validate_first=True,
+            val_every_n_steps=1,
+        )
+        trainer = ly.Trainer(algorithm=algorithm, run_dir=tmp_path / name, llm_proxy=ly.LLMProxy(deterministic_seed=5))
+        trainer.fit(agent, [1, 2], val_dataset=[3, 4, 5])
+        weights = (tmp_path / name / "model" / "model.safetensors").read_bytes()
+        ended.append((weights, [row["reward"] for row in (*rows.val, *rows.train)]))
+    assert ended[0][1] == ended[1][1]
+    assert ended[0][0] == ended[1][0], "the weights differ"

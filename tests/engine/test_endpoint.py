@@ -237,6 +237,15 @@ async def test_models_health_and_unknown_places(backend: EmbeddedBackend, client
                 assert path in (await answer.json())["error"]["message"]
 
 
+async def test_a_page_of_another_site_samples_nothing(backend: EmbeddedBackend):
+    body = {"model": "policy", "messages": MESSAGES, "max_tokens": 1}
+    for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example"}):
+        status, told = await post(backend, body, **headers)
+        assert (status, told["error"]["code"]) == (403, "foreign_request")
+    assert (await backend.statistics()).requests == 0
+    assert (await post(backend, body, Origin=backend.endpoint().endpoint.removesuffix("/v1")))[0] == 200
+
+
 async def test_an_api_key_is_demanded_when_there_is_one(folder: Path):
     async with EmbeddedBackend(folder, api_key="secret") as backend:
         assert backend.endpoint().api_key == "secret"
@@ -306,7 +315,8 @@ async def test_a_taken_port_is_named(backend: EmbeddedBackend, folder: Path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"host": "0.0.0.0"}, "api_key"),
+        ({"host": "0.0.0.0"}, "give api_key"),
+        ({"host": "0.0.0.0", "api_key": ""}, "api_key is empty"),
         ({"max_batch_rows": 0}, "max_batch_rows is 0"),
         ({"max_tokens_per_microbatch": 0}, "max_tokens_per_microbatch is 0"),
         ({"max_length": 1}, "max_length is 1"),

@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import os
+import re
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from leyden.execution.inter_process import InterProcessExecutionStrategy
 from leyden.execution.process_strategy import ProcessExecutionStrategy
 from leyden.runner.calls import call_async, overdue_seconds
 from leyden.testing import audit_store
+from tests.execution import agents
 from tests.execution.family import gone, runners
 
 Strategies = [InterProcessExecutionStrategy, pytest.param(ClientServerExecutionStrategy, marks=pytest.mark.faults)]
@@ -64,6 +68,39 @@ async def starts_a_program_that_stays(path: Path) -> float:
 
 async def starts_a_program_that_leaves_the_group(path: Path) -> float:
     path.write_text(str(subprocess.Popen(["sleep", "600"], start_new_session=True).pid))
+    return 1.0
+
+
+async def starts_a_program_without_an_environment(path: Path) -> float:
+    path.write_text(str(subprocess.Popen(["sleep", "600"], env={}, start_new_session=True).pid))
+    return 1.0
+
+
+async def forks_a_child_that_leaves_for_good(path: Path) -> float:
+    if (child := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            path.write_text(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    os.waitpid(child, 0)
+    while not path.exists():  # noqa: ASYNC110 -- another process writes it
+        await asyncio.sleep(0.01)
+    return 1.0
+
+
+async def swallows_its_cancellation(path: Path) -> float:
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+
+
+async def holds_the_lock(path: Path) -> float:
+    python, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    python.pthread_mutex_lock(mutex)
+    python.pthread_mutex_lock(mutex)
     return 1.0
 
 
@@ -141,8 +178,6 @@ async def cancels_everything(path: Path) -> float:
 
 
 async def crashes(path: Path) -> float:
-    import ctypes
-
     ctypes.string_at(0)
     return 1.0
 
@@ -154,9 +189,18 @@ async def forgets_where_it_is(path: Path) -> float:
 
 
 async def run_beside_siblings(
-    function: Callable[[Path], Any], strategy: ExecutionStrategy, path: Path, **config: Any
+    function: Callable[[Path], Any],
+    strategy: ExecutionStrategy,
+    path: Path,
+    *,
+    concurrency: int = 2,
+    siblings_attempts: int = 1,
+    **config: Any,
 ) -> tuple[ly.Attempt, Counter[str]]:
-    """The bad agent's one attempt, and how the others ended, of which each other runner works on many."""
+    """The bad agent's one attempt that counts, and how the others ended, of which each other runner works on many.
+
+    siblings_attempts: how many attempts each of the others may have; attempts that were interrupted do not count.
+    """
 
     async def agent_async(task: str | int) -> float:
         if task == BAD:
@@ -172,22 +216,23 @@ async def run_beside_siblings(
 
     @ly.algo
     async def ask(*, store: ly.LightningStore, train_dataset: list[str | int]) -> None:
-        # the bad one is tried once; who shares its runner is tried again, as often as the runner dies
         own = {BAD: ly.RolloutConfig(**config)}
-        shared = ly.RolloutConfig(max_attempts=5, retry_condition=["failed"])
-        enqueued = [await store.enqueue_rollout(task, config=own.get(str(task), shared)) for task in train_dataset]
+        others = ly.RolloutConfig(max_attempts=siblings_attempts, retry_condition=["failed"])
+        enqueued = [await store.enqueue_rollout(task, config=own.get(str(task), others)) for task in train_dataset]
         await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in enqueued])
 
     agent = ly.rollout(agent_async if asyncio.iscoroutinefunction(function) else agent_sync)
     async with ly.InMemoryLightningStore() as store, asyncio.timeout(50):
-        trainer = ly.Trainer(algorithm=ask, strategy=strategy, store=store, concurrency=2)
+        trainer = ly.Trainer(algorithm=ask, strategy=strategy, store=store, concurrency=concurrency)
         await trainer.afit(agent, [BAD, *range(SIBLINGS)])
         rollouts = await store.query_rollouts()
         (bad,) = [rollout for rollout in rollouts if rollout.input == BAD]
-        (attempt,) = await store.query_attempts(bad.rollout_id)
+        *before, attempt = await store.query_attempts(bad.rollout_id)
+        assert all(each.interrupted for each in before), before
+        hit = {attempt.worker_id, *(each.worker_id for each in before)}
         for rollout in rollouts:
             made = await store.query_attempts(rollout.rollout_id)
-            if made[0].worker_id != attempt.worker_id:
+            if not hit & {each.worker_id for each in made}:
                 assert len(made) == 1, "a sibling in another runner was touched"
         assert await audit_store(store) == []
     assert runners() == []
@@ -237,6 +282,8 @@ async def test_siblings_in_other_runners_do_not_notice(
     "function",
     [
         starts_a_program_that_leaves_the_group,
+        starts_a_program_without_an_environment,
+        pytest.param(forks_a_child_that_leaves_for_good, marks=pytest.mark.faults),
         pytest.param(starts_a_program_that_stays, marks=pytest.mark.faults),
         pytest.param(forks_a_child_that_stays, marks=pytest.mark.faults),
         pytest.param(forks_a_child_that_stays_from_a_thread, marks=pytest.mark.faults),
@@ -257,10 +304,99 @@ async def test_what_an_agent_leaves_behind_ends_with_its_runner(
 async def test_an_agent_that_leaks_memory_reaches_the_limit_of_its_process(
     make_strategy: type[ProcessExecutionStrategy], tmp_path: Path, function: Any
 ) -> None:
-    attempt, others = await run_beside_siblings(function, make_strategy(2, memory_bytes=400 * 2**20), tmp_path / "pid")
+    attempt, others = await run_beside_siblings(
+        function, make_strategy(2, memory_bytes=400 * 2**20), tmp_path / "pid", siblings_attempts=5
+    )
     assert attempt.status == "failed"
     assert "MemoryError" in attempt.metadata["reason"]
     assert others == {"succeeded": SIBLINGS}
+
+
+@pytest.mark.parametrize("make_strategy", Strategies)
+async def test_an_agent_that_swallows_its_cancellation_does_not_keep_a_run_from_ending(
+    make_strategy: type[ProcessExecutionStrategy], tmp_path: Path
+) -> None:
+    strategy, path = make_strategy(2), tmp_path / "pid"
+    attempt, others = await run_beside_siblings(swallows_its_cancellation, strategy, path, timeout_seconds=0.5)
+    assert (attempt.status, others) == ("timeout", {"succeeded": SIBLINGS})
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("concurrency", [1, 8])
+async def test_a_runner_whose_agent_holds_pythons_lock_is_replaced_and_the_reason_says_where(
+    tmp_path: Path, concurrency: int
+) -> None:
+    strategy, path = InterProcessExecutionStrategy(1, lock_seconds=1.0), tmp_path / "pid"
+    attempt, others = await run_beside_siblings(holds_the_lock, strategy, path, concurrency=concurrency)
+    assert (attempt.status, attempt.metadata["reason_kind"]) == ("failed", "runner_died")
+    assert re.search(r"held Python's lock .* it is at .*test_bad_agents.py:\d+ in holds", attempt.metadata["reason"])
+    assert others == {"succeeded": SIBLINGS}
+
+
+@contextlib.contextmanager
+def stopped(process: psutil.Process) -> Generator[None]:
+    """As a debugger does it."""
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+@contextlib.contextmanager
+def starved(process: psutil.Process) -> Generator[None]:
+    """On a CPU that another process wants, which goes before it."""
+    cpu = min(process.cpu_affinity())
+    for thread in process.threads():
+        os.sched_setscheduler(thread.id, os.SCHED_IDLE, os.sched_param(0))
+        os.sched_setaffinity(thread.id, {cpu})
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]
+    ) as hog:
+        try:
+            yield
+        finally:
+            hog.kill()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kept_back", [stopped, starved])
+async def test_a_runner_that_cannot_answer_lives_on(
+    kept_back: Callable[[psutil.Process], contextlib.AbstractContextManager[None]],
+) -> None:
+    @ly.algo
+    async def keep_back(*, store: ly.LightningStore, train_dataset: list[float]) -> None:
+        rollout = await store.enqueue_rollout(train_dataset[0])
+        while not await store.query_rollouts(status_in=["preparing", "running"]):  # noqa: ASYNC110 -- another process
+            await asyncio.sleep(0.01)
+        (runner,) = runners()
+        with kept_back(runner):
+            await asyncio.sleep(3.0)
+        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
+
+    strategy = InterProcessExecutionStrategy(1, lock_seconds=0.4)
+    async with ly.InMemoryLightningStore() as store, asyncio.timeout(50):
+        await ly.Trainer(algorithm=keep_back, strategy=strategy, store=store).afit(agents.where, [3.0])
+        (rollout,) = await store.query_rollouts()
+        assert [attempt.status for attempt in await store.query_attempts(rollout.rollout_id)] == ["succeeded"]
+
+
+async def test_the_neighbours_of_an_exit_are_interrupted_and_the_one_that_exits_has_failed(tmp_path: Path) -> None:
+    strategy, path = InterProcessExecutionStrategy(1), tmp_path / "pid"
+    attempt, others = await run_beside_siblings(exits_at_once, strategy, path, concurrency=SIBLINGS + 1)
+    assert (attempt.sequence_id, attempt.metadata["reason_kind"]) == (1, "runner_died")
+    assert others == {"succeeded": SIBLINGS}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("n_runners", [1, 3])
+async def test_the_neighbours_of_a_crash_are_interrupted_until_the_one_that_crashes_is_alone(
+    tmp_path: Path, n_runners: int
+) -> None:
+    strategy, path = InterProcessExecutionStrategy(n_runners), tmp_path / "pid"
+    attempt, others = await run_beside_siblings(crashes, strategy, path, concurrency=SIBLINGS + 1)
+    assert (attempt.metadata["reason_kind"], others) == ("runner_died", {"succeeded": SIBLINGS})
+    assert 2 <= attempt.sequence_id <= 12
 
 
 async def test_a_fork_that_comes_back_to_the_loop_of_this_process_ends_there(tmp_path: Path) -> None:

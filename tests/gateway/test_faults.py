@@ -14,7 +14,7 @@ import pytest
 
 from leyden import semconv
 from leyden.errors import StoreError
-from leyden.gateway import LLMProxy, app, recorder
+from leyden.gateway import LLMProxy, UpstreamModel, app, recorder
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import LLM, Span
@@ -268,7 +268,7 @@ async def test_an_agent_that_stops_reading_holds_no_drain_up(
         body = json.dumps({"model": "fake", "messages": say("hi"), "stream": True}).encode()
         address, path = caller.llm.endpoint.removeprefix("http://").split("/", 1)
         reader, writer = await asyncio.open_connection(*address.split(":"), limit=1024)
-        head = f"POST /{path}/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /{path}/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await reader.readline()
         async with asyncio.timeout(5):
@@ -393,3 +393,49 @@ async def test_stop_loses_no_call_that_waits_for_room_in_the_queue(
         spans = await store.query_spans(caller.rollout_id, caller.attempt_id)
         assert {span.attributes[semconv.CALL_INDEX] for span in spans} == set(range(8))
         assert all(span.tokens is not None for span in spans)
+
+
+# ---- the run's own engine --------------------------------------------------------------------------------------------
+
+
+def own_engine(upstream: FakeUpstream) -> UpstreamModel:
+    return UpstreamModel(model_name="fake", endpoint=upstream.endpoint, part_of_run=True)
+
+
+async def test_a_call_that_lost_the_engine_of_its_run_waits_for_the_end_of_its_attempt(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    async with LLMProxy(model_list=[own_engine(upstream)], store=store, upstream_retries=0) as proxy:
+        caller = await new_caller(proxy, store)
+        await upstream.stop()
+        async with caller.client as client:
+            call = asyncio.create_task(client.chat.completions.create(model="fake", messages=say("hello")))
+            done, _ = await asyncio.wait({call}, timeout=0.2)
+            assert not done
+            proxy.end_attempt(caller.rollout_id, caller.attempt_id)
+            with pytest.raises(openai.APIStatusError, match="410"):
+                await call
+
+
+async def test_a_dead_engine_that_ends_no_run_is_a_502_in_the_end(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    async with LLMProxy(
+        model_list=[own_engine(upstream)], store=store, upstream_retries=0, timeout_seconds=0.3
+    ) as proxy:
+        caller = await new_caller(proxy, store)
+        await upstream.stop()
+        async with caller.client as client:
+            with pytest.raises(openai.InternalServerError, match="cannot reach"):
+                await client.chat.completions.create(model="fake", messages=say("hello"))
+
+
+async def test_an_engine_that_breaks_one_answer_off_and_lives_is_a_502_at_once(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    upstream.misbehave(Misbehaviour(close_after_chunks=0))
+    async with LLMProxy(model_list=[own_engine(upstream)], store=store) as proxy:
+        caller = await new_caller(proxy, store)
+        async with caller.client as client:
+            with pytest.raises(openai.InternalServerError, match="broke off"):
+                await client.chat.completions.create(model="fake", messages=say("hello"))

@@ -99,3 +99,34 @@ def test_a_key_says_any_ids_in_plain_ascii(ids: tuple[str, str]) -> None:
     assert " " not in key
     assert read_attempt_key("secret", key) == ids
     assert read_attempt_key("other", key) is None
+
+
+@pytest.mark.parametrize("token", [None, "sesame"])
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+async def test_a_page_of_another_site_calls_no_model(
+    upstream: FakeUpstream, store: InMemoryLightningStore, token: str | None, headers: dict[str, str]
+) -> None:
+    async with LLMProxy(model_list=[upstream.llm()], store=store, token=token) as proxy:
+        caller = await new_caller(proxy, store)
+        llm = caller.llm
+        with pytest.raises(openai.PermissionDeniedError, match="web page of") as caught:
+            await call(llm.endpoint, llm.api_key or "", **headers)
+        assert caught.value.code == "foreign_request"
+        assert not upstream.requests
+        await call(llm.endpoint, llm.api_key or "", Origin=proxy.endpoint.removesuffix("/v1"))  # its own page may
+        assert "origin" not in {name.lower() for name in upstream.calls[0].headers}
+
+
+async def test_a_gateway_without_a_token_is_called_by_this_machines_names_or_its_own(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    async with LLMProxy(model_list=[upstream.llm()], store=store, access_host="gateway.example") as proxy:
+        caller = await new_caller(proxy, store)
+        base_url = caller.llm.endpoint.replace("gateway.example", "127.0.0.1")
+        with pytest.raises(openai.PermissionDeniedError, match=r"evil\.example.*is not this machine"):
+            await call(base_url, "EMPTY", Host="evil.example")
+        assert not upstream.requests
+        await call(base_url, "EMPTY", Host="gateway.example:80")
+    async with LLMProxy(model_list=[upstream.llm()], store=store, token="sesame") as guarded:
+        caller = await new_caller(guarded, store)
+        await call(caller.llm.endpoint, caller.llm.api_key or "", Host="any.example")

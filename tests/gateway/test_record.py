@@ -14,7 +14,7 @@ from leyden import semconv
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.store import InMemoryLightningStore, SqliteLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour, ServedCall
-from leyden.types import Span
+from leyden.types import AttemptedRollout, RolloutConfig, Span
 from tests.gateway.caller import Caller, new_caller, say
 
 
@@ -211,3 +211,51 @@ async def test_a_rerun_of_a_rollout_gets_the_same_seeds(upstream: FakeUpstream) 
     drawn = {*seeds[0], *seeds[2]} - {5}
     assert len(drawn) == 8
     assert all(0 <= seed < 2**31 for seed in drawn)
+
+
+async def seed_of(
+    proxy: LLMProxy, store: InMemoryLightningStore, upstream: FakeUpstream, rollout: AttemptedRollout
+) -> int:
+    """The seed of the first call of this attempt."""
+    caller = Caller(proxy, store, rollout.rollout_id, rollout.attempt.attempt_id)
+    async with caller.client as client:
+        await ask(client, "chat", "x")
+    return upstream.requests[-1]["seed"]
+
+
+async def test_rollouts_with_one_sampling_key_get_the_same_seeds_in_every_store(upstream: FakeUpstream) -> None:
+    seeds: list[tuple[int, int]] = []
+    for _ in range(2):
+        async with (
+            InMemoryLightningStore() as store,
+            LLMProxy(model_list=[upstream.llm()], store=store, deterministic_seed=1) as proxy,
+        ):
+            first, second = [
+                await store.start_rollout({}, metadata={semconv.SAMPLING_KEY: f"train/0/{place}"}) for place in (0, 1)
+            ]
+            seeds.append((await seed_of(proxy, store, upstream, first), await seed_of(proxy, store, upstream, second)))
+    assert seeds[0] == seeds[1]
+    assert len({*seeds[0]}) == 2
+
+
+async def test_an_interrupted_attempt_is_sampled_again_with_its_seeds_and_a_failed_one_with_others(
+    upstream: FakeUpstream,
+) -> None:
+    async with (
+        InMemoryLightningStore() as store,
+        LLMProxy(model_list=[upstream.llm()], store=store, deterministic_seed=1) as proxy,
+    ):
+        config = RolloutConfig(max_attempts=2, retry_condition=["failed"])
+        rollout = await store.start_rollout({}, config=config)
+        seeds = [await seed_of(proxy, store, upstream, rollout)]
+        for reason_kind in ("interrupted", "exception"):
+            await store.update_attempt(
+                rollout.rollout_id,
+                rollout.attempt.attempt_id,
+                status="failed",
+                metadata={"reason_kind": reason_kind},
+            )
+            [rollout] = await store.dequeue_many_rollouts(limit=1)
+            seeds.append(await seed_of(proxy, store, upstream, rollout))
+    assert seeds[0] == seeds[1]
+    assert seeds[1] != seeds[2]

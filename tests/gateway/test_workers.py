@@ -82,6 +82,18 @@ async def attempts(store: LightningStore) -> list[tuple[str, str]]:
     return [(rollout.rollout_id, rollout.attempt.attempt_id) for rollout in started]
 
 
+async def refused(endpoint: str, key: tuple[str, str]) -> None:
+    """A page of another site calls with the key of an attempt, whichever worker that belongs to."""
+    with pytest.raises(openai.PermissionDeniedError, match="web page of"):
+        async with openai.AsyncOpenAI(
+            base_url=endpoint,
+            api_key=attempt_key(TOKEN, *key),
+            max_retries=0,
+            default_headers={"Origin": "https://evil.example"},
+        ) as client:
+            await client.chat.completions.create(model="fake", messages=say("never asked"))
+
+
 async def test_each_attempt_is_one_workers_whoever_takes_its_calls(
     store: LightningStore, server: LightningStoreServer, upstream: FakeUpstream
 ) -> None:
@@ -94,7 +106,9 @@ async def test_each_attempt_is_one_workers_whoever_takes_its_calls(
             base = endpoint.replace("/v1", f"/rollout/{key[0]}/attempt/{key[1]}/v1") if by_url else endpoint
             # a client of its own for each call, so that the kernel gives each to any of the workers
             async with openai.AsyncOpenAI(
-                base_url=base, api_key=TOKEN if by_url else attempt_key(TOKEN, *key)
+                base_url=base,
+                api_key=TOKEN if by_url else attempt_key(TOKEN, *key),
+                default_headers={"Origin": endpoint.removesuffix("/v1")},  # a page of the gateway's own
             ) as client:
                 text = f"{index}: {turn}"
                 if turn % 3:
@@ -104,6 +118,7 @@ async def test_each_attempt_is_one_workers_whoever_takes_its_calls(
                         pass
 
         await asyncio.gather(*(call(index, turn) for index in range(N_ATTEMPTS) for turn in range(6)))
+        await asyncio.gather(*(refused(endpoint, key) for key in ids))
         workers = workers_of(process)
         assert len(workers) == N_WORKERS
         process.send_signal(signal.SIGTERM)

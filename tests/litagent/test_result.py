@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from opentelemetry import trace as otel_trace
 from opentelemetry.sdk.trace import TracerProvider
 
+import leyden as ly
 from leyden.errors import AgentError, InvalidReturn
 from leyden.litagent import record_result, result_spans
 from leyden.store import InMemoryLightningStore, LightningStore
@@ -105,6 +106,22 @@ def test_a_span_of_another_attempt_is_refused():
     other.attempt_id = "at-2"
     with pytest.raises(InvalidReturn, match=r"span 'mine' of attempt 'at-2'.*this is attempt 'at-1' of rollout 'ro-1'"):
         result_spans([other], ROLLOUT)
+
+
+@pytest.mark.parametrize("propagate", [False, True])
+@pytest.mark.parametrize("as_list", [False, True])
+async def test_a_reward_span_that_is_returned_counts_once(store: LightningStore, propagate: bool, as_list: bool):
+    @ly.rollout
+    async def agent(task: str) -> Any:
+        ly.emit_reward(0.9)
+        span = ly.emit_reward(0.2, propagate=propagate)
+        return [span, span] if as_list else span
+
+    async with ly.LitAgentRunner().run_context(agent=agent, store=store) as runner:
+        rollout = await runner.step("task")
+    spans = await store.query_spans(rollout.rollout_id)
+    assert [get_rewards_from_span(span) for span in spans] == [{"primary": 0.9}, {"primary": 0.2}]
+    assert (rollout.status, find_final_reward(spans)) == ("succeeded", 0.2)
 
 
 async def test_in_the_trace_of_the_attempt_the_reward_comes_last_and_the_trace_knows_it(store: LightningStore):

@@ -26,6 +26,7 @@ from leyden.store import (
 )
 from leyden.store.app import StoreApp
 from leyden.types import LLM, AttemptedRollout, RolloutConfig, Span, TokenRecord
+from leyden.utils.asgi import ConnectionLimits
 
 SOON = 10.0
 API = "/v1/agl"
@@ -314,6 +315,54 @@ async def test_a_web_page_that_calls_itself_this_machine_is_refused(ask: Ask, op
         assert response.status == 200
 
 
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+async def test_a_page_of_another_site_changes_and_reads_nothing(
+    ask: Ask, opened: LightningStore, headers: dict[str, str]
+) -> None:
+    running = await claimed(opened)
+    waiting = await opened.enqueue_rollout("waits")
+    await opened.update_worker("w")
+    attempts = f"rollouts/{running.rollout_id}/attempts"
+    for path in ("queues/rollouts/release", "queues/rollouts/dequeue", "sweep", "workers/w/pause", attempts):
+        async with ask("POST", f"{API}/{path}", headers=headers) as response:
+            assert (await error_of(response))[:2] == (403, "ConfigError")
+    for path in (f"{API}/statistics", "/docs", f"{API}/health"):
+        async with ask("GET", path, headers=headers) as response:
+            assert response.status == 403
+    assert (await opened.get_rollout_by_id(waiting.rollout_id)).status == "queuing"
+    assert [attempt.status for attempt in await opened.query_attempts(running.rollout_id)] == ["preparing"]
+    (worker,) = await opened.query_workers()
+    assert not worker.paused
+
+
+async def test_a_token_does_not_open_the_store_to_pages_of_another_site(opened: LightningStore) -> None:
+    async with LightningStoreServer(opened, token="t") as server, asking(server, Authorization="Bearer t") as ask:
+        for origin, status in {"https://evil.example": 403, server.endpoint: 200}.items():
+            async with ask("POST", f"{API}/queues/rollouts/release", headers={"Origin": origin}) as response:
+                assert response.status == status
+
+
+async def test_a_request_with_two_hosts_is_refused(opened: LightningStore) -> None:
+    async with LightningStoreServer(opened) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.endpoint.rpartition(":")[2]))
+        writer.write(f"GET {API}/statistics HTTP/1.1\r\nHost: evil.example\r\nHost: localhost\r\n\r\n".encode())
+        assert (await reader.readline()).split()[1] == b"400"
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_client_that_never_finishes_its_request_is_cut_off(opened: LightningStore) -> None:
+    limits = ConnectionLimits(head_seconds=0.2, stall_seconds=0.2)
+    head = f"POST {API}/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with LightningStoreServer(opened, connection_limits=limits) as server, asyncio.timeout(5):
+        for sent, said in {head: b"", f"{head}Content-Length: 9\r\n\r\n{{": b"HTTP/1.1 408 "}.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(server.endpoint.rpartition(":")[2]))
+            writer.write(sent.encode())
+            assert (await reader.read()).startswith(said)
+            writer.close()
+            await writer.wait_closed()
+
+
 def test_a_server_of_all_addresses_has_one_to_connect_to() -> None:
     assert LightningStoreServer(InMemoryLightningStore(), "0.0.0.0", 5, token="t").endpoint == "http://127.0.0.1:5"
     assert LightningStoreServer(InMemoryLightningStore(), "::", 5, token="t").endpoint == "http://[::1]:5"
@@ -321,7 +370,7 @@ def test_a_server_of_all_addresses_has_one_to_connect_to() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "store.example"])
 def test_other_machines_are_served_with_a_token_only(host: str) -> None:
-    with pytest.raises(ConfigError, match=r"token=.*insecure"):
+    with pytest.raises(ConfigError, match=r"give token.*insecure=True"):
         LightningStoreServer(InMemoryLightningStore(), host)
     LightningStoreServer(InMemoryLightningStore(), host, token="t")
     LightningStoreServer(InMemoryLightningStore(), host, insecure=True)

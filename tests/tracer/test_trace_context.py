@@ -393,6 +393,33 @@ async def test_a_store_without_ids_is_refused(tracer: Tracer, store: LightningSt
         tracer.trace_context(store=store)
 
 
+async def test_a_trace_of_an_attempt_goes_to_the_store_of_its_worker(tracer: Tracer, store: LightningStore):
+    rollout = await store.start_rollout("task")
+    tracer.init_worker(0, store)
+    tracer.init_worker(1, store)
+    async with tracer.trace_context(rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id):
+        emit_message("kept")
+    assert await names(store, rollout) == ["leyden.message"]
+    async with tracer.trace_context() as local:
+        emit_message("of no attempt")
+    assert (len(local.spans), len(await names(store, rollout))) == (1, 1)
+    tracer.teardown_worker(0)
+    tracer.teardown_worker(1)
+    async with tracer.trace_context(rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id):
+        emit_message("after the worker")
+    assert await names(store, rollout) == ["leyden.message"]
+
+
+async def test_a_trace_without_a_store_is_refused_where_workers_have_different_stores(
+    tracer: Tracer, store: LightningStore
+):
+    async with InMemoryLightningStore() as another:
+        tracer.init_worker(0, store)
+        tracer.init_worker(1, another)
+        with pytest.raises(ConfigError, match="different stores"):
+            tracer.trace_context(rollout_id="rollout", attempt_id="attempt")
+
+
 async def test_a_trace_context_is_entered_once(tracer: Tracer):
     context = tracer.trace_context(name="mine")
     with context:

@@ -13,7 +13,9 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("torch")
@@ -23,6 +25,14 @@ N_STEPS = 5
 ROLLOUTS = 12
 CHILD = Path(__file__).with_name("resume_child.py")
 ROOT = Path(__file__).parents[2]
+SEEDS = pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(0, marks=pytest.mark.faults),
+        pytest.param(1, marks=pytest.mark.long),
+        pytest.param(2, marks=pytest.mark.long),
+    ],
+)
 
 
 def start(directory: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -49,9 +59,31 @@ def rows(directory: Path) -> list[dict[str, str]]:
 
 def attempts(directory: Path) -> Counter[int]:
     """Successful attempts by rollout."""
-    with sqlite3.connect(directory / "store.sqlite") as database:
-        found = database.execute("SELECT rollout FROM attempts WHERE status = 'succeeded'").fetchall()
-    return Counter(rollout for (rollout,) in found)
+    return Counter(rollout for (rollout,) in read(directory, "SELECT rollout FROM attempts WHERE status = 'succeeded'"))
+
+
+def unfinished(directory: Path) -> int:
+    """Attempts under way."""
+    return len(read(directory, "SELECT 1 FROM attempts WHERE status IN ('preparing', 'running')"))
+
+
+def failures(directory: Path) -> list[str]:
+    """Why attempts failed."""
+    found = read(directory, "SELECT metadata FROM attempts WHERE status = 'failed'")
+    return [json.loads(metadata)["reason_kind"] for (metadata,) in found]
+
+
+def read(directory: Path, query: str) -> list[tuple[Any, ...]]:
+    try:
+        with sqlite3.connect(directory / "store.sqlite") as database:
+            return database.execute(query).fetchall()
+    except sqlite3.OperationalError:  # it has no tables yet
+        return []
+
+
+def kill_engine(trainer: int) -> None:
+    [engine] = [child for child in psutil.Process(trainer).children() if "leyden.engine.serve" in child.cmdline()]
+    engine.kill()
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +95,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(directory: Path) -> None:
-    """A run of the same name in every directory: rollout ids, and so the samples, are derived from it."""
+    """Begin a run that every life of the child resumes."""
     from leyden.trainer.run_directory import open_run
 
     open_run(directory, resume=False)
-    manifest = directory / "run.json"
-    text = manifest.read_text()
-    manifest.write_text(json.dumps(json.loads(text) | {"run_id": "feedfacecafe"}))
 
 
 def finish_after_kills(directory: Path, seed: int, *arguments: str) -> None:
@@ -99,9 +128,8 @@ def assert_same_result(directory: Path, uninterrupted: Path) -> None:
     ]
 
 
-@pytest.mark.faults
+@SEEDS
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path: Path, seed: int) -> None:
     directory = tmp_path / "run"
     prepare(directory)
@@ -113,7 +141,35 @@ def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path:
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_run_whose_engine_and_then_trainer_are_killed_resumes_to_the_same_weights(
+    uninterrupted: Path, tmp_path: Path, at_once: bool
+) -> None:
+    """Calls that lose the engine are no failures: their rollouts are made again, by other attempts.
+
+    at_once: kill the trainer before it has noticed. Otherwise it may end by itself, unless a rollout fails.
+    """
+    directory = tmp_path / "run"
+    prepare(directory)
+    for n_done in (0, 2):
+        process = start(directory, "resume")
+        while unfinished(directory) < 3 or len(attempts(directory)) < n_done * ROLLOUTS + 2:
+            assert process.poll() is None
+            time.sleep(0.002)
+        kill_engine(process.pid)
+        while not at_once and process.poll() is None and not failures(directory):
+            time.sleep(0.002)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert {*failures(directory)} <= {"interrupted"}
+    finish(start(directory, "resume"))
+    assert_same_result(directory, uninterrupted)
+    assert set(attempts(directory).values()) == {1}, "a rollout was done twice"
+    assert {*failures(directory)} == {"interrupted"}
+
+
+@SEEDS
+@pytest.mark.timeout(300)
 def test_a_run_whose_store_forgets_resumes_to_the_same_weights(uninterrupted: Path, tmp_path: Path, seed: int) -> None:
     directory = tmp_path / "run"
     prepare(directory)

@@ -180,3 +180,38 @@ def test_a_page_is_a_sequence_and_unset_is_false() -> None:
     assert (list(page), page[1], list(page[1:]), len(page)) == ([1, 2, 3], 2, [2, 3], 3)
     assert not UNSET
     assert repr(UNSET) == "UNSET"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{task.__class__}",
+        "{task[0]}",
+        "{task!r}",
+        "{task:>200000000}",
+        "{}",
+        "{0}",
+        '{"a": 1}',
+        "{task.__init__.__globals__[os].environ[PATH]}",
+    ],
+)
+def test_a_template_reads_nothing_but_the_values_that_it_is_given(template: str) -> None:
+    with pytest.raises(ConfigError, match="no plain name"):
+        PromptTemplate(template=template).format(task="t")
+    with pytest.raises(ConfigError, match="no plain name"):
+        _ = PromptTemplate(template=template).placeholders
+
+
+def test_a_template_names_its_placeholders() -> None:
+    assert PromptTemplate(template="{b} {a} {{c}} {b}").placeholders == ("b", "a")
+    assert PromptTemplate(template="{a}").format(a=3) == "3"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        PromptTemplate(template="{a").format(a=1)
+
+
+@pytest.mark.parametrize("ids", [(123, "a"), ("r", 5), ("", "a"), ("r", None)])
+def test_a_proxys_url_needs_ids_that_are_text(ids: tuple[object, object]) -> None:
+    proxy = ProxyLLM(endpoint="http://x:1/v1/", model="m")
+    for method in (proxy.get_base_url, proxy.get_api_key):
+        with pytest.raises(ConfigError, match="needs rollout_id and attempt_id as text"):
+            method(*ids)  # pyright: ignore[reportArgumentType] -- what is tested

@@ -7,7 +7,9 @@ every token keeps the log-probability and the version it was sampled with.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -15,13 +17,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from leyden.adapter import merge_triplets
+from leyden import semconv
+from leyden.adapter import TraceTree, merge_triplets
+from leyden.adapter.selection import select_calls
 from leyden.adapter.trajectory import refusal
 from leyden.algorithm.base import Dataset
 from leyden.algorithm.iterative import IterativeAlgorithm, Metrics
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData, StepData, build_step, minibatches, task_indices
 from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend, PolicyLoss
-from leyden.errors import ConfigError, EngineError, NoTrainingData
+from leyden.errors import ConfigError, NoTrainingData
+from leyden.gateway import UpstreamModel
 from leyden.types import (
     EnqueueRolloutRequest,
     NamedResources,
@@ -41,8 +46,6 @@ __all__ = ["PolicyGradient"]
 logger = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 0.5
-_LOST = "lost_with_the_policy"
-"""In a rollout's metadata: it failed because the policy's process had died."""
 _SHOWN_REASONS = 5
 
 
@@ -76,6 +79,8 @@ class PolicyGradient(IterativeAlgorithm):
     timeout_seconds, max_attempts: of each rollout.
     val_every_n_steps: run the validation set after every so many steps, and after the last.
     resource_name: the name under which agents find the policy.
+    agent_match: a regular expression; only the calls of agents in whose names it finds something are trained (`TracerTraceToTriplet`
+        says whose a call is). The others' words are context, and need no tokens. None: all calls.
     seed: of tasks and minibatches.
     """
 
@@ -100,6 +105,7 @@ class PolicyGradient(IterativeAlgorithm):
         max_attempts: int = 1,
         val_every_n_steps: int | None = None,
         resource_name: str = "main_llm",
+        agent_match: str | None = None,
         seed: int = 0,
         **loop_options: Any,
     ) -> None:
@@ -139,6 +145,10 @@ class PolicyGradient(IterativeAlgorithm):
             require_reward=True,
             require_model_call=True,
         )
+        try:
+            self._agent_match = None if agent_match is None else re.compile(agent_match)
+        except re.error as error:
+            raise ConfigError(f"agent_match is {agent_match!r}, which is no regular expression: {error}") from error
         self.resource_name, self.seed = resource_name, seed
         self._resources_id = ""
         self._train: Dataset = ()
@@ -160,7 +170,10 @@ class PolicyGradient(IterativeAlgorithm):
             raise ConfigError("PolicyGradient needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
         self._train, self._val = train_dataset, val_dataset
         await self.backend.start()
-        proxy.update_model_list([self.backend.endpoint()])
+        server = self.backend.endpoint()
+        proxy.update_model_list(
+            [UpstreamModel(server.model, server.endpoint, api_key=server.api_key, part_of_run=True)]
+        )
         llm = proxy.as_resource(model=self.backend.model_name, sampling_parameters=self.sampling_parameters)
         resources = {**(self.get_initial_resources() or {}), self.resource_name: llm}
         self._resources_id = ids.derived_id("rs", self.get_run().run_id, "policy")
@@ -224,61 +237,58 @@ class PolicyGradient(IterativeAlgorithm):
         collected = _Collected()
         for rollout in rollouts:
             self._add(collected, finished[rollout.rollout_id], spans_of[rollout.rollout_id])
-        if failed := [rollout for rollout in finished.values() if rollout.status == "failed"]:
-            await self._check_policy(failed)
         return collected
 
     async def _enqueue(self, mode: RolloutMode, iteration: int, inputs: Sequence[Any]) -> Sequence[Rollout]:
         """The rollouts of one stage; those that an earlier process enqueued are met again, finished or not.
 
-        What was lost with the policy, and a stage in which every rollout had failed, is sampled anew, under other ids: what broke
-        it may have been mended since.
+        A stage in which every rollout had failed is sampled anew, under other ids: what broke it may have been mended since.
         """
-        generations = [0] * len(inputs)
+        generation = 0
         while True:
             rollouts = await self.get_store().enqueue_many_rollouts(
-                [
-                    self._request(mode, iteration, place, generation, value)
-                    for place, (generation, value) in enumerate(zip(generations, inputs, strict=True))
-                ]
+                [self._request(mode, iteration, place, generation, value) for place, value in enumerate(inputs)]
             )
-            none_succeeds = all(rollout.status in ("failed", "cancelled") for rollout in rollouts)
-            again = [place for place, rollout in enumerate(rollouts) if none_succeeds or _LOST in rollout.metadata]
-            if not again:
+            if not all(rollout.status in ("failed", "cancelled") for rollout in rollouts):
                 return rollouts
-            for place in again:
-                generations[place] += 1
+            generation += 1
 
     def _request(
         self, mode: RolloutMode, iteration: int, place: int, generation: int, value: Any
     ) -> EnqueueRolloutRequest:
-        salt = [generation] if generation else []
+        place_in_run = [mode, iteration, place, *([generation] if generation else [])]
         return EnqueueRolloutRequest(
-            rollout_id=ids.derived_id("ro", self.get_run().run_id, mode, iteration, place, *salt),
+            rollout_id=ids.derived_id("ro", self.get_run().run_id, *place_in_run),
             input=value,
             mode=mode,
             resources_id=self._resources_id,
             config=self.rollout_config,
-            metadata={"step": iteration, "place": place},
+            metadata={
+                "step": iteration,
+                "place": place,
+                semconv.SAMPLING_KEY: "/".join(map(str, place_in_run)),  # the same in another run, where ids differ
+            },
             pin=self.pin,
         )
 
-    async def _check_policy(self, failed: Sequence[Rollout]) -> None:
-        """Raise if the policy has died, and note that these failed for that: those that were quick enough are no fair sample."""
-        try:
-            await self.backend.statistics()
-        except EngineError:
-            for rollout in failed:
-                await self.get_store().update_rollout(rollout.rollout_id, metadata={**rollout.metadata, _LOST: True})
-            raise
-
     async def _wait(self, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
-        """All of them, finished. The wait ends by event; its timeout is only the time between two looks at the progress."""
-        while True:
-            finished = await self.get_store().wait_for_rollouts(rollout_ids=rollout_ids, timeout=_PROGRESS_SECONDS)
-            self.progress(len(finished), len(rollout_ids))
-            if len(finished) == len(rollout_ids):
-                return {rollout.rollout_id: rollout for rollout in finished}
+        """Return all of them, finished. Raise EngineError if the policy has died, because the calls that lost it wait for that.
+
+        The wait ends by event; its timeout is only the time between two looks at the progress and at the policy.
+        """
+        look = asyncio.create_task(self.backend.statistics())
+        try:
+            while True:
+                finished = await self.get_store().wait_for_rollouts(rollout_ids=rollout_ids, timeout=_PROGRESS_SECONDS)
+                self.progress(len(finished), len(rollout_ids))
+                if len(finished) == len(rollout_ids):
+                    return {rollout.rollout_id: rollout for rollout in finished}
+                if look.done():  # a policy that hangs must not stop this loop: its rollouts have time limits
+                    look.result()
+                    look = asyncio.create_task(self.backend.statistics())
+        finally:
+            look.cancel()
+            await asyncio.gather(look, return_exceptions=True)
 
     def _add(self, collected: _Collected, rollout: Rollout, spans: Sequence[Span]) -> None:
         triplets = self._triplets(spans)
@@ -290,6 +300,10 @@ class PolicyGradient(IterativeAlgorithm):
             collected.rollouts.append(None)
             return
         collected.rewards.append(reward)
+        if self._agent_match is not None and triplets:
+            triplets = _of_agents(triplets, spans, self._agent_match)
+            if not triplets:
+                collected.refused_calls[f"agent_match={self._agent_match.pattern!r} finds no agent's call"] += 1
         refused = [reason for triplet in triplets if (reason := self._refusal(triplet)) is not None]
         collected.refused_calls.update(refused)
         # A rollout with a hole in its record is not trained on: what the policy did there would get no gradient.
@@ -303,7 +317,7 @@ class PolicyGradient(IterativeAlgorithm):
             if not isinstance(item, Triplet):
                 raise ConfigError(
                     f"PolicyGradient trains on Triplets, but adapter={type(adapter).__name__} gave a {type(item).__name__}; "
-                    "use LlmProxyTraceToTriplet, which is the default"
+                    "use TraceToTriplet, which is the default"
                 )
         return triplets
 
@@ -351,6 +365,13 @@ class PolicyGradient(IterativeAlgorithm):
             "logprob_difference": results[0].max_logprob_difference,
             "trained_tokens": sum(result.n_trained for result in results),
         }
+
+
+def _of_agents(triplets: Sequence[Triplet], spans: Sequence[Span], agent_match: re.Pattern[str]) -> list[Triplet]:
+    """Return the triplets of the calls whose nearest agent has a matching name, whichever span of a call the adapter has named."""
+    calls = select_calls(spans, TraceTree.from_spans(spans), agent_match=agent_match.pattern, repair_hierarchy=True)
+    chosen = {span.span_id for call in calls for span in call.view.spans}
+    return [triplet for triplet in triplets if triplet.metadata.get("span_id") in chosen]
 
 
 def _rollout_metrics(collected: _Collected, *, seconds: float) -> Metrics:

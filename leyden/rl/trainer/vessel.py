@@ -11,11 +11,12 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, cast
 
 import numpy as np
 
 from leyden.errors import CheckpointError, ConfigError
+from leyden.loop import Stage
 from leyden.rl.aux_info import AuxiliaryInfoCollector
 from leyden.rl.buffer import Buffer, ReplayBuffer
 from leyden.rl.collector import Collector, CollectResult
@@ -25,6 +26,7 @@ from leyden.rl.policy import Policy
 from leyden.rl.reward import Reward
 from leyden.rl.seed import Items, SeedPlan, SeedsLike
 from leyden.rl.simulator import InitialStateType, Simulator
+from leyden.rl.spaces import difference
 
 if TYPE_CHECKING:
     from leyden.rl.trainer.trainer import Trainer
@@ -32,6 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["SeedIteratorNotAvailable", "Seeds", "TrainingVessel", "TrainingVesselBase"]
 
 logger = logging.getLogger(__name__)
+
+_STAGES: Final[Mapping[Stage, tuple[str, str, str]]] = {
+    "train": ("train_seed_iterator", "train", "train_initial_states"),
+    "val": ("val_seed_iterator", "validate", "val_initial_states"),
+    "test": ("test_seed_iterator", "test", "test_initial_states"),
+}
+"""The methods of each stage, and the argument of `TrainingVessel` that makes the stage possible."""
 
 Seeds: TypeAlias = "SeedsLike | AbstractContextManager[SeedsLike]"
 """What a seed iterator is: a `SeedPlan`, a `DataQueue` (entered while it is used), or any iterable of initial states."""
@@ -67,15 +76,41 @@ class TrainingVesselBase(Generic[InitialStateType]):
 
     @property
     def trainer(self) -> Trainer:
-        """Who trains it. Raises ConfigError before `assign_trainer`."""
+        """The trainer of this vessel. Raises ConfigError before `assign_trainer`."""
         trainer = self._trainer()
         if trainer is None:
             raise ConfigError(f"{type(self).__name__} has no trainer; Trainer.fit and Trainer.test assign themselves")
         return trainer
 
     def assign_trainer(self, trainer: Trainer) -> None:
-        """Remember the trainer, weakly: it holds the vessel."""
+        """Keep a weak reference to the trainer, which holds the vessel."""
         self._trainer = weakref.ref(trainer)
+
+    def require_stage(self, stage: Stage) -> None:
+        """Raise ConfigError unless the vessel can run this stage: SeedIteratorNotAvailable if it has no initial states for it.
+
+        A trainer asks this before anything has begun.
+        """
+        seeds, run, _ = _STAGES[stage]
+        if _is_method_of(TrainingVesselBase, self, seeds):
+            raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to {run} on; write `{seeds}`")
+        if _is_method_of(TrainingVesselBase, self, run):
+            raise ConfigError(f"{type(self).__name__} does not say how to {run}; write `{run}`")
+
+    def require_policy_of_these_spaces(self) -> None:
+        """Raise ConfigError unless the policy is made for the observations and actions of the interpreters."""
+        for what, part, name in (
+            ("observations", self.state_interpreter, "observation_space"),
+            ("actions", self.action_interpreter, "action_space"),
+        ):
+            made_for, given = getattr(self.policy, name, None), getattr(part, name, None)
+            if made_for is None or given is None:  # a policy or vessel of another kind
+                continue
+            if differs := difference(made_for, given):
+                raise ConfigError(
+                    f"{type(self.policy).__name__} is made for {what} of {made_for}, {type(part).__name__} has {given}: {differs}; "
+                    f"make the policy with the {name} of the interpreter"
+                )
 
     def train_seed_iterator(self) -> Seeds:
         """The initial states of one training stage. Raises SeedIteratorNotAvailable unless it is written."""
@@ -102,7 +137,7 @@ class TrainingVesselBase(Generic[InitialStateType]):
         raise NotImplementedError(f"{type(self).__name__} does not say how it is tested; write `test`")
 
     def log(self, name: str, value: Any) -> None:
-        """Say a value of this iteration in the log; of an array, its mean."""
+        """Write a value of this iteration to the log (INFO); of an array, its mean."""
         if isinstance(value, np.ndarray | Sequence) and not isinstance(value, str):
             value = float(np.mean(cast("Sequence[float]", value)))
         logger.info("[Iter %d] %s = %s", self.trainer.current_iter, name, value)
@@ -119,6 +154,11 @@ class TrainingVesselBase(Generic[InitialStateType]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` answered."""
         self.policy.load_state_dict(state["policy"])
+
+
+def _is_method_of(cls: type, vessel: TrainingVesselBase[Any], name: str) -> bool:
+    """Whether the vessel's method is the one that `cls` defines, and so was not overridden."""
+    return getattr(getattr(vessel, name), "__func__", None) is getattr(cls, name)
 
 
 class TrainingVessel(TrainingVesselBase[InitialStateType]):
@@ -185,6 +225,13 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         self._buffer: Buffer | None = None
         self._to_load: Mapping[str, Any] | None = None
 
+    def require_stage(self, stage: Stage) -> None:
+        """Raise ConfigError unless the vessel can run this stage."""
+        seeds, run, argument = _STAGES[stage]
+        if _is_method_of(TrainingVessel, self, seeds) and getattr(self, argument) is None:
+            raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to {run} on; give {argument}")
+        super().require_stage(stage)
+
     def train_seed_iterator(self) -> Seeds:
         """One plan for all training stages: a pass ends before the next begins, over as many stages as it takes."""
         if self.train_initial_states is None:
@@ -219,7 +266,13 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
             self._buffer = self.policy.make_buffer(self.buffer_size, vector_env.num_envs)
         n_episode = self.trainer.fast_dev_run or self.episode_per_iter
         collected = self._collect(vector_env, n_episode, n_episode, explore=True, buffer=self._buffer)
-        metrics = {**collected.metrics, **self.policy.update(self._buffer, **self.update_kwargs)}
+        updated = self.policy.update(self._buffer, **self.update_kwargs)
+        if both := sorted(collected.metrics.keys() & updated.keys()):
+            raise ConfigError(
+                f"the metric {both[0]!r} is logged in episodes and returned by {type(self.policy).__name__}.update; log it under "
+                "another name, because a row has one value for each name"
+            )
+        metrics = {**collected.metrics, **updated}
         self.log_dict(metrics)
         return metrics
 

@@ -1,0 +1,104 @@
+"""Spans of one attempt in the order in which their steps began, although two machines timed them.
+
+The agent's process times its own spans; the gateway times the model calls that it records, with a clock that may be seconds off. Rewards
+and other steps are compared with calls by time, so the gateway's times are first converted to the agent's clock:
+
+1. An instrumented HTTP client says when it sent a call (`leyden.sent_time`, by the agent's clock). The difference to the start that the
+   gateway recorded is the offset of the two clocks, plus the way there, which is shortest in the attempt's smallest difference.
+2. Other clients say nothing. Then the times are believed, unless the order in which the store received the spans (`sequence_id`)
+   contradicts them: a call reaches the store within moments of its end. Then each call is placed between the spans that arrived
+   before it and after it.
+
+Spans of other processes and machines keep their own times, because nothing says what their clocks showed. So do all spans of a trace
+that no store has numbered (`sequence_id` 0).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from leyden import semconv
+from leyden.types import Span
+
+_DELIVERY_SECONDS = 0.5
+"""A span reaches the store within this time after its end. Runners deliver after 0.2 s, the gateway after 0.01 s."""
+
+
+def in_order(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans by start, the gateway's converted to the agent's clock. Of spans with one id the first is kept."""
+    first: dict[str, Span] = {}
+    for span in sorted(on_agents_clock(spans), key=moment):
+        first.setdefault(span.span_id, span)
+    return list(first.values())
+
+
+def moment(span: Span) -> tuple[float, int, str]:
+    """Sort key of a span's start."""
+    return (span.start_time or 0.0, span.sequence_id, span.span_id)
+
+
+def on_agents_clock(spans: Sequence[Span]) -> Sequence[Span]:
+    """Return the spans with the gateway's times converted to the agent's clock. Spans that change are copied."""
+    recorded = [span for span in spans if span.name == semconv.MODEL_CALL]
+    offsets = [offset for span in recorded if (offset := _offset(span)) is not None]
+    if offsets:
+        late = dict.fromkeys((id(span) for span in recorded), min(offsets))
+    else:
+        late = _contradicted(spans) if recorded else {}
+    return [_earlier(span, late[id(span)]) if late.get(id(span)) else span for span in spans] if late else spans
+
+
+def _offset(span: Span) -> float | None:
+    """Return how much later the gateway's clock showed the start than the agent's clock showed the sending."""
+    sent = span.attributes.get(semconv.SENT_TIME)
+    return None if span.start_time is None or not isinstance(sent, int | float) else span.start_time - sent
+
+
+def _contradicted(spans: Sequence[Span]) -> dict[int, float]:
+    """Return for each of the gateway's spans, by `id()`, how much too late its times are; empty if its clock agrees.
+
+    The gateway's spans are numbered when they have ended. Other spans may have been numbered at any time from their start.
+    A contradiction that no single offset explains is one of the numbers (a trace that was put together later), not of the clocks.
+    """
+    if any(span.sequence_id == 0 for span in spans):
+        return {}
+    arrived = sorted((span for span in spans if span.start_time is not None), key=lambda span: span.sequence_id)
+    after_start, before_end = list[float](), list[float]()
+    latest_start, earliest_end = -math.inf, math.inf
+    for span in arrived:
+        after_start.append(latest_start)
+        if span.name != semconv.MODEL_CALL:
+            latest_start = max(latest_start, span.start_time or 0.0)
+    for span in reversed(arrived):
+        before_end.append(earliest_end)
+        if span.name != semconv.MODEL_CALL:
+            earliest_end = min(earliest_end, _end(span))
+    late: dict[int, float] = {}
+    at_least, at_most = -math.inf, math.inf  # of the offset between the clocks
+    for span, low, high in zip(arrived, after_start, reversed(before_end), strict=True):
+        if span.name == semconv.MODEL_CALL:
+            end = _end(span)
+            at_least = max(at_least, end - high - _DELIVERY_SECONDS)
+            at_most = min(at_most, end - low + _DELIVERY_SECONDS)
+            late[id(span)] = end - _between(end, low, high)
+    agree, explained = at_least <= 0 <= at_most, at_least <= at_most
+    return late if explained and not agree else {}
+
+
+def _between(end: float, low: float, high: float) -> float:
+    """Return `end` if it is after `low` and not after `high`, else the nearest time that is."""
+    if low < end <= high:
+        return end
+    if math.isinf(low):
+        return high
+    return (low + high) / 2 if high < math.inf else low + _DELIVERY_SECONDS
+
+
+def _end(span: Span) -> float:
+    return (span.start_time or 0.0) if span.end_time is None else span.end_time
+
+
+def _earlier(span: Span, seconds: float) -> Span:
+    times = {"start_time": span.start_time, "end_time": span.end_time}
+    return span.model_copy(update={name: None if at is None else at - seconds for name, at in times.items()})

@@ -1,0 +1,31 @@
+"""Keep passwords and keys out of text that people, logs and stores get to see.
+
+`redact` is the one rule. Leyden's errors apply it to their messages, `utils.text.storable` to the text of
+foreign exceptions, and the command line to what it logs. It knows the forms in which addresses carry
+credentials, and no credential itself. To cover another form, add a pattern here.
+"""
+
+from __future__ import annotations
+
+import re
+
+HIDDEN = "***"
+
+_LOGIN = re.compile(r"(://[^\s:/?#@]*):[^\s/]*@")
+"""`scheme://user:password@host`, in which the password may hold a colon or an at sign."""
+_QUERY = re.compile(
+    r"([?&](?:[a-z_-]*password|pwd|[a-z_-]*token|[a-z_-]*secret|(?:[a-z_-]*[_-])?key)=)[^\s&#'\"]+", re.I
+)
+"""A parameter of a URL whose name says that its value is secret."""
+_CONNECTION = re.compile(r"\b((?:ssl)?password\s*=\s*)(?!\.\.\.)(?:'(?:[^'\\]|\\.)*'|[^\s'\"&;,)]+)", re.I)
+"""`password=...` in a connection string of libpq."""
+
+
+def redact(text: str) -> str:
+    """Return `text` with each password or key that an address in it carries replaced by `***`."""
+    if "://" in text:
+        text = _LOGIN.sub(rf"\1:{HIDDEN}@", text)
+        text = _QUERY.sub(rf"\1{HIDDEN}", text)
+    if "password" in text.lower():
+        text = _CONNECTION.sub(rf"\1{HIDDEN}", text)
+    return text

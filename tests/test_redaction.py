@@ -1,0 +1,75 @@
+"""Which texts lose a password or a key before a person, a log or a store sees them."""
+
+from __future__ import annotations
+
+import pytest
+
+from leyden.errors import ConfigError, StoreError
+from leyden.gateway.upstream import UpstreamModel
+from leyden.redaction import redact
+from leyden.store import open_store
+from leyden.types import LLM
+from leyden.utils.text import describe_error, storable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("cannot reach http://user:S3CRET@gpu:8000/v1", "cannot reach http://user:***@gpu:8000/v1"),
+        ("postgresql://me:S3:CR@T@db/x is away", "postgresql://me:***@db/x is away"),
+        ("postgresql://:S3CRET@db/x", "postgresql://:***@db/x"),
+        ("postgresql://me@db/x?sslpassword=S3CRET&sslmode=on", "postgresql://me@db/x?sslpassword=***&sslmode=on"),
+        ("https://x/v1?api_key=S3CRET", "https://x/v1?api_key=***"),
+        ("https://x/v1?key=S3CRET#top", "https://x/v1?key=***#top"),
+        ("host=db password=S3CRET user=me", "host=db password=*** user=me"),
+        ("password = 'S3 CR\\'ET' user=me", "password = *** user=me"),
+    ],
+)
+def test_a_password_in_an_address_is_hidden(text: str, shown: str) -> None:
+    assert redact(text) == shown
+    assert str(StoreError(text)) == shown
+    assert storable(text) == shown
+    assert describe_error(ValueError(text)) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://gpu:8000/v1",
+        "http://me@gpu:8000/v1",
+        "http://gpu:8000/mail?to=a@b",
+        "give the server's token as token=..., or password=...",
+        "the token is monkey=5",
+        "3 rollouts, 2 failed: user:name@host",
+    ],
+)
+def test_other_text_stays_as_it_is(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize("address", ["postgressql://me:S3CRET@db/x", "postgresql://me:S3CRET@db/x?schema=a-b"])
+def test_a_store_that_cannot_be_opened_does_not_show_its_password(address: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_store(address)
+    assert "S3CRET" not in str(caught.value)
+
+
+def test_the_password_of_a_models_server_is_kept_apart_from_its_address() -> None:
+    model = UpstreamModel("m", "http://me:S3%2FCRET@gpu:8000/v1")
+    assert model.endpoint == model.address == "http://gpu:8000/v1"
+    assert model.login == ("me", "S3/CRET")
+    assert "CRET" not in repr(model)
+
+
+def test_a_password_and_a_key_for_one_server_are_refused_together() -> None:
+    with pytest.raises(ConfigError, match="give one of them") as caught:
+        UpstreamModel("m", "http://me:S3CRET@gpu:8000/v1", api_key="K3Y")
+    assert "S3CRET" not in str(caught.value)
+    assert "K3Y" not in str(caught.value)
+
+
+def test_keys_are_shown_neither_by_a_resource_nor_by_the_error_of_a_wrong_one() -> None:
+    assert "K3Y" not in repr(LLM(endpoint="http://x/v1", model="m", api_key="K3Y"))
+    with pytest.raises(ValueError, match="endpoint") as caught:
+        LLM.model_validate({"model": "m", "api_key": "K3Y"})
+    assert "K3Y" not in str(caught.value)
