@@ -80,7 +80,7 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
         if managed_store is not None:
             check_flag("managed_store", managed_store)
         self.patience_seconds = patience_seconds
-        self.role = _checked_role(role or _variable("CURRENT_ROLE") or "both")
+        self.role = _role(role)
         self.runs_algorithm = self.role != "runner"
         self.server_host = server_host or host or _variable("SERVER_HOST") or "127.0.0.1"
         self.server_port = _port() if server_port is None else server_port
@@ -188,28 +188,35 @@ async def _until_reported(store: LightningStore, deadline: float) -> None:
         await store.wait_for_any_rollout(rollout_ids=[rollout.rollout_id for rollout in running], timeout=seconds)
 
 
+def _named_variable(name: str) -> tuple[str, str] | None:
+    """An environment variable under Leyden's name or Agent Lightning's: the name that was set, and its value."""
+    found = ((full, os.environ.get(full)) for full in (f"LEYDEN_{name}", f"AGL_{name}"))
+    return next(((full, value) for full, value in found if value), None)
+
+
 def _variable(name: str) -> str | None:
-    """Of the environment, under our name or under Agent Lightning's."""
-    return os.environ.get(f"LEYDEN_{name}") or os.environ.get(f"AGL_{name}")
+    found = _named_variable(name)
+    return None if found is None else found[1]
 
 
-def _checked_role(role: str) -> Role:
+def _role(given: str | None) -> Role:
+    name, role = ("role", given) if given else _named_variable("CURRENT_ROLE") or ("role", "both")
     if role not in get_args(Role):
-        raise ConfigError(f"role is {role!r}; possible: {', '.join(map(repr, get_args(Role)))}")
+        raise ConfigError(f"{name} is {role!r}; possible: {', '.join(map(repr, get_args(Role)))}")
     return cast(Role, role)
 
 
 def _port() -> int | None:
-    given = _variable("SERVER_PORT")
-    if given is None:
+    if (found := _named_variable("SERVER_PORT")) is None:
         return None
-    if not given.isdigit():
-        raise ConfigError(f"LEYDEN_SERVER_PORT is {given!r}; it must be a number")
+    name, given = found
+    if not (given.isascii() and given.isdigit()) or not 0 <= int(given) < 2**16:
+        raise ConfigError(f"{name} is {given!r}; it must be a port, a number from 0 to 65535")
     return int(given)
 
 
 def _managed() -> bool:
-    given = (_variable("MANAGED_STORE") or "1").lower()
-    if given not in ("0", "1", "true", "false", "yes", "no"):
-        raise ConfigError(f"LEYDEN_MANAGED_STORE is {given!r}; possible: 0, 1")
-    return given in ("1", "true", "yes")
+    name, given = _named_variable("MANAGED_STORE") or ("LEYDEN_MANAGED_STORE", "1")
+    if given.lower() not in ("0", "1", "true", "false", "yes", "no"):
+        raise ConfigError(f"{name} is {given!r}; possible: 0, 1")
+    return given.lower() in ("1", "true", "yes")

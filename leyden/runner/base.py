@@ -76,6 +76,8 @@ class ParallelWorkerBase:
 class Runner(ParallelWorkerBase, ABC):
     """Claims rollouts from a store and runs one agent on them."""
 
+    concurrency: int = 1
+    """How many rollouts it works on at a time."""
     most_at_first: int | None = None
     """How many rollouts `iter` may have in flight to begin with, one more with each that ends; None: as many as it may at all.
 

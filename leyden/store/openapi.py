@@ -177,7 +177,7 @@ def _body(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
 
 
 def _with_default(schema: Schema, route: Route, name: str) -> Schema:
-    default = route.signature.parameters[name].default
+    default = dict(route.left_out).get(name, route.signature.parameters[name].default)
     if default is inspect.Parameter.empty or isinstance(default, Unset):
         return schema
     return schema | {"default": default}

@@ -90,6 +90,8 @@ class Route:
     """The body is this parameter alone: a list of its items, or one item, which is answered alone too."""
     repeatable: bool = True
     """Whether a client may send it again without knowing what became of it the first time; see the protocol."""
+    left_out: tuple[tuple[str, Any], ...] = ()
+    """What a request means that leaves these parameters out, where the protocol's default is about the caller's own store object."""
     cached: bool = False
     """Whether the answer has an ETag, so that a client need not load it twice."""
     echoes: bool = False
@@ -172,7 +174,7 @@ class Route:
             b"I" in body and b"Infinity" in body
         ):  # one letter is looked for faster
             _refuse_constants(body)
-        arguments: dict[str, Any] = dict(zip(self.in_path, in_path, strict=True))
+        arguments: dict[str, Any] = dict(self.left_out) | dict(zip(self.in_path, in_path, strict=True))
         try:
             if self.verb == "GET":
                 return arguments | self.arguments.validate_python(self._from_query(query))
@@ -295,7 +297,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/spans/search", "query_spans"),
     Route("POST", "/spans/of", "query_spans_of"),
     Route("POST", "/spans/next", "get_many_span_sequence_ids"),
-    Route("POST", "/spans/new", "poll_new_spans"),
+    Route("POST", "/spans/new", "poll_new_spans", left_out=(("after", None),)),
     Route("POST", "/spans/index", "index_span_attribute"),
     # waiting, and the owner's schedule
     Route("POST", "/waits/rollouts", "wait_for_rollouts"),

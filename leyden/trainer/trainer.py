@@ -360,7 +360,7 @@ class Trainer:
                     algorithm, run, store, proxy, ready, event, train_dataset, val_dataset
                 )
                 if left:
-                    stopped.append(self._why_deserted(left))
+                    stopped.append(self._why_deserted(left, run))
 
             try:
                 await self._run_both(work, run, store, workers)
@@ -497,6 +497,7 @@ class Trainer:
         algorithm.set_adapter(self.adapter)
         algorithm.set_llm_proxy(proxy)
         algorithm.set_run(run)
+        algorithm.set_concurrency(self.n_runners * self.runner.concurrency)
 
         async def work() -> None:
             if algorithm.is_async():
@@ -526,11 +527,11 @@ class Trainer:
         if store is not self._store_spec and not isinstance(store, InMemoryLightningStore):
             await stack.enter_async_context(store)
 
-    def _why_deserted(self, left: int) -> str:
+    def _why_deserted(self, left: int, run: Run) -> str:
         limit = "" if self.max_rollouts is None else f" after max_rollouts={self.max_rollouts} each"
+        again = "" if run.directory is None else ", or continue with fit(..., resume=True)"
         return (
-            f"all {self.n_runners} runners have ended{limit}, and {left:,} rollouts are left; raise max_rollouts, "
-            "or continue with fit(..., resume=True) where the run has a directory"
+            f"all {self.n_runners} runners have ended{limit}, and {left:,} rollouts are left; raise max_rollouts{again}"
         )
 
     def _worker_names(self, run: Run, store: LightningStore) -> list[str]:

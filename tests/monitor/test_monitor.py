@@ -67,6 +67,20 @@ async def test_what_it_sees_is_in_the_store_as_time_series(store: InMemoryLightn
     assert all(before - 1 <= s.time <= time.time() + 1 for s in await store.query_samples())
 
 
+async def test_each_gpu_of_a_worker_is_a_series_and_a_rule_may_be_about_one(store: InMemoryLightningStore) -> None:
+    heard = Heard()
+    warm = AlertRule(
+        name="warm", metric="gpu_device_temperature_celsius:2", comparison=">", threshold=80.0, window_seconds=0.0
+    )
+    watch = Watch(Monitor(rules=[warm], sinks=[heard]), store)
+    for celsius in (70.0, 90.0):
+        await beat(store, **{"gpu_device_temperature_celsius:0": 95.0, "gpu_device_temperature_celsius:2": celsius})
+        await watch.look()
+    values = [sample.value for sample in await store.query_samples(name="gpu_device_temperature_celsius:2")]
+    assert values == [70.0, 90.0]
+    assert heard.told == [("warm", "w", False)]
+
+
 async def test_an_alert_is_raised_once_and_resolved_once_and_everybody_is_told(
     store: InMemoryLightningStore, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -267,6 +268,18 @@ async def test_spans_are_watched_as_they_come(client: LightningStoreClient) -> N
         assert [span.span_id for span in (await watching).spans] == ["s"]
     await client.update_attempt(**ids, status="succeeded")
     assert [rollout.status for rollout in await waiting] == ["succeeded"]
+
+
+async def test_each_client_remembers_by_itself_which_spans_it_was_given(client: LightningStoreClient) -> None:
+    rollout = await client.start_rollout("a")
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    await client.add_span(Span(**ids, sequence_id=0, trace_id="t", span_id="s", name="n"))
+    async with LightningStoreClient(client.url) as other:
+        for each in (client, other, pickle.loads(pickle.dumps(client))):
+            assert [span.span_id for span in (await each.poll_new_spans()).spans] == ["s"]
+            assert (await each.poll_new_spans()).spans == []
+            if each not in (client, other):
+                await each.close()
 
 
 async def test_spans_come_back_with_their_numbers_and_are_not_sent_back(client: LightningStoreClient) -> None:

@@ -253,7 +253,7 @@ async def test_a_stream_reads_the_spans_behind_its_cursor_in_their_order(
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         await store.add_span(Span(**ids, sequence_id=0, trace_id="f" * 32, span_id="f" * 16, name="x"))
         explained.clear()
-        await store.poll_new_spans(**polled)
+        await store.poll_new_spans(after=None, **polled)
     assert explained
     for told in explained:
         assert index in told

@@ -114,7 +114,7 @@ class DQN(TorchPolicy):
         first, last, over = self._schedule
         return last if self.n_explored >= over else first + (last - first) * self.n_explored / over
 
-    def make_buffer(self, size: int, num_envs: int) -> ReplayBuffer:
+    def make_buffer(self, size: int | None, num_envs: int) -> ReplayBuffer:
         """Transitions of many collects: keep it, and its state."""
         return ReplayBuffer(size, num_envs)
 

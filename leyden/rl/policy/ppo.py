@@ -107,7 +107,7 @@ class PPO(TorchPolicy):
         device = next((p.device for p in actor.parameters()), torch.device("cpu"))
         self._own(module.to(device), lr=lr, weight_decay=weight_decay, weight_file=weight_file)
 
-    def make_buffer(self, size: int, num_envs: int) -> RolloutBuffer:
+    def make_buffer(self, size: int | None, num_envs: int) -> RolloutBuffer:
         """One collect."""
         return RolloutBuffer(size, num_envs)
 

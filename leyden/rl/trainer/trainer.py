@@ -323,7 +323,7 @@ class Trainer(TrainLoop):
 
 def _entered(seeds: Seeds) -> AbstractContextManager[SeedsLike]:
     if isinstance(seeds, AbstractContextManager):
-        return cast("AbstractContextManager[SeedsLike]", seeds)
+        return seeds
     return nullcontext(seeds)
 
 

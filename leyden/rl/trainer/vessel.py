@@ -167,7 +167,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
 
     train_initial_states, val_initial_states, test_initial_states: with length and index; None: that stage is not available. The first
         is shuffled anew in each pass, and stages go on where the one before ended; the others are taken in order.
-    buffer_size: steps that the policy's buffer holds.
+    buffer_size: steps that the policy's buffer holds; None: PPO's grows with the collect, DQN's has room for 20,000.
     update_kwargs: given to `policy.update`.
     seed: of the shuffling.
     """
@@ -184,7 +184,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         train_initial_states: Items[InitialStateType] | None = None,
         val_initial_states: Items[InitialStateType] | None = None,
         test_initial_states: Items[InitialStateType] | None = None,
-        buffer_size: int = 20_000,
+        buffer_size: int | None = None,
         episode_per_iter: int = 1000,
         update_kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,

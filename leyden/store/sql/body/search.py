@@ -189,6 +189,8 @@ def _of_rollout(
     if attempt_id is not None:
         column, wanted = (2, latest) if attempt_id == "latest" else (3, attempt_id)
         counters = [row for row in counters if row[2] is not None and row[column] == wanted]
+        if not counters and attempt_id == "latest":
+            return PaginatedResult([], page.limit, page.offset, 0)
         if not counters:
             raise unknown_attempt(tx, rollout_id, attempt_id)
         always.equal("s.attempt", counters[0][2])
