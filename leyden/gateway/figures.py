@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from leyden.errors import LeydenError
 from leyden.gateway.upstream import UpstreamModel
 from leyden.monitor.upstreams import REPORT_SECONDS, upstream_subject
+from leyden.redaction import redact
 from leyden.store.base import LightningStore
 from leyden.types import Sample
 
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 _RECENT_SECONDS = 60.0
 _MOST_RECENT = 4096
-_PASSWORD = re.compile(r"//[^/@]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,8 @@ class _Server:
     problem: str | None = None
     seconds: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_RECENT))
     """Of answers: when they ended, and how long they took."""
-    reported: int = 0
-    """Requests at the last report."""
+    changed: bool = True
+    """Since the last report."""
 
 
 class UpstreamFigures:
@@ -80,15 +79,17 @@ class UpstreamFigures:
 
     def begin(self, model: UpstreamModel) -> float:
         """Count a request; return when it began, for `end`, which must follow."""
-        server = self._servers.setdefault((model.model_name, _PASSWORD.sub("//", model.address)), _Server())
+        server = self._servers.setdefault((model.model_name, redact(model.address)), _Server())
         server.requests += 1
         server.in_flight += 1
+        server.changed = True
         return self._clock()
 
     def end(self, model: UpstreamModel, began: float, *, well: bool | None, failure: Failure | None) -> None:
         """Count how a request ended. well: None where that says nothing about the server. failure: where `well` is False."""
-        server = self._servers[model.model_name, _PASSWORD.sub("//", model.address)]
+        server = self._servers[model.model_name, redact(model.address)]
         server.in_flight -= 1
+        server.changed = True
         if well:
             now = self._clock()
             server.seconds.append((now, now - began))
@@ -115,8 +116,8 @@ class UpstreamFigures:
         """Return the figures of the servers that were asked since the last report, are at work, or are not well."""
         now, found = time.time(), list[Sample]()
         for key, server in self._servers.items():
-            if server.requests > server.reported or server.in_flight or server.problem is not None:
-                server.reported = server.requests
+            if server.changed or server.in_flight or server.problem is not None:
+                server.changed = False
                 subject = upstream_subject(*key, gateway)
                 figures = _figures(_status(*key, server, self._clock()))
                 found += [

@@ -174,7 +174,7 @@ class Watch:
     async def _measure_store(self, now: float) -> Sequence[Worker]:
         """Note the figures of the store and its machine; its workers. Raises what the store raises, TimeoutError."""
         store, machine = self._store, self._probe.read()
-        self._note(None, {name: float(machine[name]) for name in FIGURES.keys() & machine.keys()}, now)
+        self._note(None, {name: float(value) for name, value in machine.items() if base_name(name) in FIGURES}, now)
         async with asyncio.timeout(_PROBE_SECONDS):
             started = time.perf_counter()
             workers = await store.query_workers(sort_by="last_heartbeat_time", sort_order="desc", limit=_MOST_WORKERS)

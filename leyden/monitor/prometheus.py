@@ -102,18 +102,24 @@ def _of_health(workers: Iterable[Worker], now: float) -> _Family:
 
 def _of_figures(workers: Iterable[Worker], samples: Iterable[Sample], now: float) -> Iterator[_Family]:
     """Of each worker the figures of its last heartbeat; of the store what a monitor measured last."""
-    latest: dict[str, dict[str, float]] = {}
+    latest: dict[str, dict[tuple[str, str], float]] = {}
     for worker in workers:
         if health_of(worker, now) == "healthy":
-            for name, value in figures_of(worker, _ABOUT).items():
-                latest.setdefault(name, {})[worker.worker_id] = value
+            for figure, value in figures_of(worker, _ABOUT).items():
+                name, _, gpu = figure.partition(":")
+                latest.setdefault(name, {})[worker.worker_id, gpu] = value
     for sample in samples:
-        if sample.name in _ABOUT and (sample.worker_id is None or sample.name in STORE_FIGURES):
-            latest.setdefault(sample.name, {})[sample.worker_id or ""] = sample.value
+        name, _, gpu = sample.name.partition(":")
+        if name in _ABOUT and (sample.worker_id is None or name in STORE_FIGURES):
+            latest.setdefault(name, {})[sample.worker_id or "", gpu] = sample.value
     latest.pop("queue_length", None)  # it is there already, as the store says
     for name, values in sorted(latest.items()):
-        about = _ABOUT[name] + (" Without a worker: of the store and its machine." if "" in values else "")
-        lines = [("", {"worker": worker_id}, value) for worker_id, value in sorted(values.items())]
+        of_the_store = any(not worker_id for worker_id, _ in values)
+        about = _ABOUT[name] + (" Without a worker: of the store and its machine." if of_the_store else "")
+        lines = [
+            ("", {"worker": worker_id, **({"gpu": gpu} if gpu else {})}, value)
+            for (worker_id, gpu), value in sorted(values.items())
+        ]
         yield _Family(f"leyden_{name}", about, "gauge", lines)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from leyden.errors import ConfigError, DataQueueClosed, SimulatorError
-from leyden.rl.env.children import become_child, end_process, ending_of, process_context, without_sigterm
+from leyden.rl.children import become_child, end_process, ending_of, process_context, without_sigterm
 
 _DEATHS: Final = 3
 """How often producers may die over one item."""

@@ -100,7 +100,7 @@ class _NumberConformer(Conformer):
             raise _refuse(self.space, array)
         return cast_array if type(self.space) is not spaces.Discrete or array.shape else self._dtype.type(cast_array)
 
-    def _leave_bounds(self, sample: Any) -> None:
+    def _leave_bounds(self, sample: NDArray[Any]) -> None:
         """Note it, and check shape and NaN alone from now on. Raises GymSpaceValidationError where more is wrong than bounds."""
         space = self.space
         if type(space) is not spaces.Box:
@@ -116,7 +116,10 @@ class _NumberConformer(Conformer):
         except GymSpaceValidationError:
             raise _refuse(space, sample) from None
         self._check = check
-        self.note = f"an observation is out of the bounds of its space {space}: {_shown(sample)}"
+        low, high = np.broadcast_to(space.low, sample.shape), np.broadcast_to(space.high, sample.shape)
+        at = tuple(int(place) for place in np.argwhere((sample < low) | (sample > high))[0])
+        place = f"element {list(at)} is {sample[at]:g}, not in {low[at]:g} to {high[at]:g}"
+        self.note = f"an observation is out of the bounds of its space: {place}"
 
 
 class _DictConformer(Conformer):

@@ -22,15 +22,15 @@ EVERY = {"kills": 100, "conversations": 1000, "requests": 1000}
 """How many of what are worth a line of progress."""
 
 
-def sizes(names: str, *, faults: tuple[Any, ...], long: tuple[Any, ...], minutes: float = 20) -> pytest.MarkDecorator:
+def sizes(names: str, *, faults: tuple[Any, ...], long: tuple[Any, ...], minutes: float = 30) -> pytest.MarkDecorator:
     """Run a test once in each group, with the group's own arguments.
 
-    minutes: the limit of the large size. The small one has four minutes, for machines that do other work too.
+    minutes: the limit of the large size. The small one has six minutes, for machines that do other work too.
     """
     return pytest.mark.parametrize(
         names,
         [
-            pytest.param(*faults, marks=[pytest.mark.faults, pytest.mark.timeout(240)], id="small"),
+            pytest.param(*faults, marks=[pytest.mark.faults, pytest.mark.timeout(360)], id="small"),
             pytest.param(*long, marks=[pytest.mark.long, pytest.mark.timeout(minutes * 60)], id="large"),
         ],
     )

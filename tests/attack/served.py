@@ -20,7 +20,7 @@ from leyden.store import LightningStoreServer, SqliteLightningStore
 from leyden.types import LLM
 from leyden.utils.asgi import ConnectionLimits
 
-LIMITS = ConnectionLimits(head_seconds=1.0, stall_seconds=2.0)
+LIMITS = ConnectionLimits(head_seconds=3.0, stall_seconds=4.0)
 MODEL = "fake"
 
 

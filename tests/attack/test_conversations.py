@@ -14,7 +14,7 @@ from tests.attack.harness import Attack, sizes
 SHARE_OF_FAULTS = 0.3
 
 
-@sizes(("n_conversations", "at_once"), faults=(240, 120), long=(10_000, 250))
+@sizes(("n_conversations", "at_once"), faults=(160, 80), long=(10_000, 250))
 def test_conversations_with_a_server_that_cuts_delays_and_errs(
     attack: Attack, n_conversations: int, at_once: int
 ) -> None:

@@ -35,8 +35,8 @@ from tests.store.killing import Forker
 from tests.store.ports import free_port
 
 N_AGENTS = 8
-WRITTEN_WITHIN_SECONDS = 1.0
-"""What a gateway that is not durable may lose: answers of the last few hundredths of a second, on a busy machine of more."""
+WRITTEN_WITHIN_SECONDS = 5.0
+"""A gateway that is not durable may lose the last few hundredths of a second; on a machine with much other work, more."""
 
 
 @dataclass
@@ -177,8 +177,8 @@ async def one_process(at: Place, directory: Path, *, durable: bool) -> AsyncIter
 
         async def kill() -> float:
             nonlocal gateway
-            killed = time.monotonic()
             await asyncio.to_thread(forker.kill, gateway)
+            killed = time.monotonic()  # after it, so that an answer of the last moment is before it
             gateway = forker.start(*command)
             return killed
 

@@ -10,7 +10,7 @@ import pytest
 
 from leyden.gateway import LLMProxy, UpstreamModel, figures
 from leyden.gateway.figures import Failure, UpstreamFigures
-from leyden.monitor import AlertRule, Monitor
+from leyden.monitor import DEFAULT_RULES, AlertRule, Monitor
 from leyden.monitor.health import base_name
 from leyden.monitor.monitor import Watch
 from leyden.monitor.prometheus import exposition
@@ -100,6 +100,19 @@ def test_a_server_at_rest_is_reported_no_more_and_one_that_is_ill_always() -> No
     ]
 
 
+def test_a_server_that_is_well_again_is_reported_once_more() -> None:
+    counted = UpstreamFigures()
+    model = UpstreamModel(model_name="m", endpoint="http://host/v1")
+    began = counted.begin(model)
+    counted.end(model, began, well=False, failure=Failure("timeout", "too slow"))
+    began = counted.begin(model)
+    told = [sample.value for sample in counted.samples("g", 0) if sample.name == "upstream_healthy"]
+    counted.end(model, began, well=True, failure=None)
+    told += [sample.value for sample in counted.samples("g", 0) if sample.name == "upstream_healthy"]
+    assert told == [0, 1]
+    assert not counted.samples("g", 0)
+
+
 def test_latencies_are_those_of_the_last_minute() -> None:
     now = [0.0]
     counted = UpstreamFigures(lambda: now[0])
@@ -155,7 +168,7 @@ async def test_the_rule_for_servers_fires_after_two_reports_and_reads_no_old_one
     store: InMemoryLightningStore,
 ) -> None:
     heard = Heard()
-    watch = Watch(Monitor(sinks=[heard]), store)
+    watch = Watch(Monitor(rules=[rule for rule in DEFAULT_RULES if rule.name == "upstream"], sinks=[heard]), store)
     now = time.time()
     for age in (3600, 2, 1):
         assert not heard.told

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from leyden.errors import ConfigError, InvalidMetrics
 from leyden.loop import EpisodeStats, LogLevel
+from leyden.rl.data_queue import address_of
 from leyden.rl.env.layout import Batch, Layout
 from leyden.rl.env.wrapper import EnvWrapper
 from leyden.rl.seed import NO_ITEM, Seed
-from leyden.rl.spaces import AnySpace, conformer
+from leyden.rl.spaces import AnySpace, GymSpaceValidationError, checker, conformer
 
 __all__ = ["AnyEnv", "EnvFactory", "EnvGroup", "Failure", "Infos", "Rows", "Start"]
 
@@ -87,6 +88,8 @@ class EnvGroup:
         for slot in self._slots[1:]:
             if slot.env.observation_space != first.observation_space or slot.env.action_space != first.action_space:
                 raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+        self.own_seeds = common_seeds([getattr(slot.env, "seed_iterator", None) for slot in self._slots])
+        """The seed iterator that the environments were made with; None: the vectorised environment has the seeds."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -159,6 +162,21 @@ class EnvGroup:
         failure = Failure(env, slot.length, doing, headline, "".join(traceback.format_exception(error)), error)
         slot.forget()
         return failure
+
+
+def common_seeds(own: Sequence[Any]) -> Any:
+    """Return the seed iterator that all environments have in common, or None if none has any.
+
+    Raises ConfigError for different ones: each seed would begin several episodes.
+    """
+    first = own[0]
+    address = address_of(first)
+    if any(one is not first and (address is None or address_of(one) != address) for one in own[1:]):
+        raise ConfigError(
+            "the environments have seed iterators of their own, so each seed would begin several episodes; give the seeds to "
+            "vectorize_env(seeds=...), or one DataQueue to all environments"
+        )
+    return first
 
 
 class _Slot:
@@ -248,7 +266,10 @@ class _GymSlot(_Slot):
     def __init__(self, env: AnyEnv, *, wants_steps: bool) -> None:
         super().__init__(wants_steps=wants_steps)
         self.env = env
-        self._conform = conformer(env.observation_space)
+        self._check = checker(env.observation_space)
+        self._conformer = conformer(env.observation_space)
+        self._conforms = False
+        """Whether observations have to be cast, or leave their bounds: the strict check is faster where they need not."""
 
     def begin(self, seed: Seed[Any]) -> Any:
         super().begin(seed)
@@ -261,11 +282,20 @@ class _GymSlot(_Slot):
             obs, _ = self.env.reset(seed=number)
         else:
             obs, _ = self.env.reset(seed=number, options={"seed_item": item, "seed_index": seed.index})
-        return self._conform(obs)
+        obs = self._conformer(obs)
+        self._conforms |= self._conformer.note is not None
+        return obs
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
         obs, reward, terminated, truncated, said = self.env.step(action)
-        obs = self._conform(obs)
+        if self._conforms:
+            obs = self._conformer(obs)
+        else:
+            try:
+                self._check(obs)
+            except GymSpaceValidationError:
+                self._conforms = True
+                obs = self._conformer(obs)
         self.length += 1
         reward = float(reward)
         if reward != reward:
@@ -275,9 +305,9 @@ class _GymSlot(_Slot):
         if self._wants_steps:
             info = {} if info is None else info
             info["log"] = {**info.get("log", {}), "reward": (int(LogLevel.PERIODIC), reward)}
-        if self._conform.note is not None:
+        if self._conforms and self._conformer.note is not None:
             info = {} if info is None else info
-            info["note"], self._conform.note = self._conform.note, None
+            info["note"], self._conformer.note = self._conformer.note, None
         if terminated or truncated:
             info = {} if info is None else info
             info["episode"] = self._stats()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from leyden.errors import ConfigError
-from leyden.rl.env.group import EnvFactory, EnvGroup, Failure, Infos, Start
+from leyden.rl.env.group import EnvFactory, EnvGroup, Failure, Infos, Start, common_seeds
 from leyden.rl.env.layout import Batch
 from leyden.rl.env.split import split, worker_count
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
@@ -41,6 +41,7 @@ class FiniteDummyVectorEnv(FiniteVectorEnv):
             quiet_seconds=quiet_seconds,
         )
         self._group = EnvGroup(env_fns, wants_steps=self._wants_steps)
+        self._adopt(self._group.own_seeds)
         self._open(self._group.observation_space, self._group.action_space)
         self._group.open(self._layout, self._action_layout, self._rows)
 
@@ -96,6 +97,7 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
                 for group in self._groups
             ):
                 raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+            self._adopt(common_seeds([group.own_seeds for group in self._groups]))
             self._open(first.observation_space, first.action_space)
         except BaseException:
             self._close()

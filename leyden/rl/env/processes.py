@@ -25,8 +25,7 @@ import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
 import numpy as np
 
 from leyden.errors import ConfigError, SimulatorError
-from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
-from leyden.rl.env.children import (
+from leyden.rl.children import (
     StartMethod,
     end_process,
     ending_of,
@@ -34,6 +33,8 @@ from leyden.rl.env.children import (
     refuse_in_a_worker,
     without_sigterm,
 )
+from leyden.rl.data_queue import active_queue
+from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
 from leyden.rl.env.group import EnvFactory, Failure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, layout_of
 from leyden.rl.env.randomness import WorkerGenerators, WorkerSeeds
@@ -255,6 +256,13 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         first = ready[0]
         if any(one != first for one in ready):
             raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+        if first.own_seeds is not None:
+            if (queue := active_queue(first.own_seeds)) is None:
+                raise ConfigError(
+                    "the environments in worker processes have a seed iterator of their own, which is no active DataQueue of this "
+                    "process; give the seeds to vectorize_env(seeds=...)"
+                )
+            self._adopt(queue)
         layout, actions = layout_of(first.observation_space), layout_of(first.action_space)
         if self._needs_fixed_size and (part := layout.unshared or actions.unshared) is not None:
             raise ConfigError(

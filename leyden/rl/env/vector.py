@@ -107,6 +107,7 @@ class FiniteVectorEnv(ABC):
         self._wants_steps = any(writer.wants_steps for writer in self._writers)
         self._step_writers = [writer for writer in self._writers if writer.wants_steps]
         self._sources = 0
+        self._has_seeds = seeds is not None
         self._seeds: SeedSource = as_seed_source(seeds)
         self._on_worker_error: OnWorkerError = on_worker_error
         self._max_retries = max_retries
@@ -153,6 +154,15 @@ class FiniteVectorEnv(ABC):
             weakref.finalize(self, self._watch_ended.set)
             watch = (weakref.ref(self), self._quiet_seconds, self._watch_ended)
             threading.Thread(target=_watch, args=watch, name="leyden-env-watch", daemon=True).start()
+
+    def _adopt(self, own_seeds: Any) -> None:
+        """Draw from the seed iterator that the environments were made with; None: they have none."""
+        if own_seeds is not None:
+            if self._has_seeds:
+                raise ConfigError(
+                    "seeds were given to the vectorised environment and to its environments; leave `seed_iterator` out of the EnvWrapper"
+                )
+            self._seeds = as_seed_source(own_seeds)
 
     # ---- for everyone ------------------------------------------------------------------------------------------------
 

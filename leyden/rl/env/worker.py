@@ -17,8 +17,9 @@ import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden.rl.children import become_child
+from leyden.rl.data_queue import address_of
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
-from leyden.rl.env.children import become_child
 from leyden.rl.env.group import EnvGroup, Failure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, Layout, layout_of
 from leyden.rl.env.randomness import WorkerGenerators
@@ -33,6 +34,8 @@ class Ready:
 
     observation_space: AnySpace
     action_space: AnySpace
+    own_seeds: str | None = None
+    """The address of the DataQueue that its environments were made with; empty: another seed iterator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,8 @@ def run_worker(
             factories = cloudpickle.loads(packed)
             generators.seed()
             group = EnvGroup(factories, wants_steps=wants_steps)
-            channel.send(Ready(group.observation_space, group.action_space))
+            own = None if group.own_seeds is None else address_of(group.own_seeds) or ""
+            channel.send(Ready(group.observation_space, group.action_space, own))
             channel.receive()
             _serve(channel, group, number, part, file, sizes, generators)
         except (EOFError, BrokenPipeError):

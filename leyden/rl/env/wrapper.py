@@ -67,7 +67,8 @@ class EnvWrapper(
     ) -> None:
         """simulator_fn: makes a simulator of a seed's item; without seeds it is called with nothing.
 
-        seed_iterator: for an environment by itself. In a vectorised one leave it out and give the seeds to that.
+        seed_iterator: of an environment by itself. Environments of a vectorised one may have one DataQueue in common; better, leave it
+            out and give the seeds to `vectorize_env`.
         """
         for part in (state_interpreter, action_interpreter, reward_fn, aux_info_collector):
             if part is not None:
@@ -80,6 +81,7 @@ class EnvWrapper(
         self.logger = LogCollector() if logger is None else logger
         self.observation_space = state_interpreter.observation_space
         self.action_space = action_interpreter.action_space
+        self.seed_iterator = seed_iterator
         self._seeds: Iterator[InitialStateType] | None = None if seed_iterator is None else iter(seed_iterator)
         self.simulator: Simulator[InitialStateType, StateType, ActType] | None = None
         self.status: EnvWrapperStatus[InitialStateType, ObsType, PolicyActType] = _fresh_status(None)

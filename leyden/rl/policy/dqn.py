@@ -64,8 +64,10 @@ class DQN(TorchPolicy):
         """network: observations to features (n, d); None: a perceptron 64-64 with ReLU.
 
         estimation_step: n.
-        target_update_freq: optimizer steps between copies to the target network; 0, Qlib's default: no target network, Q is its own target.
-        is_double: the network chooses the next action, the target network judges it; without a target network it has no effect.
+        target_update_freq: optimizer steps between copies to the target network; 0, Qlib's default:
+            no target network, Q is its own target.
+        is_double: the network chooses the next action, the target network judges it; without a
+            target network it has no effect.
         clip_loss_grad: Huber's loss (its gradient is at most 1) instead of the squared error.
         max_grad_norm: longer gradients are scaled to this norm; None: never.
         exploration: the probability of a random action while exploring: constant, or (first, last, decisions until it is the last), linear.
@@ -114,7 +116,7 @@ class DQN(TorchPolicy):
         first, last, over = self._schedule
         return last if self.n_explored >= over else first + (last - first) * self.n_explored / over
 
-    def make_buffer(self, size: int, num_envs: int) -> ReplayBuffer:
+    def make_buffer(self, size: int | None, num_envs: int) -> ReplayBuffer:
         """Transitions of many collects: keep it, and its state."""
         return ReplayBuffer(size, num_envs)
 
