@@ -246,7 +246,7 @@ async def test_large_answers_are_compressed_for_those_who_ask(opened: LightningS
         async with asking(server) as ask:
             async with ask("GET", f"{API}/rollouts", headers={"Accept-Encoding": "gzip"}) as response:
                 assert response.headers["Content-Encoding"] == "gzip"
-                assert (await response.json())["total"] == 1
+                assert (await response.json()).keys() == {"items", "limit", "offset", "total", "exact"}
             async with ask("GET", f"{API}/rollouts", headers={"Accept-Encoding": "identity"}) as response:
                 assert "Content-Encoding" not in response.headers
 

@@ -28,6 +28,10 @@ DAMAGE = {
     "UPDATE workers SET status = 'idle'": "it is 'idle' with",
     "UPDATE workers SET current_attempt_id = 'gone'": "not its own and under way",
     "DELETE FROM attempts WHERE status = 'failed'": "its number is 2",
+    "UPDATE totals SET succeeded = succeeded + 1": "the statistics count rollouts as",
+    "UPDATE totals SET forgotten = 1": "the statistics count 2 rollouts, there are 3",
+    "UPDATE totals SET spans = 7": "the statistics count 8 spans, there are 1",
+    "UPDATE attempts SET spans = spans + 1 WHERE status = 'running'": "the statistics count 2 spans, there are 1",
 }
 
 

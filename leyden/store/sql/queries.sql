@@ -106,7 +106,7 @@ FROM totals
 -- name: count_under_way
 -- What `totals` leaves out: the rollouts of each status that were claimed and are not finished, their attempts and spans. Somebody
 -- works on an attempt of each, or it waits to be claimed again.
-SELECT r.status, count(*), sum(r.attempts), sum((SELECT sum(a.spans) FROM attempts a WHERE a.rollout = r.seq))
+SELECT r.status, count(*), sum(r.attempts), sum((SELECT coalesce(sum(a.spans), 0) FROM attempts a WHERE a.rollout = r.seq))
 FROM rollouts r
 WHERE r.seq IN (SELECT rollout FROM attempts WHERE end_time IS NULL
                 UNION SELECT seq FROM rollouts WHERE status = 'requeuing')
