@@ -76,6 +76,8 @@ class Producers:
                     producer.pending.popleft()
                     self._received += 1
                 producer.restart()
+                if self._closed:  # meanwhile
+                    producer.kill()
                 if deaths >= _DEATHS:
                     raise SimulatorError(
                         f"producers of the data queue died {deaths} times while they read item {index} ({how})"

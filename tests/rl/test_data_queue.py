@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -260,12 +261,16 @@ def test_producers_end_with_a_program_that_forgets_its_queue_or_is_killed(how: s
         text=True,
     )
     assert program.stdout is not None
-    producers = [psutil.Process(int(pid)) for pid in program.stdout.readline().split()]
+    pids = [int(pid) for pid in program.stdout.readline().split()]
+    producers: list[psutil.Process] = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):  # the program may have ended by now
+            producers.append(psutil.Process(pid))
     if how == "wait":
         program.kill()
     assert program.wait(20) == (-9 if how == "wait" else 0)
     program.stdout.close()
-    assert len(producers) == 2
+    assert len(pids) == 2
     _, alive = psutil.wait_procs(producers, timeout=10)
     assert not alive
 

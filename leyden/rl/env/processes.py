@@ -46,7 +46,7 @@ from leyden.rl.seed import SeedsLike
 __all__ = ["FiniteShmemVectorEnv", "FiniteSubprocVectorEnv", "StartMethod", "refuse_in_a_worker"]
 
 logger = logging.getLogger(__name__)
-_STARTS = 3
+_STARTS = 8
 """How often a worker is started in the place of one that was lost."""
 _LAST_SECONDS = 2.0
 """How long all workers together may take to close their environments."""
