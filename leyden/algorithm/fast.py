@@ -11,6 +11,8 @@ from typing import Any, Literal
 from leyden.algorithm.base import Algorithm, Dataset, Run
 from leyden.errors import ConfigError
 from leyden.types import EnqueueRolloutRequest, NamedResources, Rollout, RolloutMode, Span, find_final_reward
+from leyden.utils import ids
+from leyden.utils.text import as_json
 
 __all__ = ["Baseline", "FastAlgorithm"]
 
@@ -31,6 +33,7 @@ class FastAlgorithm(Algorithm):
 class Baseline(FastAlgorithm):
     """Run every task once an epoch and log each rollout's status, reward and spans.
 
+    A run with a directory can be resumed, and started again after a failure: rollouts that it had enqueued are met again by their ids.
     Without a Trainer, `set_store` is all that it needs: `await Baseline().run(train, val)` enqueues for the runners of that store.
 
     n_epochs: how often to go through both data sets.
@@ -40,6 +43,8 @@ class Baseline(FastAlgorithm):
         twice as many as the runners work on at once (`concurrency` of each), at least 128, and more where they turn out to work on more.
     span_verbosity: `none`, `keys` (names), or `key_values` (names and attributes) of each rollout's spans.
     """
+
+    resumable = True
 
     def __init__(
         self,
@@ -100,8 +105,14 @@ class Baseline(FastAlgorithm):
         last_line = asyncio.get_running_loop().time()
         while True:
             requests = [
-                EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id, pin=self.pin)
-                for task, mode in tasks[enqueued : enqueued + most - len(waiting)]
+                EnqueueRolloutRequest(
+                    rollout_id=self._rollout_id(epoch, place, task),
+                    input=task,
+                    mode=mode,
+                    resources_id=resources_id,
+                    pin=self.pin,
+                )
+                for place, (task, mode) in enumerate(tasks[enqueued : enqueued + most - len(waiting)], start=enqueued)
             ]
             enqueued += len(requests)
             waiting.update(rollout.rollout_id for rollout in await store.enqueue_many_rollouts(requests))
@@ -122,6 +133,11 @@ class Baseline(FastAlgorithm):
                 last_line = now
                 mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none yet"
                 logger.info("epoch %d: %d of %d rollouts finished, mean reward %s", epoch + 1, finished, total, mean)
+
+    def _rollout_id(self, epoch: int, place: int, task: Any) -> str | None:
+        """Return the id under which a resumed or restarted run meets the rollout again; None for a run that nothing outlives."""
+        run = self.get_run()
+        return None if run.directory is None else ids.derived_id("ro", run.run_id, epoch, place, as_json(task))
 
     async def _is_starved(self, most: int) -> bool:
         """Whether the runners work on more at once than was known: nothing waits, and most of what was enqueued is under way."""

@@ -33,13 +33,13 @@ from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
 from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
-from leyden.options import check_token
+from leyden.options import check_number, check_token
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM
 from leyden.utils.asgi import AsgiServer, ConnectionLimits
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
-from leyden.utils.http import SiteGuard
+from leyden.utils.http import MAX_BODY_BYTES, SiteGuard
 from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
 
 __all__ = ["LLMProxy"]
@@ -83,6 +83,7 @@ class LLMProxy:
         attempt_limits: AttemptLimits | None = None,
         sampling_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         durable: bool = False,
+        max_body_bytes: int = MAX_BODY_BYTES,
         connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """Nothing is opened before `start`.
@@ -104,6 +105,7 @@ class LLMProxy:
         agents' API names them: {"val": {"temperature": 0}}.
         durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
         written behind the answer, and a crash of this process loses the last few hundredths of a second.
+        max_body_bytes: of one request; a larger one is refused with 413.
         store: where calls are recorded; of a `LightningStoreServer`, the store that it serves.
         connection_limits: how long an agent may take to send a request or fetch an answer; None: see `ConnectionLimits`.
         model_list: `UpstreamModel`s, `LLM`s, or mappings with the fields of the former; Agent Lightning's entries with `litellm_params`,
@@ -150,6 +152,8 @@ class LLMProxy:
             sampling_overrides=overrides,
             durable=durable,
         )
+        check_number("max_body_bytes", max_body_bytes, at_least=1, whole=True)
+        self.max_body_bytes = max_body_bytes
         self._connection_limits = connection_limits
         self._store = None if store is None else _checked_store(store)
         self._token = token
@@ -414,6 +418,7 @@ class LLMProxy:
                 token=self._token,
                 control_key=lambda: self._control_key,
                 guard=SiteGuard(local_only=self._token is None and is_loopback(self._host), also=[self._access_host]),
+                max_body_bytes=self.max_body_bytes,
             )
             servers: list[AsgiServer] = []
             for door, at in await stack.enter_async_context(self._doors(app, listener)):

@@ -119,11 +119,13 @@ class EarlyStopping(Callback):
     baseline: an improvement that does not beat it does not count as one for `patience` (it is the best all the same).
     restore_best_weights: when the fit ends, stopped or not, the vessel is given the state that it had at the best look. The last checkpoint
         holds the last state, so a run that is resumed goes on from there; the best one is beside it in the checkpoint.
-    compat: "qlib" for the rules that Qlib took from Keras 2.9: monitor is "reward" by default, looks are at validations whatever it is, and
-        each look counts before it is judged, so that patience 0 stops at the second iteration even if it improved. A metric that is not
-        there is a warning.
-    Raises ConfigError, with the names that are most like it, when the metric is not there. NaN is no improvement. A resumed run continues
-    to count; one that had been stopped stops again at once, unless it is given more patience.
+    compat: "qlib" for the rules that Qlib took from Keras 2.9: monitor is "reward" by default,
+        looks are at validations whatever it is, and each look counts before it is judged, so that
+        patience 0 stops at the second iteration even if it improved. A metric that is not there is
+        a warning.
+    Raises ConfigError, with the names that are most like it, when the metric is not there. NaN is
+    no improvement. A resumed run continues to count; one that had been stopped stops again at once,
+    unless it is given more patience.
     """
 
     runs_last: ClassVar[int] = 2
@@ -271,7 +273,8 @@ class EarlyStopping(Callback):
 class MetricsWriter(Callback):
     """Write `train_result.csv` and `validation_result.csv` in one directory: a row for each stage, named as in `loop.metrics`.
 
-    A stage without metrics, and a metric that earlier rows had and a row lacks, are named in a warning.
+    A stage without metrics, and a metric that earlier rows had and a row lacks, are named in a
+    warning.
     """
 
     def __init__(self, dirpath: str | Path) -> None:

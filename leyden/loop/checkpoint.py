@@ -163,7 +163,8 @@ class CheckpointStore:
     def supersede(self, iteration: int, files: Sequence[str] = ()) -> Path:
         """Move a checkpoint and the named files beside it into `superseded/`, out of sight of `steps` and `latest`. Return its new path.
 
-        A superseded checkpoint of the same iteration is replaced. Repeating it after a kill is safe.
+        A superseded checkpoint of the same iteration is replaced. Repeating it after a kill is
+        safe.
         """
         folder = self.dirpath / _SUPERSEDED
         folder.mkdir(exist_ok=True)

@@ -37,11 +37,14 @@ class Checkpoint(Callback):
     """Save every `every_n_iters` iterations, at a new best, and when the fit ends or is stopped (by Ctrl-C too).
 
     dirpath, config: see `CheckpointStore`.
-    filename: ends in `.pth`: save one file more each time, `torch.load(path, weights_only=True)` reads it. `{iter:03d}`, `{time}` (local,
-        20261122T0718 as 20261122071800) and metrics (`{val/reward:.2f}`) are filled in. The vessel must have `state_dict()`. A metric
-        that a save by time, at the end or after a stop does not have is `nan`; in any other save it is an error (CheckpointError).
-    save_latest: "link": `latest` or, with a `filename`, `latest.pth` links to the newest one (relatively: the directory may be moved);
-        "copy": `latest.pth` is a copy; None: neither. "auto": a link if there is a `filename`.
+    filename: ends in `.pth`: save one file more each time, `torch.load(path, weights_only=True)`
+        reads it. `{iter:03d}`, `{time}` (local, 20261122T0718 as 20261122071800) and metrics
+        (`{val/reward:.2f}`) are filled in. The vessel must have `state_dict()`. A metric that a
+        save by time, at the end or after a stop does not have is `nan`; in any other save it is an
+        error (CheckpointError).
+    save_latest: "link": `latest` or, with a `filename`, `latest.pth` links to the newest one
+        (relatively: the directory may be moved); "copy": `latest.pth` is a copy; None: neither.
+        "auto": a link if there is a `filename`.
     every_n_iters: after iterations that are multiples of it, as validations are. None: 1, unless there is a `time_interval`.
     time_interval: after the first iteration that ends so many seconds after the fit began or the last save.
     save_on_fit_end: save what is not saved yet.
@@ -54,9 +57,10 @@ class Checkpoint(Callback):
         loop = TrainLoop(max_iters=100, callbacks=[checkpoint])
         await loop.arun(vessel, resume=checkpoint.latest())
 
-    A fresh run refuses a directory with an earlier run's checkpoints (CheckpointError): its own would be mixed with them. A run that is
-    resumed from one of this directory's checkpoints moves all newer ones, with their files, into `superseded/`: `latest` no longer finds
-    them, and only a newer `superseded` checkpoint of the same iteration replaces them.
+    A fresh run refuses a directory with an earlier run's checkpoints (CheckpointError): its own
+    would be mixed with them. A run that is resumed from one of this directory's checkpoints moves
+    all newer ones, with their files, into `superseded/`: `latest` no longer finds them, and only a
+    newer `superseded` checkpoint of the same iteration replaces them.
     """
 
     runs_last: ClassVar[int] = 1

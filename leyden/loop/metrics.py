@@ -1,9 +1,13 @@
 """Metrics: named numbers of a stage, how the values of many steps become one, and the rows that writers get.
 
-A stage of a training loop ends with a mapping of names to numbers; `clean_metrics` checks it once, at the edge. Inside a stage, a
-`LogCollector` takes the values of one step (of an episode, a rollout) and a `MetricsAggregator` reduces many of them to one value each.
-There are rows of stages (`MetricsRow`), of episodes (`EpisodeRow`) and of steps (`StepRow`); none of them knows who writes it.
-To add a way of making one value out of many, add a line to `REDUCERS`; to add a kind of row, subclass `Row` and add it to `ROW_KINDS`.
+A stage of a training loop ends with a mapping of names to numbers; `clean_metrics` checks it once,
+at the edge. Inside a stage, a `LogCollector` takes the values of one step (of an episode, a
+rollout) and a `MetricsAggregator` reduces many of them to one value each. There are rows of stages
+(`MetricsRow`), of episodes (`EpisodeRow`) and of steps (`StepRow`); none of them knows who writes
+it.
+
+To add a way to reduce many values to one, add a line to `REDUCERS`; to add a kind of row, subclass
+`Row` and add it to `ROW_KINDS`.
 """
 
 from __future__ import annotations

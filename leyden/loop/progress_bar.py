@@ -28,8 +28,8 @@ __all__ = ["ProgressBar"]
 class ProgressBar(Callback):
     """Iterations, chosen metrics, rates, time left.
 
-    metrics: names in `loop.metrics` to show, in this order. The newest value of each is shown, also of an earlier iteration; a name
-        without a value yet is left out.
+    metrics: names in `loop.metrics` to show, in this order. The newest value of each is shown, also
+        of an earlier iteration; a name without a value yet is left out.
     unit: what the vessel counts in `loop.progress(done, total)`: shown as `48/128 rollouts  91 rollouts/s`.
         Other counts that it reports are shown as rates: `loop.progress(48, 128, tokens=960)` as `1.8k tokens/s`.
     stream: None: what `sys.stderr` is when the run starts.

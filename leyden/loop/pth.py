@@ -1,6 +1,7 @@
 """Checkpoints of one file, as `torch.load(path, weights_only=True)` reads them: plain containers, numbers, strings and tensors.
 
-    {"kind", "format", "leyden_version", "current_iter", "metrics", "callbacks", "loggers", "rng", ..., "vessel": {"policy": ...}}
+    {"kind", "format", "leyden_version", "current_iter", "metrics", "callbacks", "loggers", "rng",
+    ..., "vessel": {"policy": ...}}
 
 A NumPy array stands in it as {"__array__": tensor}; `SavedFile` gives it back as an array. torch is imported when one is written or read.
 Directories (`checkpoint.py`) are verified file by file; these are for people and programs that know `torch.load`.

@@ -80,12 +80,14 @@ class Resumable(Protocol):
 class TrainLoop:
     """One run of training. A TrainLoop runs once; `leyden.rl.Trainer`, which is one, starts again with each fit.
 
-    max_iters: iterations in all, including those before a resume. A finished run continues when this grew. None: until `stop`.
+    max_iters: iterations in all, including those before a resume. A finished run continues when
+        this grew. None: until `stop`.
     val_every_n_iters: validate after every so many iterations; None: never.
     validate_first: also validate before the first step.
     callbacks: called in this order, except that those with a greater `runs_last` come later.
     writers: get a row for each stage.
-    Raises ConfigError for a number out of range, an object that is no callback or writer, and two writers of one file.
+    Raises ConfigError for a number out of range, an object that is no callback or writer, and two
+    writers of one file.
     """
 
     def __init__(
@@ -331,7 +333,8 @@ class TrainLoop:
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Continue from a value of `run_state`. The run restores the random states, after the vessel.
 
-        A callback or writer without a saved state starts anew. A saved state without its callback or writer is named in a warning.
+        A callback or writer without a saved state starts anew. A saved state without its callback
+        or writer is named in a warning.
         `should_stop` keeps its value: the caller decides whether a run continues.
         """
         self.current_iter = state["current_iter"]

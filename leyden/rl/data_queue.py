@@ -90,23 +90,28 @@ class DataQueue(Generic[T]):
         self._pid = os.getpid()
         self._address: _Address | None = None
         self._away: _Away | None = None
+        self._finalizer: Any = None
         self._timeout_seconds = timeout_seconds
 
     # ---- life ----------------------------------------------------------------------------------------------------------
 
     def activate(self) -> Self:
         """Start the producers and let other processes take part. Raises ConfigError if the queue is active already."""
-        self._address = self._at_home("activate").activate()
+        home = self._at_home("activate")
+        self._address = home.activate()
+        # a queue that is forgotten is closed too, and one that is active at exit before multiprocessing waits for its producers
+        self._finalizer = Finalize(self, home.cleanup, exitpriority=10)
         _ACTIVE[self._address.path] = self
         return self
 
     def cleanup(self) -> None:
         """End all that `activate` started. Items that nobody has taken are taken first when the queue is activated again."""
-        home = self._at_home("cleanup")
+        self._at_home("cleanup")
         if self._address is not None:
             _ACTIVE.pop(self._address.path, None)
             self._address = None
-        home.cleanup()
+        if self._finalizer is not None:
+            self._finalizer()
 
     def __enter__(self) -> Self:
         return self.activate()
@@ -215,7 +220,9 @@ def _attach(address: _Address, timeout_seconds: float | None) -> DataQueue[Any]:
     if (here := _ACTIVE.get(address.path)) is not None and here._pid == os.getpid():  # pyright: ignore[reportPrivateUsage] -- of this module
         return here
     queue = cast("DataQueue[Any]", DataQueue.__new__(DataQueue))  # pyright: ignore[reportUnknownMemberType] -- of any items
-    queue.__dict__.update(_home=None, _pid=-1, _address=address, _away=None, _timeout_seconds=timeout_seconds)
+    queue.__dict__.update(
+        _home=None, _pid=-1, _address=address, _away=None, _finalizer=None, _timeout_seconds=timeout_seconds
+    )
     return queue
 
 
@@ -263,7 +270,7 @@ class _Home:
         self._server.close()
         if self._producers is not None and self._reader is not None:
             self._producers.close()
-            self._reader.join()
+            _join(self._reader)
             self._producers.reap()
             self._producers = self._reader = None
         with self._changed:
@@ -409,13 +416,13 @@ class _Server:
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
-        self._accepting.join()
+        _join(self._accepting)
         self._socket.close()
         for connection in list(self._connections):
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
                 end.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it, which closes it
         for thread in self._threads:
-            thread.join(_LAST_SECONDS)
+            _join(thread, _LAST_SECONDS)
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -474,6 +481,11 @@ class _Server:
         if what == "exhausted":
             return home.exhausted
         return {"put": home.put, "mark_as_done": home.mark_as_done}[what](*arguments)
+
+
+def _join(thread: threading.Thread, seconds: float | None = None) -> None:
+    if thread is not threading.current_thread():  # which a garbage collection may run in
+        thread.join(seconds)
 
 
 _SERVERS: weakref.WeakSet[_Server] = weakref.WeakSet()

@@ -118,7 +118,8 @@ class _NumberConformer(Conformer):
         self._check = check
         low, high = np.broadcast_to(space.low, sample.shape), np.broadcast_to(space.high, sample.shape)
         at = tuple(int(place) for place in np.argwhere((sample < low) | (sample > high))[0])
-        self.note = f"an observation is out of the bounds of its space: element {list(at)} is {sample[at]:g}, not in {low[at]:g} to {high[at]:g}"
+        place = f"element {list(at)} is {sample[at]:g}, not in {low[at]:g} to {high[at]:g}"
+        self.note = f"an observation is out of the bounds of its space: {place}"
 
 
 class _DictConformer(Conformer):

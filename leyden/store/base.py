@@ -95,7 +95,7 @@ class LightningStore(ABC):
 
     @abstractmethod
     async def statistics(self) -> StoreStatistics:
-        """Counts of everything. Cheap: it does not grow with history by more than an index scan."""
+        """Count everything. The cost grows with the rollouts under way and the workers, not with the history or the queue."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -343,7 +343,11 @@ class LightningStore(ABC):
     ) -> PaginatedResult[Rollout]:
         """Rollouts that match; each that has an attempt is an `AttemptedRollout` with its latest one. Default order: as enqueued.
 
-        `sort_by` is one of rollout_id, start_time, end_time, status, mode, resources_id. Raises ConfigError for a bad sort or page.
+        `sort_by` is one of rollout_id, start_time, end_time, status, mode, resources_id. Rollouts without a value come last.
+        A page in the default order, by rollout_id, start_time or end_time, of all rollouts or of some statuses, costs what it holds and
+        skips, however many rollouts there are (waiting ones by start_time: what the queue holds). Other filters and orders look at more.
+        The page's total is exact without a filter and with `status_in` alone; see `PaginatedResult.exact`.
+        Raises ConfigError for a bad sort or page.
         """
 
     @abstractmethod

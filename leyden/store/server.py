@@ -25,7 +25,7 @@ from leyden.store.sweeper import Sweeper
 from leyden.store.traffic import Traffic
 from leyden.types import Retention
 from leyden.utils.asgi import AsgiThread, ConnectionLimits
-from leyden.utils.http import SiteGuard
+from leyden.utils.http import MAX_BODY_BYTES, SiteGuard
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback, listen, listen_unix, netloc, reachable, unix_url
 
@@ -54,7 +54,7 @@ class LightningStoreServer:
         socket_path: str | Path | None = None,
         token: str | None = None,
         insecure: bool = False,
-        max_body_bytes: int = 64 * 2**20,
+        max_body_bytes: int = MAX_BODY_BYTES,
         retention: Retention | None = None,
         claims_from: Latch | None = None,
         views: Mapping[str, View] | None = None,

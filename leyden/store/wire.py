@@ -40,6 +40,7 @@ from leyden.store.base import LightningStore
 from leyden.store.sql.rows import numbered
 from leyden.types import AttemptedRollout, PaginatedResult, Rollout, Span, Unset
 from leyden.types.tokens import PACKED
+from leyden.utils.http import MAX_JSON_PARTS, has_too_many_parts
 
 __all__ = [
     "BY_METHOD",
@@ -153,7 +154,10 @@ class Route:
     @cached_property
     def items(self) -> TypeAdapter[Any] | None:
         """The whole body, where it is a list."""
-        return None if self.body_is is None else TypeAdapter(_until_the_first_fault(self.hints[self.body_is]))
+        if self.body_is is None:
+            return None
+        hint: Any = Annotated[_until_the_first_fault(self.hints[self.body_is]), Field(max_length=MOST_ITEMS)]
+        return TypeAdapter(hint)
 
     @cached_property
     def answer(self) -> TypeAdapter[Any]:
@@ -170,6 +174,10 @@ class Route:
 
     def read(self, in_path: Sequence[str], query: bytes, body: bytes) -> dict[str, Any]:
         """The method's arguments, by name. Raises ConfigError, saying what is wrong and where."""
+        if has_too_many_parts(body):
+            raise ConfigError(
+                f"{self}: the body has more than {MAX_JSON_PARTS:,} objects and lists; send less at a time"
+            )
         if (b"N" in body and b"NaN" in body) or (
             b"I" in body and b"Infinity" in body
         ):  # one letter is looked for faster
@@ -187,6 +195,10 @@ class Route:
                 return arguments | {self.body_is: [_load(self.item, body)]}
             return arguments | {self.body_is: _load(self.items, body)}
         except ValidationError as error:
+            if self.items is not None and error.errors(include_url=False, include_input=False)[0]["type"] == "too_long":
+                raise ConfigError(
+                    f"{self}: the list has more than {MOST_ITEMS:,} {self.body_is}, the most of one request; send fewer at a time"
+                ) from None
             raise ConfigError(f"{self}: {_faults(error)}") from None
 
     def written(self, arguments: Mapping[str, Any], answer: Any, body: bytes, *, packed: bool) -> bytes:
@@ -462,6 +474,8 @@ def _load(adapter: TypeAdapter[Any], body: bytes) -> Any:
         return adapter.validate_python(parsed)
 
 
+MOST_ITEMS = 20_000
+"""Of one request in bulk, which is one transaction that others wait behind: about half a second."""
 _SHORT: TypeAdapter[list[tuple[int, int]]] = TypeAdapter(list[tuple[int, int]])
 """Of each span that was added: its place among those that were sent, its sequence id."""
 

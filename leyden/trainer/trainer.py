@@ -68,9 +68,10 @@ _LET_GO_SECONDS = 5.0
 class Trainer:
     """Trains an agent with an algorithm.
 
-    Every component is given as an instance, a class, a factory, an import path, a registry name or a dict (see `build_component`).
+    Every component is given as an instance, a class, a factory, an import path, a registered name or a dict (see `build_component`).
+    A dict without `type` holds options of the component's default class; an algorithm has none, so its dict needs `type`.
 
-    algorithm: what learns; None: nothing does, and runners work on what others enqueue until the run is stopped.
+    algorithm: what learns. None: runners work on what others enqueue until the run is stopped, and data sets are refused.
     dev: `fit` does what `dev` does.
     n_runners: runners, each with `concurrency` rollouts in flight; 1 by default, or what the strategy says.
     concurrency: rollouts in flight in each runner; 64 by default, or what the runner says.
@@ -86,8 +87,8 @@ class Trainer:
     max_algorithm_restarts: how often in all an algorithm that raises is started again, from its last checkpoint (its beginning, before
         the first one), with runners started anew. The rollouts that it had enqueued stay: finished ones are met again by their ids, those
         under way are interrupted and go back to the queue, without using up an attempt. So each is done once, as in a run that was killed
-        and resumed. For algorithms with checkpoints (`Algorithm.resumable`); Baseline and `@algo` have none. When no restart is left the
-        error of the last failure is raised; earlier ones are in the log.
+        and resumed. For algorithms that can continue (`Algorithm.resumable`): an IterativeAlgorithm, Baseline, an `@algo` function that
+        takes `run`. When no restart is left the error of the last failure is raised; earlier ones are in the log.
     run_dir: where the run is kept; by default a new directory under `.leyden/`.
     retention: what the store keeps of finished rollouts, and always what a resume would read again; by default everything.
     monitor: True watches the workers and the store, and writes alerts to the log; a Monitor does as it was told.

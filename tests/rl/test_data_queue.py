@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +20,8 @@ from leyden.rl.data_queue import DataQueue
 from leyden.rl.env import vectorize_env
 from tests.rl.consumers import Broken, Deadly, Slow, hold_one, outlive, put_and_mark, take_all, take_one_and_end
 from tests.rl.env.worlds import factory, play
+
+ROOT = Path(__file__).parents[2]
 
 
 def consumer(method: str, target: Any, queue: Any) -> tuple[Any, Any]:
@@ -227,3 +232,47 @@ def test_options_out_of_range_are_refused() -> None:
         DataQueue(range(3), 1, True, 0, -1)
     with pytest.raises(ConfigError, match="producer_num_workers=-2"):
         DataQueue(range(3), 1, True, -2)
+
+
+PROGRAM = """
+import sys, time
+from leyden.rl.data_queue import DataQueue
+from tests.rl.consumers import Slow
+if __name__ == "__main__":
+    queue = DataQueue(Slow(50), producer_num_workers=2).activate()
+    queue.get()
+    print(*queue._home._producers.pids, flush=True)
+    if sys.argv[1] == "wait":
+        time.sleep(60)
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("how", ["ends", "wait"])
+def test_producers_end_with_a_program_that_forgets_its_queue_or_is_killed(how: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM)
+    program = subprocess.Popen(
+        [sys.executable, script, how],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    producers = [psutil.Process(int(pid)) for pid in program.stdout.readline().split()]
+    if how == "wait":
+        program.kill()
+    assert program.wait(20) == (-9 if how == "wait" else 0)
+    program.stdout.close()
+    assert len(producers) == 2
+    _, alive = psutil.wait_procs(producers, timeout=10)
+    assert not alive
+
+
+def test_a_forgotten_queue_is_closed() -> None:
+    queue = DataQueue(range(3)).activate()
+    assert queue.get() in range(3)
+    del queue
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("leyden-queue")]

@@ -162,6 +162,27 @@ async def test_agents_do_not_fail_for_want_of_what_a_failed_algorithm_tears_down
     assert {status: count for status, count in summary.rollouts.items() if count} == {"succeeded": N_STEPS}
 
 
+async def test_baseline_is_started_again_and_resumed_without_a_task_done_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "leyden")  # at which Baseline shows what the adapter makes of a rollout
+    failures = [1]
+
+    class Unreadable(ly.TraceAdapter[Any]):
+        def adapt(self, source: Any) -> Any:
+            if failures:
+                failures.clear()
+                raise RuntimeError("an adapter that fails once")
+
+    tasks = [{"weight": 1.0, "number": float(number)} for number in range(6)]
+    options: dict[str, Any] = {"run_dir": tmp_path / "run", "adapter": Unreadable, "max_algorithm_restarts": 1}
+    summary = await ly.Trainer(algorithm=ly.Baseline(n_epochs=2), **options).afit(weigh, tasks)
+    assert not failures, "it failed, and was started again"
+    assert {status: count for status, count in summary.rollouts.items() if count} == {"succeeded": 12}
+    again = await ly.Trainer(algorithm=ly.Baseline(n_epochs=2), **options).afit(weigh, [*tasks, tasks[0]], resume=True)
+    assert again.rollouts["succeeded"] == 14, "one task was new, in each of two epochs"
+
+
 async def test_a_function_that_takes_the_run_is_started_again_and_meets_its_rollouts(tmp_path: Path) -> None:
     lives: list[bool] = []
 
@@ -198,9 +219,13 @@ def test_restarts_that_could_not_continue_anything_are_refused() -> None:
     @ly.algo
     async def free(*, store: Any) -> None: ...
 
+    class Unable(ly.Algorithm):
+        def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None: ...
+
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"algorithm": free}, "the function 'free' would begin anew and enqueue everything twice: let it take `run`"),
-        ({"algorithm": "baseline"}, "Baseline does not say that it can continue"),
+        ({"algorithm": Unable()}, "Unable does not say that it can continue"),
+        ({"algorithm": "baseline", "store": "memory"}, "give run_dir="),
         ({}, "there is no algorithm"),
         ({"algorithm": Descent([]), "store": "memory"}, "give run_dir="),
         ({"algorithm": Descent([]), "max_algorithm_restarts": -1}, "max_algorithm_restarts is -1"),

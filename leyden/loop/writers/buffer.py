@@ -15,12 +15,14 @@ BufferCallback: TypeAlias = "Callable[[bool, bool, LogBuffer], None]"
 class LogBuffer(LogWriter):
     """Keep the metrics of the newest episode and their means over the collect; write nothing.
 
-    callback: called as `callback(on_episode, on_collect, log_buffer)`: with (True, False, self) after each episode, and with
-        (False, True, self) when a collect is over. `rl.Trainer` keeps its `metrics` up to date with one.
+    callback: called as `callback(on_episode, on_collect, log_buffer)`: with (True, False, self)
+        after each episode, and with (False, True, self) when a collect is over. `rl.Trainer` keeps
+        its `metrics` up to date with one.
     loglevel: as of every writer; see `LogWriter`.
 
-    An episode's metrics are its `reward`, `steps_per_episode`, and one value for each name that was logged in it. A metric that some
-    episodes lack is averaged over the episodes that have it (Qlib divides by all).
+    An episode's metrics are its `reward`, `steps_per_episode`, and one value for each name that was
+    logged in it. A metric that some episodes lack is averaged over the episodes that have it (Qlib
+    divides by all).
     """
 
     def __init__(self, callback: BufferCallback, loglevel: int = LogLevel.PERIODIC) -> None:

@@ -64,8 +64,10 @@ class DQN(TorchPolicy):
         """network: observations to features (n, d); None: a perceptron 64-64 with ReLU.
 
         estimation_step: n.
-        target_update_freq: optimizer steps between copies to the target network; 0, Qlib's default: no target network, Q is its own target.
-        is_double: the network chooses the next action, the target network judges it; without a target network it has no effect.
+        target_update_freq: optimizer steps between copies to the target network; 0, Qlib's default:
+            no target network, Q is its own target.
+        is_double: the network chooses the next action, the target network judges it; without a
+            target network it has no effect.
         clip_loss_grad: Huber's loss (its gradient is at most 1) instead of the squared error.
         max_grad_norm: longer gradients are scaled to this norm; None: never.
         exploration: the probability of a random action while exploring: constant, or (first, last, decisions until it is the last), linear.

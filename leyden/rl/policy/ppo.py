@@ -73,7 +73,8 @@ class PPO(TorchPolicy):
         reward_normalization: the critic learns returns divided by the running standard deviation of all returns.
         max_batch_size: most observations whose values are computed at once. deterministic_eval: the likeliest action if not exploring.
         weight_file: what `torch.save` wrote of a module, a policy or a trainer. seed: of the default network's weights and all draws.
-        num_threads: torch's threads in `act` and `update`; None: as torch is set. More than 1 pays for large networks on the CPU.
+        num_threads: torch's threads in `act` and `update`; None: as torch is set. More than 1 pays
+            for large networks on the CPU.
         """
         super().__init__(obs_space, action_space, seed=seed, num_threads=num_threads)
         if network is not None:

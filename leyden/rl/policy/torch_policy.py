@@ -3,9 +3,10 @@
 It knows no algorithm. A subclass makes its module, calls `_own`, and steps with `_step`; what else its next update depends on goes through
 `_more_state` and `_load_more`.
 
-Torch uses several threads for one operation, which costs more than it gains for networks of the size that simulators need (twice the
-CPU time for a small recurrent network). `act` and `update` therefore run on one thread unless `num_threads` says otherwise, and put
-torch's process-wide setting back afterwards.
+Torch uses several threads for one operation, which costs more than it gains for networks of the
+size that simulators need (twice the CPU time for a small recurrent network). `act` and `update`
+therefore run on one thread unless `num_threads` says otherwise, and put torch's process-wide
+setting back afterwards.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class TorchPolicy(Policy):
     def __init__(self, obs_space: Space, action_space: Space, *, seed: int, num_threads: int | None) -> None:
         """seed: of the generator that draws actions and minibatches.
 
-        num_threads: torch's threads while the policy acts and learns, on the CPU; None: as torch is set.
+        num_threads: torch's threads while the policy acts and learns, on the CPU; None: torch's own
+            setting.
         """
         check_number("num_threads", num_threads, at_least=1, whole=True, or_none="torch's own setting")
         self.observation_space = obs_space

@@ -1,7 +1,7 @@
 """Training: vessels (what is trained, and how), the trainer that runs them, and two functions for the usual case.
 
-It knows policies, environments and the loop of `leyden.loop`; no algorithm. To train in another way, write a vessel. The callbacks that
-`qlib.rl.trainer` has are importable from here too.
+It knows policies, environments and the loop of `leyden.loop`; no algorithm. To train in another
+way, write a vessel. The callbacks that `qlib.rl.trainer` has are importable from here too.
 """
 
 from leyden.loop import Checkpoint, EarlyStopping, MetricsWriter

@@ -1,8 +1,10 @@
-"""`Trainer`: trains a vessel by iterations of "collect, update, sometimes validate". It is the loop that LLM agents are trained on.
+"""`Trainer`: trains a vessel by iterations of "collect, update, sometimes validate".
 
-`leyden.loop.TrainLoop` owns the order of stages, hooks, counters, metrics and checkpoints. The trainer adds the environments, which are
-made when the first stage needs them, live as long as the run and get the seeds of each stage; and the metrics of episodes while they are
-collected. It knows no algorithm: the vessel decides what a stage does.
+A trainer is a `leyden.loop.TrainLoop`, the loop that LLM agents are trained on. The loop owns the
+order of stages, hooks, counters, metrics and checkpoints. The trainer adds the environments, which
+are made when the first stage needs them, live as long as the run and get the seeds of each stage;
+and the metrics of episodes while they are collected. It knows no algorithm: the vessel decides what
+a stage does.
 """
 
 from __future__ import annotations
@@ -44,16 +46,19 @@ __all__ = ["Trainer"]
 class Trainer(TrainLoop):
     """Trains vessels; each `fit` is one run. Callbacks get the trainer and the vessel in every hook.
 
-    max_iters: iterations in all, including those before a resume; None: until a callback stops the run.
+    max_iters: iterations in all, including those before a resume; None: until a callback stops the
+        run.
     val_every_n_iters: validate after every so many iterations; None: never.
     loggers: writers of metrics: of stages, episodes or steps, as each says.
     callbacks: called between the stages.
     finite_env_type: where the simulators run: "dummy" (here), "thread", "subproc", "shmem".
     concurrency: the number of simulators that run at once.
-    fast_dev_run: every stage uses only so many initial states, to see that everything fits together.
+    fast_dev_run: every stage uses only so many initial states, to see that everything fits
+        together.
     env_options: further options of `vectorize_env`.
 
-    `loggers` ends with a `LogBuffer`, which keeps `metrics`, `current_episode` and `total_steps` up to date while episodes are collected.
+    `loggers` ends with a `LogBuffer`, which keeps `metrics`, `current_episode` and `total_steps` up
+    to date while episodes are collected.
     """
 
     def __init__(
@@ -133,10 +138,12 @@ class Trainer(TrainLoop):
     def fit(self, vessel: TrainingVesselBase[Any], ckpt_path: str | Path | Resumable | None = None) -> None:
         """Train `vessel`, from the beginning, from a checkpoint, or from the state that was loaded since the last fit.
 
-        ckpt_path: a checkpoint's directory, a directory of checkpoints (its newest intact one), a `.pth` file of `Checkpoint`, or the
-            value of `Checkpoint.latest()`; None: no checkpoint.
-        The first Ctrl-C ends the run after the stage under way and keeps it. Raises CheckpointError for a checkpoint that is damaged or
-        of another vessel, and ConfigError for a stage that the vessel lacks, both before anything has begun.
+        ckpt_path: a checkpoint's directory, a directory of checkpoints (its newest intact one), a
+            `.pth` file of `Checkpoint`, or the value of `Checkpoint.latest()`; None: no checkpoint.
+
+        The first Ctrl-C ends the run after the stage under way and keeps it. Raises CheckpointError
+        for a checkpoint that is damaged or of another vessel, and ConfigError for a stage that the
+        vessel lacks, both before anything has begun.
         """
         refuse_in_a_worker()
         if self._started_at is not None:
@@ -157,9 +164,10 @@ class Trainer(TrainLoop):
             self.run(cast(Any, vessel), resume=resume)
 
     def test(self, vessel: TrainingVesselBase[Any]) -> Mapping[str, MetricValue]:
-        """Run every initial state of the test once. Return the metrics, which are also in `metrics`, without a prefix.
+        """Run every initial state of the test once. Return the metrics.
 
-        The writers continue the record of this trainer's fit, if there was one. A hook of a fit may call it too; then `metrics` and
+        They are also in `metrics`, without a prefix. The writers continue the record of this
+        trainer's fit, if there was one. A hook of a fit may call it too; then `metrics` and
         `current_stage` are those of the fit again afterwards.
         """
         refuse_in_a_worker()
@@ -254,7 +262,7 @@ class Trainer(TrainLoop):
     def _run_stage(
         self, stage: Stage, seeds: Seeds, collect: Callable[[FiniteVectorEnv], object]
     ) -> Mapping[str, MetricValue]:
-        """Run one stage; return the means over its episodes, the metrics that the vessel returned, and the totals of the run."""
+        """Run one stage. Return its metrics: of its episodes, of the vessel, and the run's totals."""
         self._buffer.clear()
         with _entered(seeds) as iterator:
             if self._venv is None:
@@ -274,7 +282,7 @@ class Trainer(TrainLoop):
         return {**metrics, **totals}
 
     def _metrics_callback(self, on_episode: bool, on_collect: bool, log_buffer: LogBuffer) -> None:
-        """Keep `metrics` and the counters up to date while a stage runs: the newest episode's values, then the collect's means."""
+        """Update `metrics` and the counters: with the newest episode's values, at last with means."""
         metrics = log_buffer.episode_metrics() if on_episode else log_buffer.collect_metrics()
         if on_episode and self.current_stage == "train":
             self.current_episode += 1
@@ -301,9 +309,10 @@ class Trainer(TrainLoop):
         return {**self.run_state(), "vessel": {} if self.vessel is None else self.vessel.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a value of `state_dict`, in this trainer or a fresh one. The next `fit` without a checkpoint continues from it.
+        """Restore a value of `state_dict`, in this trainer or a fresh one.
 
-        A trainer that has no vessel yet restores the vessel's state when it gets one. `should_stop` is restored for reading; a fit
+        The next `fit` without a checkpoint continues from it. A trainer that has no vessel yet
+        restores the vessel's state when it gets one. `should_stop` is restored for reading; a fit
         always begins with False.
         """
         self.load_run_state(dict(state))

@@ -1,7 +1,8 @@
-"""Vessels: what is trained, and how one collect of each stage goes. A policy, its simulator, interpreters and reward belong together here.
+"""Vessels: a policy with its simulator, interpreters and reward, and how it is trained.
 
-`TrainingVesselBase` is the protocol; `TrainingVessel` is the one that most need: collect episodes, update the policy. A vessel knows
-neither processes nor checkpoints: it is handed a `FiniteVectorEnv` over its seeds, and says what its state is.
+`TrainingVesselBase` is the protocol. `TrainingVessel` serves most needs: it collects episodes, then
+updates the policy. A vessel knows neither processes nor checkpoints: it gets a `FiniteVectorEnv`
+over its seeds, and returns its state.
 To train in another way, subclass `TrainingVesselBase` and write the seed iterators and `train`.
 """
 
@@ -87,9 +88,9 @@ class TrainingVesselBase(Generic[InitialStateType]):
         self._trainer = weakref.ref(trainer)
 
     def require_stage(self, stage: Stage) -> None:
-        """Raise ConfigError unless the vessel can run this stage: SeedIteratorNotAvailable if it has no initial states for it.
+        """Raise ConfigError unless the vessel can run this stage, before anything has begun.
 
-        A trainer asks this before anything has begun.
+        SeedIteratorNotAvailable, which is one, says that it has no initial states for the stage.
         """
         seeds, run, _ = _STAGES[stage]
         if _is_method_of(TrainingVesselBase, self, seeds):
@@ -98,7 +99,7 @@ class TrainingVesselBase(Generic[InitialStateType]):
             raise ConfigError(f"{type(self).__name__} does not say how to {run}; write `{run}`")
 
     def require_policy_of_these_spaces(self) -> None:
-        """Raise ConfigError unless the policy is made for the observations and actions of the interpreters."""
+        """Raise ConfigError unless the policy fits the interpreters' observations and actions."""
         for what, part, name in (
             ("observations", self.state_interpreter, "observation_space"),
             ("actions", self.action_interpreter, "action_space"),
@@ -113,27 +114,27 @@ class TrainingVesselBase(Generic[InitialStateType]):
                 )
 
     def train_seed_iterator(self) -> Seeds:
-        """The initial states of one training stage. Raises SeedIteratorNotAvailable unless it is written."""
+        """Return the initial states of one training stage. The base class has none."""
         raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to train on")
 
     def val_seed_iterator(self) -> Seeds:
-        """Those of one validation."""
+        """Return the initial states of one validation."""
         raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to validate on")
 
     def test_seed_iterator(self) -> Seeds:
-        """Those of a test."""
+        """Return the initial states of a test."""
         raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to test on")
 
     def train(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any] | None:
-        """One training stage: collect, update; answers metrics."""
+        """Run one training stage: collect, then update. Return its metrics."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it is trained; write `train`")
 
     def validate(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any] | None:
-        """One validation; changes nothing of the policy."""
+        """Run one validation, without a change to the policy. Return its metrics."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it is validated; write `validate`")
 
     def test(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any] | None:
-        """One test; changes nothing of the policy."""
+        """Run one test, without a change to the policy. Return its metrics."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it is tested; write `test`")
 
     def log(self, name: str, value: Any) -> None:
@@ -148,11 +149,11 @@ class TrainingVesselBase(Generic[InitialStateType]):
             self.log(name, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next stage depends on; see `leyden.rl.state` for what it may hold."""
+        """Return all that the next stage depends on, as `leyden.loop.state_files` can hold it."""
         return {"policy": self.policy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` answered."""
+        """Continue from a value of `state_dict`."""
         self.policy.load_state_dict(state["policy"])
 
 
@@ -258,7 +259,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         return SeedPlan(self._few("test_initial_states", self.test_initial_states))
 
     def train(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
-        """Collect, update; the metrics of both."""
+        """Collect, then update. Return the metrics of both."""
         self.policy.train()
         if isinstance(self._buffer, ReplayBuffer):
             self._buffer.set_num_envs(vector_env.num_envs)
@@ -277,11 +278,11 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         return metrics
 
     def validate(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
-        """Every initial state once, as the policy acts when it does not explore."""
+        """Run each initial state of the validation once, without exploring."""
         return self._evaluate(vector_env, self.val_initial_states)
 
     def test(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
-        """The same over the test's initial states."""
+        """Run each initial state of the test once, without exploring."""
         return self._evaluate(vector_env, self.test_initial_states)
 
     def _evaluate(self, vector_env: FiniteVectorEnv, states: Items[Any] | None) -> Mapping[str, Any]:
@@ -322,7 +323,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` answered; of a state with a policy alone, take that."""
+        """Continue from a value of `state_dict`; a state with nothing but a policy is enough."""
         self.policy.load_state_dict(state["policy"])
         self._to_load = state.get("seeds")
         self._plan = self._buffer = None

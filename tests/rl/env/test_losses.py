@@ -18,8 +18,9 @@ from leyden.rl.collector import Collector
 from leyden.rl.env import vectorize_env
 from leyden.rl.policy import AllOne
 from leyden.rl.seed import SeedPlan
+from leyden.rl.trainer import Trainer, TrainingVessel
 from tests.rl.env.test_kinds import KINDS
-from tests.rl.env.worlds import OnceUnlucky, Unlucky, Walk, factory, play
+from tests.rl.env.worlds import OnceUnlucky, Push, Sight, Unlucky, Walk, factory, play
 
 ROOT = Path(__file__).parents[3]
 BAD, GOOD = ("raise", "construct", 0), ("", "", 0)
@@ -201,3 +202,20 @@ def test_a_program_from_standard_input_is_told_why_it_can_have_no_workers() -> N
         [sys.executable, "-"], input=program, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
     )
     assert "ConfigError" in done.stderr and "Save the program in a file" in done.stderr
+
+
+def test_every_stage_of_a_trainer_has_the_number_of_episodes_it_lost() -> None:
+    vessel = TrainingVessel(
+        simulator_fn=Unlucky,
+        state_interpreter=Sight(),
+        action_interpreter=Push(),
+        policy=AllOne(Sight.observation_space, Push.action_space),
+        train_initial_states=[GOOD],
+        val_initial_states=[GOOD, BAD, GOOD, BAD],
+        episode_per_iter=2,
+    )
+    trainer = Trainer(
+        max_iters=1, val_every_n_iters=1, finite_env_type="dummy", env_options={"on_worker_error": "skip"}
+    )
+    trainer.fit(vessel)
+    assert trainer.metrics["lost"] == 0.0 and trainer.metrics["val/lost"] == 2.0
