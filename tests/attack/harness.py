@@ -22,7 +22,7 @@ EVERY = {"kills": 100, "conversations": 1000, "requests": 1000}
 """How many of what are worth a line of progress."""
 
 
-def sizes(names: str, *, faults: tuple[Any, ...], long: tuple[Any, ...], minutes: float = 30) -> pytest.MarkDecorator:
+def sizes(names: str, *, faults: tuple[Any, ...], long: tuple[Any, ...], minutes: float = 50) -> pytest.MarkDecorator:
     """Run a test once in each group, with the group's own arguments.
 
     minutes: the limit of the large size. The small one has six minutes, for machines that do other work too.

@@ -171,9 +171,16 @@ class Forker:
 
     def kill(self, pid: int) -> None:
         """`kill -9`, and wait until it is dead."""
+        self._end(pid, signal.SIGKILL)
+
+    def stop(self, pid: int) -> None:
+        """Ask it to end, and wait until it has."""
+        self._end(pid, signal.SIGTERM)
+
+    def _end(self, pid: int, number: signal.Signals) -> None:
         assert not dead(pid), self.log.read_text()
-        os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
+        os.kill(pid, number)
+        deadline = time.monotonic() + 20
         while not dead(pid):
             assert time.monotonic() < deadline
             time.sleep(0.001)
