@@ -71,7 +71,7 @@ class AttemptRunner:
     """Runs attempts of one agent for one worker."""
 
     agent: LitAgent[Any]
-    runner: Runner
+    runner: Runner[Any]
     store: LightningStore
     tracer: Tracer
     hooks: Sequence[Hook]

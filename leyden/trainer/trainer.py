@@ -129,7 +129,7 @@ class Trainer:
         )
         require_followed(self.strategy, **places)
         options = {"concurrency": concurrency, "max_rollouts": max_rollouts}
-        self.runner: Runner = _required(
+        self.runner: Runner[Any] = _required(
             runner,
             Runner,
             "runner",
