@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         open_store,
     )
     from leyden.tracer import AgentOpsTracer, DummyTracer, LightningSpanProcessor, OtelTracer, Tracer, WeaveTracer
-    from leyden.trainer import Trainer
+    from leyden.trainer import Trainer, register_component
     from leyden.types import (
         LLM,
         Attempt,
@@ -118,7 +118,7 @@ _HOMES = {
         "Tracer",
         "WeaveTracer",
     ),
-    "leyden.trainer": ("Trainer",),
+    "leyden.trainer": ("Trainer", "register_component"),
     "leyden.types": (
         "LLM",
         "Attempt",
@@ -216,6 +216,7 @@ __all__ = [
     "open_store",
     "operation",
     "prompt_rollout",
+    "register_component",
     "rollout",
     "setup_logging",
 ]

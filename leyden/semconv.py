@@ -93,11 +93,11 @@ CALL_INDEX: Final = "leyden.call_index"
 RETRY_OF: Final = "leyden.retry_of"
 """The span id of the failed try that this call is sent again after; both have one `CALL_INDEX`."""
 
-# In a rollout's metadata: what `LLMProxy(deterministic_seed=...)` derives the seeds of its calls from, in place of its id
-SAMPLING_KEY: Final = "leyden.sampling_key"
-
 SENT_TIME: Final = "leyden.sent_time"
 """When the agent's process sent a model call, in Unix seconds by its own clock; an instrumented HTTP client says so."""
+
+# In a rollout's metadata: what `LLMProxy(deterministic_seed=...)` derives the seeds of its calls from, in place of its id
+SAMPLING_KEY: Final = "leyden.sampling_key"
 
 # How much of a model call's prompt was there already
 KNOWN_PREFIX: Final = "leyden.tokens.known_prefix"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from leyden.errors import ConfigError
-from leyden.options import check_flag, check_number, check_port
+from leyden.options import check_flag, check_number, check_port, check_token
 
 
 @pytest.mark.parametrize("value", ["2", None, True, float("nan"), float("inf"), 1.5, 0, 11, [2]])
@@ -41,3 +41,26 @@ def test_a_flag_is_true_or_false() -> None:
     check_flag("daemon", value=False)
     with pytest.raises(ConfigError, match=r"^daemon is 'no'; possible: True, False$"):
         check_flag("daemon", "no")
+
+
+def test_a_token_is_demanded_where_other_machines_reach_the_server() -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1", "store.example"):
+        with pytest.raises(
+            ConfigError, match=rf"^host '{host}'.* give key, or bind to 127\.0\.0\.1, or say open=True$"
+        ):
+            check_token("key", None, host=host, or_say="open=True")
+        check_token("key", None, host=host, or_say="open=True", insecure=True)
+        check_token("key", "sesame", host=host)
+    check_token("key", None, host="::1")
+
+
+@pytest.mark.parametrize("token", ["", " ", "\t\n"])
+def test_an_empty_token_is_refused_even_where_none_is_needed(token: str) -> None:
+    for options in ({"host": "127.0.0.1"}, {"host": "0.0.0.0", "insecure": True}):
+        with pytest.raises(ConfigError, match=r"^key is empty"):
+            check_token("key", token, **options)
+
+
+def test_a_token_of_another_type_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match=r"^key is bytes; it must be a string, or None$"):
+        check_token("key", b"secret", host="127.0.0.1")

@@ -1,8 +1,8 @@
 """Model calls to triplets: one for each call, with the reward that followed it.
 
-`TracerTraceToTriplet` takes the calls of every source, so it knows agents and judges; `LlmProxyTraceToTriplet` takes only what a gateway
-recorded. Exact token ids or none: a call whose tokens could not be proven keeps its text and says why in `metadata["refused"]`; it is
-never trained on.
+`TraceToTriplet` reads the gateway's record where an attempt has one, and the tracer's spans otherwise. `TracerTraceToTriplet` reads the
+calls of every source, and `LlmProxyTraceToTriplet` those of the gateway alone. Exact token ids or none: a call whose tokens could not be
+proven keeps its text and says why in `metadata["refused"]`, and no algorithm trains on it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leyden.adapter.calls import model_calls
 from leyden.adapter.chat import image_urls
 from leyden.adapter.normalise import ModelCallView
 from leyden.adapter.order import in_order
-from leyden.adapter.selection import RewardMatchPolicy, match_rewards, select_calls
+from leyden.adapter.selection import RewardMatchPolicy, SelectedCall, match_rewards, select_calls
 from leyden.adapter.tree import TraceTree
 from leyden.types import Span, Triplet, TripletPrompt, TripletResponse
 
@@ -70,6 +70,7 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
             exclude_llm_call_in_reward=self.exclude_llm_call_in_reward,
             repair_hierarchy=self.repair_hierarchy,
         )
+        selected = self._chosen(source, selected)
         if self._skip_empty_token_spans:
             selected = [call for call in selected if call.view.tokens is not None]
         rewards = match_rewards([call.view for call in selected], source, self.reward_match, tree)
@@ -77,13 +78,17 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
             _triplet(call.view, reward, agent_name=call.agent) for call, reward in zip(selected, rewards, strict=True)
         ]
 
+    def _chosen(self, source: Sequence[Span], selected: list[SelectedCall]) -> list[SelectedCall]:
+        """Return those of the selected calls that become triplets: here all, whatever recorded them."""
+        return selected
+
     def visualize(
         self,
         source: Sequence[Span],
         filename: str | Path = "trace_tree",
         interested_span_match: str | None = None,
     ) -> TraceTree:
-        """Draw the tree that the calls are selected from as `filename`.svg, and answer it; see `TraceTree.visualize`."""
+        """Draw the tree that the calls are selected from as `filename`.svg, and return it; see `TraceTree.visualize`."""
         tree = TraceTree.from_spans(source)
         if self.repair_hierarchy:
             tree.repair_hierarchy()
@@ -91,8 +96,18 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         return tree
 
 
-TraceToTriplet = TracerTraceToTriplet
-"""The seeds' name."""
+class TraceToTriplet(TracerTraceToTriplet):
+    """The gateway's record of an attempt that has one, otherwise the calls that the tracer saw. The trainer's default.
+
+    In an attempt with a gateway's record a call without one is left out, because it went to another model than the one behind the
+    gateway. A call that the gateway and the tracer both recorded is one triplet, with the gateway's tokens and the tracer's agent.
+    Options and metadata are those of `TracerTraceToTriplet`.
+    """
+
+    def _chosen(self, source: Sequence[Span], selected: list[SelectedCall]) -> list[SelectedCall]:
+        if not any(span.name in _PROXY_SPANS for span in source):
+            return selected
+        return [call for call in selected if any(span.name in _PROXY_SPANS for span in call.view.spans)]
 
 
 class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):

@@ -53,7 +53,8 @@ def gateway(
     """Pass model calls on and record each in its attempt, until Ctrl-C or SIGTERM.
 
     Agents call http://HOST:PORT/rollout/ID/attempt/ID/v1, or http://HOST:PORT/v1 with the attempt's key. A model that is named
-    several times has several servers. Runners end their attempts here if the store has the same LEYDEN_STORE_TOKEN.
+    several times has several servers. Runners end their attempts here if they have the same LEYDEN_STORE_TOKEN; without one, the
+    gateway's token serves.
 
     \b
     Examples:

@@ -67,8 +67,8 @@ def store(
     """
     if context.invoked_subcommand is not None:
         return
+    from leyden.options import check_token
     from leyden.types import Retention
-    from leyden.utils.listening import is_loopback
     from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
@@ -77,10 +77,7 @@ def store(
         max_age_seconds=None if keep_days is None else keep_days * 86_400,
         max_bytes=None if keep_gb is None else int(keep_gb * 1e9),
     )
-    if not is_loopback(host) and token is None and not insecure:
-        raise ConfigError(
-            f"--host {host} can be reached from other machines: give --token (or LEYDEN_STORE_TOKEN), or say --insecure"
-        )
+    check_token("--token", token, host=host, or_say="--insecure", insecure=insecure)
     if url.startswith(("http://", "https://", "http+unix://")):
         raise ConfigError(f"--url {url} is served already; give the database behind it, or nothing for a new file")
     if socket is not None and (host, port) != ("127.0.0.1", DEFAULT_PORT):

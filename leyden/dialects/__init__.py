@@ -8,13 +8,15 @@ which names the field, and fields that nobody knows survive.
 - `passage`: one call on its way between two dialects;
 - `chat`: token ids and log-probabilities: asked for, hidden again, put together from a stream;
 - `messages`, `responses`: the translations, in `request`, `answer` and `stream`;
+- `checks`: what is wrong with a request before any model sees it;
 - `encoding`, `errors`, `fields`: JSON and events as bytes, errors for each kind of client, reading fields.
 
-To add a dialect, write its six translations and put a line into `base.DIALECTS`.
+To add a dialect, write its six translations and the table of its fields, and put a line into `base.DIALECTS`.
 """
 
 from leyden.dialects.base import DIALECTS, Dialect, DialectName
 from leyden.dialects.chat import Hidden, StreamAssembler, echoes, prepare, usage, visible
+from leyden.dialects.checks import WrongType, check_types, parse_request
 from leyden.dialects.encoding import DONE, Json, dump, named_event, parse, split_events, sse_event
 from leyden.dialects.errors import anthropic_error, openai_error
 from leyden.dialects.passage import Passage, PassageStream
@@ -29,12 +31,15 @@ __all__ = [
     "Passage",
     "PassageStream",
     "StreamAssembler",
+    "WrongType",
     "anthropic_error",
+    "check_types",
     "dump",
     "echoes",
     "named_event",
     "openai_error",
     "parse",
+    "parse_request",
     "prepare",
     "split_events",
     "sse_event",

@@ -6,10 +6,10 @@ Chat is the hub: a dialect translates to it and from it, and every other one com
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from leyden.dialects import errors, messages, responses
+from leyden.dialects import checks, errors, messages, responses
 from leyden.dialects.encoding import DONE, Json, dump, sse_event
 
 __all__ = ["DIALECTS", "ChunksToEvents", "Dialect", "DialectName", "ErrorBody", "EventsToChunks"]
@@ -70,6 +70,8 @@ class Dialect:
     logprobs: bool | int | None = None
     """The value of `logprobs` that asks for the log-probability of each sampled token, and of no other; None: the
     route gives no tokens."""
+    field_types: checks.FieldTypes = field(default_factory=dict[str, checks.Types])
+    """The JSON types that the API takes in the fields that it defines."""
 
 
 class _Chunks:
@@ -101,7 +103,15 @@ def _same_answer(answer: Json, _: Json) -> Json:
     return answer
 
 
-def _openai(name: DialectName, path: str, operation: str, *, translates: bool, logprobs: bool | int | None) -> Dialect:
+def _openai(
+    name: DialectName,
+    path: str,
+    operation: str,
+    field_types: checks.FieldTypes,
+    *,
+    translates: bool,
+    logprobs: bool | int | None,
+) -> Dialect:
     return Dialect(
         name=name,
         path=path,
@@ -114,13 +124,16 @@ def _openai(name: DialectName, path: str, operation: str, *, translates: bool, l
         events_from_chat=_Chunks,
         translates=translates,
         logprobs=logprobs,
+        field_types=field_types,
     )
 
 
 DIALECTS: dict[DialectName, Dialect] = {
-    "chat": _openai("chat", "chat/completions", "chat", translates=True, logprobs=True),
-    "completions": _openai("completions", "completions", "text_completion", translates=False, logprobs=0),
-    "embeddings": _openai("embeddings", "embeddings", "embeddings", translates=False, logprobs=None),
+    "chat": _openai("chat", "chat/completions", "chat", checks.CHAT, translates=True, logprobs=True),
+    "completions": _openai(
+        "completions", "completions", "text_completion", checks.COMPLETIONS, translates=False, logprobs=0
+    ),
+    "embeddings": _openai("embeddings", "embeddings", "embeddings", checks.EMBEDDINGS, translates=False, logprobs=None),
     "responses": Dialect(
         name="responses",
         path="responses",
@@ -132,6 +145,7 @@ DIALECTS: dict[DialectName, Dialect] = {
         events_to_chat=responses.EventsToChat,
         events_from_chat=responses.EventsFromChat,
         error_event=errors.responses_error_event,
+        field_types=checks.RESPONSES,
     ),
     "messages": Dialect(
         name="messages",
@@ -145,6 +159,7 @@ DIALECTS: dict[DialectName, Dialect] = {
         events_from_chat=messages.EventsFromChat,
         error=errors.anthropic_error,
         error_event=errors.anthropic_error_event,
+        field_types=checks.MESSAGES,
     ),
 }
 """By name."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from leyden.dialects.base import Dialect
 from leyden.dialects.chat import Hidden, StreamAssembler, chunks_of, echoes, prepare, visible
+from leyden.dialects.checks import check_types
 from leyden.dialects.encoding import DONE, Json, dump, parse, sse_event
 from leyden.dialects.errors import error_message
 from leyden.errors import Untranslatable
@@ -39,7 +40,7 @@ class Passage:
         """raw, request: the agent's body, as bytes and parsed. whole: the request to translate, where that one only refers
         to earlier turns. model: the upstream's name for the model.
 
-        seed: used where the upstream's dialect has seeds and the agent gave none. Raises Untranslatable.
+        seed: used where the upstream's dialect has seeds and the agent gave none. Raises Untranslatable, WrongType.
         """
         self.client = client
         self.upstream = upstream
@@ -52,6 +53,7 @@ class Passage:
         else:
             self.chat = _translated(client.request_to_chat, whole or request)
             request = _translated(upstream.request_from_chat, self.chat)
+            check_types(request, upstream.field_types)  # what the client's API does not define passes as it is
             raw = dump(request)
         self.asks_for_tokens = record_tokens and upstream.logprobs is not None and not echoes(request)
         """Whether the server is asked for token ids, and for log-probabilities."""

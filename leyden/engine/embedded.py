@@ -27,6 +27,7 @@ from leyden.engine.base import (
     SamplingParams,
 )
 from leyden.errors import ConfigError, EngineError
+from leyden.options import check_token
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.listening import is_loopback, listen, netloc
 
@@ -82,8 +83,7 @@ class EmbeddedBackend(PolicyBackend):
         host, port: of the endpoint; port 0 takes a free one. Any address but loopback needs `api_key`.
         control_key: also serve training, to whoever has this key (how `IsolatedBackend` drives its child).
         """
-        if not is_loopback(host) and not api_key:
-            raise ConfigError(f"host={host!r} can be reached from other machines; set api_key, or use 127.0.0.1")
+        check_token("api_key", api_key, host=host)
         for name, value in (
             ("max_batch_rows", max_batch_rows),
             ("max_tokens_per_microbatch", max_tokens_per_microbatch),

@@ -18,7 +18,7 @@ from leyden.errors import ConfigError, StoreError
 from leyden.execution.base import AlgorithmBundle, Elsewhere, RunnerBundle, RunsAgain
 from leyden.execution.process_strategy import ProcessExecutionStrategy
 from leyden.execution.supervised import serve
-from leyden.options import check_flag, check_number, check_port
+from leyden.options import check_flag, check_number, check_port, check_token
 from leyden.store.base import LightningStore
 from leyden.store.client import TOKEN_VARIABLE, LightningStoreClient
 from leyden.store.server import LightningStoreServer
@@ -74,7 +74,7 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
         if host is not None and server_host is not None and host != server_host:
             raise ConfigError(f"host={host!r} and server_host={server_host!r} say the same; give one of them")
         check_number("patience_seconds", patience_seconds, at_least=0)
-        for name, given in {"host": host, "server_host": server_host, "token": token}.items():
+        for name, given in {"host": host, "server_host": server_host}.items():
             if not isinstance(given, str | None):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
                 raise ConfigError(f"{name} is {given!r}; it must be a string, or None")
         if managed_store is not None:
@@ -87,7 +87,8 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
         if self.server_port is None and self.role != "both":
             self.server_port = _PORT
         check_port("server_port", self.server_port)
-        self._token = token or os.environ.get(TOKEN_VARIABLE)
+        check_token("token", token, host="127.0.0.1")  # the server checks its own address when it starts
+        self._token = token or os.environ.get(TOKEN_VARIABLE) or None
         self.managed_store = _managed() if managed_store is None else managed_store
 
     def remote_store(self) -> LightningStore | None:

@@ -28,6 +28,8 @@ class StopSignal(Latch):
     def __init__(self) -> None:
         super().__init__()
         self.asked, self.obeyed = Latch(), Latch()
+        self.deserted = Latch()
+        """Set when all runners have ended by themselves while the algorithm goes on."""
 
     async def end_runners(self) -> None:
         """Let them drain as when a run is stopped from outside, and wait until they have ended."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
@@ -15,8 +14,6 @@ from leyden.execution.events import StopSignal
 from leyden.utils.latch import Latch
 
 __all__ = ["Runners", "run_together"]
-
-logger = logging.getLogger(__name__)
 
 _CANCEL_SECONDS = 1.5
 """How long cancelled runners may take to end: more than an agent that swallows its cancellation is given."""
@@ -55,7 +52,7 @@ async def run_together(
         if ended.done():
             ended.result()  # raises what ended them
             if not work.done():
-                logger.warning("all runners have ended; the algorithm goes on alone")
+                stop.deserted.set()
         await asyncio.shield(work)
         stop.set()
         await asyncio.wait({ended})  # they finish what is under way

@@ -158,14 +158,15 @@ class GatewayApp:
         return None
 
     async def _finish(self, scope: Scope, send: Send, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt that a runner in another process (`remote.py`) made, and answer when its record is whole."""
+        """End an attempt that a runner in another process (`remote.py`) made, and answer when its record is complete."""
         if not hmac.compare_digest(header(scope, b"authorization") or b"", f"Bearer {self._control_key()}".encode()):
             raise Refusal(
                 401,
                 "invalid_control_key",
-                "only this gateway's own runners may end an attempt; give those on other machines the LEYDEN_STORE_TOKEN of this run",
+                "only this gateway's own runners may end an attempt; give those on other machines the gateway's LEYDEN_STORE_TOKEN, "
+                "or if it has none, its token as the api_key of their ProxyLLM",
             )
-        self._attempts.end(rollout_id, attempt_id)
+        await self._attempts.end_if_known(rollout_id, attempt_id)
         self.end_attempt(rollout_id, attempt_id)
         try:
             await self._recorder.flush((rollout_id, attempt_id))

@@ -11,7 +11,9 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Generator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from leyden import semconv
 from leyden.errors import LeydenError, UnknownAttempt, UnknownRollout
@@ -83,6 +85,11 @@ class Attempts:
         """How many are remembered that may call."""
         return len(self._live)
 
+    @property
+    def n_ended(self) -> int:
+        """How many ended attempts are remembered."""
+        return len(self._ended)
+
     async def admit(self, rollout_id: str, attempt_id: str, *, call_index: int | None = None) -> Admission:
         """Number one call; call_index: the number that it has already, if it is sent again.
 
@@ -134,22 +141,25 @@ class Attempts:
         if len(self._ended) > _ENDED_KEPT:
             self._ended.pop(next(iter(self._ended)), None)
 
+    async def end_if_known(self, rollout_id: str, attempt_id: str) -> None:
+        """`end` an attempt that a caller names over HTTP. Raise Refusal, and remember nothing, if the store does not know its ids."""
+        key = (rollout_id, attempt_id)
+        live = self._live.get(key)
+        admitted = live is not None and live.check_again_at > 0
+        if not admitted and key not in self._ended:
+            with _looking_up(key):
+                await self._store.get_attempt_by_id(rollout_id, attempt_id)
+        self.end(rollout_id, attempt_id)
+
     async def _check(self, key: AttemptKey, live: _Live) -> None:
         rollout_id, attempt_id = key
         try:
-            over = await self._why_over(rollout_id, attempt_id, live)
-        except (UnknownRollout, UnknownAttempt) as error:
-            self._live.pop(key, None)
-            noun = "rollout" if isinstance(error, UnknownRollout) else "attempt"
-            raise Refusal(
-                404,
-                f"{noun}_not_found",
-                f"the gateway cannot record a call of rollout {rollout_id!r}, attempt {attempt_id!r}: {error}. "
-                "Use the base URL of the `llm` that the agent was given, and the store that holds its rollout.",
-            ) from error
-        except LeydenError as error:
-            logger.error("cannot look up rollout %r, attempt %r: %s", rollout_id, attempt_id, error)
-            raise Refusal(503, "store_unavailable", f"the gateway cannot reach its store: {error}") from error
+            with _looking_up(key):
+                over = await self._why_over(rollout_id, attempt_id, live)
+        except Refusal as refusal:
+            if refusal.status == HTTPStatus.NOT_FOUND:
+                self._live.pop(key, None)
+            raise
         if over is not None:
             self.end(rollout_id, attempt_id)
             raise _gone(rollout_id, attempt_id, over)
@@ -189,6 +199,25 @@ class Attempts:
         )
         numbers = (span.attributes.get(semconv.CALL_INDEX) for span in spans)
         return max((number + 1 for number in numbers if isinstance(number, int)), default=0)
+
+
+@contextlib.contextmanager
+def _looking_up(key: AttemptKey) -> Generator[None]:
+    """Turn what the store raises about an attempt into a Refusal: 404 for unknown ids, 503 if the store cannot say."""
+    rollout_id, attempt_id = key
+    try:
+        yield
+    except (UnknownRollout, UnknownAttempt) as error:
+        noun = "rollout" if isinstance(error, UnknownRollout) else "attempt"
+        raise Refusal(
+            404,
+            f"{noun}_not_found",
+            f"the gateway cannot record a call of rollout {rollout_id!r}, attempt {attempt_id!r}: {error}. "
+            "Use the base URL of the `llm` that the agent was given, and the store that holds its rollout.",
+        ) from error
+    except LeydenError as error:
+        logger.error("cannot look up rollout %r, attempt %r: %s", rollout_id, attempt_id, error)
+        raise Refusal(503, "store_unavailable", f"the gateway cannot reach its store: {error}") from error
 
 
 def _gone(rollout_id: str, attempt_id: str, why: str) -> Refusal:

@@ -1,66 +1,114 @@
-"""Which servers lose token ids when they stream, and are asked for whole answers instead.
+"""Which servers lose token ids when they stream, and are asked for whole answers for a while instead.
 
-Learned from the answers themselves, for each server of each model, until the gateway stops. It knows answers in chat, and no
-HTTP.
+Learned from the answers themselves, for each server of each model. One lossy stream may be an accident, so streaming is tried
+again after a pause, by one call. A server that loses ids again is asked for whole answers twice as long, up to an hour.
+
+Everything runs in the gateway's event loop. It knows answers in chat, and no HTTP.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 from leyden.dialects import Json
 from leyden.gateway.upstream import UpstreamModel
 
-__all__ = ["Buffering", "lost_ids"]
+__all__ = ["FIRST_PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS", "Buffering", "lost_ids"]
 
 logger = logging.getLogger(__name__)
 
+FIRST_PAUSE_SECONDS = 60.0
+LONGEST_PAUSE_SECONDS = 3600.0
+
+
+@dataclass(slots=True)
+class _Lossy:
+    """A server whose last stream lost ids."""
+
+    losses: int = 0
+    """Lossy streams in a row, not counting those that were under way together."""
+    stream_again_at: float = 0.0
+    probing: bool = False
+    """A call tries whether streams keep their ids again."""
+    whole_has_ids: bool = True
+    """False: whole answers have no ids either, so streams pass as they come."""
+
 
 class Buffering:
-    """Whether to ask a server for a stream or for a whole answer, which the agent gets as a stream all the same."""
+    """Decides whether to ask a server for a stream or for a whole answer, which the agent gets as a stream all the same."""
 
-    def __init__(self) -> None:
-        self._helps: dict[tuple[str, str], bool] = {}
-        """Of each server that lost ids in a stream: whether its whole answers have them."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lossy: dict[tuple[str, str], _Lossy] = {}
 
     def wanted(self, model: UpstreamModel) -> bool:
-        """Whether streams of this server should be put together from whole answers."""
-        return self._helps.get((model.model_name, model.address), False)
+        """Return whether this stream should be put together from a whole answer. Ask once for each call."""
+        server = self._lossy.get((model.model_name, model.address))
+        if server is None:
+            return False
+        if self._clock() >= server.stream_again_at:
+            server.probing = True
+            server.stream_again_at = self._clock() + _pause_seconds(server.losses)  # if the probe finds nothing out
+            return False
+        return server.whole_has_ids
 
     def learn(self, model: UpstreamModel, answer: Json, *, streamed: bool) -> None:
-        """See what a finished answer, in chat, has kept of its ids."""
+        """Take note of whether a finished answer, in chat, has kept its ids."""
         key = (model.model_name, model.address)
-        known = self._helps.get(key)
-        news = known is not False and streamed == (known is None)  # a stream at first, then a whole answer
-        if not news or (loss := lost_ids(answer)) is None:
+        server = self._lossy.get(key)
+        if not _can_be_judged(answer):
             return
-        if known:
-            self._helps[key] = False  # no ids in one piece either: better to stream as it comes
-            return
-        self._helps[key] = True
-        logger.warning(
-            "%s loses token ids of model %r in streams (%s): from now on it is asked for whole answers, and agents get them as "
-            "streams. Newer versions of its server may keep them.",
-            model.address,
-            model.model_name,
-            loss,
-        )
+        loss = lost_ids(answer)
+        if not streamed:
+            if server is not None and loss is not None:
+                server.whole_has_ids = False
+        elif server is None:
+            if loss is not None:
+                server = self._lossy[key] = _Lossy()
+                self._pause(server)
+                logger.warning(
+                    "%s loses token ids of model %r in streams (%s): it is asked for whole answers for now, and agents get them "
+                    "as streams. Newer versions of its server may keep them.",
+                    model.address,
+                    model.model_name,
+                    loss,
+                )
+        elif server.probing:  # others were under way before the pause and say nothing new
+            server.probing = False
+            if loss is not None:
+                self._pause(server)
+            else:
+                del self._lossy[key]
+                logger.info("%s keeps token ids of model %r in streams again", model.address, model.model_name)
+
+    def _pause(self, server: _Lossy) -> None:
+        server.losses += 1
+        server.whole_has_ids = True
+        server.stream_again_at = self._clock() + _pause_seconds(server.losses)
 
 
 def lost_ids(answer: Json) -> str | None:
-    """How the ids of an answer disagree with its usage; None if they agree, or if it has not one choice and a usage."""
-    choices, usage = answer.get("choices"), answer.get("usage")
-    if not isinstance(choices, list) or len(cast(list[Any], choices)) != 1 or not isinstance(usage, dict):
-        return None
-    choice = cast(Json, choices[0])
+    """Return how the ids of an answer disagree with its usage; None if they agree. The answer must have one choice and a usage."""
+    choice, usage = cast(Json, answer["choices"][0]), cast(Json, answer["usage"])
     found = {
         "prompt_tokens": choice.get("prompt_token_ids") or answer.get("prompt_token_ids"),
         "completion_tokens": choice.get("token_ids"),
     }
-    counted = cast(Json, usage)
     for name, ids in found.items():
         n_ids = len(cast(list[Any], ids)) if isinstance(ids, list) else 0
-        if counted.get(name) != n_ids:
-            return f"usage counts {counted.get(name)} {name}, there are {n_ids} ids"
+        if usage.get(name) != n_ids:
+            return f"usage counts {usage.get(name)} {name}, there are {n_ids} ids"
     return None
+
+
+def _can_be_judged(answer: Json) -> bool:
+    choices = answer.get("choices")
+    return isinstance(choices, list) and len(cast(list[Any], choices)) == 1 and isinstance(answer.get("usage"), dict)
+
+
+def _pause_seconds(losses: int) -> float:
+    return min(FIRST_PAUSE_SECONDS * 2.0 ** min(losses - 1, 20), LONGEST_PAUSE_SECONDS)

@@ -32,7 +32,9 @@ from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
 from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
+from leyden.options import check_token
 from leyden.store.base import LightningStore
+from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM
 from leyden.utils.asgi import AsgiServer
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
@@ -68,7 +70,7 @@ class LLMProxy:
         port: int | None = None,
         host: str = "127.0.0.1",
         model_list: ModelList | None = None,
-        store: LightningStore | None = None,
+        store: LightningStore | LightningStoreServer | None = None,
         timeout_seconds: float = 600.0,
         launch_mode: Literal["thread"] = "thread",
         deterministic_seed: int | None = None,
@@ -100,6 +102,7 @@ class LLMProxy:
         agents' API names them: {"val": {"temperature": 0}}.
         durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
         written behind the answer, and a crash of this process loses the last few hundredths of a second.
+        store: where calls are recorded; of a `LightningStoreServer`, the store that it serves.
         model_list: `UpstreamModel`s, `LLM`s, or mappings with the fields of the former; Agent Lightning's entries with `litellm_params`,
         too. A model that is named several times has several servers. An attempt stays with one while it is well.
         Raises ConfigError.
@@ -112,8 +115,7 @@ class LLMProxy:
             raise ConfigError(f"upstream_retries is {upstream_retries}; it must be at least 0")
         if not keep_alive_seconds > 0:
             raise ConfigError(f"keep_alive_seconds is {keep_alive_seconds}; it must be above 0")
-        if token is None and not is_loopback(host):
-            raise ConfigError(f"host {host!r} can be reached from other machines: give token=..., or bind to 127.0.0.1")
+        check_token("token", token, host=host)
         if token is not None and token.startswith(PREFIX):
             raise ConfigError(
                 f"token begins with {PREFIX!r}, as the keys of attempts do: give the gateway a token of its own"
@@ -145,7 +147,7 @@ class LLMProxy:
             sampling_overrides=overrides,
             durable=durable,
         )
-        self._store = store
+        self._store = None if store is None else _checked_store(store)
         self._token = token
         self._control_key = secrets.token_urlsafe(32)
         """What runners in other processes show when they end an attempt."""
@@ -166,11 +168,11 @@ class LLMProxy:
 
     # ---- options -----------------------------------------------------------------------------------------------------
 
-    def set_store(self, store: LightningStore) -> None:
-        """Where calls are recorded. Raises GatewayError while the gateway is running."""
+    def set_store(self, store: LightningStore | LightningStoreServer) -> None:
+        """Record calls in this store, or in the store of this server. Raise GatewayError while the gateway is running."""
         if self._running is not None:
             raise GatewayError(f"the gateway on {self.endpoint} is running; stop it before giving it another store")
-        self._store = store
+        self._store = _checked_store(store)
 
     def get_store(self) -> LightningStore | None:
         """Where calls are recorded."""
@@ -192,8 +194,12 @@ class LLMProxy:
         return models
 
     def share_control(self, secret: str | None) -> None:
-        """Let runners that were started elsewhere end attempts here: those that know `secret` (`FoundGateways`)."""
-        self._control_key = control_key_of(secret)
+        """Let runners that were started elsewhere (`FoundGateways`) end attempts here if they know `secret`.
+
+        None, or an empty secret, stands for the gateway's token, which such runners find in their resources. Without a token either,
+        every program on this machine may end attempts.
+        """
+        self._control_key = control_key_of(secret or self._token)
 
     @property
     def host(self) -> str:
@@ -433,6 +439,16 @@ class _Running:
     thread: threading.Thread
     stopped: concurrent.futures.Future[None]
     stop: Callable[[], object]
+
+
+def _checked_store(store: Any) -> LightningStore:
+    """Return the store itself. A server of this process is not asked over HTTP."""
+    store = store.store if isinstance(store, LightningStoreServer) else store
+    if not isinstance(store, LightningStore):
+        raise ConfigError(
+            f"LLMProxy's store is a {type(store).__name__}; give a LightningStore (leyden.open_store makes one), or a LightningStoreServer"
+        )
+    return store
 
 
 def _upstream_session(timeout_seconds: float) -> aiohttp.ClientSession:

@@ -17,7 +17,16 @@ from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, cast
 
-from leyden.dialects import DIALECTS, Passage, PassageStream, dump, parse, split_events
+from leyden.dialects import (
+    DIALECTS,
+    Passage,
+    PassageStream,
+    WrongType,
+    check_types,
+    dump,
+    parse_request,
+    split_events,
+)
 from leyden.errors import StoreError, Untranslatable
 from leyden.gateway.asgi import Headers, send_json, send_refusal
 from leyden.gateway.attempts import AttemptKey
@@ -131,6 +140,10 @@ class Relay:
     async def _take(self, exchange: Exchange) -> None:
         call = exchange.call
         call.request = exchange.request = _parse_request(exchange.raw)
+        try:
+            check_types(exchange.request, exchange.dialect.field_types)
+        except WrongType as error:
+            raise _wrong_type(error) from error
         self._options.limits.check(call.call_index or 0, exchange.spent)
         overrides = self._options.sampling_overrides.get(exchange.mode or "")
         if overrides and call.operation != "embeddings":
@@ -280,6 +293,8 @@ class Relay:
                 record_tokens=bool(model.record_tokens),
                 seed=seed,
             )
+        except WrongType as error:
+            raise _wrong_type(error) from error
         except Untranslatable as error:
             raise Refusal(
                 400,
@@ -456,12 +471,13 @@ def _shown_event(stream: PassageStream, event: bytes, data: bytes) -> bytes:
 
 def _parse_request(raw: bytes) -> dict[str, Any]:
     try:
-        request: Any = parse(raw)
+        return parse_request(raw)
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, "invalid_json", f"the request body is not JSON: {error}") from error
-    if not isinstance(request, dict):
-        raise Refusal(400, "invalid_json", f"the request body is a JSON {type(request).__name__}; it must be an object")
-    return cast(dict[str, Any], request)
+        raise Refusal(400, "invalid_json", f"the request body cannot be read as JSON: {error}") from error
+
+
+def _wrong_type(error: WrongType) -> Refusal:
+    return Refusal(400, "invalid_type", str(error), param=error.field)
 
 
 def _read_answer(passage: Passage, raw: bytes) -> tuple[dict[str, Any], bytes]:

@@ -16,6 +16,7 @@ import aiohttp
 
 from leyden.errors import GatewayError, StoreError
 from leyden.types import NamedResources, ProxyLLM
+from leyden.utils.attempt_key import NO_TOKEN
 from leyden.utils.per_loop import PerLoop
 
 __all__ = ["FoundGateways", "RemoteRecorder", "control_key_of", "end_path"]
@@ -30,9 +31,10 @@ def end_path(rollout_id: str, attempt_id: str) -> str:
 
 
 def control_key_of(secret: str | None) -> str:
-    """The control key that both sides derive from what they share, the store's token, so that it is never sent or kept.
+    """The control key that gateway and runners derive from the secret that they share, so that the secret is never sent.
 
-    Without a secret anybody knows it, as anybody may then end an attempt in the store too.
+    secret: the store's token, else the gateway's. None gives a key that everybody can make: neither server has a token then, so
+    every program on this machine may end an attempt in the store, too.
     """
     return hmac.digest((secret or "").encode(), b"leyden gateway control", "sha256").hex()
 
@@ -64,17 +66,23 @@ class RemoteRecorder:
 class FoundGateways:
     """An `AttemptRecorder` for attempts whose gateways are named by their resources (each `ProxyLLM`)."""
 
-    def __init__(self, control_key: str) -> None:
-        self._control_key = control_key
+    def __init__(self, secret: str | None) -> None:
+        """secret: the one that the gateways were given (`LLMProxy.share_control`); None takes the token in each gateway's resource."""
+        self._secret = secret
         self._sessions = PerLoop(_session)
-        self._found: dict[tuple[str, str], set[str]] = {}
+        self._found: dict[tuple[str, str], dict[str, str]] = {}
+        """By attempt: the gateways' base URLs, each with its control key."""
 
     def __reduce__(self) -> tuple[Callable[..., FoundGateways], tuple[Any, ...]]:
-        return FoundGateways, (self._control_key,)
+        return FoundGateways, (self._secret,)
 
     def begin_attempt(self, rollout_id: str, attempt_id: str, resources: NamedResources) -> None:
         """Remember which gateways the agent may call."""
-        found = {resource.root for resource in resources.values() if isinstance(resource, ProxyLLM)}
+        found = {
+            gateway.root: control_key_of(self._secret or (None if gateway.api_key == NO_TOKEN else gateway.api_key))
+            for gateway in resources.values()
+            if isinstance(gateway, ProxyLLM)
+        }
         if found:
             self._found[rollout_id, attempt_id] = found
 
@@ -83,8 +91,8 @@ class FoundGateways:
 
     async def flush(self, rollout_id: str, attempt_id: str) -> None:
         """See RemoteRecorder.flush, for each of them."""
-        for root in self._found.pop((rollout_id, attempt_id), ()):
-            await _end(await self._sessions.get(), root, self._control_key, rollout_id, attempt_id)
+        for root, control_key in self._found.pop((rollout_id, attempt_id), {}).items():
+            await _end(await self._sessions.get(), root, control_key, rollout_id, attempt_id)
 
 
 async def _end(session: aiohttp.ClientSession, root: str, control_key: str, rollout_id: str, attempt_id: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from leyden.errors import ConfigError, StoreError
+from leyden.options import check_token
 from leyden.store.app import Reply, StoreApp, View
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, End
@@ -72,12 +73,7 @@ class LightningStoreServer:
             raise ConfigError(
                 f"a server has a port or a socket: leave out host and port, or socket_path={str(socket_path)!r}"
             )
-        if token == "":
-            raise ConfigError("token is empty; leave it out, or choose one that nobody guesses")
-        if not is_loopback(host) and token is None and not insecure:
-            raise ConfigError(
-                f"host {host!r} can be reached from other machines: give token=..., bind to 127.0.0.1, or say insecure=True"
-            )
+        check_token("token", token, host=host, or_say="insecure=True", insecure=insecure)
         self.store = store
         self._host = host
         self._port = port

@@ -1,6 +1,7 @@
-"""Specs to instances, at the edge: an instance, a class, a factory, an import path, a registry name, a dict, or nothing.
+"""Turn specs into instances, at the edge. A spec is an instance, a class, a factory, an import path, a registered name or a dict.
 
-Inside Leyden only instances exist. Every refusal says what was given and what is possible.
+Inside Leyden only instances exist. Every refusal says what was given and what is possible. To make a name known, call
+`register_component` (registry.py).
 """
 
 from __future__ import annotations
@@ -9,56 +10,122 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, overload
 
 from leyden.errors import ConfigError
 
-__all__ = ["build_component", "instantiate_component", "load_class"]
+__all__ = ["build_component", "instantiate_component", "instantiate_from_spec", "load_class"]
 
 T = TypeVar("T")
+
+Registry = Mapping[str, str | Callable[..., Any]]
+"""Import paths, classes or factories by their short names."""
 
 
 class ComponentTypeError(ConfigError, TypeError):
     """A component is not of the kind that its place needs."""
 
 
+@overload
 def build_component(
     spec: Any,
     *,
     expected_type: type[T],
     spec_name: str,
-    registry: Mapping[str, str] | None = None,
-    default_factory: Callable[[], T | None] | None = None,
+    default_factory: Callable[[], T] | None = None,
+    allow_none: Literal[False] = False,
     optional_defaults: Mapping[str, Any] | None = None,
+    dict_requires_type: bool = True,
+    dict_default_cls: Callable[..., Any] | None = None,
+    registry: Registry | None = None,
+) -> T: ...
+@overload
+def build_component(
+    spec: Any,
+    *,
+    expected_type: type[T],
+    spec_name: str,
+    default_factory: Callable[[], T] | None = None,
+    allow_none: bool,
+    optional_defaults: Mapping[str, Any] | None = None,
+    dict_requires_type: bool = True,
+    dict_default_cls: Callable[..., Any] | None = None,
+    registry: Registry | None = None,
+) -> T | None: ...
+def build_component(
+    spec: Any,
+    *,
+    expected_type: type[T],
+    spec_name: str,
+    default_factory: Callable[[], T] | None = None,
+    allow_none: bool = False,
+    optional_defaults: Mapping[str, Any] | None = None,
+    dict_requires_type: bool = True,
+    dict_default_cls: Callable[..., Any] | None = None,
+    registry: Registry | None = None,
 ) -> T | None:
-    """The instance that `spec` means.
+    """Return the instance that `spec` means.
 
-    spec: an instance of `expected_type`; a class; a factory without arguments; a registry name; an import path (`package.module.Class`
-        or `package.module:Class`); a dict with `type` (a path or a registry name; `name` says the same) and the constructor's
-        arguments; or None, which means `default_factory()` (None without one).
+    spec: an instance of `expected_type`; a class; a factory without arguments; a registered name; an import path
+        (`package.module.Class` or `package.module:Class`); a dict with `type` (a path, a registered name or a class; with a
+        registry, `name` means the same) and the constructor's arguments; or None.
     spec_name: the option's name, for messages.
-    optional_defaults: constructor arguments that are passed where the class accepts them and the spec does not set them.
-    Raises ConfigError for what cannot be resolved, ComponentTypeError (a TypeError too) for a thing of another kind.
+    default_factory: makes the instance for a spec of None.
+    allow_none: return None for a spec of None if there is no `default_factory`. Otherwise such a spec is refused.
+    optional_defaults: constructor arguments that are passed if the class accepts them and the spec leaves them open.
+    dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments of `dict_default_cls`.
+    Raises ConfigError for a spec that cannot be resolved, ComponentTypeError (a TypeError too) for an instance of another kind.
     """
-    if spec is None:
-        return default_factory() if default_factory else None
     if isinstance(spec, expected_type):
         return spec
-    arguments: dict[str, Any] = {}
+    if spec is None:
+        if default_factory is not None:
+            return _ensure_expected_type(default_factory(), expected_type, spec, spec_name, registry)
+        if allow_none:
+            return None
+        raise ConfigError(f"{spec_name} is missing; {_possible(expected_type, registry)}")
+    if isinstance(spec, str | Mapping):
+        instance = instantiate_from_spec(
+            cast("str | Mapping[str, Any]", spec),
+            spec_name=spec_name,
+            optional_defaults=optional_defaults,
+            dict_requires_type=dict_requires_type,
+            dict_default_cls=dict_default_cls,
+            registry=registry,
+        )
+    elif callable(spec):
+        instance = instantiate_component(spec, None, optional_defaults, spec_name=spec_name)
+    else:
+        raise ConfigError(f"{spec_name}={spec!r} is no component; {_possible(expected_type, registry)}")
+    return _ensure_expected_type(instance, expected_type, spec, spec_name, registry)
+
+
+def instantiate_from_spec(
+    spec: str | Mapping[str, Any],
+    *,
+    spec_name: str,
+    optional_defaults: Mapping[str, Any] | None = None,
+    dict_requires_type: bool = True,
+    dict_default_cls: Callable[..., Any] | None = None,
+    registry: Registry | None = None,
+) -> Any:
+    """Return what a name, an import path or a dict means, of any type. The parameters are those of `build_component`."""
     target: Any = spec
-    if isinstance(spec, Mapping):
-        target, arguments = _split_mapping(cast(Mapping[str, Any], spec), spec_name, registry)
+    arguments: dict[str, Any] = {}
+    if not isinstance(spec, str):
+        arguments = dict(spec)
+        target = arguments.pop("type", None) or (arguments.pop("name", None) if registry else None)
+        if target is None and not dict_requires_type:
+            target = dict_default_cls
+        if target is None:
+            raise ConfigError(
+                f"{spec_name}={dict(spec)!r} does not say which component: add 'type' (an import path or a name)"
+            )
     if isinstance(target, str):
         target = _resolve_name(target, spec_name, registry)
     if not callable(target):
-        raise ConfigError(f"{spec_name}={spec!r} is no component; {_possible(expected_type, registry)}")
-    instance = instantiate_component(target, arguments, optional_defaults, spec_name=spec_name)
-    if not isinstance(instance, expected_type):
-        raise ComponentTypeError(
-            f"{spec_name}={spec!r} made a {type(instance).__name__}, not a {expected_type.__name__}; "
-            f"{_possible(expected_type, registry)}"
-        )
-    return instance
+        raise ConfigError(f"{spec_name}={spec!r}: {target!r} is no class; give a class, its import path or its name")
+    return instantiate_component(target, arguments, optional_defaults, spec_name=spec_name)
 
 
 def instantiate_component(
@@ -110,21 +177,21 @@ def load_class(path: str) -> Any:
         raise ConfigError(f"module {module_name!r} has no {name!r}") from error
 
 
-def _split_mapping(
-    spec: Mapping[str, Any], spec_name: str, registry: Mapping[str, str] | None
-) -> tuple[Any, dict[str, Any]]:
-    arguments = dict(spec)
-    target = arguments.pop("type", None) or (arguments.pop("name", None) if registry else None)
-    if target is None:
-        raise ConfigError(
-            f"{spec_name}={dict(spec)!r} does not say which component: add 'type' (an import path or a name)"
-        )
-    return target, arguments
+def _ensure_expected_type(
+    instance: Any, expected_type: type[T], spec: Any, spec_name: str, registry: Registry | None
+) -> T:
+    if isinstance(instance, expected_type):
+        return instance
+    raise ComponentTypeError(
+        f"{spec_name}={spec!r} made a {type(instance).__name__}, not a {expected_type.__name__}; "
+        f"{_possible(expected_type, registry)}"
+    )
 
 
-def _resolve_name(name: str, spec_name: str, registry: Mapping[str, str] | None) -> Any:
+def _resolve_name(name: str, spec_name: str, registry: Registry | None) -> Any:
     if registry and name in registry:
-        return load_class(registry[name])
+        known = registry[name]
+        return load_class(known) if isinstance(known, str) else known
     if "." in name or ":" in name:
         return load_class(name)
     close = get_close_matches(name, registry or (), n=1)
@@ -135,7 +202,7 @@ def _resolve_name(name: str, spec_name: str, registry: Mapping[str, str] | None)
     )
 
 
-def _possible(expected_type: type, registry: Mapping[str, str] | None) -> str:
+def _possible(expected_type: type, registry: Registry | None) -> str:
     names = f"one of the names {', '.join(sorted(registry))}, " if registry else ""
     return f"give {names}a {expected_type.__name__}, its class, a factory, an import path, or a dict with 'type'"
 

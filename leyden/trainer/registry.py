@@ -1,9 +1,11 @@
-"""Short names for components. To add one: a line here, and a class that its contract suite passes."""
+"""Short names for components. Leyden's own are listed here; `register_component` adds those of other packages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from leyden.errors import ConfigError
 
 __all__ = [
     "AdapterRegistry",
@@ -12,34 +14,75 @@ __all__ = [
     "RunnerRegistry",
     "StoreRegistry",
     "TracerRegistry",
+    "register_component",
+    "registered_components",
 ]
 
-ExecutionStrategyRegistry: Final[Mapping[str, str]] = {
+Component = str | Callable[..., Any]
+"""An import path, a class or a factory."""
+
+ExecutionStrategyRegistry: Final[dict[str, Component]] = {
     "shm": "leyden.execution.shared_memory.SharedMemoryExecutionStrategy",
     "ipc": "leyden.execution.inter_process.InterProcessExecutionStrategy",
     "cs": "leyden.execution.client_server.ClientServerExecutionStrategy",
     "ray": "leyden.execution.ray.RayExecutionStrategy",
 }
-TracerRegistry: Final[Mapping[str, str]] = {
+TracerRegistry: Final[dict[str, Component]] = {
     "otel": "leyden.tracer.OtelTracer",
     "agentops": "leyden.tracer.AgentOpsTracer",
     "weave": "leyden.tracer.WeaveTracer",
     "dummy": "leyden.tracer.DummyTracer",
 }
-AlgorithmRegistry: Final[Mapping[str, str]] = {
+AlgorithmRegistry: Final[dict[str, Component]] = {
     "baseline": "leyden.algorithm.fast.Baseline",
     "policy_gradient": "leyden.algorithm.policy_gradient.PolicyGradient",
 }
-AdapterRegistry: Final[Mapping[str, str]] = {
-    "triplet": "leyden.adapter.LlmProxyTraceToTriplet",
+AdapterRegistry: Final[dict[str, Component]] = {
+    "triplet": "leyden.adapter.TraceToTriplet",
+    "llm_proxy_triplet": "leyden.adapter.LlmProxyTraceToTriplet",
     "tracer_triplet": "leyden.adapter.TracerTraceToTriplet",
     "trajectory": "leyden.adapter.TraceToTrajectory",
     "messages": "leyden.adapter.TraceToMessages",
 }
-StoreRegistry: Final[Mapping[str, str]] = {
+StoreRegistry: Final[dict[str, Component]] = {
     "memory": "leyden.store.InMemoryLightningStore",
     "sqlite": "leyden.store.SqliteLightningStore",
 }
-RunnerRegistry: Final[Mapping[str, str]] = {
+RunnerRegistry: Final[dict[str, Component]] = {
     "litagent": "leyden.runner.LitAgentRunner",
 }
+
+_REGISTRIES: Final[Mapping[str, dict[str, Component]]] = {
+    "adapter": AdapterRegistry,
+    "algorithm": AlgorithmRegistry,
+    "runner": RunnerRegistry,
+    "store": StoreRegistry,
+    "strategy": ExecutionStrategyRegistry,
+    "tracer": TracerRegistry,
+}
+
+
+def register_component(kind: str, name: str, component: Component) -> None:
+    """Make a component known by a short name in this process, so that `Trainer(<kind>=<name>)` finds it.
+
+    kind: "adapter", "algorithm", "runner", "store", "strategy" or "tracer".
+    component: a class, a factory, or its import path, which is imported when the name is first used.
+    Raises ConfigError for an unknown kind, for a name that could be an import path, and for one that means another component.
+    """
+    registry = _registry(kind)
+    if not name or any(character in name for character in ".:/"):
+        raise ConfigError(f"{name!r} cannot name a component; choose a name without dots, colons and slashes")
+    if registry.get(name, component) != component:
+        raise ConfigError(f"the {kind} {name!r} is {registry[name]!r} already; choose another name")
+    registry[name] = component
+
+
+def registered_components(kind: str) -> dict[str, Component]:
+    """Return what the short names of a kind of component stand for. Raises ConfigError for an unknown kind."""
+    return dict(_registry(kind))
+
+
+def _registry(kind: str) -> dict[str, Component]:
+    if kind not in _REGISTRIES:
+        raise ConfigError(f"{kind!r} is no kind of component; possible: {', '.join(_REGISTRIES)}")
+    return _REGISTRIES[kind]

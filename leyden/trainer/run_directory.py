@@ -35,6 +35,8 @@ class RunSummary:
     rollouts: dict[str, int] = field(default_factory=dict[str, int])
     failures: dict[str, int] = field(default_factory=dict[str, int])
     forgotten: int = 0
+    stopped: str | None = None
+    """Why the run ended before the algorithm did; None if the algorithm has done its work."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count:,} {status}" for status, count in self.rollouts.items() if count) or "none"
@@ -45,6 +47,8 @@ class RunSummary:
         if len(self.failures) > len(shown):
             rest = sum(self.failures.values()) - sum(count for _, count in shown)
             lines.append(f"  {rest:,} x something else ({len(self.failures) - len(shown):,} other reasons)")
+        if self.stopped is not None:
+            lines.append(f"stopped: {self.stopped}")
         if self.run_dir is not None:
             lines.append(f"run: {self.run_dir}")
         return "\n".join(lines)
@@ -104,11 +108,13 @@ def _read(manifest: Path) -> Run:
     return Run(run_id=run_id, directory=manifest.parent, resume=True, options=content.get("options", {}))
 
 
-async def summarise(store: LightningStore, run_dir: Path | None, *, forgotten: int = 0) -> RunSummary:
-    """Counts of rollouts by status, and of failed ones by reason."""
+async def summarise(
+    store: LightningStore, run_dir: Path | None, *, forgotten: int = 0, stopped: str | None = None
+) -> RunSummary:
+    """Count rollouts by status, and failed ones by reason."""
     failed = await store.query_rollouts(status_in=["failed"])
     reasons = Counter(failure_reason(rollout) for rollout in failed)
     statistics = await store.statistics()
     by_status = statistics["rollouts_by_status"]
     counts = {status: by_status.get(status, 0) for status in get_args(RolloutStatus)}
-    return RunSummary(run_dir, counts, dict(reasons.most_common()), forgotten)
+    return RunSummary(run_dir, counts, dict(reasons.most_common()), forgotten, stopped)

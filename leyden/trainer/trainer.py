@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from leyden.adapter import LlmProxyTraceToTriplet, TraceAdapter
+from leyden.adapter import TraceAdapter, TraceToTriplet
 from leyden.algorithm import Algorithm, Baseline, Dataset, FastAlgorithm, Run
 from leyden.errors import ConfigError, RunInterrupted, StoreError
 from leyden.execution import Elsewhere, ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.base import RunsAgain
 from leyden.execution.events import StopSignal
-from leyden.gateway import FoundGateways, LLMProxy, control_key_of
+from leyden.gateway import FoundGateways, LLMProxy
 from leyden.litagent import LitAgent, check_resources
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.monitor import Monitor
@@ -38,6 +38,7 @@ from leyden.trainer.checks import (
     require_followed,
     require_used,
 )
+from leyden.trainer.deserted import until_done_or_deserted, until_stopped_or_deserted
 from leyden.trainer.init_utils import build_component
 from leyden.trainer.registry import (
     AdapterRegistry,
@@ -57,6 +58,8 @@ __all__ = ["Trainer"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _LET_GO_SECONDS = 5.0
 """How long a run that was stopped waits for its store."""
 
@@ -70,9 +73,10 @@ class Trainer:
     dev: `fit` does what `dev` does.
     n_runners: runners, each with `concurrency` rollouts in flight; 1 by default, or what the strategy says.
     concurrency: rollouts in flight in each runner; 64 by default, or what the runner says.
-    max_rollouts: each runner ends after this many.
+    max_rollouts: each runner ends after this many. When all have ended and rollouts are left, the run ends and says so
+        (`RunSummary.stopped`), unless others work on the store too.
     initial_resources: what agents are given until the algorithm knows better.
-    tracer, adapter, runner, strategy: OtelTracer, LlmProxyTraceToTriplet, LitAgentRunner and `shm` by default.
+    tracer, adapter, runner, strategy: OtelTracer, TraceToTriplet, LitAgentRunner and `shm` by default.
     port: where the store is served to runners in other processes (the strategy's `server_port`); with it, `cs` is the default strategy.
     daemon: the strategy's option of that name.
     store: by default a SQLite file in the run directory (`fit`), or memory (`dev`); or the URL of any (see `open_store`).
@@ -112,11 +116,13 @@ class Trainer:
         max_algorithm_restarts: int = 0,
     ) -> None:
         self.tracer: Tracer = _required(tracer, Tracer, "tracer", TracerRegistry, OtelTracer)
-        self.adapter: TraceAdapter[Any] = _required(
-            adapter, TraceAdapter, "adapter", AdapterRegistry, LlmProxyTraceToTriplet
-        )
+        self.adapter: TraceAdapter[Any] = _required(adapter, TraceAdapter, "adapter", AdapterRegistry, TraceToTriplet)
         self.algorithm = build_component(
-            algorithm, expected_type=Algorithm, spec_name="algorithm", registry=AlgorithmRegistry
+            algorithm,
+            expected_type=Algorithm,
+            spec_name="algorithm",
+            registry=AlgorithmRegistry,
+            allow_none=True,
         )
         places = {"n_runners": n_runners, "server_port": port, "daemon": daemon}
         self.strategy: ExecutionStrategy = _required(
@@ -124,7 +130,7 @@ class Trainer:
             ExecutionStrategy,
             "strategy",
             ExecutionStrategyRegistry,
-            SharedMemoryExecutionStrategy if port is None else "cs",
+            SharedMemoryExecutionStrategy if port is None else _client_server(),
             _given(places),
         )
         require_followed(self.strategy, **places)
@@ -139,14 +145,17 @@ class Trainer:
         )
         require_used(self.runner, **options, tracer=None if tracer is None else self.tracer)
         self._store_spec = store
-        self.llm_proxy = build_component(llm_proxy, expected_type=LLMProxy, spec_name="llm_proxy")
+        self._run_store: LightningStore | None = None
+        """Of the run under way, or opened after it to be read."""
+        self._last_file: str | None = None
+        self.llm_proxy = _optional(llm_proxy, LLMProxy, "llm_proxy")
         self.hooks = checked_hooks(hooks)
         self.initial_resources = checked_resources(initial_resources)
         self.run_dir = checked_run_dir(run_dir)
         self.retention = checked_retention(retention)
         check_flag("dev", dev)
         self._dev = dev
-        self.monitor = build_component(_monitor_of(monitor), expected_type=Monitor, spec_name="monitor")
+        self.monitor = _optional(_monitor_of(monitor), Monitor, "monitor")
         self.max_algorithm_restarts = max_algorithm_restarts
 
     @property
@@ -154,12 +163,32 @@ class Trainer:
         """How many runners there are."""
         return self.strategy.n_runners
 
+    @property
+    def max_rollouts(self) -> int | None:
+        """After how many rollouts each runner ends; None if there is no limit."""
+        return getattr(self.runner, "max_rollouts", None)
+
+    @property
+    def store(self) -> LightningStore | None:
+        """The store of the run under way, for hooks, agents, algorithms and other threads.
+
+        Outside a run: the store that the trainer was given as an instance. Otherwise the store of the last run: one in memory as
+        it is, one in a file opened read-only (the next run or another process may own it). None before the first run, and for a
+        store on a server, which `open_store` opens by its address.
+        """
+        if self._run_store is None and self._last_file is not None:
+            self._run_store = open_store(self._last_file, read_only=True)
+        return self._run_store if self._run_store is not None else self._given_store()
+
+    def _given_store(self) -> LightningStore | None:
+        return self._store_spec if isinstance(self._store_spec, LightningStore) else None
+
     def fit(
         self,
         agent: LitAgent[Any],
         train_dataset: Dataset | None = None,
-        *,
         val_dataset: Dataset | None = None,
+        *,
         resume: bool = False,
     ) -> RunSummary:
         """Train the agent and block until it is done; works under a running event loop too.
@@ -179,8 +208,8 @@ class Trainer:
         self,
         agent: LitAgent[Any],
         train_dataset: Dataset | None = None,
-        *,
         val_dataset: Dataset | None = None,
+        *,
         resume: bool = False,
     ) -> RunSummary:
         """`fit` for async code. Cancelling it stops the run as Ctrl-C does."""
@@ -190,7 +219,7 @@ class Trainer:
             return await self._execute(agent, algorithm, run, store, train_dataset, val_dataset)
 
     def dev(
-        self, agent: LitAgent[Any], train_dataset: Dataset | None = None, *, val_dataset: Dataset | None = None
+        self, agent: LitAgent[Any], train_dataset: Dataset | None = None, val_dataset: Dataset | None = None
     ) -> RunSummary:
         """Run the agent on the data without training it, in memory: a quick look whether everything fits together.
 
@@ -231,6 +260,15 @@ class Trainer:
                 f"the agent is a {type(agent).__name__}; decorate the function with @rollout, @llm_rollout or "
                 "@prompt_rollout, or subclass LitAgent"
             )
+        if (
+            algorithm is None
+            and self.strategy.runs_algorithm
+            and (train_dataset is not None or val_dataset is not None)
+        ):
+            raise ConfigError(
+                "there is data and no algorithm, so nothing would run the agent on it: give Trainer(algorithm='baseline') to run "
+                "and measure the agent, or an algorithm that trains it; without data, runners work on what others enqueue"
+            )
         if algorithm is not None:
             algorithm.set_initial_resources(self.initial_resources)
             planned = algorithm.planned_resources()
@@ -264,11 +302,14 @@ class Trainer:
     def _build_store(self) -> LightningStore:
         if isinstance(self._store_spec, str) and "://" in self._store_spec:
             return open_store(self._store_spec)
-        store = build_component(
-            self._store_spec, expected_type=LightningStore, spec_name="store", registry=StoreRegistry
+        return build_component(
+            self._store_spec,
+            expected_type=LightningStore,
+            spec_name="store",
+            registry=StoreRegistry,
+            dict_requires_type=False,
+            dict_default_cls=SqliteLightningStore,
         )
-        assert store is not None
-        return store
 
     # ---- a run ---------------------------------------------------------------------------------------------------------
 
@@ -284,9 +325,9 @@ class Trainer:
         agent.set_trainer(self)
         if not self.strategy.runs_algorithm:
             algorithm = None
+        stopped: list[str] = []
         async with contextlib.AsyncExitStack() as stack:
-            if store is not self._store_spec:
-                await stack.enter_async_context(store)  # ours: closed at the end
+            await self._attach(store, stack)
             if self.retention is not None and store.capabilities["zero_copy"]:
                 raise ConfigError(
                     f"others work on {store.url} too, so one run does not decide what it keeps: leave retention out here, and "
@@ -305,7 +346,11 @@ class Trainer:
             stack.callback(workers.teardown)
 
             async def work(run: Run, ready: Latch, store: LightningStore, event: Latch) -> None:
-                await self._algorithm_bundle(algorithm, run, store, proxy, ready, event, train_dataset, val_dataset)
+                left = await self._algorithm_bundle(
+                    algorithm, run, store, proxy, ready, event, train_dataset, val_dataset
+                )
+                if left:
+                    stopped.append(self._why_deserted(left))
 
             try:
                 await self._run_both(work, run, store, workers)
@@ -320,8 +365,12 @@ class Trainer:
                 raise
             if not self.strategy.runs_algorithm:
                 return RunSummary(run.directory)  # the algorithm's side counts what became of its rollouts
-            summary = await summarise(store, run.directory, forgotten=sweeper.forgotten)
-        if summary.failures:
+            summary = await summarise(
+                store, run.directory, forgotten=sweeper.forgotten, stopped=next(iter(stopped), None)
+            )
+        if summary.stopped is not None:
+            logger.warning("the run ended before its algorithm did\n%s", summary)
+        elif summary.failures:
             logger.warning("some rollouts failed\n%s", summary)
         return summary
 
@@ -400,7 +449,7 @@ class Trainer:
         """What runners tell that an attempt is over."""
         elsewhere = self.strategy.elsewhere()
         if not self.strategy.runs_algorithm and elsewhere is not None:
-            return (FoundGateways(control_key_of(elsewhere.secret)),)
+            return (FoundGateways(elsewhere.secret),)
         return () if proxy is None else (proxy,)
 
     async def _algorithm_bundle(
@@ -413,13 +462,16 @@ class Trainer:
         event: Latch,
         train_dataset: Dataset | None,
         val_dataset: Dataset | None,
-    ) -> None:
-        """The algorithm with its collaborators; without one, wait to be stopped."""
+    ) -> int:
+        """Run the algorithm with its collaborators; without one, wait to be stopped.
+
+        Return 0, or how many rollouts are left because all runners have ended.
+        """
         if algorithm is None or not algorithm.holds_runners:
             ready.set()
         if algorithm is None:
-            await event.wait_async()
-            return
+            await (until_stopped_or_deserted(event) if isinstance(event, StopSignal) else event.wait_async())
+            return 0
 
         async def interrupt() -> None:
             if isinstance(event, StopSignal):
@@ -433,12 +485,41 @@ class Trainer:
         algorithm.set_adapter(self.adapter)
         algorithm.set_llm_proxy(proxy)
         algorithm.set_run(run)
-        if algorithm.is_async():
-            work = algorithm.run(train_dataset, val_dataset)
-            assert work is not None
-            await work
-        else:
-            await call_sync(lambda: algorithm.run(train_dataset, val_dataset), None, name="leyden-algorithm")
+
+        async def work() -> None:
+            if algorithm.is_async():
+                running = algorithm.run(train_dataset, val_dataset)
+                assert running is not None
+                await running
+            else:
+                await call_sync(lambda: algorithm.run(train_dataset, val_dataset), None, name="leyden-algorithm")
+
+        if not isinstance(event, StopSignal) or store.capabilities["zero_copy"]:  # others may run what is left
+            await work()
+            return 0
+        return await until_done_or_deserted(asyncio.ensure_future(work()), event, store)
+
+    async def _attach(self, store: LightningStore, stack: contextlib.AsyncExitStack) -> None:
+        """Make `store` the trainer's until `stack` closes. Close it there if it is the run's own, unless it is in memory."""
+        self._run_store, self._last_file = store, None
+
+        def detach() -> None:
+            if isinstance(store, InMemoryLightningStore):
+                return
+            self._run_store = None
+            if store is not self._store_spec and store.url.startswith("sqlite://"):
+                self._last_file = store.url
+
+        stack.callback(detach)
+        if store is not self._store_spec and not isinstance(store, InMemoryLightningStore):
+            await stack.enter_async_context(store)
+
+    def _why_deserted(self, left: int) -> str:
+        limit = "" if self.max_rollouts is None else f" after max_rollouts={self.max_rollouts} each"
+        return (
+            f"all {self.n_runners} runners have ended{limit}, and {left:,} rollouts are left; raise max_rollouts, "
+            "or continue with fit(..., resume=True) where the run has a directory"
+        )
 
     def _worker_names(self, run: Run, store: LightningStore) -> list[str]:
         """What this run's workers are called, of their own in a store that others work on too."""
@@ -484,15 +565,31 @@ def _required(
     spec: Any,
     expected: type[Any],
     name: str,
-    registry: Mapping[str, str],
-    default: type[Any] | str,
+    registry: Mapping[str, Any],
+    default: type[Any],
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """The component, made by `default` with `options` when no spec was given; options fill what a spec leaves open."""
+    """Return the component, made by `default` if the spec names no class; `options` fill what the spec leaves open."""
     return build_component(
         default if spec is None else spec,
         expected_type=expected,
         spec_name=name,
         registry=registry,
         optional_defaults=options,
+        dict_requires_type=False,
+        dict_default_cls=default,
+    )
+
+
+def _client_server() -> type[ExecutionStrategy]:
+    """Return the strategy that a port is for; its module brings a server, which other runs do without."""
+    from leyden.execution.client_server import ClientServerExecutionStrategy
+
+    return ClientServerExecutionStrategy
+
+
+def _optional(spec: Any, default: type[T], name: str) -> T | None:
+    """Return the component, or None if there is no spec; a dict holds the arguments of `default`."""
+    return build_component(
+        spec, expected_type=default, spec_name=name, allow_none=True, dict_requires_type=False, dict_default_cls=default
     )

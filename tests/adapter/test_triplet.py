@@ -121,8 +121,25 @@ def test_a_failed_call_is_no_triplet_but_can_be_looked_at():
     assert [call.failed for call in model_calls(spans)] == [True]
 
 
-def test_the_seeds_name_is_the_same_adapter():
-    assert TraceToTriplet is TracerTraceToTriplet
+def test_the_default_reads_the_gateways_record_where_there_is_one_and_the_tracers_spans_otherwise():
+    hosted = sdk_call(1, 2, id=1, response_id="hosted", asked="1")
+    both = [
+        sdk_call(3, 5, id=2, response_id="both", asked="2"),
+        gateway_call(3.5, 4.5, id=3, parent=2, prompt=[1], response=[2], response_id="both"),
+    ]
+    assert ids_of(TraceToTriplet(), [hosted]) == ["hosted"]
+    assert ids_of(TraceToTriplet(), both) == ["both"], "one call, however many recorded it"
+    assert ids_of(TraceToTriplet(), [hosted, *both]) == ["both"]
+    assert ids_of(TracerTraceToTriplet(), [hosted, *both]) == ["hosted", "both"]
+    failed = gateway_call(6, 7, id=4, prompt=[1], response=[2], error=True)
+    assert ids_of(TraceToTriplet(), [hosted, failed]) == [], "the attempt has a gateway"
+    assert TraceToTriplet().adapt([]) == []
+
+
+def test_the_default_chooses_agents_and_rewards_as_the_tracers_adapter_does():
+    assert ids_of(TraceToTriplet(agent_match="planner"), two_agents()) == ["a", "c"]
+    for options in ({}, {"agent_match": "writer"}, {"reward_match": RewardMatchPolicy.FIRST_SIBLING}):
+        assert TraceToTriplet(**options).adapt(two_agents()) == TracerTraceToTriplet(**options).adapt(two_agents())
 
 
 def test_agent_lightnings_proxy_is_a_gateway_too():

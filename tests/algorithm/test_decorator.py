@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import leyden as ly
-from leyden.adapter import LlmProxyTraceToTriplet
+from leyden.adapter import TraceToTriplet
 from leyden.algorithm import Run
 from leyden.errors import ConfigError
 from leyden.store import InMemoryLightningStore
@@ -40,7 +40,7 @@ def test_every_parameter_that_is_named_is_given_and_no_other() -> None:
     prompt = {"prompt": ly.PromptTemplate(template="hi")}
     ly.Trainer(algorithm=everything, store="memory", initial_resources=prompt).fit(agent, [1], val_dataset=[2])
     assert isinstance(seen["store"], InMemoryLightningStore)
-    assert isinstance(seen["adapter"], LlmProxyTraceToTriplet)
+    assert isinstance(seen["adapter"], TraceToTriplet)
     assert isinstance(seen["llm_proxy"], ly.LLMProxy)
     assert isinstance(seen["run"], Run)
     assert seen["initial_resources"] == prompt

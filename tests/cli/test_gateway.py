@@ -62,7 +62,9 @@ async def test_it_records_calls_in_the_store_that_is_named_and_ends_by_sigterm(t
     [
         (["--model", "policy"], "NAME=URL"),
         (["--model", "policy=localhost:80"], "http(s) base URL"),
-        (["--model", "m=http://x/v1", "--host", "0.0.0.0"], "token="),
+        (["--model", "m=http://x/v1", "--host", "0.0.0.0"], "give token, or bind to 127.0.0.1"),
+        (["--model", "m=http://x/v1", "--host", "0.0.0.0", "--token", ""], "token is empty"),
+        (["--model", "m=http://x/v1", "--num-workers", "2", "--store", "http://x:1", "--token", " "], "token is empty"),
         ([], "--model"),
     ],
 )

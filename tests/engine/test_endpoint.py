@@ -315,7 +315,8 @@ async def test_a_taken_port_is_named(backend: EmbeddedBackend, folder: Path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"host": "0.0.0.0"}, "api_key"),
+        ({"host": "0.0.0.0"}, "give api_key"),
+        ({"host": "0.0.0.0", "api_key": ""}, "api_key is empty"),
         ({"max_batch_rows": 0}, "max_batch_rows is 0"),
         ({"max_tokens_per_microbatch": 0}, "max_tokens_per_microbatch is 0"),
         ({"max_length": 1}, "max_length is 1"),

@@ -198,3 +198,8 @@ def test_a_store_for_other_machines_demands_a_token() -> None:
     strategy = ClientServerExecutionStrategy(role="algorithm", server_host="0.0.0.0", server_port=two_free_ports())
     with pytest.raises(ConfigError, match="token"):
         ly.Trainer(algorithm=Nothing(), strategy=strategy, store="memory").fit(ask)
+
+
+def test_an_empty_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match="token is empty"):
+        ClientServerExecutionStrategy(role="algorithm", token="")

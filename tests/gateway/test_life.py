@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
@@ -18,7 +18,7 @@ from leyden.errors import ConfigError, GatewayError
 from leyden.gateway import LLMProxy, UpstreamModel, attempts
 from leyden.gateway.attempts import Attempts
 from leyden.gateway.record import ModelCall, span_of
-from leyden.store import InMemoryLightningStore
+from leyden.store import InMemoryLightningStore, LightningStoreServer
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import LLM, ProxyLLM
 from tests.gateway.caller import Caller, new_caller, say, until
@@ -165,9 +165,16 @@ async def test_a_gateway_without_a_store_does_not_start() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])
 def test_a_host_that_others_can_reach_needs_a_token(host: str) -> None:
-    with pytest.raises(ConfigError, match="token="):
+    with pytest.raises(ConfigError, match="give token, or bind to"):
         LLMProxy(host=host)
     LLMProxy(host=host, token="sesame")
+
+
+@pytest.mark.parametrize("token", ["", " ", "\n"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_an_empty_token_is_refused_on_every_address(host: str, token: str) -> None:
+    with pytest.raises(ConfigError, match="token is empty; leave it out"):
+        LLMProxy(host=host, token=token)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
@@ -237,3 +244,24 @@ def test_the_gateway_is_a_resource_for_any_attempt_or_for_one() -> None:
         LLMProxy(port=1).as_resource()
     with pytest.raises(GatewayError, match="start it first"):
         LLMProxy(model_list=models).as_resource(model="a")
+
+
+async def test_a_gateway_that_is_given_a_store_server_records_in_the_store_that_it_serves(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    async with (
+        LightningStoreServer(store) as server,
+        LLMProxy(model_list=[upstream.llm()], store=server) as proxy,
+    ):
+        assert proxy.get_store() is store
+        caller = await new_caller(proxy, store)
+        async with caller.client as client:
+            await client.chat.completions.create(model="fake", messages=say("hello"))
+        assert (await caller.span()).tokens is not None
+
+
+def test_what_is_no_store_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="store is a str"):
+        LLMProxy(store=cast(Any, "memory://"))
+    with pytest.raises(ConfigError, match="store is a dict"):
+        LLMProxy().set_store(cast(Any, {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import aiohttp
@@ -11,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from leyden import semconv
-from leyden.gateway import LLMProxy
+from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
 from tests.gateway.caller import Caller, new_caller, say, until
@@ -188,3 +189,57 @@ async def test_a_token_is_demanded_when_there_is_one(upstream: FakeUpstream, sto
         error = await Counted(caller.llm.endpoint, api_key="guess").refused()
         assert isinstance(error, openai.AuthenticationError)
         assert len(upstream.requests) == 1
+
+
+# ---- requests that no model should see -------------------------------------------------------------------------------
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "chat/completions": {"model": "fake", "messages": say("hello")},
+    "completions": {"model": "fake", "prompt": "hello"},
+    "responses": {"model": "fake", "input": "hello"},
+    "messages": {"model": "fake", "max_tokens": 5, "messages": say("hello")},
+    "embeddings": {"model": "fake", "input": "hello"},
+}
+
+
+WRONG = dict.fromkeys(REQUESTS, "stream") | {"embeddings": "dimensions"}
+"""A field of each API in which a string is wrong."""
+
+
+@pytest.mark.parametrize("value", ["1e999", "NaN", "[-Infinity]", '"yes"'])
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_a_request_that_cannot_be_recorded_or_is_mistyped_is_the_clients_400_and_no_model_is_asked(
+    caller: Caller, upstream: FakeUpstream, path: str, value: str
+) -> None:
+    raw = f'{json.dumps(REQUESTS[path])[:-1]}, "{WRONG[path]}": {value}}}'.encode()
+    headers = {"content-type": "application/json"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{caller.llm.endpoint}/{path}", data=raw, headers=headers) as response,
+    ):
+        body = await response.json()
+    assert response.status == 400, body
+    assert body["error"]["type"] == "invalid_request_error"
+    assert ("type" in body) == (path == "messages"), "Anthropic's form for its clients alone"
+    assert not upstream.requests
+    span = await caller.span()
+    assert span.status.status_code == "ERROR"
+    assert body["error"]["message"] == span.status.description
+
+
+async def test_mistyped_requests_say_nothing_about_the_server(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    """Of two servers that are well, none is left alone for the faults of its clients."""
+    async with FakeUpstream() as other:
+        models = [UpstreamModel(model_name="fake", endpoint=server.endpoint) for server in (upstream, other)]
+        async with LLMProxy(model_list=models, store=store) as proxy:
+            for _ in range(4):
+                caller = await new_caller(proxy, store)
+                async with caller.client as client:
+                    with pytest.raises(openai.BadRequestError, match="stream must be true or false"):
+                        await client.chat.completions.create(
+                            model="fake", messages=say("hello"), extra_body={"stream": "yes"}
+                        )
+                    await client.chat.completions.create(model="fake", messages=say("hello"))
+    assert len(upstream.calls) == len(other.calls) == 2

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pickle
 
+import aiohttp
 import openai
 import pytest
 
 from leyden.errors import GatewayError, StoreError
 from leyden.gateway import FoundGateways, LLMProxy, control_key_of
-from leyden.gateway.remote import RemoteRecorder
+from leyden.gateway.attempts import Attempts
+from leyden.gateway.refusal import Refusal
+from leyden.gateway.remote import RemoteRecorder, end_path
+from leyden.store import InMemoryLightningStore
+from leyden.testing import FakeUpstream
 from leyden.types import LLM, ProxyLLM
-from tests.gateway.caller import Caller, say
+from tests.gateway.caller import Caller, new_caller, say
 
 
 async def test_a_pickled_gateway_ends_an_attempt_with_its_record_whole(caller: Caller) -> None:
@@ -33,7 +38,7 @@ async def test_who_does_not_know_the_control_key_ends_no_attempt(caller: Caller)
 
 async def test_a_runner_from_elsewhere_ends_attempts_at_the_gateway_that_their_resources_name(caller: Caller) -> None:
     caller.proxy.share_control("what both know")
-    recorder = pickle.loads(pickle.dumps(FoundGateways(control_key_of("what both know"))))
+    recorder = pickle.loads(pickle.dumps(FoundGateways("what both know")))
     await caller.client.chat.completions.create(model="fake", messages=say("in time"))
     given = {"llm": caller.proxy.as_resource(), "other": LLM(endpoint="http://127.0.0.1:9/v1", model="no gateway")}
     recorder.begin_attempt(caller.rollout_id, caller.attempt_id, given)
@@ -46,14 +51,59 @@ async def test_a_runner_from_elsewhere_ends_attempts_at_the_gateway_that_their_r
 
 async def test_a_runner_from_elsewhere_that_knows_another_secret_is_told_the_remedy(caller: Caller) -> None:
     caller.proxy.share_control("what both know")
-    recorder = FoundGateways(control_key_of("something else"))
+    recorder = FoundGateways("something else")
     recorder.begin_attempt(caller.rollout_id, caller.attempt_id, {"llm": caller.proxy.as_resource()})
     with pytest.raises(StoreError, match="LEYDEN_STORE_TOKEN"):
         await recorder.flush(caller.rollout_id, caller.attempt_id)
 
 
+@pytest.mark.parametrize("secret", [None, ""])
+async def test_a_gateway_with_a_token_demands_it_where_no_secret_is_shared(
+    upstream: FakeUpstream, store: InMemoryLightningStore, secret: str | None
+) -> None:
+    async with LLMProxy(model_list=[upstream.llm()], store=store, token="sesame") as proxy:
+        proxy.share_control(secret)
+        caller = await new_caller(proxy, store)
+        root, ids = proxy.endpoint.removesuffix("/v1"), (caller.rollout_id, caller.attempt_id)
+        for known_to_all in (control_key_of(None), control_key_of(""), caller.llm.api_key or "", "sesame", ""):
+            async with (
+                aiohttp.ClientSession(headers={"Authorization": f"Bearer {known_to_all}"}) as session,
+                session.post(root + end_path(*ids)) as response,
+            ):
+                assert response.status == 401
+        await caller.client.chat.completions.create(model="fake", messages=say("in time"))
+        recorder = FoundGateways(secret)
+        recorder.begin_attempt(*ids, {"llm": proxy.as_resource()})
+        await recorder.flush(*ids)
+        assert len(await store.query_spans(*ids)) == 1
+        with pytest.raises(openai.APIStatusError, match="410"):
+            await caller.client.chat.completions.create(model="fake", messages=say("late"))
+        await caller.client.close()
+
+
+async def test_ids_that_the_store_does_not_know_are_refused_and_not_remembered(store: InMemoryLightningStore) -> None:
+    attempts = Attempts(store)
+    rollout = await store.start_rollout({})
+    for index in range(3000):
+        with pytest.raises(Refusal, match="Use the base URL") as caught:
+            await attempts.end_if_known(f"{index}" * 100 if index % 2 else rollout.rollout_id, f"at-{index}")
+        assert caught.value.status == 404
+    assert attempts.n_ended == 0
+    for _ in range(2):
+        await attempts.end_if_known(rollout.rollout_id, rollout.attempt.attempt_id)
+    assert attempts.n_ended == 1
+
+
+async def test_a_runner_is_told_that_the_gateways_store_does_not_know_its_attempt(caller: Caller) -> None:
+    caller.proxy.share_control(None)
+    recorder = FoundGateways(None)
+    recorder.begin_attempt("ro-elsewhere", "at-elsewhere", {"llm": caller.proxy.as_resource()})
+    with pytest.raises(StoreError, match=r"ro-elsewhere.*the store that holds its rollout"):
+        await recorder.flush("ro-elsewhere", "at-elsewhere")
+
+
 async def test_a_gateway_that_is_not_there_is_named() -> None:
-    recorder = FoundGateways(control_key_of(None))
+    recorder = FoundGateways(None)
     recorder.begin_attempt("ro", "at", {"llm": ProxyLLM(endpoint="http://127.0.0.1:9/v1", model="gone")})
     with pytest.raises(GatewayError, match=r"http://127\.0\.0\.1:9 cannot be told that attempt 'at' is over"):
         await recorder.flush("ro", "at")

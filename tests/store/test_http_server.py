@@ -357,7 +357,7 @@ def test_a_server_of_all_addresses_has_one_to_connect_to() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "store.example"])
 def test_other_machines_are_served_with_a_token_only(host: str) -> None:
-    with pytest.raises(ConfigError, match=r"token=.*insecure"):
+    with pytest.raises(ConfigError, match=r"give token.*insecure=True"):
         LightningStoreServer(InMemoryLightningStore(), host)
     LightningStoreServer(InMemoryLightningStore(), host, token="t")
     LightningStoreServer(InMemoryLightningStore(), host, insecure=True)

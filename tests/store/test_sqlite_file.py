@@ -359,6 +359,32 @@ async def test_a_full_disk_fails_the_batch_and_later_ones_go_on(tmp_path: Path) 
         assert [rollout.input for rollout in await store.query_rollouts()] == ["before", "after"]
 
 
+def test_other_programs_open_and_close_the_file_of_a_store_that_writes_and_nothing_is_lost(tmp_path: Path) -> None:
+    path, n_rollouts = tmp_path / "x.db", 2000
+    code = """
+        import asyncio, sys
+        from leyden.store import SqliteLightningStore
+
+        async def main():
+            async with SqliteLightningStore(sys.argv[1]) as store:
+                await store.enqueue_rollout(0)
+                print("open", flush=True)
+                for n in range(1, int(sys.argv[2])):
+                    await store.enqueue_rollout(n)
+
+        asyncio.run(main())
+    """
+    with started(code, path, n_rollouts) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "open\n"
+        while program.poll() is None:
+            with closing(sqlite3.connect(path)) as connection:
+                assert connection.execute("PRAGMA quick_check").fetchall() == [("ok",)]
+        assert program.returncode == 0, program.stdout.read()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM rollouts").fetchall() == [(n_rollouts,)]
+
+
 async def test_the_log_is_copied_into_the_file_and_begins_again(tmp_path: Path) -> None:
     log = tmp_path / "x.db-wal"
     async with SqliteLightningStore(tmp_path / "x.db") as store:

@@ -10,6 +10,7 @@ import pytest
 from leyden.adapter import LlmProxyTraceToTriplet, TraceAdapter
 from leyden.algorithm import Algorithm, Baseline
 from leyden.errors import ConfigError
+from leyden.trainer import instantiate_from_spec, register_component, registered_components
 from leyden.trainer.init_utils import build_component
 from leyden.trainer.registry import AlgorithmRegistry
 
@@ -41,7 +42,8 @@ def test_every_documented_spec_gives_an_instance(spec: Any) -> None:
 def test_an_instance_is_used_as_it_is_and_none_means_the_default() -> None:
     baseline = Baseline()
     assert build(baseline) is baseline
-    assert build(None) is None
+    assert build(None, allow_none=True) is None
+    assert build(None, allow_none=True, default_factory=lambda: baseline) is baseline
     assert build(None, default_factory=lambda: baseline) is baseline
 
 
@@ -59,7 +61,9 @@ def test_optional_defaults_fill_only_what_the_class_accepts_and_the_spec_left_op
         ({"n_epochs": 1}, "does not say which component"),
         ({"type": "baseline", "n_epoch": 1}, "did you mean 'n_epochs'?"),
         ({"type": "policy_gradient"}, "needs backend"),
+        ({"type": 42}, "42 is no class"),
         (42, "is no component"),
+        (None, "algorithm is missing"),
         (lambda: LlmProxyTraceToTriplet(), "made a LlmProxyTraceToTriplet, not a Algorithm"),
     ],
 )
@@ -71,3 +75,46 @@ def test_a_spec_that_means_nothing_is_refused_with_what_is_possible(spec: Any, m
 def test_a_thing_of_another_kind_is_a_type_error_too() -> None:
     with pytest.raises(TypeError, match="not a TraceAdapter"):
         build_component(Baseline, expected_type=TraceAdapter, spec_name="adapter")
+
+
+def test_a_dict_without_a_type_holds_the_arguments_of_the_default_class() -> None:
+    built = build({"n_epochs": 3}, dict_requires_type=False, dict_default_cls=Baseline)
+    assert isinstance(built, Baseline) and built.n_epochs == 3
+    with pytest.raises(ConfigError, match="does not say which component"):
+        build({"n_epochs": 3}, dict_default_cls=Baseline)
+    with pytest.raises(ConfigError, match="does not say which component"):
+        build({"n_epochs": 3}, dict_requires_type=False)
+    with pytest.raises(TypeError, match="made a int"):
+        build(None, default_factory=lambda: 3)
+
+
+def test_a_spec_can_be_instantiated_without_an_expected_type() -> None:
+    made = instantiate_from_spec({"type": "fractions.Fraction", "numerator": 3}, spec_name="share")
+    assert made == 3
+    assert instantiate_from_spec("baseline", spec_name="algorithm", registry=AlgorithmRegistry).n_epochs == 1
+
+
+@pytest.fixture
+def algorithms(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr("leyden.trainer.registry.AlgorithmRegistry", known := dict(AlgorithmRegistry))
+    monkeypatch.setattr("leyden.trainer.registry._REGISTRIES", {"algorithm": known})
+    return known
+
+
+@pytest.mark.parametrize("component", [Baseline, lambda: Baseline(), "leyden.algorithm.Baseline"])
+def test_a_registered_component_is_found_by_its_name(algorithms: dict[str, Any], component: Any) -> None:
+    register_component("algorithm", "mine", component)
+    register_component("algorithm", "mine", component)
+    assert registered_components("algorithm")["mine"] == component
+    built = build_component("mine", expected_type=Algorithm, spec_name="algorithm", registry=algorithms)
+    assert isinstance(built, Baseline)
+
+
+def test_a_name_that_cannot_be_registered_says_why(algorithms: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="'algorithms' is no kind of component; possible: algorithm"):
+        register_component("algorithms", "mine", Baseline)
+    with pytest.raises(ConfigError, match="the algorithm 'baseline' is 'leyden.algorithm.fast.Baseline' already"):
+        register_component("algorithm", "baseline", LlmProxyTraceToTriplet)
+    for name in ("", "a.b", "a:b", "sqlite://x"):
+        with pytest.raises(ConfigError, match="choose a name without dots"):
+            register_component("algorithm", name, Baseline)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -64,7 +65,7 @@ def failures(directory: Path) -> list[str]:
     return [json.loads(metadata)["reason_kind"] for (metadata,) in found]
 
 
-def read(directory: Path, query: str) -> list[tuple[str, ...]]:
+def read(directory: Path, query: str) -> list[tuple[Any, ...]]:
     try:
         with sqlite3.connect(directory / "store.sqlite") as database:
             return database.execute(query).fetchall()

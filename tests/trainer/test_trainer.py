@@ -16,7 +16,7 @@ import pytest
 
 import leyden as ly
 from leyden.algorithm import Algorithm
-from leyden.errors import ConfigError, MissingResource, RunInterrupted
+from leyden.errors import ConfigError, MissingResource, RunInterrupted, StoreError
 from leyden.execution import SharedMemoryExecutionStrategy
 from leyden.store import InMemoryLightningStore, SqliteLightningStore
 
@@ -88,6 +88,133 @@ def test_an_agent_method_and_every_registered_spec_work_together() -> None:
     )
     assert trainer.n_runners == 2
     assert trainer.fit(double, [1, 2], val_dataset=[3]).rollouts["succeeded"] == 6
+
+
+@pytest.mark.parametrize("given", [{"train_dataset": [1]}, {"val_dataset": []}])
+def test_data_without_an_algorithm_is_refused_with_what_to_pass(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"there is data and no algorithm.* give Trainer\(algorithm='baseline'\)"):
+        ly.Trainer(store="memory").fit(double, **given)
+
+
+@pytest.mark.parametrize("strategy", ["shm", "ipc"])
+def test_a_limit_below_the_work_ends_the_run_and_says_what_is_left(
+    strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = ly.Trainer(algorithm="baseline", n_runners=2, max_rollouts=3, strategy=strategy, run_dir=tmp_path)
+    assert trainer.max_rollouts == 3
+    summary = trainer.fit(double, list(range(9)))
+    assert (summary.rollouts["succeeded"], summary.rollouts["queuing"]) == (6, 3)
+    assert summary.stopped is not None
+    assert "all 2 runners have ended after max_rollouts=3 each, and 3 rollouts are left" in summary.stopped
+    assert summary.stopped in str(summary)
+    assert summary.stopped in caplog.text
+
+
+def test_a_limit_that_is_just_enough_lets_the_algorithm_finish() -> None:
+    summary = ly.Trainer(algorithm="baseline", n_runners=1, max_rollouts=4, store="memory").fit(double, list(range(4)))
+    assert (summary.rollouts["succeeded"], summary.stopped) == (4, None)
+
+
+def test_a_limit_ends_an_algorithm_that_enqueues_only_later() -> None:
+    """Its first rollouts are done and the runners gone; what it enqueues then would wait for ever."""
+    ended: list[str] = []
+
+    @ly.algo
+    async def two_rounds(*, store: ly.LightningStore) -> None:
+        try:
+            for _ in range(2):
+                rollout = await store.enqueue_rollout(1)
+                await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    summary = ly.Trainer(algorithm=two_rounds, max_rollouts=1, store="memory").fit(double)
+    assert (summary.rollouts["succeeded"], summary.rollouts["queuing"], ended) == (1, 1, ["cancelled"])
+
+
+async def test_the_store_of_a_run_is_the_trainers_while_it_runs_and_can_be_read_afterwards(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    @ly.algo
+    async def look(*, store: ly.LightningStore) -> None:
+        await store.enqueue_rollout(1)
+        seen.append((trainer.store is store, (await store.statistics())["total_rollouts"]))
+
+    trainer = ly.Trainer(algorithm=look, run_dir=tmp_path)
+    assert trainer.store is None
+    await trainer.afit(double)
+    assert seen == [(True, 1)]
+    assert trainer.store is not None and trainer.store is trainer.store
+    assert (await trainer.store.statistics())["total_rollouts"] == 1
+    with pytest.raises(StoreError, match="opened read-only"):
+        await trainer.store.enqueue_rollout(2)
+    await trainer.afit(double, resume=True)  # the file can be owned again
+    assert (await trainer.store.statistics())["total_rollouts"] == 2
+    await trainer.store.close()
+
+
+async def test_a_store_in_memory_can_be_looked_at_after_the_run_and_one_of_the_users_is_the_trainers() -> None:
+    trainer = ly.Trainer(algorithm="baseline")
+    trainer.dev(double, [1, 2])
+    assert trainer.store is not None
+    assert await rewards(trainer.store) == [2.0, 4.0]
+    async with InMemoryLightningStore() as store:
+        trainer = ly.Trainer(algorithm="baseline", store=store)
+        assert trainer.store is store
+        await trainer.afit(double, [1])
+        assert trainer.store is store
+
+
+def test_dicts_without_a_type_hold_the_arguments_of_the_default_classes(tmp_path: Path) -> None:
+    trainer = ly.Trainer(
+        algorithm="baseline",
+        adapter={"agent_match": "writer"},
+        llm_proxy={"port": 0},
+        tracer={"model_hosts": ["models.example"]},
+        runner={"concurrency": 2},
+        strategy={"n_runners": 2},
+        store={"path": tmp_path / "rollouts.sqlite"},
+        monitor={"interval_seconds": 5},
+    )
+    assert isinstance(trainer.adapter, ly.TraceToTriplet) and trainer.adapter.agent_match == "writer"
+    assert isinstance(trainer.llm_proxy, ly.LLMProxy)
+    assert isinstance(trainer.tracer, ly.OtelTracer)
+    assert (trainer.runner.concurrency, trainer.n_runners) == (2, 2)
+    assert isinstance(trainer.monitor, ly.Monitor)
+    assert trainer.fit(double, [1, 2]).rollouts["succeeded"] == 2
+    assert (tmp_path / "rollouts.sqlite").exists()
+    with pytest.raises(ConfigError, match="algorithm=.* does not say which component"):
+        ly.Trainer(algorithm={"n_epochs": 2})
+    with pytest.raises(ConfigError, match="TraceToTriplet has no option 'agent_mach'; did you mean 'agent_match'"):
+        ly.Trainer(adapter={"agent_mach": "writer"})
+
+
+async def test_data_sets_are_given_by_position() -> None:
+    trainer = ly.Trainer(algorithm="baseline", store="memory")
+    assert trainer.fit(double, [1, 2], [3]).rollouts["succeeded"] == 3
+    assert trainer.dev(double, [1, 2], [3]).rollouts["succeeded"] == 3
+    assert (await trainer.afit(double, [1, 2], [3])).rollouts["succeeded"] == 3
+
+
+def test_an_agent_without_a_gateway_yields_triplets_by_default() -> None:
+    @ly.rollout
+    async def calls_a_hosted_model(task: str) -> None:
+        told = {"gen_ai.operation.name": "chat", "gen_ai.response.id": task}
+        with ly.operation(name="chat", attributes=told):  # as OpenTelemetry's instrumentation of a client records it
+            pass
+        ly.emit_reward(0.5)
+
+    found: list[Any] = []
+
+    @ly.algo
+    async def collect(*, store: ly.LightningStore, adapter: ly.TraceAdapter[Any], train_dataset: Any) -> None:
+        [rollout] = [await store.enqueue_rollout(task) for task in train_dataset]
+        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
+        found.extend(adapter.adapt(await store.query_spans(rollout.rollout_id)))
+
+    ly.Trainer(algorithm=collect, store="memory").fit(calls_a_hosted_model, ["hosted"])
+    assert [(triplet.metadata["response_id"], triplet.reward) for triplet in found] == [("hosted", 0.5)]
 
 
 def test_a_free_function_and_a_sync_function_are_algorithms() -> None:

@@ -304,7 +304,7 @@ class PolicyGradient(IterativeAlgorithm):
             if not isinstance(item, Triplet):
                 raise ConfigError(
                     f"PolicyGradient trains on Triplets, but adapter={type(adapter).__name__} gave a {type(item).__name__}; "
-                    "use LlmProxyTraceToTriplet, which is the default"
+                    "use TraceToTriplet, which is the default"
                 )
         return triplets
 

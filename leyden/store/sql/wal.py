@@ -10,11 +10,13 @@ a time.
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import struct
 import threading
 import time
 import weakref
+from bisect import bisect_left
 from pathlib import Path
 
 from leyden.store.sql.session import Session
@@ -31,8 +33,10 @@ _SPARE_PAGES, _SPARE_SHARE = 4096, 0.25
 """Free pages that are left for what comes next: so many (16 MB), or this share of the file."""
 _STEP_PAGES = 32
 """How many are given back while a writer waits: 0.1 ms, seldom 5."""
-_INDEX_HEADER = struct.Struct("=14xHI")
-"""Of the log's index, as far as it is needed: ..., the size of a page, the number of frames (sqlite.org/walformat.html, 2.1)."""
+_LOG_HEADER = struct.Struct(">8xI4x8s8x")
+"""The log's header: the size of a page, and the salt of the frames that belong to it (sqlite.org/fileformat2.html, 4.1)."""
+_FRAME_HEADER = struct.Struct(">8x8s8x")
+"""A frame's header: the salt that was the log's when the frame was written. The page follows."""
 
 
 class Checkpointer:
@@ -42,10 +46,10 @@ class Checkpointer:
         self._writes = 0
         self._look = threading.Event()
         self._over = threading.Event()
-        index = path.with_name(f"{path.name}-shm")
+        log = path.with_name(f"{path.name}-wal")
         thread = threading.Thread(
             target=_serve,
-            args=(index, connection, session, self._look, self._over),
+            args=(log, connection, session, self._look, self._over),
             name="leyden-store-checkpointer",
             daemon=True,
         )
@@ -64,12 +68,12 @@ class Checkpointer:
 
 
 def _serve(
-    index: Path, connection: sqlite3.Connection, session: Session, look: threading.Event, over: threading.Event
+    log: Path, connection: sqlite3.Connection, session: Session, look: threading.Event, over: threading.Event
 ) -> None:
     while look.wait() and not over.is_set():
         look.clear()
         try:
-            if _bytes_in_use(index) > LOG_BYTES:
+            if _bytes_in_use(log) > LOG_BYTES:
                 _checkpoint(connection, session)
             while not over.is_set() and _has_many_free(connection):
                 _give_back(connection, session)
@@ -78,11 +82,26 @@ def _serve(
     connection.close()
 
 
-def _bytes_in_use(index: Path) -> int:
-    """How much of the log is not in the database, or was not when it last began again."""
-    with index.open("rb") as file:
-        page_size, frames = _INDEX_HEADER.unpack(file.read(_INDEX_HEADER.size))
-    return page_size * frames
+def _bytes_in_use(log: Path) -> int:
+    """Return how much of the log is not in the database, or was not when the log last began again.
+
+    The log's index has this number too, but no process may open and close the index beside SQLite: closing a file
+    releases all locks that the process holds on it, and the next process that opens the database would take the index
+    for abandoned and cut it off under the writer. Nothing is locked in the log.
+    """
+    with log.open("rb", buffering=0) as file:
+        header = file.read(_LOG_HEADER.size)
+        if len(header) < _LOG_HEADER.size:
+            return 0
+        page_size, salt = _LOG_HEADER.unpack(header)
+        frame_size = _FRAME_HEADER.size + page_size
+
+        def is_older(frame: int) -> bool:
+            found = os.pread(file.fileno(), _FRAME_HEADER.size, _LOG_HEADER.size + frame * frame_size)
+            return len(found) < _FRAME_HEADER.size or _FRAME_HEADER.unpack(found)[0] != salt
+
+        size = os.fstat(file.fileno()).st_size
+        return frame_size * bisect_left(range(size // frame_size), True, key=is_older)
 
 
 def _checkpoint(connection: sqlite3.Connection, session: Session) -> None:

@@ -1,0 +1,172 @@
+"""What is wrong with a request before any model sees it: JSON that cannot be recorded, and fields of the wrong type.
+
+A server would answer such a request with an error of its own, or read it differently than the record says. The tables hold the
+fields that a dialect's API defines, each with the JSON types that it takes; null is the same as leaving a field out. Fields that
+are not in the table, and the values themselves, are the server's to judge.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from pydantic_core import from_json
+
+from leyden.dialects.encoding import Json
+from leyden.dialects.fields import shown
+
+Types = tuple[type, ...]
+FieldTypes = Mapping[str, Types]
+
+STRING: Types = (str,)
+BOOLEAN: Types = (bool,)
+INTEGER: Types = (int,)
+NUMBER: Types = (int, float)
+OBJECT: Types = (dict,)
+LIST: Types = (list,)
+TEXT_OR_LIST: Types = (str, list)
+TEXT_OR_OBJECT: Types = (str, dict)
+
+_NAMES: Mapping[Types, str] = {
+    STRING: "a string",
+    BOOLEAN: "true or false",
+    INTEGER: "an integer",
+    NUMBER: "a number",
+    OBJECT: "an object",
+    LIST: "a list",
+    TEXT_OR_LIST: "a string or a list",
+    TEXT_OR_OBJECT: "a string or an object",
+    (bool, int): "true, false or an integer",
+}
+_OF_OBJECTS = ("messages", "tools")
+"""Lists that hold objects alone."""
+
+_SAMPLING: FieldTypes = {
+    "stream": BOOLEAN,
+    "stream_options": OBJECT,
+    "temperature": NUMBER,
+    "top_p": NUMBER,
+    "metadata": OBJECT,
+    "user": STRING,
+}
+_OPENAI: FieldTypes = {
+    **_SAMPLING,
+    "n": INTEGER,
+    "seed": INTEGER,
+    "max_tokens": INTEGER,
+    "stop": TEXT_OR_LIST,
+    "presence_penalty": NUMBER,
+    "frequency_penalty": NUMBER,
+    "logit_bias": OBJECT,
+    "return_token_ids": BOOLEAN,
+}
+CHAT: FieldTypes = {
+    **_OPENAI,
+    "messages": LIST,
+    "max_completion_tokens": INTEGER,
+    "logprobs": BOOLEAN,
+    "top_logprobs": INTEGER,
+    "tools": LIST,
+    "tool_choice": TEXT_OR_OBJECT,
+    "parallel_tool_calls": BOOLEAN,
+    "response_format": OBJECT,
+    "reasoning_effort": STRING,
+    "store": BOOLEAN,
+}
+COMPLETIONS: FieldTypes = {
+    **_OPENAI,
+    "prompt": TEXT_OR_LIST,
+    "suffix": STRING,
+    "echo": BOOLEAN,
+    "best_of": INTEGER,
+    "logprobs": (bool, int),
+}
+EMBEDDINGS: FieldTypes = {
+    "input": TEXT_OR_LIST,
+    "encoding_format": STRING,
+    "dimensions": INTEGER,
+    "user": STRING,
+}
+RESPONSES: FieldTypes = {
+    **_SAMPLING,
+    "input": TEXT_OR_LIST,
+    "instructions": STRING,
+    "max_output_tokens": INTEGER,
+    "previous_response_id": STRING,
+    "store": BOOLEAN,
+    "include": LIST,
+    "reasoning": OBJECT,
+    "text": OBJECT,
+    "tools": LIST,
+    "tool_choice": TEXT_OR_OBJECT,
+    "parallel_tool_calls": BOOLEAN,
+    "top_logprobs": INTEGER,
+    "background": BOOLEAN,
+    "truncation": STRING,
+}
+MESSAGES: FieldTypes = {
+    **_SAMPLING,
+    "messages": LIST,
+    "system": TEXT_OR_LIST,
+    "max_tokens": INTEGER,
+    "top_k": INTEGER,
+    "stop_sequences": LIST,
+    "tools": LIST,
+    "tool_choice": OBJECT,
+    "thinking": OBJECT,
+    "output_config": OBJECT,
+}
+
+
+class WrongType(ValueError):
+    """A field of a request has a type that its API does not take."""
+
+    def __init__(self, field: str, wanted: str, value: Any) -> None:
+        """field: where it stands, as `messages[2]`."""
+        super().__init__(f"{field} must be {wanted}, got {shown(value)}")
+        self.field = field
+
+
+def parse_request(raw: bytes) -> Json:
+    """Parse the body of a request. Raise ValueError or RecursionError unless it is a JSON object whose numbers are all finite."""
+    try:
+        request: Any = from_json(raw, allow_inf_nan=False, cache_strings="keys")
+    except ValueError:  # half of a surrogate pair, another encoding than UTF-8, deep nesting, NaN; or no JSON at all
+        request = json.loads(raw, parse_constant=_refused)
+    if not isinstance(request, dict):
+        raise ValueError(f"it is a JSON {type(request).__name__}; it must be an object")
+    _check_finite(cast(Json, request))
+    return cast(Json, request)
+
+
+def check_types(request: Json, fields: FieldTypes) -> None:
+    """Raise WrongType for the first field whose value is not of one of its types."""
+    for name, value in request.items():
+        types = fields.get(name)
+        if types is None or value is None:
+            continue
+        if not (type(value) in types or (int in types and isinstance(value, float) and value.is_integer())):
+            raise WrongType(name, _NAMES[types], value)
+        if name in _OF_OBJECTS:
+            for index, item in enumerate(cast(list[Any], value)):
+                if not isinstance(item, dict):
+                    raise WrongType(f"{name}[{index}]", "an object", item)
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _check_finite(request: Json) -> None:
+    """Raise ValueError for a number that is too large for a float, such as 1e999, which parsers read as infinity."""
+    left: list[Any] = [request]
+    while left:
+        value: Any = left.pop()
+        items: Iterable[Any] = cast(Json, value).values() if type(value) is dict else value
+        for item in items:
+            if isinstance(item, dict | list):
+                left.append(item)
+            elif isinstance(item, float) and not math.isfinite(item):
+                raise ValueError("a number is too large for a float (such as 1e999)")

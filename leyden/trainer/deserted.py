@@ -1,0 +1,50 @@
+"""What becomes of an algorithm whose runners have all ended by themselves, because each had done its `max_rollouts`.
+
+It goes on as long as it needs no runner. When a rollout is left that nobody will run, it would wait for ever, so its work is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from leyden.execution.events import StopSignal
+from leyden.store.base import LightningStore
+from leyden.types.rollout import ROLLOUT_FINISHED
+
+_LOOK_SECONDS = 1.0
+"""How often an algorithm that goes on alone is looked after: rarely, and only until it ends."""
+
+
+async def until_done_or_deserted(work: asyncio.Task[None], event: StopSignal, store: LightningStore) -> int:
+    """Wait for `work`, and return 0 when it is done. Raise what it raises.
+
+    Cancel `work` if all runners have ended and rollouts are left; return how many are.
+    """
+    deserted = asyncio.ensure_future(event.deserted.wait_async())
+    try:
+        await asyncio.wait({work, deserted}, return_when=asyncio.FIRST_COMPLETED)
+        while not work.done():
+            if left := await _unfinished(store):
+                return left
+            await asyncio.wait({work}, timeout=_LOOK_SECONDS)
+        work.result()
+        return 0
+    finally:
+        deserted.cancel()
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+async def until_stopped_or_deserted(event: StopSignal) -> None:
+    """Wait until the run is stopped or all runners have ended by themselves."""
+    either = [asyncio.ensure_future(latch.wait_async()) for latch in (event, event.deserted)]
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiting in either:
+            waiting.cancel()
+
+
+async def _unfinished(store: LightningStore) -> int:
+    counts = (await store.statistics())["rollouts_by_status"]
+    return sum(count for status, count in counts.items() if status not in ROLLOUT_FINISHED)
