@@ -16,6 +16,8 @@ from typing import Any, Literal, cast, get_args
 
 from leyden.errors import ConfigError, StoreError
 from leyden.execution.base import AlgorithmBundle, Elsewhere, RunnerBundle, RunsAgain
+from leyden.execution.environment import managed_store as managed_by_environment
+from leyden.execution.environment import variable
 from leyden.execution.process_strategy import ProcessExecutionStrategy
 from leyden.execution.supervised import serve
 from leyden.options import check_flag, check_number, check_port, check_token
@@ -80,16 +82,16 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
         if managed_store is not None:
             check_flag("managed_store", managed_store)
         self.patience_seconds = patience_seconds
-        self.role = _checked_role(role or _variable("CURRENT_ROLE") or "both")
+        self.role = _checked_role(role or variable("CURRENT_ROLE") or "both")
         self.runs_algorithm = self.role != "runner"
-        self.server_host = server_host or host or _variable("SERVER_HOST") or "127.0.0.1"
+        self.server_host = server_host or host or variable("SERVER_HOST") or "127.0.0.1"
         self.server_port = _port() if server_port is None else server_port
         if self.server_port is None and self.role != "both":
             self.server_port = _PORT
         check_port("server_port", self.server_port)
         check_token("token", token, host="127.0.0.1")  # the server checks its own address when it starts
         self._token = token or os.environ.get(TOKEN_VARIABLE) or None
-        self.managed_store = _managed() if managed_store is None else managed_store
+        self.managed_store = managed_by_environment() if managed_store is None else managed_store
 
     def remote_store(self) -> LightningStore | None:
         """See ExecutionStrategy.remote_store."""
@@ -188,11 +190,6 @@ async def _until_reported(store: LightningStore, deadline: float) -> None:
         await store.wait_for_any_rollout(rollout_ids=[rollout.rollout_id for rollout in running], timeout=seconds)
 
 
-def _variable(name: str) -> str | None:
-    """Of the environment, under our name or under Agent Lightning's."""
-    return os.environ.get(f"LEYDEN_{name}") or os.environ.get(f"AGL_{name}")
-
-
 def _checked_role(role: str) -> Role:
     if role not in get_args(Role):
         raise ConfigError(f"role is {role!r}; possible: {', '.join(map(repr, get_args(Role)))}")
@@ -200,16 +197,9 @@ def _checked_role(role: str) -> Role:
 
 
 def _port() -> int | None:
-    given = _variable("SERVER_PORT")
+    given = variable("SERVER_PORT")
     if given is None:
         return None
     if not given.isdigit():
         raise ConfigError(f"LEYDEN_SERVER_PORT is {given!r}; it must be a number")
     return int(given)
-
-
-def _managed() -> bool:
-    given = (_variable("MANAGED_STORE") or "1").lower()
-    if given not in ("0", "1", "true", "false", "yes", "no"):
-        raise ConfigError(f"LEYDEN_MANAGED_STORE is {given!r}; possible: 0, 1")
-    return given in ("1", "true", "yes")

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from leyden.litagent import LitAgent
+from leyden.runner.calls import Debugger
 from leyden.store.base import LightningStore
 from leyden.tracer import Tracer
 from leyden.types import AttemptedRollout, NamedResources, Rollout, RolloutMode, Span, TaskInput
@@ -84,6 +85,11 @@ class Runner(ParallelWorkerBase, ABC, Generic[T]):
     """How many rollouts `iter` may have in flight to begin with, one more with each that ends; None: as many as it may at all.
 
     An execution strategy sets it after one of several rollouts has ended the process that they shared.
+    """
+
+    debugger: Debugger | None = None
+    """How sync agents are called for someone with a debugger: then there is one rollout at a time, without limits of time, and Ctrl-C and
+    the debugger's "quit" end the run. None: no debugger.
     """
 
     @abstractmethod

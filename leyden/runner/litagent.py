@@ -94,7 +94,7 @@ class LitAgentRunner(Runner[T]):
 
     async def iter(self, event: Latch | None = None) -> None:
         """See Runner.iter."""
-        with LagWatchdog.beside_this_loop() as watchdog:
+        with LagWatchdog.beside_this_loop(looks=self.debugger is None) as watchdog:
             await self._iter(watchdog, event or Latch())
 
     async def _iter(self, watchdog: LagWatchdog, event: Latch) -> None:
@@ -134,7 +134,8 @@ class LitAgentRunner(Runner[T]):
     async def _claim(self, running: _RunningSet, attempts: AttemptRunner, store: LightningStore) -> None:
         """Claim and start rollouts until cancelled or until `max_rollouts` are claimed."""
         while self.max_rollouts is None or running.started < self.max_rollouts:
-            room = await running.room(self.concurrency, self.most_at_first)
+            concurrency = self.concurrency if self.debugger is None else 1
+            room = await running.room(concurrency, self.most_at_first)
             limit = room if self.max_rollouts is None else min(room, self.max_rollouts - running.started)
             rollouts = await running.watchdog.claim(
                 store, limit=limit, worker_id=self.worker_name, timeout_seconds=_CLAIM_WAIT_SECONDS
@@ -261,6 +262,8 @@ class _RunningSet:
         return room
 
     def _room(self, concurrency: int, most_at_first: int | None) -> int:
+        if self.failed.done():
+            return 0  # the runner ends
         most = concurrency if most_at_first is None else min(concurrency, most_at_first + self.ended)
         return most - len(self.tasks)
 
