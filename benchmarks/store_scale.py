@@ -1,8 +1,11 @@
-"""What a rollout costs in a store that holds 10,000, 100,000 and 1,000,000 of them: the cost must stay flat, and so must memory.
+"""What a rollout and a dashboard's questions cost in a store that holds 10,000, 100,000 and 1,000,000 rollouts.
+
+The costs must stay flat, and so must memory.
 
 Three durable stores in files, filled in bulk with finished rollouts of two small spans each (ten of 1 kB would be 12 GB at a million) and,
 behind them, a tenth as many that wait in the queue. Then short slices of whole rollouts (enqueue, claim, 10 spans of about 1 kB one by
-one, an attempt update, a span query) take turns between the three, so that the machine's moods hit all alike.
+one, an attempt update, a span query) take turns between the three, so that the machine's moods hit all alike. At last each store is asked
+what a dashboard asks: pages of 100 rollouts with their totals, and the statistics.
 """
 
 from __future__ import annotations
@@ -20,6 +23,16 @@ SIZES = (10_000, 100_000, 1_000_000)
 QUEUED_SHARE = 10
 """One waiting rollout for so many finished ones."""
 PAIRS = 9
+QUESTIONS = 25
+"""How often each store is asked each question."""
+ASKED = {
+    "newest": "newest 100 by `start_time`",
+    "ended_last": "last 100 by `end_time`",
+    "of_status": "100 of a status",
+    "of_status_newest": "newest 100 of a status",
+    "waiting": "100 that wait",
+    "statistics": "`statistics`",
+}
 HEADLINES = (f"store in a file that holds {SIZES[-1]:,} rollouts, by CPU",)
 
 
@@ -34,13 +47,14 @@ def main(peer: Peer | None) -> list[Row | Table]:
         stores = [Contender(f"{size:,}", [side]) for side, size in zip(sides, SIZES, strict=True)]
         samples = alternate([store.slice("one") for store in stores], pairs=PAIRS)
         resident = [side.ask("memory") for side in sides]
+        questions = [side.ask("questions", times=QUESTIONS) for side in sides]
     rows: list[Row] = []
     for size, taken in list(zip(SIZES, samples, strict=True))[1:]:
         for unit, of in (("rollouts/s", samples[0]), ("rollouts/CPU s", per_cpu(samples[0], stores[0]))):
             mine = taken if unit == "rollouts/s" else per_cpu(taken, stores[SIZES.index(size)])
             name = f"store in a file that holds {size:,} rollouts" + ("" if unit == "rollouts/s" else ", by CPU")
             rows.append(row(name, unit, mine, of, f"Leyden, {SIZES[0]:,} rollouts"))
-    return [*rows, table(stores, resident)]
+    return [*rows, table(stores, resident), table_of_questions(stores, questions)]
 
 
 def per_cpu(samples: list[Sample], store: Contender) -> list[Sample]:
@@ -66,5 +80,20 @@ def table(stores: list[Contender], resident: list[dict[str, float]]) -> Table:
                 f"{memory['disk_mb']:,.0f}",
             ]
             for store, memory in zip(stores, resident, strict=True)
+        ],
+    )
+
+
+def table_of_questions(stores: list[Contender], questions: list[dict[str, list[float]]]) -> Table:
+    """Each store: what a dashboard asks, each page with its total."""
+    return Table(
+        title="Questions about a store in a file, microseconds of CPU (p50 / p90), each page with its total",
+        columns=["rollouts", *ASKED.values()],
+        rows=[
+            [
+                store.label,
+                *(f"{percentile(taken[name], 50):,.0f} / {percentile(taken[name], 90):,.0f}" for name in ASKED),
+            ]
+            for store, taken in zip(stores, questions, strict=True)
         ],
     )

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         Triplet,
         find_final_reward,
     )
-    from leyden.utils.logs import setup_logging
+    from leyden.utils.logs import configure_logger, setup_logging
 
 _HOMES = {
     "leyden.adapter": (
@@ -134,7 +134,7 @@ _HOMES = {
         "Triplet",
         "find_final_reward",
     ),
-    "leyden.utils.logs": ("setup_logging",),
+    "leyden.utils.logs": ("configure_logger", "setup_logging"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -206,6 +206,7 @@ __all__ = [
     "WeaveTracer",
     "__version__",
     "algo",
+    "configure_logger",
     "emit_annotation",
     "emit_exception",
     "emit_message",

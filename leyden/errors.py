@@ -12,6 +12,7 @@ __all__ = [
     "AgentError",
     "CheckpointError",
     "ConfigError",
+    "DataQueueClosed",
     "EngineError",
     "GatewayError",
     "IllegalTransition",
@@ -141,6 +142,10 @@ class SimulatorError(LeydenError, RuntimeError):
 
 class SeedsExhausted(LeydenError, RuntimeError):
     """An environment was reset after its last seed."""
+
+
+class DataQueueClosed(LeydenError, RuntimeError):
+    """A data queue was used after the process that made it left its `with`, or ended."""
 
 
 class RunInterrupted(LeydenError, KeyboardInterrupt):

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite(  # modules beside the tests that judge what happened
+    "tests.attack", "tests.execution.stream", "tests.gateway.conversations", "tests.store.killing"
+)
+
 HERE = Path(__file__).parent
 GROUP_FOLDERS = (
     "faults",

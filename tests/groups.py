@@ -63,7 +63,7 @@ GROUPS = [
     Group("vllm", "vllm", 10),
     Group("browser", "browser", 6),
     Group("verl", "verl", 10),
-    Group("long", "dev", 30),
+    Group("long", "dev", 60, together=True),
     Group("gpu", "dev", 10, missing=an_nvidia_gpu),
 ]
 

@@ -83,9 +83,9 @@ class Leyden:
 
 class LeydenStack(Leyden):
     def environments(self):
+        from leyden.loop import LogBuffer
         from leyden.rl import ActionInterpreter, EnvWrapper, FiniteDummyVectorEnv, Reward, SeedPlan, StateInterpreter
         from leyden.rl import Simulator as BaseSimulator
-        from leyden.rl.trainer.episodes import EpisodeMetrics
 
         spaces = Simulator()
 
@@ -131,7 +131,9 @@ class LeydenStack(Leyden):
             return EnvWrapper(Core, Observation(), Action(), reward_fn=Right())
 
         plan = SeedPlan(range(EPISODE), repeat=-1, shuffle=True)
-        return FiniteDummyVectorEnv(EpisodeMetrics(), [make] * ENVS, seeds=plan)
+        return FiniteDummyVectorEnv(
+            LogBuffer(lambda on_episode, on_collect, log_buffer: None), [make] * ENVS, seeds=plan
+        )
 
 
 class Sb3:

@@ -464,6 +464,27 @@ class Commands:
         on_disk = sum(file.stat().st_size for file in self.folder.iterdir()) / 1e6
         return {"mb": resident_mb(), "disk_mb": on_disk}
 
+    async def questions(self, times):
+        """CPU microseconds of each question that a dashboard asks, so many times."""
+        ask = self.store.query_rollouts
+        asked = {
+            "newest": lambda: ask(sort_by="start_time", sort_order="desc", limit=100),
+            "ended_last": lambda: ask(sort_by="end_time", sort_order="desc", limit=100),
+            "of_status": lambda: ask(status_in=["succeeded"], limit=100),
+            "of_status_newest": lambda: ask(
+                status_in=["succeeded"], sort_by="start_time", sort_order="desc", limit=100
+            ),
+            "waiting": lambda: ask(status_in=["queuing", "requeuing"], limit=100),
+            "statistics": self.store.statistics,
+        }
+        taken = defaultdict(list)
+        for _ in range(times):
+            for name, question in asked.items():
+                began = time.process_time()
+                await question()
+                taken[name].append((time.process_time() - began) * 1e6)
+        return taken
+
     async def serve(self, where):
         await self.open(where, warm_up=False)
         return {"url": await self.side.serve(self.store)}

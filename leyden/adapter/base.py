@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from leyden.types import Span
 
 __all__ = ["Adapter", "TraceAdapter"]
+
+logger = logging.getLogger(__name__)
 
 Source = TypeVar("Source", contravariant=True)
 Target = TypeVar("Target", covariant=True)
@@ -24,3 +28,15 @@ class Adapter(ABC, Generic[Source, Target]):
 
 class TraceAdapter(Adapter[Sequence[Span], Target], Generic[Target]):
     """Converts the spans of one attempt, in any order."""
+
+
+def log_result(
+    adapter: object, source: Sequence[Span], what: str, found: Sequence[object], refused: Sequence[str] = ()
+) -> None:
+    """Log at DEBUG what an adapter made of an attempt. refused: why things that are among `found` cannot be trained on."""
+    if not logger.isEnabledFor(logging.DEBUG) or not source:
+        return
+    reasons = "".join(f", {count} refused: {reason}" for reason, count in Counter(refused).items())
+    name, first = type(adapter).__name__, source[0]
+    line = "rollout %s: attempt %s, %s made %d %s of %d spans%s"
+    logger.debug(line, first.rollout_id, first.attempt_id, name, len(found), what, len(source), reasons)

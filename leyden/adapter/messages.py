@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from leyden.adapter.attributes import Json, as_list
-from leyden.adapter.base import TraceAdapter
+from leyden.adapter.base import TraceAdapter, log_result
 from leyden.adapter.chat import message_text
 from leyden.adapter.normalise import ModelCallView, ToolCallView, read_tool_call
 from leyden.adapter.order import in_order
@@ -49,7 +49,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
             source, TraceTree.from_spans(source), agent_match=self.agent_match, repair_hierarchy=True
         )
         tools = _tool_calls_below(source, [call.view for call in selected])
-        return [
+        conversations = [
             OpenAIMessages(
                 messages=[_fine_tuning(message) for message in [*call.view.input_messages, answer]],
                 tools=call.view.tools or None,
@@ -57,6 +57,8 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
             for call in selected
             for answer in _answers(call.view, tools.get(call.view.span.span_id, []))
         ]
+        log_result(self, source, "conversations", conversations)
+        return conversations
 
 
 def _answers(call: ModelCallView, tools: Sequence[Json]) -> list[Json]:

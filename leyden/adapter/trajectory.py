@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leyden.adapter.base import Adapter, TraceAdapter
+from leyden.adapter.base import Adapter, TraceAdapter, log_result
 from leyden.adapter.token_graph import TokenGraph
 from leyden.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from leyden.errors import ConfigError
@@ -70,4 +70,5 @@ class TraceToTrajectory(TraceAdapter[list[Trajectory]]):
         trajectories = merge_triplets(self._triplets.adapt(spans), reward=find_final_reward(spans))
         for trajectory in trajectories:
             trajectory.rollout_id, trajectory.attempt_id = spans[0].rollout_id, spans[0].attempt_id
+        log_result(self, source, "trajectories", trajectories)
         return trajectories

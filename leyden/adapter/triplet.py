@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from leyden import semconv
-from leyden.adapter.base import TraceAdapter
+from leyden.adapter.base import TraceAdapter, log_result
 from leyden.adapter.calls import model_calls
 from leyden.adapter.chat import image_urls
 from leyden.adapter.normalise import ModelCallView
@@ -74,9 +74,11 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         if self._skip_empty_token_spans:
             selected = [call for call in selected if call.view.tokens is not None]
         rewards = match_rewards([call.view for call in selected], source, self.reward_match, tree)
-        return [
+        triplets = [
             _triplet(call.view, reward, agent_name=call.agent) for call, reward in zip(selected, rewards, strict=True)
         ]
+        _log_triplets(self, source, triplets)
+        return triplets
 
     def _chosen(self, source: Sequence[Span], selected: list[SelectedCall]) -> list[SelectedCall]:
         """Return those of the selected calls that become triplets: here all, whatever recorded them."""
@@ -122,7 +124,14 @@ class LlmProxyTraceToTriplet(TraceAdapter[list[Triplet]]):
         spans = in_order(source)
         recorded = model_calls([span for span in spans if span.name in _PROXY_SPANS])
         calls = [call for call in recorded if not call.failed]
-        return [_triplet(call, reward) for call, reward in zip(calls, match_rewards(calls, spans), strict=True)]
+        triplets = [_triplet(call, reward) for call, reward in zip(calls, match_rewards(calls, spans), strict=True)]
+        _log_triplets(self, source, triplets)
+        return triplets
+
+
+def _log_triplets(adapter: TraceAdapter[list[Triplet]], source: Sequence[Span], triplets: Sequence[Triplet]) -> None:
+    refused = [str(triplet.metadata["refused"]) for triplet in triplets if "refused" in triplet.metadata]
+    log_result(adapter, source, "triplets", triplets, refused)
 
 
 def _triplet(call: ModelCallView, reward: float | None, **metadata: Any) -> Triplet:

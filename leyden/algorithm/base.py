@@ -61,6 +61,7 @@ class Algorithm(ABC):
     _llm_proxy: LLMProxy | None = None
     _initial_resources: NamedResources | None = None
     _run: Run | None = None
+    _concurrency: int | None = None
 
     @abstractmethod
     def run(
@@ -149,6 +150,14 @@ class Algorithm(ABC):
     def get_initial_resources(self) -> NamedResources | None:
         """The resources that the user starts with; None when none were given."""
         return self._initial_resources
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Say how many rollouts the runners work on at once, all of them together."""
+        self._concurrency = concurrency
+
+    def get_concurrency(self) -> int | None:
+        """How many rollouts the runners work on at once, as far as it is known; None without a Trainer."""
+        return self._concurrency
 
     def set_run(self, run: Run) -> None:
         """Say where this run keeps what outlives it."""

@@ -23,12 +23,17 @@ _DATASETS = ("train_dataset", "val_dataset")
 
 
 class FunctionalAlgorithm(Algorithm):
-    """A function with the parameters of its choice: store, adapter, llm_proxy, initial_resources, run, train_dataset, val_dataset."""
+    """A function with the parameters of its choice: store, adapter, llm_proxy, initial_resources, run, train_dataset, val_dataset.
+
+    A function that takes `run` can be started again after a failure: `run.resume` says so, `run.directory` is where it can keep its
+    state, and ids derived from `run.run_id` meet the rollouts that it had enqueued.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._parameters = _check_parameters(function)
         self.uses_gateway = "llm_proxy" in self._parameters
+        self.resumable = "run" in self._parameters
         functools.update_wrapper(self, function)
 
     def is_async(self) -> bool:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
+import secrets
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from leyden.algorithm.base import Algorithm, Dataset
+from leyden.algorithm.base import Algorithm, Dataset, Run
 from leyden.errors import ConfigError
 from leyden.types import EnqueueRolloutRequest, NamedResources, Rollout, RolloutMode, Span, find_final_reward
+from leyden.utils import ids
+from leyden.utils.text import as_json
 
 __all__ = ["Baseline", "FastAlgorithm"]
 
 logger = logging.getLogger(__name__)
 
+_AT_LEAST = 128
+"""Rollouts enqueued at a time where the runners are few or unknown."""
 _LET_GO = 100
 """Rollouts that have been reported are let go together, when there are so many."""
 
@@ -29,12 +33,18 @@ class FastAlgorithm(Algorithm):
 class Baseline(FastAlgorithm):
     """Run every task once an epoch and log each rollout's status, reward and spans.
 
+    A run with a directory can be resumed, and started again after a failure: rollouts that it had enqueued are met again by their ids.
+    Without a Trainer, `set_store` is all that it needs: `await Baseline().run(train, val)` enqueues for the runners of that store.
+
     n_epochs: how often to go through both data sets.
     train_split: without a validation set, this share of the training set is run in mode `train` and the rest in mode `val`.
     polling_interval: nothing polls; the longest time in seconds between two lines of progress.
-    max_queue_length: rollouts in the queue at a time; a new one enters when one leaves. None: all at once.
+    max_queue_length: rollouts that are enqueued and not finished at a time; a new one is enqueued when one has finished. None:
+        twice as many as the runners work on at once (`concurrency` of each), at least 128, and more where they turn out to work on more.
     span_verbosity: `none`, `keys` (names), or `key_values` (names and attributes) of each rollout's spans.
     """
+
+    resumable = True
 
     def __init__(
         self,
@@ -42,7 +52,7 @@ class Baseline(FastAlgorithm):
         n_epochs: int = 1,
         train_split: float = 0.5,
         polling_interval: float = 5.0,
-        max_queue_length: int | None = 128,
+        max_queue_length: int | None = None,
         span_verbosity: SpanVerbosity = "keys",
     ) -> None:
         if n_epochs < 1:
@@ -52,7 +62,9 @@ class Baseline(FastAlgorithm):
         if polling_interval <= 0:
             raise ConfigError(f"polling_interval is {polling_interval}; it must be above 0 seconds")
         if max_queue_length is not None and max_queue_length < 1:
-            raise ConfigError(f"max_queue_length is {max_queue_length}; it must be at least 1, or None for no limit")
+            raise ConfigError(
+                f"max_queue_length is {max_queue_length}; it must be at least 1, or None to follow the runners"
+            )
         if span_verbosity not in ("none", "keys", "key_values"):
             raise ConfigError(f"span_verbosity is {span_verbosity!r}; possible: 'none', 'keys', 'key_values'")
         self.n_epochs, self.train_split = n_epochs, train_split
@@ -65,6 +77,8 @@ class Baseline(FastAlgorithm):
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Enqueue everything, wait for it, log it. Raises ConfigError when there is no data at all."""
+        if self._run is None:  # without a Trainer; the name is all that is needed of a run
+            self.set_run(Run(run_id=secrets.token_hex(6)))
         tasks = list(self._tasks(train_dataset, val_dataset))
         if not tasks:
             raise ConfigError("Baseline needs tasks to run; pass a train_dataset or a val_dataset to fit() or dev()")
@@ -86,15 +100,21 @@ class Baseline(FastAlgorithm):
         store, total, finished = self.get_store(), len(tasks), 0
         rewards: list[float] = []
         waiting: set[str] = set()
-        reported = 0
-        upcoming = iter(tasks)
+        reported, enqueued = 0, 0
+        most = self.max_queue_length or max(_AT_LEAST, 2 * (self.get_concurrency() or 1))
         last_line = asyncio.get_running_loop().time()
         while True:
-            room = None if self.max_queue_length is None else self.max_queue_length - len(waiting)
             requests = [
-                EnqueueRolloutRequest(input=task, mode=mode, resources_id=resources_id, pin=self.pin)
-                for task, mode in itertools.islice(upcoming, room)
+                EnqueueRolloutRequest(
+                    rollout_id=self._rollout_id(epoch, place, task),
+                    input=task,
+                    mode=mode,
+                    resources_id=resources_id,
+                    pin=self.pin,
+                )
+                for place, (task, mode) in enumerate(tasks[enqueued : enqueued + most - len(waiting)], start=enqueued)
             ]
+            enqueued += len(requests)
             waiting.update(rollout.rollout_id for rollout in await store.enqueue_many_rollouts(requests))
             if not waiting:
                 break
@@ -103,6 +123,8 @@ class Baseline(FastAlgorithm):
             rewards += await self._report(done)
             finished += len(done)
             reported += len(done)
+            if self.max_queue_length is None and enqueued < total and await self._is_starved(most):
+                most *= 2
             if reported >= _LET_GO or not waiting:
                 await store.pin(self.pin, list(waiting))
                 reported = 0
@@ -111,6 +133,17 @@ class Baseline(FastAlgorithm):
                 last_line = now
                 mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none yet"
                 logger.info("epoch %d: %d of %d rollouts finished, mean reward %s", epoch + 1, finished, total, mean)
+
+    def _rollout_id(self, epoch: int, place: int, task: Any) -> str | None:
+        """Return the id under which a resumed or restarted run meets the rollout again; None for a run that nothing outlives."""
+        run = self.get_run()
+        return None if run.directory is None else ids.derived_id("ro", run.run_id, epoch, place, as_json(task))
+
+    async def _is_starved(self, most: int) -> bool:
+        """Whether the runners work on more at once than was known: nothing waits, and most of what was enqueued is under way."""
+        count = (await self.get_store().statistics())["rollouts_by_status"].get
+        waiting, under_way = count("queuing", 0) + count("requeuing", 0), count("preparing", 0) + count("running", 0)
+        return waiting == 0 and under_way > most / 2
 
     async def _report(self, rollouts: Any) -> list[float]:
         spans_of = await self.get_store().query_spans_of([rollout.rollout_id for rollout in rollouts])

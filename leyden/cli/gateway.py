@@ -46,6 +46,9 @@ def gateway(
     durable: Annotated[
         bool, typer.Option("--durable", help="Record each call before the last byte of its answer.")
     ] = False,
+    max_body_mb: Annotated[
+        int, typer.Option("--max-body-mb", min=1, help="The most of one request, in MiB; a larger one is refused.")
+    ] = 64,
     num_workers: Annotated[
         int, typer.Option(min=1, help="Processes that share the port, each with attempts of its own.")
     ] = 1,
@@ -68,7 +71,8 @@ def gateway(
 
     setup_logging("WARNING")
     models = [{**_named(given), "api_key": model_key, "record_tokens": record_tokens} for given in model]
-    options = {"host": host, "token": token, "model_list": models, "durable": durable}
+    options: dict[str, Any] = {"host": host, "token": token, "model_list": models, "durable": durable}
+    options["max_body_bytes"] = max_body_mb * 2**20
     look_for_cycles_rarely()
     asyncio.run(_serve(store, port, num_workers, options))
 

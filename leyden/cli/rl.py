@@ -153,8 +153,6 @@ def _say_stopped(how_to_go_on: str) -> None:
 def _require_rl_packages() -> None:
     import importlib.util
 
-    missing = [
-        name for name in ("numpy", "gymnasium", "torch", "safetensors") if importlib.util.find_spec(name) is None
-    ]
+    missing = [name for name in ("numpy", "gymnasium", "torch") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"leyden rl needs {', '.join(missing)}; install it with: pip install 'leyden[rl]'")

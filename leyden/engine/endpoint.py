@@ -30,7 +30,7 @@ from leyden.engine.wire import (
     response,
 )
 from leyden.errors import LeydenError
-from leyden.utils.http import RequestRefused, SiteGuard
+from leyden.utils.http import MAX_BODY_BYTES, ClientGone, RequestRefused, SiteGuard, read_body
 
 __all__ = ["Endpoint", "Handler"]
 
@@ -81,6 +81,10 @@ class Endpoint:
             return
         try:
             await self._route(scope, receive, send)
+        except ClientGone:
+            return
+        except RequestRefused as refused:
+            await _answer(send, refused.status, openai_error(refused.status, str(refused), code=refused.code))
         except RequestError as error:
             await _answer(
                 send, error.status, openai_error(error.status, str(error), param=error.param, code=error.code)
@@ -89,23 +93,20 @@ class Endpoint:
             await _answer(send, 500, openai_error(500, str(error)))
 
     async def _route(self, scope: Message, receive: Receive, send: Send) -> None:
-        try:
-            self._guard.check(scope)
-        except RequestRefused as refused:
-            raise RequestError(str(refused), status=refused.status, code="foreign_request") from None
+        self._guard.check(scope)
         path, method = scope["path"], scope["method"]
         if path == "/health":
             await _answer(send, 200, b'{"status": "ok"}')
             return
         if path in self._extra and method == "POST":
             _check_key(scope, self._options.control_key)
-            await _answer(send, 200, await self._extra[path](await _body(receive)))
+            await _answer(send, 200, await self._extra[path](await _body(scope, receive, _CONTROL_BYTES)))
             return
         _check_key(scope, self._options.api_key)
         if path in _COMPLETIONS:
             if method != "POST":
                 raise RequestError(f"{path} takes POST, not {method}", status=405)
-            await self._complete(await _body(receive), _COMPLETIONS[path], receive, send)
+            await self._complete(await _body(scope, receive, MAX_BODY_BYTES), _COMPLETIONS[path], receive, send)
         elif path == "/v1/models":
             model = {"id": self._options.model_name, "object": "model", "created": 0, "owned_by": "leyden"}
             await _answer(send, 200, json.dumps({"object": "list", "data": [model]}).encode())
@@ -323,6 +324,8 @@ class _Stream:
 
 
 _COMPLETIONS: Mapping[str, Kind] = {"/v1/chat/completions": "chat.completion", "/v1/completions": "text_completion"}
+_CONTROL_BYTES = 8 * 2**30
+"""The most of one training call, whose caller has the control key."""
 _JSON_HEADER = (b"content-type", b"application/json")
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -343,13 +346,8 @@ def _response_id(request: CompletionRequest) -> str:
     return ("chatcmpl-" if request.kind == "chat.completion" else "cmpl-") + secrets.token_hex(12)
 
 
-async def _body(receive: Receive) -> bytes:
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    while message.get("more_body"):
-        message = await receive()
-        body += message.get("body", b"")
-    return body
+async def _body(scope: Message, receive: Receive, max_bytes: int) -> bytes:
+    return await read_body(dict(scope["headers"]), receive, max_bytes=max_bytes)
 
 
 async def _disconnect(receive: Receive) -> None:

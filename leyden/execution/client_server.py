@@ -17,7 +17,7 @@ from typing import Any, Literal, cast, get_args
 from leyden.errors import ConfigError, StoreError
 from leyden.execution.base import AlgorithmBundle, Elsewhere, RunnerBundle, RunsAgain
 from leyden.execution.environment import managed_store as managed_by_environment
-from leyden.execution.environment import variable
+from leyden.execution.environment import named_variable, variable
 from leyden.execution.process_strategy import ProcessExecutionStrategy
 from leyden.execution.supervised import serve
 from leyden.options import check_flag, check_number, check_port, check_token
@@ -82,7 +82,7 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
         if managed_store is not None:
             check_flag("managed_store", managed_store)
         self.patience_seconds = patience_seconds
-        self.role = _checked_role(role or variable("CURRENT_ROLE") or "both")
+        self.role = _role(role)
         self.runs_algorithm = self.role != "runner"
         self.server_host = server_host or host or variable("SERVER_HOST") or "127.0.0.1"
         self.server_port = _port() if server_port is None else server_port
@@ -190,16 +190,17 @@ async def _until_reported(store: LightningStore, deadline: float) -> None:
         await store.wait_for_any_rollout(rollout_ids=[rollout.rollout_id for rollout in running], timeout=seconds)
 
 
-def _checked_role(role: str) -> Role:
+def _role(given: str | None) -> Role:
+    name, role = ("role", given) if given else named_variable("CURRENT_ROLE") or ("role", "both")
     if role not in get_args(Role):
-        raise ConfigError(f"role is {role!r}; possible: {', '.join(map(repr, get_args(Role)))}")
+        raise ConfigError(f"{name} is {role!r}; possible: {', '.join(map(repr, get_args(Role)))}")
     return cast(Role, role)
 
 
 def _port() -> int | None:
-    given = variable("SERVER_PORT")
-    if given is None:
+    if (found := named_variable("SERVER_PORT")) is None:
         return None
-    if not given.isdigit():
-        raise ConfigError(f"LEYDEN_SERVER_PORT is {given!r}; it must be a number")
+    name, given = found
+    if not (given.isascii() and given.isdigit()) or not 0 <= int(given) < 2**16:
+        raise ConfigError(f"{name} is {given!r}; it must be a port, a number from 0 to 65535")
     return int(given)

@@ -17,6 +17,7 @@ What lives here:
 - `upstream`: the models behind the gateway;
 - `gate`, `limits`: what holds calls up or refuses them;
 - `balance`: which server of a model takes a call;
+- `figures`: how the servers do;
 - `buffering`: whose streams lose token ids;
 - `retries`: calls that a client sends again;
 - `responses`: the earlier turns of the Responses API, while an attempt lasts;
@@ -31,9 +32,10 @@ It knows neither agents nor algorithms nor engines: it is given a store and a li
 `leyden.dialects`; to speak another one, describe it there. To record more of a call, see `record.span_of`.
 """
 
+from leyden.gateway.figures import UpstreamStatus
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.proxy import LLMProxy
 from leyden.gateway.remote import FoundGateways, control_key_of
 from leyden.gateway.upstream import UpstreamModel
 
-__all__ = ["AttemptLimits", "FoundGateways", "LLMProxy", "UpstreamModel", "control_key_of"]
+__all__ = ["AttemptLimits", "FoundGateways", "LLMProxy", "UpstreamModel", "UpstreamStatus", "control_key_of"]

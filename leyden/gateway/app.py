@@ -22,7 +22,7 @@ from leyden.gateway.asgi import (
     attempt_of_headers,
     given_key,
     header,
-    read_body,
+    read_request,
     send_json,
     send_refusal,
     sent_time,
@@ -36,7 +36,7 @@ from leyden.gateway.recorder import Recorder
 from leyden.gateway.refusal import Refusal
 from leyden.gateway.relay import Relay
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
-from leyden.utils.http import RequestRefused, SiteGuard
+from leyden.utils.http import ClientGone, RequestRefused, SiteGuard
 
 __all__ = ["GatewayApp"]
 
@@ -58,6 +58,7 @@ class GatewayApp:
         token: str | None,
         control_key: Callable[[], str],
         guard: SiteGuard,
+        max_body_bytes: int,
     ) -> None:
         self._attempts = attempts
         self._recorder = recorder
@@ -66,12 +67,15 @@ class GatewayApp:
         self._token = None if token is None else token.encode()
         self._control_key = control_key
         self._guard = guard
+        self._max_body_bytes = max_body_bytes
         self._calls: dict[asyncio.Task[Any], Exchange] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._route(scope, receive, send)
-        except Refusal as refusal:
+        except ClientGone:
+            return
+        except (Refusal, RequestRefused) as refusal:
             await send_refusal(send, refusal, DIALECTS["messages" if speaks_anthropic(scope) else "chat"])
 
     @property
@@ -96,10 +100,7 @@ class GatewayApp:
     # ---- routes ------------------------------------------------------------------------------------------------------
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            self._guard.check(scope)
-        except RequestRefused as refused:
-            raise Refusal(refused.status, "foreign_request", str(refused)) from None
+        self._guard.check(scope)
         path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").strip("/")
         method = scope["method"]
         if path == "health":
@@ -198,7 +199,7 @@ class GatewayApp:
         self, scope: Scope, receive: Receive, send: Send, rollout_id: str, attempt_id: str, dialect: Dialect
     ) -> None:
         start_time = time.time()
-        raw = await read_body(receive)
+        raw = await read_request(scope, receive, self._max_body_bytes)
         earlier = self._relay.retries.earlier((rollout_id, attempt_id), dialect.path, raw, scope)
         known_index = None if earlier is None else earlier.call_index
         try:

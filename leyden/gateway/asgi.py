@@ -18,6 +18,7 @@ from leyden import semconv
 from leyden.dialects import DIALECTS, Dialect
 from leyden.gateway.refusal import Refusal
 from leyden.utils.asgi import Receive, Scope, Send
+from leyden.utils.http import RequestRefused, read_body
 
 __all__ = [
     "Headers",
@@ -30,7 +31,7 @@ __all__ = [
     "end_to_end",
     "given_key",
     "header",
-    "read_body",
+    "read_request",
     "send_json",
     "send_refusal",
     "sent_time",
@@ -155,18 +156,10 @@ def _text(raw: bytes) -> str:
         return raw.decode("latin-1")
 
 
-async def read_body(receive: Receive) -> bytes:
-    """The whole body of the request. Raises Refusal if the client goes away before its end."""
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body"):
-        return message["body"]
-    parts: list[bytes] = []
-    while message["type"] == "http.request":
-        parts.append(message["body"])
-        if not message.get("more_body"):
-            return b"".join(parts)
-        message = await receive()
-    raise Refusal(499, "client_disconnected", "the client disconnected before its request was whole")
+async def read_request(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """The whole body of the request. Raises RequestRefused and ClientGone."""
+    option = "max_body_bytes (--max-body-mb)"
+    return await read_body(dict(scope["headers"]), receive, max_bytes=max_bytes, option=option, unpack=False)
 
 
 async def send_json(send: Send, body: bytes, *, status: int = 200, headers: Headers = _JSON) -> None:
@@ -176,7 +169,8 @@ async def send_json(send: Send, body: bytes, *, status: int = 200, headers: Head
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_refusal(send: Send, refusal: Refusal, dialect: Dialect) -> None:
+async def send_refusal(send: Send, refused: Refusal | RequestRefused, dialect: Dialect) -> None:
     """Answer with an error as clients of `dialect` read it."""
+    refusal = refused if isinstance(refused, Refusal) else Refusal(refused.status, refused.code, str(refused))
     with contextlib.suppress(OSError):
         await send_json(send, refusal.body(dialect), status=refusal.status, headers=[*_JSON, *refusal.headers])

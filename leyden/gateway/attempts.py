@@ -148,7 +148,7 @@ class Attempts:
         admitted = live is not None and live.check_again_at > 0
         if not admitted and key not in self._ended:
             with _looking_up(key):
-                await self._store.get_attempt_by_id(rollout_id, attempt_id)
+                await self._find(rollout_id, attempt_id)
         self.end(rollout_id, attempt_id)
 
     async def _check(self, key: AttemptKey, live: _Live) -> None:
@@ -170,7 +170,7 @@ class Attempts:
         if isinstance(rollout, AttemptedRollout) and rollout.attempt.attempt_id == attempt_id:
             attempt = rollout.attempt
         else:
-            attempt = await self._store.get_attempt_by_id(rollout_id, attempt_id)
+            attempt = await self._find(rollout_id, attempt_id)
         if not live.sampling_key:
             live.sampling_key = await self._sampling_key(rollout, attempt)
         if live.calls_before is None:
@@ -179,6 +179,13 @@ class Attempts:
         if attempt.finished:
             return f"the attempt is over: {attempt.status}"
         return f"the rollout is over: {rollout.status}" if rollout.finished else None
+
+    async def _find(self, rollout_id: str, attempt_id: str) -> Attempt:
+        """Return the attempt with this id. The store's own word "latest" is none: a record needs one attempt, for ever."""
+        attempt = await self._store.get_attempt_by_id(rollout_id, attempt_id)
+        if attempt.attempt_id != attempt_id:
+            raise UnknownAttempt(f"{attempt_id!r} is not an id; the latest attempt is {attempt.attempt_id!r}")
+        return attempt
 
     async def _sampling_key(self, rollout: Rollout, attempt: Attempt) -> str:
         """The rollout's key with the number of its failures so far.

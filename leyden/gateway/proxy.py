@@ -24,6 +24,7 @@ import aiohttp
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.attempts import Attempts
+from leyden.gateway.figures import UpstreamFigures, UpstreamStatus
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.litellm_transport import LitellmTransport
@@ -32,13 +33,13 @@ from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
 from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
-from leyden.options import check_token
+from leyden.options import check_number, check_token
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM
-from leyden.utils.asgi import AsgiServer
+from leyden.utils.asgi import AsgiServer, ConnectionLimits
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
-from leyden.utils.http import SiteGuard
+from leyden.utils.http import MAX_BODY_BYTES, SiteGuard
 from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
 
 __all__ = ["LLMProxy"]
@@ -82,6 +83,8 @@ class LLMProxy:
         attempt_limits: AttemptLimits | None = None,
         sampling_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         durable: bool = False,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """Nothing is opened before `start`.
 
@@ -102,7 +105,9 @@ class LLMProxy:
         agents' API names them: {"val": {"temperature": 0}}.
         durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
         written behind the answer, and a crash of this process loses the last few hundredths of a second.
+        max_body_bytes: of one request; a larger one is refused with 413.
         store: where calls are recorded; of a `LightningStoreServer`, the store that it serves.
+        connection_limits: how long an agent may take to send a request or fetch an answer; None: see `ConnectionLimits`.
         model_list: `UpstreamModel`s, `LLM`s, or mappings with the fields of the former; Agent Lightning's entries with `litellm_params`,
         too. A model that is named several times has several servers. An attempt stays with one while it is well.
         Raises ConfigError.
@@ -147,6 +152,9 @@ class LLMProxy:
             sampling_overrides=overrides,
             durable=durable,
         )
+        check_number("max_body_bytes", max_body_bytes, at_least=1, whole=True)
+        self.max_body_bytes = max_body_bytes
+        self._connection_limits = connection_limits
         self._store = None if store is None else _checked_store(store)
         self._token = token
         self._control_key = secrets.token_urlsafe(32)
@@ -217,6 +225,11 @@ class LLMProxy:
             raise GatewayError("the gateway has no address yet: start it first, or give it a port=")
         return self._port
 
+    @property
+    def _reported_as(self) -> str:
+        """The gateway's name in the samples that it writes."""
+        return netloc(self._access_host, self._listening_port())
+
     def as_resource(
         self,
         rollout_id: str | None = None,
@@ -282,6 +295,13 @@ class LLMProxy:
                 raise failure
         elif not running.recorder.settled(key):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running.recorder.flush(key), running.loop))
+
+    def upstreams(self) -> list[UpstreamStatus]:
+        """Return how the models' servers do: requests, failures by reason, latency, and what is wrong with one that is not well.
+
+        Servers that were not asked anything since `start` are left out.
+        """
+        return [] if self._running is None else self._running.figures.statuses()
 
     # ---- updates of the weights --------------------------------------------------------------------------------------
 
@@ -398,12 +418,18 @@ class LLMProxy:
                 token=self._token,
                 control_key=lambda: self._control_key,
                 guard=SiteGuard(local_only=self._token is None and is_loopback(self._host), also=[self._access_host]),
+                max_body_bytes=self.max_body_bytes,
             )
             servers: list[AsgiServer] = []
             for door, at in await stack.enter_async_context(self._doors(app, listener)):
-                servers.append(AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS))
+                servers.append(
+                    AsgiServer(door, keep_alive_seconds=_CLIENT_KEEP_ALIVE_SECONDS, limits=self._connection_limits)
+                )
                 await servers[-1].start(at)
             writing = asyncio.create_task(recorder.run())
+            reporting = asyncio.create_task(
+                relay.figures.report(store, self._reported_as, lambda: sum(server.connections for server in servers))
+            )
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             ready.set_result(
@@ -412,6 +438,7 @@ class LLMProxy:
                     attempts=attempts,
                     app=app,
                     gate=gate,
+                    figures=relay.figures,
                     loop=loop,
                     thread=threading.current_thread(),
                     stopped=stopped,
@@ -419,6 +446,7 @@ class LLMProxy:
                 )
             )
             await stop.wait()
+            reporting.cancel()
             await asyncio.gather(
                 *(server.stop(grace_seconds=_STOP_GRACE_SECONDS, give_up=app.cancel_calls) for server in servers)
             )
@@ -435,6 +463,7 @@ class _Running:
     attempts: Attempts
     app: GatewayApp
     gate: Gate
+    figures: UpstreamFigures
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     stopped: concurrent.futures.Future[None]

@@ -21,6 +21,7 @@ from leyden.gateway.prefixes import Prefixes
 from leyden.gateway.record import ModelCall, span_of
 from leyden.store.base import LightningStore
 from leyden.types import Span
+from leyden.utils.logs import Preview
 
 __all__ = ["Failures", "Recorder"]
 
@@ -150,6 +151,8 @@ class Recorder:
             span.attributes[semconv.KNOWN_PREFIX] = known
             if earlier is not None:
                 span.attributes[semconv.GOES_ON_FROM] = earlier
+        if logger.isEnabledFor(logging.DEBUG):
+            _log(span)
         return span
 
     async def _write_one_by_one(self, spans: list[Span]) -> None:
@@ -184,3 +187,20 @@ class Recorder:
         for waiter in self._waiters.pop(key, ()):
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _log(span: Span) -> None:
+    said, milliseconds = span.attributes, 1000 * ((span.end_time or 0.0) - (span.start_time or 0.0))
+    logger.debug(
+        "rollout %s: call %s of model %s, %s, %.0f ms, %s + %s tokens%s: %s -> %s",
+        span.rollout_id,
+        said.get(semconv.CALL_INDEX),
+        said.get(semconv.GEN_AI_REQUEST_MODEL),
+        span.status.status_code if span.status.description is None else Preview(span.status.description),
+        milliseconds,
+        said.get(semconv.GEN_AI_INPUT_TOKENS),
+        said.get(semconv.GEN_AI_OUTPUT_TOKENS),
+        "" if span.tokens is not None else f" (refused: {said.get(semconv.TOKENS_REFUSED, 'none asked for')})",
+        Preview(said.get(semconv.GEN_AI_INPUT_MESSAGES, "")),
+        Preview(said.get(semconv.GEN_AI_OUTPUT_MESSAGES, "")),
+    )

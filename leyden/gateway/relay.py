@@ -33,6 +33,7 @@ from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.balance import Balancer
 from leyden.gateway.buffering import Buffering
 from leyden.gateway.exchange import Exchange
+from leyden.gateway.figures import Failure, UpstreamFigures
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.recorder import Recorder
@@ -106,6 +107,7 @@ class Relay:
         self._options = options
         self._balancer = Balancer()
         self._buffering = Buffering()
+        self.figures = UpstreamFigures()
         self.kept = KeptResponses()
         self.retries = Retries()
 
@@ -193,24 +195,30 @@ class Relay:
                     await asyncio.sleep(_RETRY_SECONDS * 2 ** len(tried) * random.uniform(0.5, 1.5))
 
     async def _try(self, exchange: Exchange, model: UpstreamModel, chances: _Chances) -> None:
-        """Ask one server, and see how it is. Raises _Again."""
-        exchange.status, well = None, None
+        """Ask one server and take note of how it does. Raise _Again if the call may be sent once more."""
+        exchange.status = well = failure = None
         exchange.price_per_million = model.price_per_million
         self._balancer.begin(model)
+        began = self.figures.begin(model)
         try:
             await self._ask(exchange, model, chances)
             well = _well(exchange)
-        except _Again as failure:
-            well = None if failure.status == HTTPStatus.TOO_MANY_REQUESTS else False
+            if well is False:
+                failure = Failure("failed", exchange.call.error or f"it answered {exchange.status}")
+        except _Again as again:
+            if again.status != HTTPStatus.TOO_MANY_REQUESTS:
+                well, failure = False, Failure("unreachable" if again.status is None else "failed", str(again))
             raise
-        except _EngineLost:
-            well = False
+        except _EngineLost as lost:
+            well, failure = False, _failure(lost.refusal)
             raise
         except Refusal as refusal:
-            well = False if refusal.code in _OF_THE_SERVER else None
+            if refusal.code in _OF_THE_SERVER:
+                well, failure = False, _failure(refusal)
             raise
         finally:
             self._balancer.end(model, well=well)
+            self.figures.end(model, began, well=well, failure=failure)
 
     async def _ask(self, exchange: Exchange, model: UpstreamModel, chances: _Chances) -> None:
         """Send the call to one server and pass its answer on. Raises _Again."""
@@ -428,6 +436,10 @@ class _EngineLost(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
+
+
+def _failure(refusal: Refusal) -> Failure:
+    return Failure(refusal.code.removeprefix("upstream_"), refusal.message)
 
 
 def _well(exchange: Exchange) -> bool | None:

@@ -41,7 +41,7 @@ from leyden.gateway.asgi import (
     attempt_of_headers,
     end_to_end,
     given_key,
-    read_body,
+    read_request,
     send_refusal,
     speaks_anthropic,
 )
@@ -51,6 +51,7 @@ from leyden.gateway.refusal import Refusal
 from leyden.store.opening import open_store
 from leyden.utils.attempt_key import named_by
 from leyden.utils.garbage import look_for_cycles_rarely
+from leyden.utils.http import ClientGone, RequestRefused
 from leyden.utils.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
 
 __all__ = ["GatewayWorkers"]
@@ -255,6 +256,10 @@ class _Worker(LLMProxy):
         self._paths = paths
         self._index = index
 
+    @property
+    def _reported_as(self) -> str:
+        return f"{super()._reported_as}/{self._index}"
+
     def _listen(self) -> socket.socket:
         return self._common
 
@@ -263,17 +268,20 @@ class _Worker(LLMProxy):
         async with AsyncExitStack() as stack:
             sessions = [await stack.enter_async_context(_session(path)) for path in self._paths]
             own = listen_unix(self._paths[self._index])
-            yield [(app, own), (_Dispatch(app, sessions, self._index), listener)]
+            yield [(app, own), (_Dispatch(app, sessions, self._index, self.max_body_bytes), listener)]
 
 
 class _Dispatch:
     """The ASGI application at the common socket."""
 
-    def __init__(self, app: GatewayApp, sessions: Sequence[aiohttp.ClientSession], index: int) -> None:
+    def __init__(
+        self, app: GatewayApp, sessions: Sequence[aiohttp.ClientSession], index: int, max_body_bytes: int
+    ) -> None:
         """sessions: to each worker."""
         self._app = app
         self._sessions = sessions
         self._index = index
+        self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = _attempt_of(scope)
@@ -282,12 +290,14 @@ class _Dispatch:
             return await self._app(scope, receive, send)
         try:
             await self._hand_on(owner, scope, receive, send)
-        except Refusal as refusal:
+        except ClientGone:
+            return
+        except (Refusal, RequestRefused) as refusal:
             await send_refusal(send, refusal, DIALECTS["messages" if speaks_anthropic(scope) else "chat"])
 
     async def _hand_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Let another worker answer. A client that goes away is gone for that one, too."""
-        body = await read_body(receive)
+        body = await read_request(scope, receive, self._max_body_bytes)
         task = asyncio.current_task()
         assert task is not None
         watcher = asyncio.create_task(_watch(receive, task))

@@ -10,7 +10,7 @@ save and load or state_dict and load_state_dict), synchronous or not.
         await loop.arun(vessel, resume=checkpoint.latest())
 
 To add a callback, subclass `Callback` (each hook says when it is called); to add a writer, subclass `LogWriter` and implement `write`.
-Both are passed in by whoever makes the loop; nothing needs to be registered.
+Both are passed to the loop; nothing needs to be registered.
 """
 
 from leyden.loop.callbacks import Callback, EarlyStopping, MetricsWriter, Progress
@@ -20,10 +20,10 @@ from leyden.loop.interrupt import graceful_interrupts
 from leyden.loop.metrics import (
     EpisodeRow,
     EpisodeStats,
-    LogBuffer,
     LogCollector,
     LogLevel,
     Metrics,
+    MetricsAggregator,
     MetricsRow,
     MetricValue,
     Row,
@@ -38,6 +38,7 @@ from leyden.loop.writers import (
     ConsoleWriter,
     CsvWriter,
     JsonlWriter,
+    LogBuffer,
     LogWriter,
     MlflowWriter,
     PickleWriter,
@@ -62,6 +63,7 @@ __all__ = [
     "LogWriter",
     "MetricValue",
     "Metrics",
+    "MetricsAggregator",
     "MetricsRow",
     "MetricsWriter",
     "MlflowWriter",

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from leyden.errors import ConfigError
+from leyden.loop.metrics import MetricsRow, monitored
 from leyden.loop.state_files import load_vessel, save_vessel
 from leyden.loop.writers import CsvWriter
+from leyden.options import check_number
 
 if TYPE_CHECKING:
     from leyden.loop.train_loop import TrainLoop, Vessel
@@ -112,15 +114,18 @@ class EarlyStopping(Callback):
 
     monitor: a name in `loop.metrics`; None: "val/reward". `val/...` is looked at after each validation, any other after each training
         stage.
-    patience: 0 and 1 both stop at the first look that is no improvement.
     min_delta: a smaller gain is none.
+    patience: 0 and 1 both stop at the first look that is no improvement.
     baseline: an improvement that does not beat it does not count as one for `patience` (it is the best all the same).
     restore_best_weights: when the fit ends, stopped or not, the vessel is given the state that it had at the best look. The last checkpoint
         holds the last state, so a run that is resumed goes on from there; the best one is beside it in the checkpoint.
-    compat: "qlib" for the rules that Qlib took from Keras 2.9: monitor is "reward" by default, looks are at validations whatever it is, and
-        each look counts before it is judged, so that patience 0 stops at the second iteration even if it improved.
-    Raises ConfigError when the metric is not there. NaN is no improvement. A resumed run goes on counting; one that had been stopped
-    stops again at once, unless it is given more patience.
+    compat: "qlib" for the rules that Qlib took from Keras 2.9: monitor is "reward" by default,
+        looks are at validations whatever it is, and each look counts before it is judged, so that
+        patience 0 stops at the second iteration even if it improved. A metric that is not there is
+        a warning.
+    Raises ConfigError, with the names that are most like it, when the metric is not there. NaN is
+    no improvement. A resumed run continues to count; one that had been stopped stops again at once,
+    unless it is given more patience.
     """
 
     runs_last: ClassVar[int] = 2
@@ -128,20 +133,18 @@ class EarlyStopping(Callback):
     def __init__(
         self,
         monitor: str | None = None,
-        *,
+        min_delta: float = 0.0,
         patience: int = 0,
         mode: Literal["max", "min"] = "max",
-        min_delta: float = 0.0,
         baseline: float | None = None,
         restore_best_weights: bool = False,
+        *,
         compat: Literal["qlib"] | None = None,
     ) -> None:
-        if patience < 0:
-            raise ConfigError(f"patience is {patience}; it must be 0 or more looks without an improvement")
+        check_number("patience", patience, at_least=0, whole=True)
+        check_number("min_delta", min_delta, at_least=0)
         if mode not in ("max", "min"):
             raise ConfigError(f"mode is {mode!r}; choose 'max' or 'min'")
-        if min_delta < 0:
-            raise ConfigError(f"min_delta is {min_delta}; it must be 0 or more")
         if compat not in (None, "qlib"):
             raise ConfigError(f"compat is {compat!r}; choose 'qlib', or None")
         self.monitor = monitor or ("reward" if compat == "qlib" else "val/reward")
@@ -203,9 +206,13 @@ class EarlyStopping(Callback):
         self._drop_weights()
 
     def _look(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        value = loop.metrics.get(self.monitor)
-        if value is None or isinstance(value, str):
-            raise ConfigError(f"EarlyStopping monitors {self.monitor!r}, which is no number in {sorted(loop.metrics)}")
+        try:
+            value = monitored(loop.metrics, self.monitor, "EarlyStopping")
+        except ConfigError as error:
+            if self.compat != "qlib":
+                raise
+            logger.warning("%s", error)
+            return None
         improved = self._beats(value, self.best)
         self.wait += 1
         if improved and (self.baseline is None or self._beats(value, self.baseline)):
@@ -218,7 +225,7 @@ class EarlyStopping(Callback):
             loop.stop()
         if not improved:
             return None
-        self.best, self.best_iter = float(value), loop.current_iter
+        self.best, self.best_iter = value, loop.current_iter
         return self._keep_weights(vessel) if self.restore_best_weights else None
 
     def _beats(self, value: float, other: float | None) -> bool:
@@ -264,26 +271,35 @@ class EarlyStopping(Callback):
 
 
 class MetricsWriter(Callback):
-    """`train_result.csv` and `validation_result.csv` in one directory: a row for each stage, named as in `loop.metrics`."""
+    """Write `train_result.csv` and `validation_result.csv` in one directory: a row for each stage, named as in `loop.metrics`.
+
+    A stage without metrics, and a metric that earlier rows had and a row lacks, are named in a
+    warning.
+    """
 
     def __init__(self, dirpath: str | Path) -> None:
         self.dirpath = Path(dirpath)
         self._train = CsvWriter(self.dirpath / "train_result.csv")
         self._validation = CsvWriter(self.dirpath / "validation_result.csv")
+        self._seen: dict[str, set[str]] = {}
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Begin the files, or go on after the rows that the checkpoint counts."""
+        if loop.current_iter == 0:
+            self._seen = {}
         self._train.open()
         self._validation.open()
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Write the row."""
-        if loop.last_row:
-            self._train.write(loop.last_row)
+        if row := loop.last_row:
+            self._warn_of_missing(row)
+            self._train.write(row)
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Write the row."""
         if row := loop.last_row:
+            self._warn_of_missing(row)
             self._validation.write(replace(row, metrics={f"val/{name}": value for name, value in row.metrics.items()}))
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> None:
@@ -293,6 +309,16 @@ class MetricsWriter(Callback):
     def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> None:
         """Close the files."""
         self._close()
+
+    def _warn_of_missing(self, row: MetricsRow) -> None:
+        seen = self._seen.setdefault(row.stage, set())
+        place = f"stage {row.stage!r} of iteration {row.iteration}"
+        if not row.metrics:
+            logger.warning("MetricsWriter: %s has no metrics; the vessel returned none, and no episode ended", place)
+        elif missing := sorted(seen - row.metrics.keys()):
+            logger.warning("MetricsWriter: %s lacks %s, which earlier rows have", place, ", ".join(missing))
+            seen.difference_update(missing)  # named once
+        seen.update(row.metrics)
 
     def _close(self) -> None:
         self._train.close()

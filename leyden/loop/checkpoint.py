@@ -6,6 +6,7 @@
       vessel/...         what the vessel wrote (tensors, JSON)
       callbacks/...      what callbacks wrote that is no JSON (the best weights)
     checkpoints/latest -> step-000012      if it is asked for
+    checkpoints/superseded/step-000015     newer than the one that a later run was resumed from
 
 One is written aside, made durable and renamed; it never changes afterwards. No pickle: reading one runs no code of it.
 The store knows no loop: `Checkpoint` (a callback) decides when to save, the vessel decides what.
@@ -19,21 +20,21 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from leyden.errors import CheckpointError, ConfigError
 from leyden.loop.pth import SavedFile, read_pth
-from leyden.loop.state_files import load_vessel
+from leyden.loop.state_files import load_vessel, read_state
 from leyden.utils.atomic import ASIDE, commit_directory, fsync_directory, remove_directory
 
 __all__ = ["CALLBACKS", "FORMAT", "CheckpointStore", "SavedCheckpoint", "link_beside", "open_checkpoint"]
 
 FORMAT: Final = 1
 _KIND: Final = "leyden checkpoint"
-_MANIFEST, _STATE, _VESSEL, _LATEST = "manifest.json", "state.json", "vessel", "latest"
+_MANIFEST, _STATE, _VESSEL, _LATEST, _SUPERSEDED = "manifest.json", "state.json", "vessel", "latest", "superseded"
 CALLBACKS: Final = "callbacks"
 _NAME = re.compile(r"step-(\d{6,})")
 
@@ -52,12 +53,17 @@ class SavedCheckpoint:
     iteration: int
     """Finished iterations."""
     state: dict[str, Any]
-    """What `TrainLoop.state_dict` answered."""
+    """The value that `TrainLoop.run_state` returned."""
 
     @property
     def vessel_path(self) -> Path:
         """What the vessel saved."""
         return self.path / _VESSEL
+
+    @property
+    def vessel_state(self) -> Any:
+        """The value that the vessel's `state_dict` returned. Raises CheckpointError for a vessel that saved files of its own."""
+        return read_state(self.vessel_path)
 
     @property
     def callbacks_path(self) -> Path:
@@ -153,6 +159,25 @@ class CheckpointStore:
                 shutil.rmtree(aside)
             else:
                 aside.unlink()
+
+    def supersede(self, iteration: int, files: Sequence[str] = ()) -> Path:
+        """Move a checkpoint and the named files beside it into `superseded/`, out of sight of `steps` and `latest`. Return its new path.
+
+        A superseded checkpoint of the same iteration is replaced. Repeating it after a kill is
+        safe.
+        """
+        folder = self.dirpath / _SUPERSEDED
+        folder.mkdir(exist_ok=True)
+        for name in files:
+            if (file := self.dirpath / name).exists():
+                file.replace(folder / name)
+        path = self._path(iteration)
+        moved = folder / path.name
+        remove_directory(moved)
+        path.rename(moved)
+        fsync_directory(folder)
+        fsync_directory(self.dirpath)
+        return moved
 
     # ---- reading -------------------------------------------------------------------------------------------------------
 
@@ -316,7 +341,7 @@ def _as_json(state: Mapping[str, Any]) -> str:
 
 
 def _culprit(state: Mapping[str, Any]) -> str:
-    for noun, group in (("callback", "callbacks"), ("writer", "writers")):
+    for noun, group in (("callback", "callbacks"), ("writer", "loggers")):
         for key, part in state.get(group, {}).items():
             try:
                 json.dumps(part)

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from leyden.errors import CheckpointError, ConfigError
 from leyden.loop.callbacks import Callback, HookResult
 from leyden.loop.checkpoint import CALLBACKS, CheckpointStore, SavedCheckpoint, link_beside
+from leyden.loop.metrics import monitored, nearest
 from leyden.loop.pth import write_pth
 from leyden.loop.state_files import StatefulVessel, save_vessel
+from leyden.options import check_number
 from leyden.utils.atomic import ASIDE, fsync_directory
 
 if TYPE_CHECKING:
@@ -35,23 +37,30 @@ class Checkpoint(Callback):
     """Save every `every_n_iters` iterations, at a new best, and when the fit ends or is stopped (by Ctrl-C too).
 
     dirpath, config: see `CheckpointStore`.
+    filename: ends in `.pth`: save one file more each time, `torch.load(path, weights_only=True)`
+        reads it. `{iter:03d}`, `{time}` (local, 20261122T0718 as 20261122071800) and metrics
+        (`{val/reward:.2f}`) are filled in. The vessel must have `state_dict()`. A metric that a
+        save by time, at the end or after a stop does not have is `nan`; in any other save it is an
+        error (CheckpointError).
+    save_latest: "link": `latest` or, with a `filename`, `latest.pth` links to the newest one
+        (relatively: the directory may be moved); "copy": `latest.pth` is a copy; None: neither.
+        "auto": a link if there is a `filename`.
     every_n_iters: after iterations that are multiples of it, as validations are. None: 1, unless there is a `time_interval`.
     time_interval: after the first iteration that ends so many seconds after the fit began or the last save.
     save_on_fit_end: save what is not saved yet.
     keep: how many to keep, the newest; None: all.
     monitor, mode: a number in `loop.metrics` such as "val/reward", to be made "max" or "min": the checkpoint of its best value is made at
         once and kept beside the newest; see `best`. The policy before the first iteration has none.
-    filename: ends in `.pth`: save one file more each time, `torch.load(path, weights_only=True)` reads it. `{iter:03d}`, `{time}` (local,
-        20261122T0718 as 20261122071800) and metrics (`{val/reward:.2f}`) are filled in. The vessel must have `state_dict()`.
-    save_latest: "link": `latest` or, with a `filename`, `latest.pth` links to the newest one (relatively: the directory may be moved);
-        "copy": `latest.pth` is a copy; None: neither. "auto": a link if there is a `filename`.
     clock: seconds that never go back, for `time_interval`.
 
         checkpoint = Checkpoint(run_dir / "checkpoints")
         loop = TrainLoop(max_iters=100, callbacks=[checkpoint])
         await loop.arun(vessel, resume=checkpoint.latest())
 
-    A fresh run refuses a directory with an earlier run's checkpoints (CheckpointError): its own would be mixed with them.
+    A fresh run refuses a directory with an earlier run's checkpoints (CheckpointError): its own
+    would be mixed with them. A run that is resumed from one of this directory's checkpoints moves
+    all newer ones, with their files, into `superseded/`: `latest` no longer finds them, and only a
+    newer `superseded` checkpoint of the same iteration replaces them.
     """
 
     runs_last: ClassVar[int] = 1
@@ -59,22 +68,20 @@ class Checkpoint(Callback):
     def __init__(
         self,
         dirpath: str | Path,
-        *,
+        filename: str | None = None,
+        save_latest: Literal["auto", "link", "copy"] | None = "auto",
         every_n_iters: int | None = None,
         time_interval: float | None = None,
         save_on_fit_end: bool = True,
+        *,
         keep: int | None = 2,
         monitor: str | None = None,
         mode: Literal["max", "min"] = "max",
-        filename: str | None = None,
-        save_latest: Literal["auto", "link", "copy"] | None = "auto",
         config: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if every_n_iters is not None and every_n_iters < 1:
-            raise ConfigError(f"every_n_iters is {every_n_iters}; it must be at least 1")
-        if time_interval is not None and not time_interval >= 0:
-            raise ConfigError(f"time_interval is {time_interval}; it must be 0 seconds or more")
+        check_number("every_n_iters", every_n_iters, at_least=1, whole=True, or_none="saves by time_interval alone")
+        check_number("time_interval", time_interval, at_least=0, or_none="saves by every_n_iters alone")
         if mode not in ("max", "min"):
             raise ConfigError(f"mode is {mode!r}; choose 'max' or 'min'")
         if save_latest not in ("auto", "link", "copy", None):
@@ -101,6 +108,8 @@ class Checkpoint(Callback):
         self.best_value: float | None = None
         self.best_iter: int | None = None
         self._files: dict[str, str] = {}
+        self._gone: set[str] = set()
+        """Files that the newest save made superfluous. A kill may have come before their removal."""
 
     def latest(self) -> SavedCheckpoint | None:
         """The checkpoint to resume from, None if there is none yet. Raises CheckpointError; see `CheckpointStore.latest`."""
@@ -119,15 +128,14 @@ class Checkpoint(Callback):
                 f"Checkpoint(filename={self.filename!r}) saves vessel.state_dict(), and {type(vessel).__name__} has no "
                 "state_dict() and load_state_dict(); leave the filename out"
             )
+        self._check_schedule(loop)
         self.last_saved, self._saved_at = loop.current_iter, self._clock()
         if loop.current_iter == 0:
             self._forget()
-        for iteration in reversed(self.store.steps()):
-            if iteration > loop.current_iter and self.store.damage(iteration) is None:
-                raise CheckpointError(
-                    f"{self.store.dirpath} holds the checkpoint of iteration {iteration}, this run is at {loop.current_iter}; "
-                    "resume from `Checkpoint.latest()`, or give an empty directory"
-                )
+        newer = self._newer(loop)
+        if newer and not loop.goes_on:
+            return  # an older checkpoint is looked at, not trained on: nothing of the newer ones changes
+        self._supersede(newer, loop)
         if self.best_iter is not None and self.best_iter not in self.store.steps():
             logger.warning(
                 "the best checkpoint so far, of iteration %d, is not in %s; the next one counts as the best",
@@ -136,11 +144,64 @@ class Checkpoint(Callback):
             )
             self.best_value = self.best_iter = None
         self.store.tidy(loop.current_iter, best=self.best_iter)
+        self._remove_gone()
         name = self._files.get(str(loop.current_iter))
         if name is not None:  # killed after the directory, before the file or its link
             if not (self.store.dirpath / name).exists():
-                write_pth(self.store.dirpath / name, loop.state_dict(), _state_of(vessel))
+                write_pth(self.store.dirpath / name, loop.run_state(), _state_of(vessel))
             self._point_latest(self.store.dirpath / name)
+
+    def _check_schedule(self, loop: TrainLoop) -> None:
+        """Refuse a metric of validations that no save of this run can have."""
+        wanted = [self.monitor or "", *(_fields(self.filename) if self.filename else ())]
+        validated = [name for name in wanted if name.startswith("val/")]
+        if validated and not loop.validates:
+            raise ConfigError(f"Checkpoint needs {validated[0]!r}, but the loop never validates; set val_every_n_iters")
+        every, val_every = self.every_n_iters, loop.val_every_n_iters
+        if (
+            self.filename
+            and any(name in validated for name in _fields(self.filename))
+            and every
+            and val_every
+            and every % val_every
+        ):
+            raise ConfigError(
+                f"Checkpoint's filename {self.filename!r} needs a validation at each save, but every_n_iters is {every} and "
+                f"val_every_n_iters {val_every}; make the first a multiple of the second"
+            )
+
+    def _newer(self, loop: TrainLoop) -> list[int]:
+        """Return the steps of the intact checkpoints after this run's iteration. Raise CheckpointError unless it continues an older one."""
+        newer = [step for step in self.store.steps() if step > loop.current_iter and self.store.damage(step) is None]
+        came_from = loop.resumed_from
+        if newer and (came_from is None or came_from.resolve().parent != self.store.dirpath.resolve()):
+            raise CheckpointError(
+                f"{self.store.dirpath} holds the checkpoint of iteration {newer[-1]}, this run is at {loop.current_iter}; "
+                "resume from one of its checkpoints (`Checkpoint.latest()` is the newest), or give an empty directory"
+            )
+        return newer
+
+    def _supersede(self, steps: Sequence[int], loop: TrainLoop) -> None:
+        for step in steps:
+            file = self._file_of(self.store.load(step).state, step)
+            moved = self.store.supersede(step, [] if file is None else [file])
+            logger.warning(
+                "this run continues from iteration %d: the checkpoint of iteration %d is now %s",
+                loop.current_iter,
+                step,
+                moved,
+            )
+
+    def _file_of(self, state: Mapping[str, Any], step: int) -> str | None:
+        """Return the name of the `.pth` file that was saved with a checkpoint; None if there is none."""
+        for name, saved in state["callbacks"].items():
+            if name.startswith(self.state_key) and (file := saved.get("files", {}).get(str(step))):
+                return Path(file).name
+        return None
+
+    def _remove_gone(self) -> None:
+        for name in self._gone - set(self._files.values()):
+            (self.store.dirpath / name).unlink(missing_ok=True)
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Look at a training metric."""
@@ -154,33 +215,34 @@ class Checkpoint(Callback):
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Save when it is time."""
-        return self._save(loop, vessel) if self._due(loop.current_iter) else None
+        iteration = loop.current_iter
+        on_schedule = iteration == self.best_iter or (
+            self.every_n_iters is not None and iteration % self.every_n_iters == 0
+        )
+        by_time = self.time_interval is not None and self._clock() - self._saved_at >= self.time_interval
+        if not on_schedule and not by_time:
+            return None
+        return self._save(loop, vessel, in_time=on_schedule and not loop.should_stop)
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Save iterations that are not saved yet."""
-        return self._save(loop, vessel) if self.save_on_fit_end and loop.current_iter > self.last_saved else None
-
-    def _due(self, iteration: int) -> bool:
-        return (
-            iteration == self.best_iter
-            or (self.every_n_iters is not None and iteration % self.every_n_iters == 0)
-            or (self.time_interval is not None and self._clock() - self._saved_at >= self.time_interval)
-        )
+        if not self.save_on_fit_end or loop.current_iter <= self.last_saved:
+            return None
+        return self._save(loop, vessel, in_time=False)
 
     def _look(self, loop: TrainLoop, monitor: str) -> None:
-        value = loop.metrics.get(monitor)
-        if value is None or isinstance(value, str):
-            raise ConfigError(f"Checkpoint monitors {monitor!r}, which is no number in {sorted(loop.metrics)}")
+        value = monitored(loop.metrics, monitor, "Checkpoint")
         if loop.current_iter == 0 or math.isnan(value):
             return
         if self.best_value is None or (value > self.best_value if self.mode == "max" else value < self.best_value):
-            self.best_value, self.best_iter = float(value), loop.current_iter
+            self.best_value, self.best_iter = value, loop.current_iter
 
     # ---- saving --------------------------------------------------------------------------------------------------------
 
-    def _save(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
+    def _save(self, loop: TrainLoop, vessel: Vessel, *, in_time: bool) -> HookResult:
+        """in_time: at an iteration at which every metric of the filename is to be expected."""
         iteration = loop.current_iter
-        name = None if self.filename is None else _filled_in(self.filename, iteration, loop.metrics)
+        name = None if self.filename is None else _filled_in(self.filename, iteration, loop.metrics, strict=in_time)
         saving = save_vessel(vessel, self.store.prepare(iteration))
         if inspect.isawaitable(saving):
             return self._save_async(saving, loop, vessel, name)
@@ -201,24 +263,23 @@ class Checkpoint(Callback):
         self._saved(iteration)
 
     def _gather(self, loop: TrainLoop, vessel: Vessel, name: str | None) -> Callable[[], None]:
-        """All that has to be asked of others, now; answers what writes it, in any thread."""
+        """Gather all that others have to be asked for. Return the function that writes it, in any thread."""
         iteration, best = loop.current_iter, self.best_iter
-        gone: set[str] = set()
+        self._gone = set()
         if name is not None:
             kept = self.store.kept(iteration, best=best)
             before, self._files = self._files, {**self._files, str(iteration): name}
             self._files = {step: each for step, each in self._files.items() if int(step) in kept}
-            gone = set(before.values()) - set(self._files.values())
+            self._gone = set(before.values()) - set(self._files.values())
         loop.save_callback_files(self.store.prepared(iteration) / CALLBACKS)
-        state = loop.state_dict()
+        state = loop.run_state()
         vessel_state = None if name is None else _state_of(vessel)
 
         def write() -> None:
             self.store.commit(iteration, state, best=best)
             if name is not None:
                 self._write_file(name, state, vessel_state)
-            for each in gone:
-                (self.store.dirpath / each).unlink(missing_ok=True)
+            self._remove_gone()
 
         return write
 
@@ -243,12 +304,15 @@ class Checkpoint(Callback):
             state |= {"best": self.best_value, "best_iter": self.best_iter}
         if self._files:
             state["files"] = dict(self._files)
+        if self._gone:
+            state["gone"] = sorted(self._gone)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with them."""
         self.best_value, self.best_iter = state.get("best"), state.get("best_iter")
         self._files = {step: Path(name).name for step, name in state.get("files", {}).items()}
+        self._gone = {Path(name).name for name in state.get("gone", ())}
 
 
 def _state_of(vessel: Any) -> Any:
@@ -259,27 +323,36 @@ def _check_filename(filename: str) -> None:
     if not filename.endswith(".pth") or filename == _LATEST_FILE:
         raise ConfigError(f"filename is {filename!r}; it must end in .pth and be another than {_LATEST_FILE}")
     try:
-        list(string.Formatter().parse(filename))
+        _fields(filename)
     except ValueError as error:
         raise ConfigError(f"filename is {filename!r}, which cannot be filled in: {error}") from error
 
 
+def _fields(filename: str) -> list[str]:
+    return [field for _, field, _, _ in string.Formatter().parse(filename) if field]
+
+
 class _Filename(string.Formatter):
-    """Fields are whole names, `val/reward` or `loss.actor`; nothing is looked up in them."""
+    """Fields are whole names, `val/reward` or `loss.actor`; nothing is looked up in them. A name that is not there is `nan`, or strictly
+    an error."""
+
+    def __init__(self, *, strict: bool) -> None:
+        super().__init__()
+        self._strict = strict
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if field_name not in kwargs:
+        if field_name not in kwargs and self._strict:
             raise CheckpointError(
-                f"the checkpoint's filename needs {{{field_name}}}, which is not among {sorted(kwargs)}; save where that metric exists "
-                "(every_n_iters a multiple of val_every_n_iters), or leave it out"
+                f"the checkpoint's filename needs {{{field_name}}}, which is not there{nearest(field_name, kwargs)}. Save where that "
+                "metric exists (every_n_iters a multiple of val_every_n_iters), or leave it out"
             )
-        return kwargs[field_name], field_name
+        return kwargs.get(field_name, math.nan), field_name
 
 
-def _filled_in(filename: str, iteration: int, metrics: Mapping[str, Any]) -> str:
+def _filled_in(filename: str, iteration: int, metrics: Mapping[str, Any], *, strict: bool) -> str:
     values = {**metrics, "iter": iteration, "time": time.strftime("%Y%m%d%H%M%S")}
     try:
-        name = _Filename().vformat(filename, (), values)
+        name = _Filename(strict=strict).vformat(filename, (), values)
     except ValueError as error:
         raise CheckpointError(f"the checkpoint's filename {filename!r} cannot be filled in: {error}") from error
     if Path(name).name != name:

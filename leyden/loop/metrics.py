@@ -1,15 +1,20 @@
 """Metrics: named numbers of a stage, how the values of many steps become one, and the rows that writers get.
 
-A stage of a training loop ends with a mapping of names to numbers; `clean_metrics` checks it once, at the edge. Inside a stage, a
-`LogCollector` takes the values of one step (of an episode, a rollout) and a `LogBuffer` makes one value of all of them. There are rows of
-stages (`MetricsRow`), of episodes (`EpisodeRow`) and of steps (`StepRow`); none of them knows who writes it.
-To add a way of making one value out of many, add a line to `REDUCERS`; to add a kind of row, subclass `Row` and add it to `ROW_KINDS`.
+A stage of a training loop ends with a mapping of names to numbers; `clean_metrics` checks it once,
+at the edge. Inside a stage, a `LogCollector` takes the values of one step (of an episode, a
+rollout) and a `MetricsAggregator` reduces many of them to one value each. There are rows of stages
+(`MetricsRow`), of episodes (`EpisodeRow`) and of steps (`StepRow`); none of them knows who writes
+it.
+
+To add a way to reduce many values to one, add a line to `REDUCERS`; to add a kind of row, subclass
+`Row` and add it to `ROW_KINDS`.
 """
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, Final, Literal, TypeAlias, cast
@@ -21,18 +26,20 @@ __all__ = [
     "ROW_KINDS",
     "EpisodeRow",
     "EpisodeStats",
-    "LogBuffer",
     "LogCollector",
     "LogLevel",
     "Logs",
     "MetricValue",
     "Metrics",
+    "MetricsAggregator",
     "MetricsRow",
     "Row",
     "RowKind",
     "Stage",
     "StepRow",
     "clean_metrics",
+    "monitored",
+    "nearest",
     "number",
 ]
 
@@ -76,7 +83,7 @@ class EpisodeStats:
     reward: float
     """The sum over its steps."""
     logs: dict[str, float] = field(default_factory=dict[str, float])
-    """Every number that was logged, one value for the episode; see `LogBuffer`."""
+    """Every number that was logged, one value for the episode; see `MetricsAggregator`."""
     seed_index: int | None = None
     """Where its seed is in the data set; None: the episode had no seed."""
     seed_number: int | None = None
@@ -216,6 +223,24 @@ def _as_plain(value: Any) -> Any:
     return repr(value)
 
 
+def monitored(metrics: Metrics, name: str, reader: str) -> float:
+    """Return the number `name` of `metrics`. Raise ConfigError, naming `reader` and the nearest names, if there is none."""
+    value = metrics.get(name)
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, str):
+        raise ConfigError(f"{reader} needs the metric {name!r}, which is the text {value!r} and no number")
+    raise ConfigError(f"{reader} needs the metric {name!r}, which is not there{nearest(name, metrics)}")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the end of an error message about an unknown name: the names most like it, then all."""
+    known = sorted(names)
+    like = difflib.get_close_matches(name, known, n=2, cutoff=0.7)
+    meant = f"; did you mean {' or '.join(map(repr, like))}?" if like else "."
+    return f"{meant} There are: {', '.join(known) or 'none'}"
+
+
 def clean_metrics(metrics: object, *, source: str) -> dict[str, MetricValue]:
     """Plain numbers and strings. NumPy scalars and tensors of one element become numbers; None is an empty mapping.
 
@@ -314,8 +339,8 @@ class LogCollector:
         self._logs.clear()
 
 
-class LogBuffer:
-    """Many steps' numbers, made one. A metric that is missing in some steps is reduced over those that have it.
+class MetricsAggregator:
+    """Reduces the numbers of many steps to one for each name. A metric that some steps lack is reduced over the steps that have it.
 
     reducers: name -> "mean" (of every name that is not here), "sum" or "last". None: a `reward` is summed, as over the steps of an
         episode; give `{}` to average it too, as over the episodes of a stage.

@@ -28,7 +28,8 @@ __all__ = ["ProgressBar"]
 class ProgressBar(Callback):
     """Iterations, chosen metrics, rates, time left.
 
-    metrics: names in `loop.metrics` to show, in this order; a name that is not there (yet) is left out.
+    metrics: names in `loop.metrics` to show, in this order. The newest value of each is shown, also
+        of an earlier iteration; a name without a value yet is left out.
     unit: what the vessel counts in `loop.progress(done, total)`: shown as `48/128 rollouts  91 rollouts/s`.
         Other counts that it reports are shown as rates: `loop.progress(48, 128, tokens=960)` as `1.8k tokens/s`.
     stream: None: what `sys.stderr` is when the run starts.
@@ -42,9 +43,11 @@ class ProgressBar(Callback):
         self._display: _Terminal | _Lines | None = None
         self._clock = _Clock()
         self._progress: Progress | None = None
+        self._newest: dict[str, MetricValue] = {}
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Begin to show."""
+        self._newest = {}
         stream = self._stream or sys.stderr
         self._clock = _Clock(loop.current_iter)
         self._display = _Terminal(stream) if _is_terminal(stream) else _Lines(stream)
@@ -97,17 +100,19 @@ class ProgressBar(Callback):
 
     def _show_run(self, loop: TrainLoop) -> None:
         if self._display:
+            self._newest.update(loop.metrics)
             self._display.show_run(self._run_label(loop), loop.current_iter, loop.max_iters, self._run_text(loop))
 
     def _run_label(self, loop: TrainLoop) -> str:
-        return f"iteration {loop.current_iter}/{loop.max_iters}"
+        return f"iteration {loop.current_iter}" + ("" if loop.max_iters is None else f"/{loop.max_iters}")
 
     def _run_text(self, loop: TrainLoop) -> str:
-        parts = [f"{name} {_number(loop.metrics[name])}" for name in self.metrics if name in loop.metrics]
+        parts = [f"{name} {_number(self._newest[name])}" for name in self.metrics if name in self._newest]
         if self._progress and isinstance(self._display, _Lines):
             parts += _rates(self._progress, self.unit)
-        seconds_left = self._clock.seconds_left(loop.current_iter, loop.max_iters)
-        if seconds_left is not None and loop.current_iter < loop.max_iters:
+        max_iters = loop.current_iter if loop.max_iters is None else loop.max_iters
+        seconds_left = self._clock.seconds_left(loop.current_iter, max_iters)
+        if seconds_left is not None and loop.current_iter < max_iters:
             parts.append(f"{_duration(seconds_left)} left")
         return "  ".join(parts)
 
@@ -138,7 +143,7 @@ class _Lines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def show_run(self, label: str, done: int, total: int, text: str) -> None:
+    def show_run(self, label: str, done: int, total: int | None, text: str) -> None:
         """Nothing until the iteration ends."""
 
     def show_stage(self, stage: str, done: int, total: int | None, text: str) -> None:
@@ -173,7 +178,7 @@ class _Terminal:
         self._run = self._live.add_task("", text="")
         self._stage = self._live.add_task("", text="", visible=False)
 
-    def show_run(self, label: str, done: int, total: int, text: str) -> None:
+    def show_run(self, label: str, done: int, total: int | None, text: str) -> None:
         """The first line."""
         self._live.update(self._run, description=label, completed=done, total=total, text=text)
 

@@ -1,6 +1,7 @@
 """Checkpoints of one file, as `torch.load(path, weights_only=True)` reads them: plain containers, numbers, strings and tensors.
 
-    {"kind", "format", "leyden_version", "current_iter", "metrics", "callbacks", "writers", "rng", ..., "vessel": {"policy": ...}}
+    {"kind", "format", "leyden_version", "current_iter", "metrics", "callbacks", "loggers", "rng",
+    ..., "vessel": {"policy": ...}}
 
 A NumPy array stands in it as {"__array__": tensor}; `SavedFile` gives it back as an array. torch is imported when one is written or read.
 Directories (`checkpoint.py`) are verified file by file; these are for people and programs that know `torch.load`.
@@ -35,7 +36,7 @@ class SavedFile:
     iteration: int
     """Finished iterations."""
     state: dict[str, Any]
-    """What `TrainLoop.state_dict` answered."""
+    """The value that `TrainLoop.run_state` returned."""
     vessel_state: Any
     """What the vessel's `state_dict` answered."""
     callbacks_path: Path | None = None

@@ -1,31 +1,39 @@
-"""The process-wide random states, as JSON: Python's, and NumPy's where something has loaded it.
+"""The process-wide random states, as JSON: Python's, and those of NumPy and torch where something has loaded them.
 
-A policy's own generators (torch, CUDA) are part of the policy's state and are saved by its backend.
+Generators that a policy owns are part of the policy's state, not of this. Nothing here imports
+torch before a saved run had it.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import random
 import sys
 from typing import Any
 
 __all__ = ["capture_rng", "restore_rng"]
 
+logger = logging.getLogger(__name__)
+
 
 def capture_rng() -> dict[str, Any]:
-    """The states now."""
+    """Return the states as they are now."""
     version, internal, gauss = random.getstate()
     states: dict[str, Any] = {"python": [version, list(internal), gauss]}
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         state = numpy.random.get_state(legacy=False)
         states["numpy"] = {**state, "state": {**state["state"], "key": state["state"]["key"].tolist()}}
+    torch: Any = sys.modules.get("torch")
+    if hasattr(torch, "get_rng_state"):  # not while another thread is importing it
+        cuda: list[Any] = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        states["torch"] = {"cpu": _as_text(torch.get_rng_state()), "cuda": [_as_text(state) for state in cuda]}
     return states
 
 
 def restore_rng(states: dict[str, Any]) -> None:
-    """Continue from what `capture_rng` answered. NumPy is loaded if its state was captured."""
+    """Continue from a value of `capture_rng`. NumPy and torch are loaded if their states were captured."""
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     if "numpy" in states:
@@ -33,3 +41,32 @@ def restore_rng(states: dict[str, Any]) -> None:
         state = states["numpy"]
         key = np.array(state["state"]["key"], dtype=np.uint32)
         np.random.set_state({**state, "state": {**state["state"], "key": key}})
+    if "torch" in states:
+        _restore_torch(states["torch"])
+
+
+def _restore_torch(states: dict[str, Any]) -> None:
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError as error:
+        logger.warning(
+            "the saved run had loaded torch, which cannot be imported here (%s): its random state is lost", error
+        )
+        return
+
+    def tensor(text: str) -> Any:
+        return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
+
+    torch.set_rng_state(tensor(states["cpu"]))
+    saved = states["cuda"]
+    devices = torch.cuda.device_count() if saved else 0
+    if devices < len(saved):
+        logger.warning(
+            "the saved run had %d CUDA devices, here are %d: the others' random states are lost", len(saved), devices
+        )
+    for device, state in enumerate(saved[:devices]):
+        torch.cuda.set_rng_state(tensor(state), device)
+
+
+def _as_text(state: Any) -> str:
+    return bytes(state.tolist()).hex()

@@ -31,6 +31,7 @@ from leyden.loop.callbacks import Callback, Progress
 from leyden.loop.metrics import MetricsRow, MetricValue, Stage, clean_metrics
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.loop.writers import LogWriter
+from leyden.options import check_number
 
 __all__ = ["Resumable", "TrainLoop", "Vessel", "keyed"]
 
@@ -63,7 +64,7 @@ class Resumable(Protocol):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What `TrainLoop.state_dict` answered."""
+        """The value that `TrainLoop.run_state` returned."""
         ...
 
     @property
@@ -77,56 +78,73 @@ class Resumable(Protocol):
 
 
 class TrainLoop:
-    """One run of training: make it, run it once.
+    """One run of training. A TrainLoop runs once; `leyden.rl.Trainer`, which is one, starts again with each fit.
 
-    max_iters: iterations in all, those before a resume included. A finished run goes on when this grew.
+    max_iters: iterations in all, including those before a resume. A finished run continues when
+        this grew. None: until `stop`.
     val_every_n_iters: validate after every so many iterations; None: never.
-    validate_first: validate before the first step too.
-    callbacks: called in this order, those that `runs_last` after the others.
+    validate_first: also validate before the first step.
+    callbacks: called in this order, except that those with a greater `runs_last` come later.
     writers: get a row for each stage.
+    Raises ConfigError for a number out of range, an object that is no callback or writer, and two
+    writers of one file.
     """
 
     def __init__(
         self,
         *,
-        max_iters: int,
+        max_iters: int | None,
         val_every_n_iters: int | None = None,
         validate_first: bool = False,
         callbacks: Sequence[Callback] = (),
         writers: Sequence[LogWriter] = (),
     ) -> None:
-        if max_iters < 0:
-            raise ConfigError(f"max_iters is {max_iters}; it must be 0 or more")
-        if val_every_n_iters is not None and val_every_n_iters < 1:
-            raise ConfigError(
-                f"val_every_n_iters is {val_every_n_iters}; it must be at least 1, or None for no validation"
-            )
+        check_number("max_iters", max_iters, at_least=0, whole=True, or_none="a run that a callback ends")
+        check_number("val_every_n_iters", val_every_n_iters, at_least=1, whole=True, or_none="no validation")
+        _check_kind("callback", callbacks, Callback, "a subclass of leyden.loop.Callback")
+        _check_kind("writer", writers, LogWriter, "a LogWriter such as CsvWriter('metrics.csv')")
         paths = [Path(path).absolute() for writer in writers if (path := getattr(writer, "path", None)) is not None]
         if twice := [str(path) for path in paths if paths.count(path) > 1]:
             raise ConfigError(f"two writers write {twice[0]}; give each a file of its own")
         self.max_iters, self.val_every_n_iters, self.validate_first = max_iters, val_every_n_iters, validate_first
         self.callbacks = sorted(callbacks, key=lambda callback: callback.runs_last)
         self.writers = list(writers)
+        self.initialize()
+
+    def initialize(self) -> None:
+        """Set every counter and flag to its value at the beginning of a run."""
         self.current_iter = 0
         """Steps that the vessel has done. During step k (from 0) it is k, after it k + 1."""
         self.current_stage: Stage = "train"
-        self.validation_due = validate_first
-        """The policy as it is waits to be validated."""
+        """The stage under way, or the last one."""
+        self.validation_due = self.validate_first
+        """The current policy has not been validated yet and should be."""
         self.metrics: dict[str, MetricValue] = {}
-        """The newest value of each metric; those of validations as `val/<name>`."""
+        """The metrics of this iteration so far; those of its validation as `val/<name>`."""
         self.last_row: MetricsRow | None = None
         """The row of the stage that ended last."""
         self.should_stop = False
         """End after the stage under way. Set by `stop`."""
+        self.resumed_from: Path | None = None
+        """The checkpoint that this run continues; None if it began anew."""
         self._used = False
         self._seconds_before = 0.0
         self._started_at: float | None = None
         self._stage_started_at = time.monotonic()
 
+    def initialize_iter(self) -> None:
+        """Begin an iteration: its metrics are empty, so that no value of an earlier one is taken for its own."""
+        self.metrics = {}
+
     @property
     def validates(self) -> bool:
         """Whether this run has validations at all."""
         return self.validate_first or self.val_every_n_iters is not None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another iteration follows, as things are."""
+        return not self.should_stop and (self.max_iters is None or self.current_iter < self.max_iters)
 
     @property
     def total_seconds(self) -> float:
@@ -148,8 +166,10 @@ class TrainLoop:
     # ---- drivers -------------------------------------------------------------------------------------------------------
 
     def run(self, vessel: Vessel, *, resume: Resumable | None = None) -> None:
-        """Train, in this thread. Raises ConfigError if the vessel or a hook turns out to be asynchronous, else what they raise."""
-        flow = self._flow(vessel, resume)
+        """Train, in this thread. Raises ConfigError if the vessel or a hook is asynchronous, and whatever they raise."""
+        self._drive(self._flow(vessel, resume))
+
+    def _drive(self, flow: Flow) -> None:
         proceed: Callable[[], object] = lambda: next(flow)  # noqa: E731 -- rebound below
         while True:
             try:
@@ -185,17 +205,26 @@ class TrainLoop:
             raise ConfigError("this TrainLoop has run already; make a new one, and give it resume= to continue")
         self._used = True
         if resume is not None:
-            with _of_a_checkpoint():
-                self.load_state_dict(resume.state)
+            yield from self._restore(vessel, resume)
+        yield from self._recording(vessel, self._fit(vessel))
+
+    def _restore(self, vessel: Vessel, resume: Resumable) -> Flow:
+        with _of_a_checkpoint():
+            self.load_run_state(resume.state)
+        with _of_a_checkpoint(f"of this {type(vessel).__name__}"):
             yield resume.restore(vessel)
-            self._load_callback_files(resume.callbacks_path)
-            with _of_a_checkpoint():
-                restore_rng(resume.state["rng"])  # last: loading may have drawn from it
+        self._load_callback_files(resume.callbacks_path)
+        with _of_a_checkpoint():
+            restore_rng(resume.state["rng"])  # last: loading may have drawn from it
+        self.resumed_from = getattr(resume, "path", None)
+
+    def _recording(self, vessel: Vessel, stages: Flow) -> Flow:
+        """Run `stages` while the writers are open."""
         self._started_at = time.monotonic()
         try:
             for writer in self.writers:
                 writer.open()
-            yield from self._fit(vessel)
+            yield from stages
         except GeneratorExit:  # the driver was dropped, nobody is left to await anything
             raise
         except BaseException as error:
@@ -210,7 +239,8 @@ class TrainLoop:
         yield from self._call("on_fit_start", vessel)
         if self.validation_due and not self.should_stop:
             yield from self._validate(vessel)
-        while self.current_iter < self.max_iters and not self.should_stop:
+        while self.goes_on:
+            self.initialize_iter()
             yield from self._call("on_iter_start", vessel)
             yield from self._train(vessel)
             if self.validation_due and not self.should_stop:
@@ -221,7 +251,7 @@ class TrainLoop:
     def _train(self, vessel: Vessel) -> Flow:
         self._begin("train")
         yield from self._call("on_train_start", vessel)
-        metrics = yield vessel.step(self.current_iter)
+        metrics = yield self._do_train(vessel)
         self.current_iter += 1  # from here on the vessel is a step further, whatever else goes wrong
         self.validation_due = self.val_every_n_iters is not None and self.current_iter % self.val_every_n_iters == 0
         self._write("train", metrics, f"{type(vessel).__name__}.step")
@@ -230,13 +260,20 @@ class TrainLoop:
     def _validate(self, vessel: Vessel) -> Flow:
         self._begin("val")
         yield from self._call("on_validate_start", vessel)
-        metrics = yield vessel.validate(self.current_iter)
+        metrics = yield self._do_validate(vessel)
         self.validation_due = False
         self._write("val", metrics, f"{type(vessel).__name__}.validate")
         yield from self._call("on_validate_end", vessel)
 
+    def _do_train(self, vessel: Any) -> Any:
+        return vessel.step(self.current_iter)
+
+    def _do_validate(self, vessel: Any) -> Any:
+        return vessel.validate(self.current_iter)
+
     def _begin(self, stage: Stage) -> None:
         self.current_stage = stage
+        logger.debug("iteration %d: %s begins", self.current_iter + (stage == "train"), stage)
         self._stage_started_at = time.monotonic()
         for writer in self.writers:
             writer.on_stage_start(self.current_iter + (stage == "train"), stage)
@@ -244,6 +281,7 @@ class TrainLoop:
     def _write(self, stage: Stage, metrics: object, source: str) -> None:
         cleaned = clean_metrics(metrics, source=source)
         self.last_row = MetricsRow(self.current_iter, stage, self.total_seconds, cleaned)
+        logger.debug("iteration %d: %s done, %s", self.current_iter, stage, cleaned)
         prefix = "val/" if stage == "val" else ""
         self.metrics.update({prefix + name: value for name, value in cleaned.items()})
         for writer in self.writers:
@@ -263,15 +301,17 @@ class TrainLoop:
 
     # ---- state ---------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything but the vessel, as JSON. What the writers have written is on disk when this returns."""
+    def run_state(self) -> dict[str, Any]:
+        """Everything but the vessel, as JSON. All that the writers have written is on disk when this returns."""
         return {
             "current_iter": self.current_iter,
+            "current_stage": self.current_stage,
+            "should_stop": self.should_stop,
             "validation_due": self.validation_due,
             "total_seconds": self.total_seconds,
             "metrics": dict(self.metrics),
             "callbacks": _states(self.callbacks),
-            "writers": _states(self.writers),
+            "loggers": _states(self.writers),
             "rng": capture_rng(),
         }
 
@@ -290,30 +330,46 @@ class TrainLoop:
             if path is not None and (folder := path / quote(key, safe="")).is_dir():
                 callback.load(folder)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` answered; random states are restored by the run, after the vessel.
+    def load_run_state(self, state: dict[str, Any]) -> None:
+        """Continue from a value of `run_state`. The run restores the random states, after the vessel.
 
-        A callback or writer that the state does not know starts anew; the state of one that is gone is passed over with a warning.
+        A callback or writer without a saved state starts anew. A saved state without its callback
+        or writer is named in a warning.
+        `should_stop` keeps its value: the caller decides whether a run continues.
         """
         self.current_iter = state["current_iter"]
+        self.current_stage = state["current_stage"]
         self.validation_due = state["validation_due"]
         self._seconds_before = state["total_seconds"]
         self.metrics = dict(state["metrics"])
         _load_states("callback", keyed(self.callbacks), state["callbacks"])
-        _load_states("writer", keyed(self.writers), state["writers"])
+        _load_states("writer", keyed(self.writers), state["loggers"])
 
 
 @contextlib.contextmanager
-def _of_a_checkpoint() -> Generator[None]:
-    """What parts of a checkpoint cannot be loaded from is not what was saved."""
+def _of_a_checkpoint(what: str = "what a run saved") -> Generator[None]:
+    """Raise CheckpointError where a part of a checkpoint cannot be loaded."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:  # torch's is RuntimeError
         if isinstance(error, LeydenError):
             raise
         raise CheckpointError(
-            f"the checkpoint's state is not what a run saved ({type(error).__name__}: {error}); resume from another one"
+            f"the checkpoint's state is not {what} ({type(error).__name__}: {error}); resume from another one"
         ) from error
+
+
+def _check_kind(noun: str, parts: Sequence[object], kind: type, wanted: str) -> None:
+    for part in parts:
+        if not isinstance(part, kind):
+            raise ConfigError(f"{part!r} ({type(part).__name__}) is no {noun}; give {wanted}")
 
 
 def _sending(flow: Flow, value: object) -> Callable[[], object]:
@@ -325,11 +381,13 @@ def _throwing(flow: Flow, error: BaseException) -> Callable[[], object]:
 
 
 def keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:
-    """By `state_key`; the second and later ones of a key are numbered: `csvwriter`, `csvwriter2`."""
+    """The parts by `state_key`. A key that is taken already gets the first free number: `csvwriter`, `csvwriter2`."""
     keyed: dict[str, Stateful] = {}
     for part in parts:
-        count = sum(other.state_key == part.state_key for other in keyed.values())
-        keyed[part.state_key if count == 0 else f"{part.state_key}{count + 1}"] = part
+        key, number = part.state_key, 2
+        while key in keyed:
+            key, number = f"{part.state_key}{number}", number + 1
+        keyed[key] = part
     return keyed
 
 

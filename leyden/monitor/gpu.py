@@ -1,4 +1,4 @@
-"""How busy and how full this machine's NVIDIA GPUs are, asked of the driver's own library: no package, no process for each question.
+"""How busy, full and warm this machine's NVIDIA GPUs are, asked of the driver's own library: no package, no process for each question.
 
 It knows the few calls of NVML that this takes. Without a driver there are no figures, and that is no error.
 """
@@ -13,6 +13,9 @@ from typing import Any
 
 __all__ = ["gpu_figures"]
 
+_OF_THE_CHIP = 0
+"""NVML_TEMPERATURE_GPU."""
+
 
 class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
@@ -23,23 +26,33 @@ class _Memory(ctypes.Structure):
 
 
 def gpu_figures() -> Mapping[str, float]:
-    """`gpu_percent` and `gpu_memory_percent`, each of the GPU where it is highest; nothing where there is none, or it does not say.
+    """Return the figures of the GPUs that CUDA_VISIBLE_DEVICES lets this process see; nothing where there is none.
 
-    Of several GPUs only those that CUDA_VISIBLE_DEVICES lets this process see.
+    `gpu_percent` and `gpu_memory_percent` are of the GPU where each is highest. Figures of one GPU carry its index in the machine:
+    `gpu_device_percent:0`. What a GPU does not tell is left out.
     """
-    highest: dict[str, float] = {}
-    for device in _visible():
-        for name, value in _figures_of(device):
-            highest[name] = max(value, highest.get(name, 0.0))
-    return highest
+    figures: dict[str, float] = {}
+    for position, device in enumerate(_visible()):
+        number = ctypes.c_uint()
+        index = number.value if _call("nvmlDeviceGetIndex", device, ctypes.byref(number)) else position
+        own = dict(_figures_of(device))
+        figures |= {f"gpu_device_{name}:{index}": value for name, value in own.items()}
+        if total := own.get("memory_total_bytes"):
+            own["memory_percent"] = 100.0 * own["memory_used_bytes"] / total
+        for name in own.keys() & {"percent", "memory_percent"}:
+            figures[f"gpu_{name}"] = max(own[name], figures.get(f"gpu_{name}", 0.0))
+    return figures
 
 
 def _figures_of(device: ctypes.c_void_p) -> Iterator[tuple[str, float]]:
-    utilization, memory = _Utilization(), _Memory()
+    utilization, memory, celsius = _Utilization(), _Memory(), ctypes.c_uint()
     if _call("nvmlDeviceGetUtilizationRates", device, ctypes.byref(utilization)):
-        yield "gpu_percent", float(utilization.gpu)
-    if _call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory)) and memory.total:
-        yield "gpu_memory_percent", 100.0 * memory.used / memory.total
+        yield "percent", float(utilization.gpu)
+    if _call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory)):
+        yield "memory_used_bytes", float(memory.used)
+        yield "memory_total_bytes", float(memory.total)
+    if _call("nvmlDeviceGetTemperature", device, ctypes.c_uint(_OF_THE_CHIP), ctypes.byref(celsius)):
+        yield "temperature_celsius", float(celsius.value)
 
 
 def _visible() -> Iterator[ctypes.c_void_p]:

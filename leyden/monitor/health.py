@@ -11,6 +11,7 @@ __all__ = [
     "MISSED_HEARTBEATS",
     "WORKER_FIGURES",
     "WorkerHealth",
+    "base_name",
     "figures_of",
     "has_ended",
     "health_of",
@@ -34,6 +35,11 @@ WORKER_FIGURES: Final[Mapping[str, str]] = {
 """What a runner tells of itself with a heartbeat, beside the figures of `system.py`."""
 
 
+def base_name(figure: str) -> str:
+    """Return the name of a figure without what it is about: `gpu_device_percent` of `gpu_device_percent:0`."""
+    return figure.partition(":")[0]
+
+
 def heartbeat_seconds(worker: Worker) -> float:
     """Between two heartbeats of this worker, as it says."""
     given = (worker.heartbeat_stats or {}).get("heartbeat_seconds")
@@ -55,10 +61,10 @@ def has_ended(worker: Worker) -> bool:
 
 
 def figures_of(worker: Worker, known: Container[str]) -> dict[str, float]:
-    """The numbers of its last heartbeat whose names are known."""
+    """Return the numbers of its last heartbeat whose names are known, by name."""
     stats = worker.heartbeat_stats or {}
     return {
         name: float(value)
         for name, value in stats.items()
-        if name in known and isinstance(value, int | float) and not isinstance(value, bool)
+        if base_name(name) in known and isinstance(value, int | float) and not isinstance(value, bool)
     }

@@ -19,9 +19,17 @@ from typing import Any, Final, cast
 
 from leyden.errors import ConfigError, LeydenError, StoreClosed
 from leyden.monitor.alert import ALERT_PREFIX, Action, Alert, Sink, log_alert, tell
-from leyden.monitor.health import MISSED_HEARTBEATS, WORKER_FIGURES, figures_of, has_ended, heartbeat_seconds
+from leyden.monitor.health import (
+    MISSED_HEARTBEATS,
+    WORKER_FIGURES,
+    base_name,
+    figures_of,
+    has_ended,
+    heartbeat_seconds,
+)
 from leyden.monitor.rules import DEFAULT_RULES, Point, Rule, Verdict
 from leyden.monitor.system import FIGURES, MACHINE_FIGURES, SystemProbe, host_name
+from leyden.monitor.upstreams import REPORT_SECONDS, UPSTREAM_FIGURES
 from leyden.options import check_number
 from leyden.store.base import LightningStore
 from leyden.types import Sample, Worker
@@ -44,6 +52,8 @@ _PROBE_SECONDS = 10.0
 """A store that has not answered by then is lost."""
 _FORGET_SECONDS = 3600.0
 """A worker that was silent for so long is looked at no more."""
+_UPSTREAM_SECONDS = 6 * REPORT_SECONDS
+"""For so long a gateway's samples are of interest."""
 _MOST_WORKERS = 10_000
 _END_SECONDS = 5.0
 
@@ -114,6 +124,10 @@ class Watch:
         self._series: dict[str | None, dict[str, deque[Point]]] = {None: {}}
         self._heard: dict[str, tuple[float | None, float]] = {}
         """Of each worker its last heartbeat by the store's clock, and when we learned of it by ours."""
+        self._upstreams: dict[str, float] = {}
+        """Of each subject of a gateway's samples, when we last read a new one."""
+        self._read_until: dict[tuple[str, str], float] = {}
+        """Of each of their series, the time of the newest sample that was read."""
         self._counts: dict[str, Mapping[str, float]] = {}
         self._totals: dict[str, float] = dict.fromkeys(_COUNTERS, 0.0)
         self._unwritten: deque[Sample] = deque(maxlen=10_000)
@@ -131,6 +145,7 @@ class Watch:
                 await self._close_left_behind()
                 self._tidy = True
             workers = await self._measure_store(now)
+            await self._read_upstreams(now)
         except (LeydenError, TimeoutError) as error:
             if isinstance(error, StoreClosed):
                 raise
@@ -159,7 +174,7 @@ class Watch:
     async def _measure_store(self, now: float) -> Sequence[Worker]:
         """Note the figures of the store and its machine; its workers. Raises what the store raises, TimeoutError."""
         store, machine = self._store, self._probe.read()
-        self._note(None, {name: float(machine[name]) for name in FIGURES.keys() & machine.keys()}, now)
+        self._note(None, {name: float(value) for name, value in machine.items() if base_name(name) in FIGURES}, now)
         async with asyncio.timeout(_PROBE_SECONDS):
             started = time.perf_counter()
             workers = await store.query_workers(sort_by="last_heartbeat_time", sort_order="desc", limit=_MOST_WORKERS)
@@ -175,13 +190,28 @@ class Watch:
         self._note(None, figures, now)
         return workers
 
+    async def _read_upstreams(self, now: float) -> None:
+        """Add what gateways have written to the series that rules read. One that is silent is at rest or has ended."""
+        for name in self._reach:
+            if base_name(name) in UPSTREAM_FIGURES:
+                for sample in await self._store.query_samples(name=name, measured_from=now - _UPSTREAM_SECONDS):
+                    subject = sample.worker_id or ""
+                    if sample.time > self._read_until.get((subject, name), 0.0):
+                        self._read_until[subject, name] = sample.time
+                        self._upstreams[subject] = now
+                        self._series.setdefault(subject, {})
+                        self._keep(subject, name, sample.value, now)
+        for subject in [one for one, heard in self._upstreams.items() if heard < now - _UPSTREAM_SECONDS]:
+            del self._upstreams[subject], self._series[subject]
+            self._read_until = {key: time for key, time in self._read_until.items() if key[0] != subject}
+
     def _note_workers(self, workers: Sequence[Worker], now: float) -> None:
         recent = [worker for worker in workers if now - (worker.last_heartbeat_time or 0.0) <= _FORGET_SECONDS]
         alive = sorted((worker for worker in recent if not has_ended(worker)), key=lambda worker: worker.worker_id)
         for worker in recent:
             self._count(worker)
         self._counting = True
-        for worker_id in self._series.keys() - {None} - {worker.worker_id for worker in alive}:
+        for worker_id in self._series.keys() - {None} - self._upstreams.keys() - {one.worker_id for one in alive}:
             del self._series[worker_id]
         new = {worker.worker_id for worker in alive if self._hear(worker, now)}
         missed = {w.worker_id: (now - self._heard[w.worker_id][1]) / heartbeat_seconds(w) for w in alive}
@@ -216,11 +246,15 @@ class Watch:
     def _note(self, subject: str | None, figures: Mapping[str, float], now: float) -> None:
         for name, value in figures.items():
             self._unwritten.append(Sample(name=name, time=now, value=value, worker_id=subject))
-            if name in self._reach:
-                points = self._series[subject].setdefault(name, deque())
-                points.append((now, value))
-                while len(points) > 1 and points[0][0] < now - self._reach[name]:
-                    points.popleft()
+            self._keep(subject, name, value, now)
+
+    def _keep(self, subject: str | None, name: str, value: float, now: float) -> None:
+        """Add a point to a series that a rule reads."""
+        if name in self._reach:
+            points = self._series[subject].setdefault(name, deque())
+            points.append((now, value))
+            while len(points) > 1 and points[0][0] < now - self._reach[name]:
+                points.popleft()
 
     # ---- judging and telling -------------------------------------------------------------------------------------------
 
@@ -308,9 +342,9 @@ def _checked_actions(given: Any) -> dict[str, Sequence[Action]]:
 
 def _check_figures(rule: Rule) -> None:
     """Raises ConfigError for a rule that could never be met: nobody measures what it reads."""
-    known = FIGURES.keys() | WORKER_FIGURES.keys() | STORE_FIGURES.keys()
+    known = FIGURES.keys() | WORKER_FIGURES.keys() | STORE_FIGURES.keys() | UPSTREAM_FIGURES.keys()
     for figure in rule.figures:
-        if figure not in known:
+        if base_name(figure) not in known:
             close = get_close_matches(figure, known, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise ConfigError(

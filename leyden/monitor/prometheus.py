@@ -17,6 +17,7 @@ from leyden.monitor.alert import ALERT_PREFIX
 from leyden.monitor.health import WORKER_FIGURES, WorkerHealth, figures_of, health_of
 from leyden.monitor.monitor import STORE_FIGURES
 from leyden.monitor.system import FIGURES
+from leyden.monitor.upstreams import UPSTREAM_FIGURES
 from leyden.store.app import Reply, View
 from leyden.store.base import LightningStore, StoreStatistics
 from leyden.store.traffic import BOUNDS_SECONDS, Traffic
@@ -65,6 +66,7 @@ async def exposition(store: LightningStore, traffic: Traffic) -> str:
         *_of_statistics(statistics),
         _of_health(workers, now),
         *_of_figures(workers, samples, now),
+        *_of_gateways(samples),
         _of_alerts(samples),
         *_of_traffic(traffic),
     ]
@@ -100,19 +102,41 @@ def _of_health(workers: Iterable[Worker], now: float) -> _Family:
 
 def _of_figures(workers: Iterable[Worker], samples: Iterable[Sample], now: float) -> Iterator[_Family]:
     """Of each worker the figures of its last heartbeat; of the store what a monitor measured last."""
-    latest: dict[str, dict[str, float]] = {}
+    latest: dict[str, dict[tuple[str, str], float]] = {}
     for worker in workers:
         if health_of(worker, now) == "healthy":
-            for name, value in figures_of(worker, _ABOUT).items():
-                latest.setdefault(name, {})[worker.worker_id] = value
+            for figure, value in figures_of(worker, _ABOUT).items():
+                name, _, gpu = figure.partition(":")
+                latest.setdefault(name, {})[worker.worker_id, gpu] = value
     for sample in samples:
-        if sample.name in _ABOUT and (sample.worker_id is None or sample.name in STORE_FIGURES):
-            latest.setdefault(sample.name, {})[sample.worker_id or ""] = sample.value
+        name, _, gpu = sample.name.partition(":")
+        if name in _ABOUT and (sample.worker_id is None or name in STORE_FIGURES):
+            latest.setdefault(name, {})[sample.worker_id or "", gpu] = sample.value
     latest.pop("queue_length", None)  # it is there already, as the store says
     for name, values in sorted(latest.items()):
-        about = _ABOUT[name] + (" Without a worker: of the store and its machine." if "" in values else "")
-        lines = [("", {"worker": worker_id}, value) for worker_id, value in sorted(values.items())]
+        of_the_store = any(not worker_id for worker_id, _ in values)
+        about = _ABOUT[name] + (" Without a worker: of the store and its machine." if of_the_store else "")
+        lines = [
+            ("", {"worker": worker_id, **({"gpu": gpu} if gpu else {})}, value)
+            for (worker_id, gpu), value in sorted(values.items())
+        ]
         yield _Family(f"leyden_{name}", about, "gauge", lines)
+
+
+def _of_gateways(samples: Iterable[Sample]) -> Iterator[_Family]:
+    """What gateways have measured last, of themselves and of the servers behind them."""
+    latest: dict[str, dict[tuple[str, str], float]] = {}
+    for sample in samples:
+        name, _, reason = sample.name.partition(":")
+        if name in UPSTREAM_FIGURES:
+            latest.setdefault(name, {})[sample.worker_id or "", reason] = sample.value
+    for name, values in sorted(latest.items()):
+        whom = "upstream" if name.startswith("upstream") else "gateway"
+        lines = [
+            ("", {whom: subject, **({"reason": reason} if reason else {})}, value)
+            for (subject, reason), value in sorted(values.items())
+        ]
+        yield _Family(f"leyden_{name}", UPSTREAM_FIGURES[name], "gauge", lines)
 
 
 def _of_alerts(samples: Iterable[Sample]) -> _Family:
@@ -131,6 +155,8 @@ def _of_traffic(traffic: Traffic) -> Iterator[_Family]:
         ("", {"method": method, "status": str(status)}, float(n)) for (method, status), n in requests
     ]
     yield _Family("leyden_http_requests_total", "Requests to the store server.", "counter", lines)
+    lines = [("", _NO_LABELS, float(traffic.connections()))]
+    yield _Family("leyden_http_connections", "Connections that are open to the store server.", "gauge", lines)
     lines = [line for method in sorted(traffic.durations) for line in _histogram(traffic, method)]
     about = "How long the store server took to answer what does not wait by itself."
     yield _Family("leyden_http_request_seconds", about, "histogram", lines)

@@ -246,5 +246,23 @@ DEFAULT_RULES: Final[Sequence[Rule]] = (
         window_seconds=300.0,
         minimum_count=20,
     ),
+    AlertRule(
+        name="upstream",
+        metric="upstream_healthy",
+        comparison="<",
+        threshold=0.5,
+        window_seconds=30.0,
+        minimum_count=2,
+        severity="critical",
+    ),
+    AlertRule(
+        name="upstream_errors",
+        metric="upstream_errors",
+        per="upstream_requests",
+        comparison=">",
+        threshold=0.1,
+        window_seconds=300.0,
+        minimum_count=20,
+    ),
     AnomalyRule(name="latency_anomaly", metric="store_latency_seconds", comparison=">", least_change=0.1),
 )

@@ -27,10 +27,14 @@ FIGURES: Final[Mapping[str, str]] = {
     "network_bytes_per_second": "What the machine sent and received.",
     "gpu_percent": "How busy the busiest GPU is that the process sees.",
     "gpu_memory_percent": "How full the fullest GPU is that the process sees.",
+    "gpu_device_percent": "How busy one GPU is.",
+    "gpu_device_memory_used_bytes": "How much of its memory is in use.",
+    "gpu_device_memory_total_bytes": "How much memory it has.",
+    "gpu_device_temperature_celsius": "How warm its chip is.",
     "process_cpu_percent": "CPU time of the process; 100 is one core.",
     "process_rss_bytes": "Resident memory of the process.",
 }
-"""What `SystemProbe.read` tells, but for text and ids."""
+"""What `SystemProbe.read` tells, but for text and ids. `gpu_device_*` have the index of their GPU behind a colon."""
 
 MACHINE_FIGURES: Final = frozenset(
     {"cpu_percent", "memory_percent", "disk_free_percent", "io_seconds", "network_bytes_per_second"}

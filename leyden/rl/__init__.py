@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leyden.rl.aux_info import AuxiliaryInfoCollector
     from leyden.rl.collector import Collector, CollectResult
+    from leyden.rl.data_queue import DataQueue
     from leyden.rl.env import (
         BatchSimulator,
         EnvWrapper,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
     from leyden.rl.policy import DQN, PPO, AllOne, NonLearnablePolicy, Policy, RandomPolicy, Sb3Policy, TianshouPolicy
     from leyden.rl.reward import Reward, RewardCombination
-    from leyden.rl.seed import DataQueue, Seed, SeedPlan
+    from leyden.rl.seed import Seed, SeedPlan
     from leyden.rl.simulator import InitialStateType, Simulator
     from leyden.rl.spaces import GymSpaceValidationError
     from leyden.rl.trainer import (
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "aux_info": ("AuxiliaryInfoCollector",),
     "collector": ("CollectResult", "Collector"),
+    "data_queue": ("DataQueue",),
     "env": (
         "BatchSimulator",
         "EnvWrapper",
@@ -71,7 +73,7 @@ _WHERE = {
         "TianshouPolicy",
     ),
     "reward": ("Reward", "RewardCombination"),
-    "seed": ("DataQueue", "Seed", "SeedPlan"),
+    "seed": ("Seed", "SeedPlan"),
     "simulator": ("InitialStateType", "Simulator"),
     "spaces": ("GymSpaceValidationError",),
     "trainer": ("SeedIteratorNotAvailable", "Trainer", "TrainingVessel", "TrainingVesselBase", "backtest", "train"),

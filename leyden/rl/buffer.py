@@ -1,4 +1,4 @@
-"""What a policy learns from: all of one collect (`RolloutBuffer`), or the newest transitions of many (`ReplayBuffer`).
+"""Buffers that policies learn from: all of one collect (`RolloutBuffer`), or the newest transitions of many (`ReplayBuffer`).
 
 Both are filled in two halves of a step, since an environment's observations are views that its next step overwrites: `decided` before it,
 `happened` after it. Arrays are allocated at the first step, in the shapes and types that the environment and the policy really give. It
@@ -21,6 +21,9 @@ from leyden.rl.batch import Array, Batch, allocate, copied, mapped, same_shape, 
 __all__ = ["Buffer", "FinalObservations", "ReplayBuffer", "RolloutBuffer"]
 
 Ids = NDArray[np.int64]
+_FIRST_SIZE = 1024
+"""Transitions that a rollout buffer without a limit has room for before it grows."""
+_REPLAY_SIZE = 20_000
 
 
 class Buffer(Protocol):
@@ -64,17 +67,17 @@ class FinalObservations(NamedTuple):
 class RolloutBuffer:
     """All transitions of one collect, time-major: arrays (T, N, ...) and a mask of what happened.
 
-    It never forgets: one transition more than `size` is a ConfigError, and the next collect begins it anew. Arrays hold `capacity`
-    rows, of which the first `n_rows` are in use.
+    It drops nothing: it grows with the collect, or raises ConfigError where a limit was given. The next collect begins it anew. Arrays
+    hold `capacity` rows, of which the first `n_rows` are in use.
     """
 
-    def __init__(self, size: int, num_envs: int) -> None:
-        """size: the most transitions of one collect, all environments together."""
-        if size < 1 or num_envs < 1:
+    def __init__(self, size: int | None, num_envs: int) -> None:
+        """size: the most transitions of one collect, all environments together; None: no limit but memory."""
+        if (size is not None and size < 1) or num_envs < 1:
             raise ConfigError(f"a rollout buffer of size {size} for {num_envs} environments; both must be at least 1")
         self.size = size
         self.num_envs = num_envs
-        self.capacity = -(-size // num_envs)
+        self.capacity = -(-(_FIRST_SIZE if size is None else size) // num_envs)
         self.n_rows = 0
         self.n_steps = 0
         """Transitions: the number of True in the mask."""
@@ -99,11 +102,11 @@ class RolloutBuffer:
         self._final.clear()
 
     def decided(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
-        """See `Buffer`. Raises ConfigError when it is full."""
-        if self.n_steps + len(actions) > self.size:
+        """See `Buffer`. Raises ConfigError when a limit is reached."""
+        if self.size is not None and self.n_steps + len(actions) > self.size:
             raise ConfigError(
-                f"the rollout buffer is full: its size is {self.size} transitions and this collect has more. Raise buffer_size to at "
-                "least the steps of all episodes of one collect, or collect fewer episodes; nothing is dropped in silence"
+                f"the rollout buffer is full: its size is {self.size} transitions and this collect has more. Leave buffer_size out so that "
+                "it grows, raise it to at least the steps of all episodes of one collect, or collect fewer episodes"
             )
         if not self._allocated:
             self._allocate(obs, actions, extras)
@@ -177,7 +180,7 @@ class RolloutBuffer:
         self._allocated = True
 
     def _grow(self) -> None:
-        """Environments were idle at times, so that more rows than size / N are needed."""
+        """Double the rows. With a limit that is needed too: environments are idle at times."""
         more = self.capacity
 
         def longer(array: Array) -> Array:
@@ -196,8 +199,9 @@ class ReplayBuffer:
     Transitions stay over any number of collects. `state_dict` holds them all, so that a resumed run samples the same.
     """
 
-    def __init__(self, size: int, num_envs: int) -> None:
-        """size: transitions, all environments together."""
+    def __init__(self, size: int | None, num_envs: int) -> None:
+        """size: transitions, all environments together; None: 20,000."""
+        size = _REPLAY_SIZE if size is None else size
         _check_size(size, num_envs)
         self.size = size
         self.num_envs: int = num_envs

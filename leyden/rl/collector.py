@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, SimulatorError
 from leyden.rl.batch import Array, Batch, copied, mapped, write
 from leyden.rl.buffer import Buffer
+from leyden.rl.episode import EpisodeLost
 from leyden.rl.policy.base import Policy
 
 __all__ = ["CollectResult", "Collector", "OnProgress", "VectorEnv"]
@@ -32,6 +33,16 @@ class VectorEnv(Protocol):
     @property
     def alive(self) -> NDArray[np.bool_]:
         """(N,): has an episode under way."""
+        ...
+
+    @property
+    def lost(self) -> Sequence[EpisodeLost]:
+        """Episodes that could not be finished so far, in order."""
+        ...
+
+    @property
+    def skips(self) -> bool:
+        """Whether the seeds of such episodes are left out."""
         ...
 
     def reset(self, ids: Sequence[int] | None = None) -> Batch:
@@ -54,8 +65,16 @@ class CollectResult:
     lengths: NDArray[np.int64]
     """(n_episodes,), steps."""
     metrics: dict[str, float]
-    """Means over episodes: reward, steps_per_episode, and what episodes logged (over those that logged it)."""
+    """Means over episodes: reward, steps_per_episode, and what episodes logged (over those that logged it). `lost` counts the episodes
+    that were left out, if the environment skips those that fail."""
     seconds: float
+    lost: tuple[EpisodeLost, ...] = ()
+    """Episodes that could not be finished, each with its reason: those that were begun again too."""
+
+    @property
+    def n_lost(self) -> int:
+        """Episodes that were left out of the collect."""
+        return sum(not lost.again for lost in self.lost)
 
 
 class Collector:
@@ -80,7 +99,8 @@ class Collector:
         """Run exactly `n_episode` episodes to their ends, or fewer if the seeds run out; None: until they do.
 
         on_progress: called with the episodes and steps of this collect so far, whenever an episode ends.
-        Raises ConfigError if an episode is under way already. What was collected before an error is lost with it.
+        Raises ConfigError if an episode is under way already, SimulatorError if every episode was skipped. What was collected before an
+        error is lost with it.
         """
         began = time.perf_counter()
         venv, policy, buffer = self.venv, self.policy, self.buffer
@@ -95,6 +115,7 @@ class Collector:
         if buffer is not None:
             buffer.begin_collect()
         ended: list[Any] = []
+        lost_before = len(venv.lost)
         n_steps = 0
         wanted = n_envs if n_episode is None else min(n_envs, n_episode)
         obs = venv.reset(list(range(wanted)))
@@ -145,7 +166,17 @@ class Collector:
             alive = venv.alive.copy()
         self.total_episodes += len(ended)
         self.total_steps += n_steps
-        return _result(ended, n_steps, time.perf_counter() - began)
+        all_lost = tuple(venv.lost[lost_before:])
+        if not ended and all_lost:
+            first = all_lost[0]
+            raise SimulatorError(
+                f"no episode of this collect could be finished, {len(all_lost)} were lost; the first, of seed {first.seed_index} in "
+                f"environment {first.env_id}, at step {first.step}: {first.reason}",
+                env_id=first.env_id,
+                seed_index=first.seed_index,
+                step=first.step,
+            )
+        return _result(ended, n_steps, time.perf_counter() - began, all_lost, skips=venv.skips)
 
     def state_dict(self) -> dict[str, int]:
         """The counters."""
@@ -173,7 +204,9 @@ def _episode(infos: Mapping[int, Mapping[str, Any]], env: int) -> Any:
         raise ConfigError(f"environment {env} ended its episode without infos[{env}]['episode']") from None
 
 
-def _result(episodes: Sequence[Any], n_steps: int, seconds: float) -> CollectResult:
+def _result(
+    episodes: Sequence[Any], n_steps: int, seconds: float, lost: tuple[EpisodeLost, ...], *, skips: bool
+) -> CollectResult:
     rewards = np.array([episode.reward for episode in episodes], np.float64)
     lengths = np.array([episode.length for episode in episodes], np.int64)
     logged: dict[str, list[float]] = {}
@@ -183,4 +216,7 @@ def _result(episodes: Sequence[Any], n_steps: int, seconds: float) -> CollectRes
     metrics = {name: float(np.mean(values)) for name, values in logged.items()}
     if episodes:
         metrics |= {"reward": float(rewards.mean()), "steps_per_episode": float(lengths.mean())}
-    return CollectResult(len(episodes), n_steps, rewards, lengths, metrics, seconds)
+    result = CollectResult(len(episodes), n_steps, rewards, lengths, metrics, seconds, lost)
+    if skips:
+        metrics["lost"] = float(result.n_lost)
+    return result

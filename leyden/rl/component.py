@@ -1,4 +1,4 @@
-"""What simulators, interpreters and rewards have in common: they can look at the environment that holds them.
+"""What simulators, interpreters and rewards have in common: they can look at the environment that holds them, and log to it.
 
 The reference is weak, is set by `EnvWrapper`, and does not travel: a component that is copied or sent to another process arrives without
 it. A component is of one environment at a time; the last one that took it has it.
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from leyden.rl.env.wrapper import EnvWrapper
 
+from leyden.errors import ConfigError
+
 __all__ = ["EnvComponent"]
 
-_STAYS_HERE: Final = ("_env_reference", "_check")
+_STAYS_HERE: Final = ("_env_reference", "_check", "_conformer")
 """Attributes that are of this process: the reference, and the compiled checks of interpreters."""
 
 
@@ -31,6 +33,14 @@ class EnvComponent:
     @env.setter
     def env(self, env: EnvWrapper[Any, Any, Any, Any, Any] | None) -> None:
         self._take_env(env)
+
+    def log(self, name: str, value: float) -> None:
+        """Note a number of this step, for writers and for the stage's metrics. Raises ConfigError outside an environment."""
+        if (env := self.env) is None:
+            raise ConfigError(
+                f"{type(self).__name__}.log({name!r}) outside an environment; log from `step` or `reward`, when an EnvWrapper has it"
+            )
+        env.logger.add_scalar(name, value)
 
     def _take_env(self, env: EnvWrapper[Any, Any, Any, Any, Any] | None) -> None:
         object.__setattr__(self, "_env_reference", None if env is None else weakref.ref(env))  # frozen dataclasses too

@@ -1,4 +1,4 @@
-"""An episode that was not finished. What is known of one that was: `leyden.loop.EpisodeStats`."""
+"""An episode that was not finished. A finished one is described by `leyden.loop.EpisodeStats`."""
 
 from __future__ import annotations
 
@@ -18,3 +18,5 @@ class EpisodeLost:
     """Steps it had made."""
     reason: str
     """In one line."""
+    again: bool = False
+    """Whether its seed is taken again; False: it is left out."""

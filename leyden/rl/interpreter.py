@@ -1,7 +1,7 @@
 """Interpreters: from a simulator's state to what a policy observes, from what a policy says to what a simulator does.
 
-They hold no state of an episode and know no policy. What they return, or are given by a policy, is checked against their space on every
-call, by a check compiled for it (`leyden.rl.spaces.checker`).
+They hold no state of an episode and know no policy. Each call checks the observation, or the policy's action, against the space, by a
+check compiled for that space (`leyden.rl.spaces.checker`); `StateInterpreter.strict = False` makes the check lenient.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import gymnasium
 
 from leyden.rl.component import EnvComponent
 from leyden.rl.simulator import ActType, StateType
-from leyden.rl.spaces import checker
+from leyden.rl.spaces import Conformer, checker, conformer
 
 __all__ = ["ActionInterpreter", "Interpreter", "ObsType", "PolicyActType", "StateInterpreter"]
 
@@ -31,6 +31,11 @@ class Interpreter(EnvComponent, ABC):
 class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
     """From a simulator's state to an observation."""
 
+    strict: bool = True
+    """False: cast observations to the space's dtype and warn once, instead of raising, when one leaves the space's bounds.
+    NaN and other shapes are refused all the same. A class or an instance may set it."""
+    _conformer: Conformer | None = None
+
     @property
     @abstractmethod
     def observation_space(self) -> gymnasium.Space[Any]:
@@ -44,11 +49,21 @@ class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
     def __call__(self, simulator_state: StateType) -> ObsType:
         """Interpret, then validate."""
         obs = self.interpret(simulator_state)
+        if not self.strict:
+            return self.conformer(obs)
         self.validate(obs)
         return obs
 
+    @property
+    def conformer(self) -> Conformer:
+        """The lenient check, which is used unless `strict`."""
+        if (conform := self._conformer) is None:
+            conform = conformer(self.observation_space)
+            object.__setattr__(self, "_conformer", conform)
+        return conform
+
     def validate(self, obs: ObsType) -> None:
-        """Raises GymSpaceValidationError for an observation that the space does not contain (NaN, bounds, shape, dtype)."""
+        """Raise GymSpaceValidationError for an observation that the space does not contain (NaN, bounds, shape, dtype)."""
         if (check := self._check) is None:
             check = checker(self.observation_space)
             object.__setattr__(self, "_check", check)

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, final
 
-from leyden.errors import ConfigError
 from leyden.rl.component import EnvComponent
 from leyden.rl.simulator import StateType
 
@@ -29,14 +28,6 @@ class Reward(EnvComponent, ABC, Generic[StateType]):
     @final
     def __call__(self, simulator_state: StateType) -> float:
         return self.reward(simulator_state)
-
-    def log(self, name: str, value: float) -> None:
-        """Note a number of this step. Raises ConfigError outside an environment."""
-        if (env := self.env) is None:
-            raise ConfigError(
-                f"{type(self).__name__}.log({name!r}) outside an environment; give the reward to an EnvWrapper"
-            )
-        env.logger.add_scalar(name, value)
 
 
 class RewardCombination(Reward[StateType]):

@@ -1,8 +1,9 @@
 """Seeds: what episodes begin with, each exactly once.
 
-A `SeedPlan` is an order over the items of a data set and a place in it, owned by whoever hands them out; workers are given an item, they
-take none. So there is nothing to share and to drain between processes, an exhausted plan is known at once, what a lost worker held is
-taken again, and the place is a few numbers in a checkpoint. `DataQueue` is the same behind Qlib's name. It knows no environment.
+A `SeedPlan` is an order over the items of a data set and a place in it. It lives in the process that hands seeds out; workers are given
+an item and take none. So nothing is shared between processes or has to be drained, the end of the plan is known at once, a lost worker's
+seed is taken again, and the place is a few numbers in a checkpoint. For consumers in other processes see `leyden.rl.data_queue`. This
+module knows no environment.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
-from typing import Any, Final, Generic, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, cast, overload
+from typing import Any, Final, Generic, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import CheckpointError, ConfigError
 
-__all__ = ["NO_ITEM", "DataQueue", "Items", "NoItem", "Seed", "SeedPlan", "SeedSource", "as_seed_source"]
+__all__ = ["NO_ITEM", "Items", "NoItem", "Seed", "SeedPlan", "SeedSource", "as_seed_source"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -43,6 +43,8 @@ class Seed(Generic[T]):
     item: T
     number: int
     """How many seeds were taken before it, over all passes."""
+    entropy: int = 0
+    """The source's own seed. The random numbers of the episode derive from it and from `number`."""
 
 
 class Items(Protocol[T_co]):
@@ -109,11 +111,26 @@ class SeedPlan(Generic[T]):
         return not self._returned and self._repeat != -1 and self._pass >= self._repeat
 
     def take(self) -> Seed[T] | None:
-        """The next seed: those given back first, the earliest of them before. None when there is no more."""
+        """Return the next seed: those given back first, the earliest of them before. None when there is no more."""
         if self.exhausted:
             return None
-        number, index = self._returned[0] if self._returned else (self._taken, self._index())
+        number, index = self._next()
         item = self._item(index)  # a data set that raises leaves the plan where it is
+        self._advance(number, index)
+        return Seed(index, item, number, self._seed)
+
+    def take_index(self) -> Seed[None] | None:
+        """Take the next seed and leave reading its item to the caller."""
+        if self.exhausted:
+            return None
+        number, index = self._next()
+        self._advance(number, index)
+        return Seed(index, None, number, self._seed)
+
+    def _next(self) -> tuple[int, int]:
+        return self._returned[0] if self._returned else (self._taken, self._index())
+
+    def _advance(self, number: int, index: int) -> None:
         if self._returned:
             heapq.heappop(self._returned)
         else:
@@ -122,7 +139,6 @@ class SeedPlan(Generic[T]):
             if self._cursor == self._size:
                 self._pass, self._cursor = self._pass + 1, 0
         self._in_flight[number] = index
-        return Seed(index, item, number)
 
     def _item(self, index: int) -> T:
         try:
@@ -181,44 +197,12 @@ class SeedPlan(Generic[T]):
         return int(self._order[1][self._cursor])
 
 
-class DataQueue(Generic[T]):
-    """Qlib's name for a plan over a data set: `with DataQueue(orders, repeat=-1) as queue`. Nothing runs behind it.
-
-    Iterating it takes items; a vectorised environment takes `plan` itself.
-    """
-
-    def __init__(
-        self,
-        dataset: Items[T],
-        repeat: int = 1,
-        shuffle: bool = True,
-        producer_num_workers: int = 0,
-        queue_maxsize: int = 0,
-        seed: int = 0,
-    ) -> None:
-        """producer_num_workers, queue_maxsize: taken so that calls written for Qlib work; items are read when they are needed."""
-        del producer_num_workers, queue_maxsize
-        self.plan: SeedPlan[T] = SeedPlan(dataset, repeat=repeat, shuffle=shuffle, seed=seed)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        return None
-
-    def __iter__(self) -> Iterator[T]:
-        while (seed := self.plan.take()) is not None:
-            self.plan.finish(seed)
-            yield seed.item
-
-
 class _IteratorSeeds:
-    """The items of an iterator, one by one. What it will yield next is fetched when that is asked for."""
+    """The items of an iterator, one by one. The next item is fetched when it is asked for."""
 
-    def __init__(self, items: Iterator[Any]) -> None:
+    def __init__(self, items: Iterator[Any], entropy: int) -> None:
         self._items = items
+        self._entropy = entropy
         self._taken = 0
         self._next: list[Any] = []
         self._returned: list[Seed[Any]] = []
@@ -238,7 +222,7 @@ class _IteratorSeeds:
             return None
         if self._returned:
             return self._returned.pop(0)
-        seed = Seed(self._taken, self._next.pop(), self._taken)
+        seed = Seed(self._taken, self._next.pop(), self._taken, self._entropy)
         self._taken += 1
         return seed
 
@@ -254,23 +238,24 @@ def _for_ever() -> Iterator[Literal[NoItem.NO_ITEM]]:
         yield NO_ITEM
 
 
-SeedsLike: TypeAlias = "SeedSource | DataQueue[Any] | Items[Any] | Iterable[Any] | None"
+SeedsLike: TypeAlias = "SeedSource | Items[Any] | Iterable[Any] | None"
 
 
 @overload
-def as_seed_source(seeds: SeedPlan[T]) -> SeedPlan[T]: ...
+def as_seed_source(seeds: SeedPlan[T], *, entropy: int = 0) -> SeedPlan[T]: ...
 @overload
-def as_seed_source(seeds: SeedsLike) -> SeedSource: ...
-def as_seed_source(seeds: SeedsLike) -> SeedSource:
-    """What takes seeds from `seeds`: a plan, a queue, a sequence (one pass, in order), any iterable, None (no items, for ever)."""
+def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource: ...
+def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource:
+    """Return a source of `seeds`: a plan, a queue, a sequence (one pass, in order), any iterable, or None (no items, for ever).
+
+    entropy: the `Seed.entropy` of an iterable's and of None's seeds, which have no seed of their own.
+    """
     if seeds is None:
-        return _IteratorSeeds(_for_ever())
-    if isinstance(seeds, DataQueue):
-        return seeds.plan
+        return _IteratorSeeds(_for_ever(), entropy)
     if hasattr(seeds, "take") and hasattr(seeds, "give_back"):
         return cast(SeedSource, seeds)
     if isinstance(seeds, Sequence) or (hasattr(seeds, "__len__") and hasattr(seeds, "__getitem__")):
         return SeedPlan(cast("Items[Any]", seeds))
     if isinstance(seeds, Iterable):
-        return _IteratorSeeds(iter(seeds))
+        return _IteratorSeeds(iter(seeds), entropy)
     raise ConfigError(f"seeds={seeds!r}: give a SeedPlan, a DataQueue, a sequence, an iterator, or None")

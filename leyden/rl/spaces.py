@@ -17,8 +17,9 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from leyden.errors import LeydenError
+from leyden.rl.batch import is_space
 
-__all__ = ["AnySpace", "Check", "GymSpaceValidationError", "checker"]
+__all__ = ["AnySpace", "Check", "Conformer", "GymSpaceValidationError", "checker", "conformer"]
 
 AnySpace: TypeAlias = gymnasium.Space[Any]
 Check: TypeAlias = Callable[[Any], None]
@@ -44,6 +45,115 @@ def checker(space: AnySpace) -> Check:
     The space must not change afterwards.
     """
     return _COMPILERS.get(type(space), _ask_the_space)(space)
+
+
+class Conformer:
+    """Casts samples to a space and lets them leave its bounds: what is asked of observations that the user did not write.
+
+    `note` describes the first sample that left the bounds of a Box. Shape, NaN, and values that a cast would change (but for the
+    precision of floats) are refused as `checker` refuses them.
+    """
+
+    def __init__(self, space: AnySpace) -> None:
+        self.space = space
+        self.note: str | None = None
+        self._check = checker(space)
+
+    def __call__(self, sample: Any) -> Any:
+        """Return the sample as an element of the space. Raises GymSpaceValidationError."""
+        self._check(sample)
+        return sample
+
+
+def conformer(space: AnySpace) -> Conformer:
+    """Return the lenient check of a space; see `Conformer`."""
+    if isinstance(space, spaces.Dict):
+        return _DictConformer(cast(AnySpace, space))
+    if isinstance(space, spaces.Tuple):
+        return _TupleConformer(cast(AnySpace, space))
+    if type(space) in (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary):
+        return _NumberConformer(space)
+    return Conformer(space)
+
+
+class _NumberConformer(Conformer):
+    def __init__(self, space: AnySpace) -> None:
+        super().__init__(space)
+        self._dtype: np.dtype[Any] = np.dtype(cast(Any, space.dtype))
+        self._floating = bool(np.issubdtype(self._dtype, np.floating))
+
+    def __call__(self, sample: Any) -> Any:
+        if type(sample) is not np.ndarray or sample.dtype is not self._dtype:
+            sample = self._cast(sample)
+        try:
+            self._check(sample)
+        except GymSpaceValidationError:
+            self._leave_bounds(sample)
+        return sample
+
+    def _cast(self, sample: Any) -> Any:
+        array = np.asarray(sample)
+        if array.dtype.kind not in "biuf":
+            raise _refuse(self.space, sample)
+        cast_array = array.astype(self._dtype, copy=False)
+        if not self._floating and not np.array_equal(cast_array, array):
+            raise _refuse(self.space, array)
+        return cast_array if type(self.space) is not spaces.Discrete or array.shape else self._dtype.type(cast_array)
+
+    def _leave_bounds(self, sample: NDArray[Any]) -> None:
+        """Note it, and check shape and NaN alone from now on. Raises GymSpaceValidationError where more is wrong than bounds."""
+        space = self.space
+        if type(space) is not spaces.Box:
+            raise _refuse(space, sample)
+        if self._floating:
+            unbounded = cast(AnySpace, spaces.Box(-np.inf, np.inf, space.shape, self._dtype.type))
+        else:
+            info = np.iinfo(self._dtype)
+            unbounded = cast(AnySpace, spaces.Box(info.min, info.max, space.shape, self._dtype.type))
+        check = checker(unbounded)
+        try:
+            check(sample)
+        except GymSpaceValidationError:
+            raise _refuse(space, sample) from None
+        self._check = check
+        low, high = np.broadcast_to(space.low, sample.shape), np.broadcast_to(space.high, sample.shape)
+        at = tuple(int(place) for place in np.argwhere((sample < low) | (sample > high))[0])
+        place = f"element {list(at)} is {sample[at]:g}, not in {low[at]:g} to {high[at]:g}"
+        self.note = f"an observation is out of the bounds of its space: {place}"
+
+
+class _DictConformer(Conformer):
+    def __init__(self, space: AnySpace) -> None:
+        super().__init__(space)
+        self._parts = {name: conformer(part) for name, part in cast(spaces.Dict, space).spaces.items()}
+
+    def __call__(self, sample: Any) -> Any:
+        if not isinstance(sample, dict) or cast("dict[Any, Any]", sample).keys() != self._parts.keys():
+            self._check(sample)
+        return {name: _part(part, sample[name], self, f"key {name!r}") for name, part in self._parts.items()}
+
+
+class _TupleConformer(Conformer):
+    def __init__(self, space: AnySpace) -> None:
+        super().__init__(space)
+        self._parts = [conformer(part) for part in cast("spaces.Tuple[Any]", space).spaces]
+
+    def __call__(self, sample: Any) -> Any:
+        if not isinstance(sample, tuple | list) or len(cast("tuple[Any, ...]", sample)) != len(self._parts):
+            self._check(sample)
+        values = enumerate(zip(self._parts, cast("tuple[Any, ...]", sample), strict=True))
+        return tuple(_part(part, value, self, f"index {at}") for at, (part, value) in values)
+
+
+def _part(part: Conformer, value: Any, whole: Conformer, name: str) -> Any:
+    """One part of a sample; its note becomes the whole's."""
+    try:
+        value = part(value)
+    except GymSpaceValidationError as error:
+        raise GymSpaceValidationError(f"Subspace of {name}: {error.message}", whole.space, value) from error
+    if part.note is not None:
+        whole.note, part.note = whole.note or f"{name}: {part.note}", None
+    return value
 
 
 def _shown(sample: Any) -> str:
@@ -200,3 +310,27 @@ _COMPILERS: Final[dict[type[Any], Callable[[AnySpace], Check]]] = {
     spaces.Dict: _dict,
     spaces.Tuple: _tuple,
 }
+
+
+def difference(one: Any, other: Any) -> str | None:
+    """Return how the samples of two spaces differ in form, None if they do not. Bounds and dtypes are not compared."""
+    for kind in (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary):
+        if is_space(one, kind) != is_space(other, kind):
+            return f"{type(one).__name__} is not {type(other).__name__}"
+    parts, others = _parts(one), _parts(other)
+    if parts.keys() != others.keys():
+        return f"the parts {sorted(parts)} are not {sorted(others)}"
+    for name, part in parts.items():
+        if differs := difference(part, others[name]):
+            return f"in {name!r}, {differs}"
+    for name in ("shape", "n", "start", "nvec"):
+        here, there = getattr(one, name, 0), getattr(other, name, 0)
+        if not np.array_equal(here, there):
+            return f"{name} {here} is not {there}"
+    return None
+
+
+def _parts(space: Any) -> dict[Any, Any]:
+    if is_space(space, spaces.Dict):
+        return dict(space.spaces)
+    return dict(enumerate(cast("tuple[Any, ...]", space.spaces))) if is_space(space, spaces.Tuple) else {}

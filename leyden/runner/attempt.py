@@ -35,7 +35,9 @@ from leyden.types import (
     Span,
     find_final_reward,
 )
+from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.listening import beside
+from leyden.utils.logs import Preview
 from leyden.utils.text import describe_error
 
 __all__ = ["AttemptRunner", "Outcome", "ReasonKind"]
@@ -89,6 +91,7 @@ class AttemptRunner:
         """
         claimed = time.monotonic()
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+        logger.debug("rollout %s: attempt %s begins, %s", rollout_id, attempt_id, rollout.attempt.worker_id)
         await self._call_hooks("on_rollout_start", rollout=rollout)
         spans: Sequence[Span] = ()
         try:
@@ -110,6 +113,11 @@ class AttemptRunner:
             outcome = Outcome("failed", "recording", f"the record of the attempt is incomplete: {error}", error)
         await self._call_hooks("on_rollout_end", rollout=rollout, spans=spans)
         await self._report(rollout, outcome)
+        if logger.isEnabledFor(logging.DEBUG):
+            reason, milliseconds = Preview(outcome.reason or "no reason"), 1000 * (time.monotonic() - claimed)
+            line = "rollout %s: attempt %s %s, %s, %.0f ms, %d spans, reward %s"
+            reward = find_final_reward(spans)
+            logger.debug(line, rollout_id, attempt_id, outcome.status, reason, milliseconds, len(spans), reward)
         return outcome
 
     async def _call_agent(
@@ -141,6 +149,7 @@ class AttemptRunner:
         except Exception as error:
             if self.runner.debugger is not None:
                 logger.error("agent %r raised on rollout %s", self.agent_name, rollout.rollout_id, exc_info=error)
+            warn_if_exhausted(logger, f"rollout {rollout.rollout_id}", error)
             emit_exception(error)
             return _failed("exception", error)
         return SUCCEEDED

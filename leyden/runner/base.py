@@ -81,6 +81,8 @@ class ParallelWorkerBase:
 class Runner(ParallelWorkerBase, ABC, Generic[T]):
     """Claims rollouts from a store and runs one agent on them. `T`: the type of the agent's tasks."""
 
+    concurrency: int = 1
+    """How many rollouts it works on at a time."""
     most_at_first: int | None = None
     """How many rollouts `iter` may have in flight to begin with, one more with each that ends; None: as many as it may at all.
 

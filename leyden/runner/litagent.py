@@ -140,6 +140,7 @@ class LitAgentRunner(Runner[T]):
             rollouts = await running.watchdog.claim(
                 store, limit=limit, worker_id=self.worker_name, timeout_seconds=_CLAIM_WAIT_SECONDS
             )
+            logger.debug("%s: claimed %s", self.worker_name, [rollout.rollout_id for rollout in rollouts])
             # Nothing is awaited between a claim and its attempts, or a stop in between would leave claims that nobody reports.
             ids = {rollout.resources_id for rollout in rollouts}
             reading = {

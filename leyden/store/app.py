@@ -16,7 +16,8 @@ import secrets
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from leyden.errors import ConfigError, LeydenError, StoreError
@@ -26,7 +27,7 @@ from leyden.store.wire import LEYDEN_JSON, PREFIX, Route, find_route, status_of,
 from leyden.types import AttemptedRollout
 from leyden.utils import ids
 from leyden.utils.asgi import Receive, Scope, Send
-from leyden.utils.http import RequestRefused, SiteGuard
+from leyden.utils.http import MAX_BODY_BYTES, ClientGone, RequestRefused, SiteGuard, read_body
 from leyden.utils.latch import Latch
 
 __all__ = ["InJson", "Mount", "Reply", "StoreApp", "View"]
@@ -42,8 +43,6 @@ _COMPRESS_FROM: Final = 16 * 1024
 """Bytes of an answer from which compression, where the client takes it, costs less than it saves."""
 _ASIDE_FROM: Final = 1024 * 1024
 """Bytes from which an answer is compressed on another thread."""
-_DRAIN: Final = 8
-"""A body that is refused is read, and forgotten, up to so many times the limit: the client then reads the answer."""
 _UNDONE: Final = 256
 
 
@@ -100,11 +99,12 @@ class StoreApp:
         *,
         token: str | None = None,
         guard: SiteGuard | None = None,
-        max_body_bytes: int = 64 * 2**20,
+        max_body_bytes: int = MAX_BODY_BYTES,
         pages: Mapping[str, Callable[[], Reply]] | None = None,
         mounts: Mapping[str, Mount] | None = None,
         claims_from: Latch | None = None,
         views: Mapping[str, View] | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         """
         token: what a client must send as `Authorization: Bearer`; None: nothing.
@@ -114,6 +114,7 @@ class StoreApp:
         mounts: who answers a POST at these paths.
         claims_from: until it is open the queue looks empty; None: it is open.
         views: who answers a GET at these paths, for those who have the token.
+        traffic: where requests are counted; views are given it.
         """
         self._store = store
         self._in_json = store if isinstance(store, InJson) else None
@@ -124,7 +125,7 @@ class StoreApp:
         self._mounts = mounts or {}
         self._claims_from = claims_from
         self._views = views or {}
-        self._traffic = Traffic()
+        self._traffic = traffic or Traffic()
         self._waiting: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._undone: deque[str] = deque(maxlen=_UNDONE)
@@ -141,10 +142,13 @@ class StoreApp:
         started = time.perf_counter()
         try:
             reply = await self._answer(scope, headers, receive)
-        except _Gone:
+        except (_Gone, ClientGone):
             return
         except _Refusal as refusal:
             reply = refusal.reply
+        except RequestRefused as refused:
+            close = [(b"connection", b"close")] if refused.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else []
+            reply = _error(refused.status, ConfigError(str(refused)), *close)
         except LeydenError as error:
             reply = _error(status_of(error), error)
         except Exception as error:  # noqa: BLE001 -- the boundary: the client hears of it, the log has the details
@@ -154,10 +158,7 @@ class StoreApp:
         await _send(reply, headers, send)
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive) -> Reply:
-        try:
-            self._guard.check(scope)
-        except RequestRefused as refused:
-            raise _Refusal(refused.status, str(refused)) from None
+        self._guard.check(scope)
         path: str = scope["raw_path"].decode("latin-1")
         verb: str = scope["method"]
         page = self._pages.get(path) if verb == "GET" else None
@@ -290,53 +291,7 @@ class StoreApp:
         return Reply(200, b'{"status":"ok"}', _JSON)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
-        """The body, unpacked. Raises _Refusal for one that is too large, without ever holding more than the limit."""
-        encoding = headers.get(b"content-encoding", b"identity").lower()
-        if encoding not in (b"identity", b"gzip"):
-            raise _Refusal(415, f"content-encoding {encoding.decode('latin-1')!r} is not read here; possible: gzip")
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_body_bytes:
-            if headers.get(b"expect", b"").lower() != b"100-continue":  # who waits for a word has not sent it yet
-                await _drain(receive, _DRAIN * self._max_body_bytes)
-            raise self._too_large()
-        chunks = _chunks(receive)
-        if encoding == b"gzip":
-            return await self._unzip(chunks)
-        parts: list[bytes] = []
-        size = 0
-        async for chunk in chunks:
-            size += len(chunk)
-            if size > self._max_body_bytes:
-                await _drain(receive, _DRAIN * self._max_body_bytes)
-                raise self._too_large()
-            parts.append(chunk)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def _unzip(self, chunks: AsyncIterator[bytes]) -> bytes:
-        unpacker, parts, size = zlib.decompressobj(zlib.MAX_WBITS | 16), list[bytes](), 0
-        try:
-            async for chunk in chunks:
-                while chunk:
-                    if unpacker.eof:  # gzip files may stand one behind the other
-                        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
-                    parts.append(unpacker.decompress(chunk, self._max_body_bytes - size + 1))
-                    size += len(parts[-1])
-                    if size > self._max_body_bytes:
-                        raise self._too_large()
-                    chunk = unpacker.unconsumed_tail or unpacker.unused_data
-        except zlib.error as error:
-            raise _Refusal(400, f"the body is not gzip: {error}") from None
-        if not unpacker.eof:
-            raise _Refusal(400, "the body ends in the middle of its gzip data")
-        return b"".join(parts)
-
-    def _too_large(self) -> _Refusal:
-        return _Refusal(
-            413,
-            f"the body is larger than the {self._max_body_bytes:,} bytes that this server takes at once; "
-            "send less at a time, or start it with a larger max_body_bytes",
-            (b"connection", b"close"),
-        )
+        return await read_body(headers, receive, max_bytes=self._max_body_bytes, option="max_body_bytes")
 
 
 async def _fitting(route: Route, answer: Awaitable[T]) -> T:
@@ -358,25 +313,6 @@ def _check_content_type(headers: Headers) -> None:
     given = headers.get(b"content-type", b"")
     if given.partition(b";")[0].strip().lower() != b"application/json":
         raise _Refusal(415, f"content-type must be application/json, got {given.decode('latin-1')!r}")
-
-
-async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
-    """The body as it arrives. Raises _Gone if the client leaves before its end."""
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise _Gone
-        yield message["body"]
-        if not message.get("more_body"):
-            return
-
-
-async def _drain(receive: Receive, most: int) -> None:
-    read = 0
-    async for chunk in _chunks(receive):
-        read += len(chunk)
-        if read > most:
-            return
 
 
 def _cached(headers: Headers, payload: bytes) -> Reply:

@@ -95,7 +95,7 @@ class LightningStore(ABC):
 
     @abstractmethod
     async def statistics(self) -> StoreStatistics:
-        """Counts of everything. Cheap: it does not grow with history by more than an index scan."""
+        """Count everything. The cost grows with the rollouts under way and the workers, not with the history or the queue."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -139,8 +139,9 @@ class LightningStore(ABC):
         *,
         priority: int = 0,
         rollout_id: str | None = None,
+        pin: str | None = None,
     ) -> Rollout:
-        """A new rollout in the queue (`queuing`, no attempt). One line of `enqueue_many_rollouts`, with its contract."""
+        """Put a new rollout in the queue (`queuing`, no attempt): `enqueue_many_rollouts` with one request, with its contract."""
         request = EnqueueRolloutRequest(
             input=input,
             mode=mode,
@@ -149,6 +150,7 @@ class LightningStore(ABC):
             metadata=metadata,
             priority=priority,
             rollout_id=rollout_id,
+            pin=pin,
         )
         return (await self.enqueue_many_rollouts([request]))[0]
 
@@ -263,6 +265,7 @@ class LightningStore(ABC):
     ) -> PaginatedResult[Span]:
         """Spans of a rollout, of one attempt or of all (`attempt_id` None), tokens included; without a `rollout_id`, of every rollout.
 
+        The latest attempt ("latest") of a rollout that was not claimed yet has no spans.
         `filter_logic` joins the filters from `trace_id` to `kind`. The ids of rollout and attempt, the time range (`start_time` in
         `[started_from, started_before)`, Unix seconds) and the `attributes` always hold. An attribute has a value if both are equal and of
         one kind, strings, booleans or numbers: 1 is 1.0, and neither True nor "1".
@@ -293,17 +296,23 @@ class LightningStore(ABC):
     async def poll_new_spans(
         self,
         *,
-        after: str | Literal["latest"] | None = None,
+        after: str | Literal["latest"] | Unset | None = UNSET,
         rollout_ids: Sequence[str] | None = None,
         limit: int = 1000,
         timeout_seconds: float = 0.0,
     ) -> SpanPage:
         """Up to `limit` spans in the order of their arrival, and the cursor `after` with which to ask for what comes behind them.
 
-        after: a cursor answered before; None for the first span there is; "latest" for none of those that are there now.
-        rollout_ids: only spans of these (unknown ones may come later). Waits, by event, up to `timeout_seconds` for the first span.
-        Every span is answered once, whoever adds it, across restarts too; one that retention removed before is left out.
-        Raises ConfigError for a cursor that this store did not make. Safe to retry.
+        after: a cursor returned before; None for the first span there is; "latest" for none of those that are there now. Left out:
+            what is new to this store object, which remembers the cursor of its last page and begins with the first span there is.
+            All threads and tasks that share the object share that cursor, and each span is returned to one of them. It is kept in
+            memory alone: another object, another client of a server or a restarted process begins at the first span again, so a
+            caller that must go on after a restart keeps `page.after` and gives it.
+        rollout_ids: only spans of these (unknown ones may come later); with it `after` must be given.
+        Waits, by event, up to `timeout_seconds` for the first span. Every span is returned once for a cursor, whoever adds it, across
+        restarts too; one that retention removed before is left out.
+        Raises ConfigError for a cursor that this store did not make. Safe to retry where `after` is given; without it, a page that
+        was returned is not returned again.
         """
 
     async def watch_spans(
@@ -334,7 +343,11 @@ class LightningStore(ABC):
     ) -> PaginatedResult[Rollout]:
         """Rollouts that match; each that has an attempt is an `AttemptedRollout` with its latest one. Default order: as enqueued.
 
-        `sort_by` is one of rollout_id, start_time, end_time, status, mode, resources_id. Raises ConfigError for a bad sort or page.
+        `sort_by` is one of rollout_id, start_time, end_time, status, mode, resources_id. Rollouts without a value come last.
+        A page in the default order, by rollout_id, start_time or end_time, of all rollouts or of some statuses, costs what it holds and
+        skips, however many rollouts there are (waiting ones by start_time: what the queue holds). Other filters and orders look at more.
+        The page's total is exact without a filter and with `status_in` alone; see `PaginatedResult.exact`.
+        Raises ConfigError for a bad sort or page.
         """
 
     @abstractmethod

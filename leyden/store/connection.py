@@ -114,10 +114,11 @@ class Connection:
                 else:  # not on a connection that may have been lost long ago
                     async with self._session() as session:
                         answer, retry_after = await self._once(session, verb, path, body, headers, waits_seconds)
-                if not retry_after and answer.status not in (502, 504):
+                if not retry_after and answer.status not in (408, 502, 504):
                     self._away = False
                     return answer
-                trouble, sent = f"status {answer.status}", not retry_after
+                # 408: the server did not get all of the request in time, so it has done nothing.
+                trouble, sent = f"status {answer.status}", not retry_after and answer.status != 408
             except _TROUBLE as error:
                 trouble = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)

@@ -34,7 +34,7 @@ _ABOUT = (
 _ERRORS: dict[str, str] = {
     "400": "A parameter is wrong, unknown or missing, or there is a value that the store does not take; nothing has changed.",
     "401": "The token is missing or wrong.",
-    "403": "The host name is not this machine's, and there is no token.",
+    "403": "A web page of another site sent the request; or the host name is not this machine's, and there is no token.",
     "404": "There is nothing under this id, or at this path.",
     "405": "The path takes other verbs; `Allow` names them.",
     "409": "The lifecycle does not allow this change; nothing has changed.",
@@ -177,7 +177,7 @@ def _body(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
 
 
 def _with_default(schema: Schema, route: Route, name: str) -> Schema:
-    default = route.signature.parameters[name].default
+    default = dict(route.left_out).get(name, route.signature.parameters[name].default)
     if default is inspect.Parameter.empty or isinstance(default, Unset):
         return schema
     return schema | {"default": default}

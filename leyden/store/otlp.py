@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64encode
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -35,6 +36,7 @@ from pydantic import ValidationError
 from leyden import semconv
 from leyden.errors import ConfigError, UnknownAttempt, UnknownRollout
 from leyden.types import Attributes, Span, SpanEvent, SpanKind, SpanStatus
+from leyden.utils.http import MAX_JSON_PARTS, has_too_many_parts
 from leyden.utils.otel import attribute_value, links_text, seconds
 from leyden.utils.text import storable
 
@@ -58,6 +60,10 @@ _LARGE_BYTES = 64 * 2**10
 """A larger body is read in a thread of its own, so that the event loop goes on."""
 _MOST_SPANS = 100_000
 """Of one request, and so of the room and the time that one may take."""
+_MOST_PARTS = 200_000
+"""Of one request: groups of spans, spans, and what else a group holds. Empty ones take two bytes to send."""
+_RESOURCE_BYTES = 2**20
+"""Of one resource."""
 _SPAN_BYTES = 16 * 2**20
 """Of one span in protobuf: many times the longest conversation."""
 _NAMED = 3
@@ -181,8 +187,11 @@ def _written(response: ExportTraceServiceResponse, encoding: str) -> bytes:
 def read_spans(body: bytes, encoding: str) -> ReceivedSpans:
     """The spans of an `ExportTraceServiceRequest` in `PROTOBUF` or `JSON`.
 
-    Raises ValueError, saying where, for a body that is not one, or that has more than 100,000 spans: nothing of it is taken then.
+    Raises ValueError, saying where, for a body that is not one, or that has more than 100,000 spans or 200,000 parts: nothing of it
+    is taken then.
     """
+    if encoding == JSON and has_too_many_parts(body):
+        raise ValueError(f"the body has more than {MAX_JSON_PARTS:,} objects and lists; send fewer spans at a time")
     spans: list[tuple[int, Span]] = []
     refused: list[str] = []
     for resource, proto in _each_span(body, encoding):
@@ -204,7 +213,8 @@ def _by_attempt_and_end(ended: tuple[int, Span]) -> tuple[str, str, int]:
 def _each_span(body: bytes, encoding: str) -> Iterator[tuple[Attributes, trace_pb2.Span]]:
     """The spans, each with the attributes of its resource. Raises ValueError where the body cannot be read."""
     try:
-        for resource, spans in _json_groups(body) if encoding == JSON else _protobuf_groups(body):
+        left = _Left(_MOST_PARTS)
+        for resource, spans in _json_groups(body, left) if encoding == JSON else _protobuf_groups(body, left):
             attributes = _attributes(resource.attributes)
             for span in spans:
                 yield attributes, span
@@ -217,24 +227,42 @@ _Group = tuple[Resource, Iterator[trace_pb2.Span]]
 """A resource and its spans, which are parsed one by one: parsed, a message takes up to 90 times the room of its bytes."""
 
 
-def _protobuf_groups(body: bytes) -> Iterator[_Group]:
-    for group in _parts(memoryview(body), ExportTraceServiceRequest.RESOURCE_SPANS_FIELD_NUMBER):
-        resource = b"".join(_parts(group, trace_pb2.ResourceSpans.RESOURCE_FIELD_NUMBER))
-        yield Resource.FromString(resource), _protobuf_spans(group)
+class _Left:
+    """How many parts of a request may still come."""
+
+    def __init__(self, number: int) -> None:
+        self._number = self._most = number
+
+    def take(self) -> None:
+        """Count one part. Raises ValueError when there are too many."""
+        self._number -= 1
+        if self._number < 0:
+            raise ValueError(f"it has more than {self._most:,} parts; send fewer spans at a time")
 
 
-def _protobuf_spans(group: memoryview) -> Iterator[trace_pb2.Span]:
-    for scope in _parts(group, trace_pb2.ResourceSpans.SCOPE_SPANS_FIELD_NUMBER):
-        for span in _parts(scope, trace_pb2.ScopeSpans.SPANS_FIELD_NUMBER):
+def _protobuf_groups(body: bytes, left: _Left) -> Iterator[_Group]:
+    for group in _parts(memoryview(body), ExportTraceServiceRequest.RESOURCE_SPANS_FIELD_NUMBER, left):
+        resource = b"".join(_parts(group, trace_pb2.ResourceSpans.RESOURCE_FIELD_NUMBER, left))
+        if len(resource) > _RESOURCE_BYTES:
+            raise ValueError(f"a resource has {len(resource):,} bytes, and {_RESOURCE_BYTES:,} is the most")
+        yield Resource.FromString(resource), _protobuf_spans(group, left)
+
+
+def _protobuf_spans(group: memoryview, left: _Left) -> Iterator[trace_pb2.Span]:
+    for scope in _parts(group, trace_pb2.ResourceSpans.SCOPE_SPANS_FIELD_NUMBER, left):
+        for span in _parts(scope, trace_pb2.ScopeSpans.SPANS_FIELD_NUMBER, left):
             if len(span) > _SPAN_BYTES:
                 raise ValueError(f"a span has {len(span):,} bytes, and {_SPAN_BYTES:,} is the most that one may have")
+            if len(span) > _LARGE_BYTES:
+                deque(_parts(span, trace_pb2.Span.ATTRIBUTES_FIELD_NUMBER, left), maxlen=0)  # counts them
             yield trace_pb2.Span.FromString(bytes(span))
 
 
-def _parts(message: memoryview, number: int) -> Iterator[memoryview]:
+def _parts(message: memoryview, number: int, left: _Left) -> Iterator[memoryview]:
     """The parts of a message that are its field `number`, not parsed. Raises ValueError for bytes that are no message."""
     at = 0
     while at < len(message):
+        left.take()
         tag, at = _varint(message, at)
         match tag & 7:
             case 0:
@@ -264,14 +292,21 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
     raise ValueError(f"a number at byte {at} does not end")
 
 
-def _json_groups(body: bytes) -> Iterator[_Group]:
+def _json_groups(body: bytes, left: _Left) -> Iterator[_Group]:
     document: Any = json.loads(body, object_pairs_hook=_object)
     if not isinstance(document, dict):
         raise ValueError(f"it is {storable(repr(document), limit=100)}, not an object")
     for group in _objects(cast(dict[str, Any], document), "resourceSpans"):
-        spans = (span for scope in _objects(group, "scopeSpans") for span in _objects(scope, "spans"))
+        left.take()
+        spans = _json_spans(group, left)
         resource = _from_json(group.get("resource") or {}, Resource())
         yield resource, (_from_json(span, trace_pb2.Span()) for span in spans)
+
+
+def _json_spans(group: dict[str, Any], left: _Left) -> Iterator[dict[str, Any]]:
+    for scope in _objects(group, "scopeSpans"):
+        left.take()
+        yield from _objects(scope, "spans")
 
 
 def _objects(parent: dict[str, Any], key: str) -> list[dict[str, Any]]:

@@ -22,9 +22,10 @@ from leyden.store.openapi import pages
 from leyden.store.otlp import TRACES, receive
 from leyden.store.sqlite import SqliteLightningStore
 from leyden.store.sweeper import Sweeper
+from leyden.store.traffic import Traffic
 from leyden.types import Retention
-from leyden.utils.asgi import AsgiThread
-from leyden.utils.http import SiteGuard
+from leyden.utils.asgi import AsgiThread, ConnectionLimits
+from leyden.utils.http import MAX_BODY_BYTES, SiteGuard
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback, listen, listen_unix, netloc, reachable, unix_url
 
@@ -53,10 +54,11 @@ class LightningStoreServer:
         socket_path: str | Path | None = None,
         token: str | None = None,
         insecure: bool = False,
-        max_body_bytes: int = 64 * 2**20,
+        max_body_bytes: int = MAX_BODY_BYTES,
         retention: Retention | None = None,
         claims_from: Latch | None = None,
         views: Mapping[str, View] | None = None,
+        connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """
         port: 0 takes a free one.
@@ -67,7 +69,8 @@ class LightningStoreServer:
         retention: what the store keeps; None: everything.
         claims_from: until it is open the queue looks empty to clients; None: it is open.
         views: what a GET at these paths shows beside the store, for those who have the token (`monitor.prometheus.metrics` is one).
-        Raises ConfigError for an address that other machines reach, without token or `insecure`.
+        connection_limits: how long a client may take; None: see `ConnectionLimits`.
+        Raises ConfigError for an address that other machines reach, without token or `insecure`, and for an empty token.
         """
         if socket_path is not None and (host, port) != ("127.0.0.1", 0):
             raise ConfigError(
@@ -83,6 +86,7 @@ class LightningStoreServer:
         self._retention = retention
         self._claims_from = claims_from
         self._views = views
+        self._connection_limits = connection_limits
         self._end = End()
         self._lock = threading.Lock()
         """Held while starting or stopping."""
@@ -149,6 +153,7 @@ class LightningStoreServer:
                 mounts={TRACES: self._receive_traces, END: self._answer_end},
                 claims_from=self._claims_from,
                 views=self._views,
+                traffic=Traffic(connections=lambda: thread.connections),
             )
 
             def stop_waiting() -> None:
@@ -161,6 +166,7 @@ class LightningStoreServer:
                 grace_seconds=_GRACE_SECONDS,
                 stopping=stop_waiting,
                 beside=lambda: Sweeper(self.store, retention=self._retention),
+                limits=self._connection_limits,
             )
             thread.start(listener)
             self._thread = thread

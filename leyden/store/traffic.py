@@ -6,6 +6,7 @@ It knows no HTTP beyond a status. Whoever shows them (`leyden/monitor/prometheus
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import Final
 
 __all__ = ["BOUNDS_SECONDS", "Durations", "Traffic"]
@@ -32,7 +33,9 @@ class Durations:
 class Traffic:
     """Requests by method and status, and the durations of those that did not wait by themselves for something to happen."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections: Callable[[], int] = lambda: 0) -> None:
+        """connections: how many are open at the moment."""
+        self.connections = connections
         self.requests: dict[tuple[str, int], int] = {}
         self.durations: dict[str, Durations] = {}
 

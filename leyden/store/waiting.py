@@ -7,15 +7,16 @@ way, and differs only in who feeds its `Signals` (commits, notifications of the 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
-from leyden.errors import StoreClosed
+from leyden.errors import ConfigError, StoreClosed
 from leyden.store.base import LightningStore
 from leyden.store.notify import Signals
-from leyden.types import AttemptedRollout, News, Rollout, SpanPage
+from leyden.types import UNSET, AttemptedRollout, News, Rollout, SpanPage, Unset
 
 __all__ = ["WaitingStore"]
 
@@ -25,6 +26,9 @@ class WaitingStore(LightningStore):
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
+        self._reading = threading.Lock()
+        self._read_up_to: str | None = None
+        """The cursor of callers who give none."""
 
     @abstractmethod
     async def _claim(self, limit: int, worker_id: str | None, claim_id: str | None) -> Sequence[AttemptedRollout]:
@@ -75,10 +79,29 @@ class WaitingStore(LightningStore):
     async def poll_new_spans(
         self,
         *,
-        after: str | Literal["latest"] | None = None,
+        after: str | Literal["latest"] | Unset | None = UNSET,
         rollout_ids: Sequence[str] | None = None,
         limit: int = 1000,
         timeout_seconds: float = 0.0,
+    ) -> SpanPage:
+        if not isinstance(after, Unset):
+            return await self._poll(after, rollout_ids, limit, timeout_seconds)
+        if rollout_ids is not None:
+            raise ConfigError(
+                "poll_new_spans(rollout_ids=...) needs a cursor: after=None for the first span there is, 'latest', or the "
+                "`after` of the last page; without one, a store remembers only how far it has read the spans of all rollouts"
+            )
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            after = self._read_up_to
+            page = await self._poll(after, None, limit, deadline - time.monotonic())
+            with self._reading:
+                if self._read_up_to == after:  # if not, another caller was given these spans meanwhile
+                    self._read_up_to = page.after
+                    return page
+
+    async def _poll(
+        self, after: str | None, rollout_ids: Sequence[str] | None, limit: int, timeout_seconds: float
     ) -> SpanPage:
         if timeout_seconds <= 0:
             return await self._new_spans(after, rollout_ids, limit)

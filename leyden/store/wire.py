@@ -40,6 +40,7 @@ from leyden.store.base import LightningStore
 from leyden.store.sql.rows import numbered
 from leyden.types import AttemptedRollout, PaginatedResult, Rollout, Span, Unset
 from leyden.types.tokens import PACKED
+from leyden.utils.http import MAX_JSON_PARTS, has_too_many_parts
 
 __all__ = [
     "BY_METHOD",
@@ -90,6 +91,8 @@ class Route:
     """The body is this parameter alone: a list of its items, or one item, which is answered alone too."""
     repeatable: bool = True
     """Whether a client may send it again without knowing what became of it the first time; see the protocol."""
+    left_out: tuple[tuple[str, Any], ...] = ()
+    """What a request means that leaves these parameters out, where the protocol's default is about the caller's own store object."""
     cached: bool = False
     """Whether the answer has an ETag, so that a client need not load it twice."""
     echoes: bool = False
@@ -151,7 +154,10 @@ class Route:
     @cached_property
     def items(self) -> TypeAdapter[Any] | None:
         """The whole body, where it is a list."""
-        return None if self.body_is is None else TypeAdapter(_until_the_first_fault(self.hints[self.body_is]))
+        if self.body_is is None:
+            return None
+        hint: Any = Annotated[_until_the_first_fault(self.hints[self.body_is]), Field(max_length=MOST_ITEMS)]
+        return TypeAdapter(hint)
 
     @cached_property
     def answer(self) -> TypeAdapter[Any]:
@@ -168,11 +174,15 @@ class Route:
 
     def read(self, in_path: Sequence[str], query: bytes, body: bytes) -> dict[str, Any]:
         """The method's arguments, by name. Raises ConfigError, saying what is wrong and where."""
+        if has_too_many_parts(body):
+            raise ConfigError(
+                f"{self}: the body has more than {MAX_JSON_PARTS:,} objects and lists; send less at a time"
+            )
         if (b"N" in body and b"NaN" in body) or (
             b"I" in body and b"Infinity" in body
         ):  # one letter is looked for faster
             _refuse_constants(body)
-        arguments: dict[str, Any] = dict(zip(self.in_path, in_path, strict=True))
+        arguments: dict[str, Any] = dict(self.left_out) | dict(zip(self.in_path, in_path, strict=True))
         try:
             if self.verb == "GET":
                 return arguments | self.arguments.validate_python(self._from_query(query))
@@ -185,6 +195,10 @@ class Route:
                 return arguments | {self.body_is: [_load(self.item, body)]}
             return arguments | {self.body_is: _load(self.items, body)}
         except ValidationError as error:
+            if self.items is not None and error.errors(include_url=False, include_input=False)[0]["type"] == "too_long":
+                raise ConfigError(
+                    f"{self}: the list has more than {MOST_ITEMS:,} {self.body_is}, the most of one request; send fewer at a time"
+                ) from None
             raise ConfigError(f"{self}: {_faults(error)}") from None
 
     def written(self, arguments: Mapping[str, Any], answer: Any, body: bytes, *, packed: bool) -> bytes:
@@ -295,7 +309,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/spans/search", "query_spans"),
     Route("POST", "/spans/of", "query_spans_of"),
     Route("POST", "/spans/next", "get_many_span_sequence_ids"),
-    Route("POST", "/spans/new", "poll_new_spans"),
+    Route("POST", "/spans/new", "poll_new_spans", left_out=(("after", None),)),
     Route("POST", "/spans/index", "index_span_attribute"),
     # waiting, and the owner's schedule
     Route("POST", "/waits/rollouts", "wait_for_rollouts"),
@@ -460,6 +474,8 @@ def _load(adapter: TypeAdapter[Any], body: bytes) -> Any:
         return adapter.validate_python(parsed)
 
 
+MOST_ITEMS = 20_000
+"""Of one request in bulk, which is one transaction that others wait behind: about half a second."""
 _SHORT: TypeAdapter[list[tuple[int, int]]] = TypeAdapter(list[tuple[int, int]])
 """Of each span that was added: its place among those that were sent, its sequence id."""
 
@@ -525,7 +541,7 @@ def _page_of(item: Any) -> Any:
     while typing.get_origin(named) is not None:  # a union's last member is the noun that it is about
         parts = typing.get_args(named)
         named = parts[0] if typing.get_origin(named) is Annotated else parts[-1]
-    fields = {"items": list[item], "limit": int, "offset": int, "total": int}
+    fields = {"items": list[item], "limit": int, "offset": int, "total": int, "exact": bool}
     return TypedDict(f"PageOf{named.__name__}", fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues] -- made from the protocol
 
 

@@ -33,6 +33,8 @@ class Misbehaviour:
     """Be silent for so long before the first byte."""
     close_after_chunks: int | None = None
     """Break the connection after so many chunks of a stream, or in the middle of a whole answer."""
+    close_after_bytes: int | None = None
+    """Break the connection after so many bytes of the answer's body, unless it is shorter."""
     end_after_chunks: int | None = None
     """End a stream properly after so many chunks, as if it were complete."""
     stall_after_chunks: int | None = None

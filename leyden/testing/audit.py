@@ -5,10 +5,12 @@ It knows the protocol and the lifecycle, no database. It reads everything, so it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from leyden.store import LightningStore
-from leyden.types import Attempt, AttemptedRollout, Rollout, Span, Worker
+from leyden.types import Attempt, AttemptedRollout, Rollout, RolloutStatus, Span, Worker
 
 __all__ = ["audit_store"]
 
@@ -51,6 +53,13 @@ async def audit_store(store: LightningStore) -> list[str]:
     ):
         if counted[f"total_{noun}"] != found:
             faults.append(f"the statistics count {counted[f'total_{noun}']} {noun}, there are {found}")
+    by_status = Counter(rollout.status for rollout in rollouts)
+    if counted["rollouts_by_status"] != by_status:
+        faults.append(f"the statistics count rollouts as {counted['rollouts_by_status']}, there are {dict(by_status)}")
+    for status in get_args(RolloutStatus):
+        page = await store.query_rollouts(status_in=[status], limit=1)
+        if page.total != by_status[status] or not page.exact:
+            faults.append(f"a page of {status!r} rollouts counts {page.total}, there are {by_status[status]}")
     return faults
 
 

@@ -32,6 +32,8 @@ Json = dict[str, Any]
 
 _WORDS = ("lightning", "jar", "Größe", "left", "42", "higher", "雷", "no", "perhaps", "🌩", "yes", "run")
 _KEPT = 100_000
+_UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
+"""What reading a request raises that is not as its API has it."""
 _IDS = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "messages": "msg_", "responses": "resp_"}
 
 
@@ -54,10 +56,13 @@ class FakeUpstream:
         reply: Callable[[Json], str | Reply] | None = None,
         delay_seconds: float = 0.0,
         policy_version: int | None = None,
+        fault: Callable[[Json], Misbehaviour | None] | None = None,
     ) -> None:
         """reply: what to answer a request with, given its body; without one, words that follow from prompt and seed.
 
-        delay_seconds: how long each answer takes. policy_version: claimed for every token, if given.
+        delay_seconds: how long each answer takes.
+        policy_version: claimed for every token, if given.
+        fault: what goes wrong with a request, given its body, if `misbehave` has nothing for it.
         """
         self.model = model
         self.calls: deque[ServedCall] = deque(maxlen=_KEPT)
@@ -69,6 +74,7 @@ class FakeUpstream:
         self._reply = reply
         self._delay_seconds = delay_seconds
         self._policy_version = policy_version
+        self._fault = fault
         self._next: deque[Misbehaviour] = deque()
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -129,15 +135,18 @@ class FakeUpstream:
         return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
 
     async def _embeddings(self, request: web.Request) -> web.Response:
-        body: Json = json.loads(await request.read())
+        try:
+            body: Json = json.loads(await request.read())
+            given: Any = body["input"]
+        except _UNREADABLE as error:
+            return _error("embeddings", 400, f"this request cannot be read: {type(error).__name__}: {error}")
         self.requests.append(body)
-        given: Any = body["input"]
         inputs = cast(list[Any], given if isinstance(given, list) else [given])
-        vectors = [[byte / 256 for byte in hashlib.sha256(str(text).encode()).digest()[:8]] for text in inputs]
+        vectors = [[byte / 256 for byte in hashlib.sha256(repr(text).encode()).digest()[:8]] for text in inputs]
         data = [{"object": "embedding", "index": n, "embedding": vector} for n, vector in enumerate(vectors)]
-        n_tokens = sum(len(str(text).encode()) for text in inputs)
+        n_tokens = sum(len(str(text)) for text in inputs)
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-        return web.json_response({"object": "list", "model": body["model"], "data": data, "usage": usage})
+        return web.json_response({"object": "list", "model": body.get("model"), "data": data, "usage": usage})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -151,8 +160,11 @@ class FakeUpstream:
             body: Json = json.loads(await request.read())
         except ValueError as error:
             return _error(path, 400, f"not JSON: {error}")
+        if not isinstance(cast(object, body), dict):
+            return _error(path, 400, "the body is no JSON object")
         self.requests.append(body)
-        fault = self._next.popleft() if self._next else Misbehaviour()
+        decided = self._next.popleft() if self._next else self._fault and self._fault(body)
+        fault = decided or Misbehaviour()
         if delay := fault.delay_seconds or self._delay_seconds:
             await asyncio.sleep(delay)
         if fault.status is not None:
@@ -161,11 +173,14 @@ class FakeUpstream:
             return web.Response(body=fault.body, content_type=fault.content_type)
         if body.get("model") != self.model:
             return _error(path, 404, f"The model `{body.get('model')}` does not exist.")
-        answer = ANSWERS[path](self._serve(request, body, path), fault, policy_version=self._policy_version)
+        try:
+            answer = ANSWERS[path](self._serve(request, body, path), fault, policy_version=self._policy_version)
+        except _UNREADABLE as error:
+            return _error(path, 400, f"this request cannot be read: {type(error).__name__}: {error}")
         if body.get("stream"):
             return await _stream(request, answer, fault)
-        if fault.close_after_chunks is not None:
-            return await _break_off(request, answer)
+        if fault.close_after_chunks is not None or fault.close_after_bytes is not None:
+            return await _break_off(request, answer, fault.close_after_bytes)
         return web.json_response(answer.whole())
 
     def _serve(self, request: web.Request, body: Json, path: str) -> ServedCall:
@@ -216,7 +231,7 @@ def _begun(pieces: list[Piece]) -> tuple[Call, ...]:
 async def _stream(request: web.Request, answer: Answer, fault: Misbehaviour) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
-    sent = 0
+    sent, left = 0, fault.close_after_bytes
     async for event in _paced(answer.events(), fault.chunk_delay_seconds):
         if sent == fault.close_after_chunks:
             return _cut(request, response)
@@ -225,6 +240,11 @@ async def _stream(request: web.Request, answer: Answer, fault: Misbehaviour) -> 
             return response
         if sent == fault.stall_after_chunks:
             await asyncio.Event().wait()
+        if left is not None:
+            if left < len(event):
+                await response.write(event[:left])
+                return _cut(request, response)
+            left -= len(event)
         await response.write(event)
         sent += 1
     await response.write_eof()
@@ -238,11 +258,14 @@ async def _paced(events: list[bytes], delay_seconds: float) -> AsyncIterator[byt
         yield event
 
 
-async def _break_off(request: web.Request, answer: Answer) -> web.StreamResponse:
+async def _break_off(request: web.Request, answer: Answer, after_bytes: int | None) -> web.StreamResponse:
+    """Break the connection after so many bytes of a whole answer, or in its middle."""
     body = json.dumps(answer.whole()).encode()
+    if after_bytes is not None and after_bytes >= len(body):
+        return web.Response(body=body, content_type="application/json")
     response = web.StreamResponse(headers={"content-type": "application/json", "content-length": str(len(body))})
     await response.prepare(request)
-    await response.write(body[: len(body) // 2])
+    await response.write(body[: len(body) // 2 if after_bytes is None else after_bytes])
     return _cut(request, response)
 
 

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 0.2
 _FLUSH_SPANS = 64
+_MOST_SPANS = 5000
+"""Of one request; after a time without the store, more may be waiting than a server takes at once."""
 _RETRY_SECONDS = 1.0
 _LATE_TRIES = 60
 _EXIT_SECONDS = 2.0
@@ -208,6 +210,9 @@ class Delivery:
 
     async def _send(self, batch: Sequence[tuple[Outbox, Span]]) -> Sequence[tuple[Outbox, Span]]:
         """Deliver the batch, each outbox by itself if the spans of one spoil it; answers what should be tried again."""
+        if len(batch) > _MOST_SPANS:
+            parts = [batch[start : start + _MOST_SPANS] for start in range(0, len(batch), _MOST_SPANS)]
+            return [entry for part in parts for entry in await self._send(part)]
         outboxes = dict.fromkeys(outbox for outbox, _ in batch)
         try:
             added = await self.store.add_many_spans([span for _, span in batch])

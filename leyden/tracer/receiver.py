@@ -19,7 +19,6 @@ import json
 import os
 import secrets
 import threading
-import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from pydantic import TypeAdapter, ValidationError
@@ -29,6 +28,7 @@ from leyden.store.otlp import TRACES, receive
 from leyden.tracer.trace import SPANS, Trace
 from leyden.types import Span
 from leyden.utils.asgi import AsgiThread, Receive, Scope, Send
+from leyden.utils.http import ClientGone, RequestRefused, read_body
 from leyden.utils.listening import listen, netloc
 from leyden.utils.text import storable
 
@@ -86,9 +86,11 @@ class Receiver:
         if method != "POST":
             return refusal(405, f"send it with POST, not {method}")
         try:
-            body = await _read(headers, read)
-        except _Unreadable as error:
+            body = await read_body(headers, read, max_bytes=_BODY_BYTES)
+        except RequestRefused as error:
             return refusal(error.status, str(error))
+        except ClientGone:
+            return refusal(400, "the request ended before it was whole")
         return await route(body, headers)
 
     async def _take_otlp(self, body: bytes, headers: Mapping[bytes, bytes]) -> Answer:
@@ -148,44 +150,6 @@ class _Server:
         if receiver is None:
             return refusal(404, "no attempt is running at this address: it is over, or the address is not whole")
         return await receiver.answer(slash + rest, scope["method"], dict(scope["headers"]), read)
-
-
-class _Unreadable(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-async def _read(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-    """The body, unpacked. One that is too large is read to its end and forgotten, so that the program reads the answer."""
-    parts: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise _Unreadable(400, "the request ended before it was whole")
-        part = message.get("body", b"")
-        more = message.get("more_body", False)
-        size += len(part)
-        if size <= _BODY_BYTES:
-            parts.append(part)
-    if size > _BODY_BYTES:
-        raise _Unreadable(413, f"the body has {size:,} bytes, and {_BODY_BYTES:,} is the most; send less at a time")
-    body = b"".join(parts)
-    return _unpacked(body) if headers.get(b"content-encoding", b"identity").lower() == b"gzip" else body
-
-
-def _unpacked(body: bytes) -> bytes:
-    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    try:
-        data = unpacker.decompress(body, _BODY_BYTES)
-    except zlib.error as error:
-        raise _Unreadable(400, f"the body is not gzip: {error}") from None
-    if len(data) == _BODY_BYTES:
-        raise _Unreadable(413, f"the body has more than {_BODY_BYTES:,} bytes once unpacked; send less at a time")
-    if not unpacker.eof:
-        raise _Unreadable(400, "the body ends in the middle of its gzip data")
-    return data
 
 
 def refusal(status: int, message: str) -> Answer:

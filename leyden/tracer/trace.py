@@ -9,6 +9,7 @@ A trace knows its attempt, its way to the store and what other processes need to
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -27,7 +28,7 @@ from leyden import semconv
 from leyden.errors import InvalidEmission, NoActiveTrace
 from leyden.instrumentation.route import Route, traceparent
 from leyden.tracer.delivery import Outbox
-from leyden.types import Attributes, Span, SpanEvent, SpanStatus
+from leyden.types import Attributes, Span, SpanEvent, SpanStatus, get_reward_value
 from leyden.utils import ids
 from leyden.utils.text import describe_error, storable
 
@@ -44,6 +45,8 @@ __all__ = [
     "current_trace",
     "exception_attributes",
 ]
+
+logger = logging.getLogger(__name__)
 
 LOCAL: Final = "local"
 """The rollout and attempt id of spans of a trace that belongs to no attempt."""
@@ -113,8 +116,12 @@ class Trace:
         self.spans.append(span)
         if self.outbox is None:
             span.sequence_id = len(self.spans)
-        else:
-            self.outbox.put(span)
+            return
+        if logger.isEnabledFor(logging.DEBUG):
+            milliseconds = 1000 * ((span.end_time or 0.0) - (span.start_time or 0.0))
+            told = span.status.status_code if (reward := get_reward_value(span)) is None else f"reward {reward:g}"
+            logger.debug("rollout %s: span %s, %.0f ms, %s", span.rollout_id, span.name, milliseconds, told)
+        self.outbox.put(span)
 
     def create_span(
         self,

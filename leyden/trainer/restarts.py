@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from leyden.algorithm import Algorithm
+from leyden.algorithm import Algorithm, FunctionalAlgorithm
 from leyden.errors import ConfigError
 from leyden.options import check_number
 
@@ -21,20 +21,32 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 
 def check_restarts(most: int, algorithm: Algorithm | None, *, keeps_checkpoints: bool) -> None:
-    """Raises ConfigError for restarts that could not continue anything."""
+    """Raise ConfigError for restarts that could not continue anything."""
     check_number("max_algorithm_restarts", most, at_least=0, whole=True)
     if most == 0:
         return
     if algorithm is None or not algorithm.resumable:
-        name = "there is no algorithm" if algorithm is None else f"{type(algorithm).__name__} keeps no checkpoint"
-        raise ConfigError(
-            f"max_algorithm_restarts={most}, but {name} to continue from; leave it out, or use an IterativeAlgorithm "
-            "(an Algorithm of yours that follows get_run().resume says so with resumable = True)"
-        )
+        raise ConfigError(f"max_algorithm_restarts={most}, but {_why_not(algorithm)}; or leave it out")
     if not keeps_checkpoints:
         raise ConfigError(
             f"max_algorithm_restarts={most} needs a directory for checkpoints; give run_dir= beside the store"
         )
+
+
+def _why_not(algorithm: Algorithm | None) -> str:
+    """Say why this algorithm cannot be started again, and what would make it possible."""
+    if algorithm is None:
+        return "there is no algorithm; give one"
+    name = type(algorithm).__name__
+    if isinstance(algorithm, FunctionalAlgorithm):
+        return (
+            f"the function {algorithm.__name__!r} would begin anew and enqueue everything twice: let it take `run`, follow "
+            "run.resume, and derive the ids of its rollouts from run.run_id"
+        )
+    return (
+        f"{name} does not say that it can continue; use an IterativeAlgorithm, or set resumable = True in an Algorithm that "
+        "follows get_run().resume"
+    )
 
 
 class Restarts:

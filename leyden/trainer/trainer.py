@@ -52,6 +52,7 @@ from leyden.trainer.registry import (
 from leyden.trainer.restarts import Restarts, check_restarts
 from leyden.trainer.run_directory import RunSummary, open_run, store_path, summarise
 from leyden.types import NamedResources, Retention
+from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback
 
@@ -68,9 +69,10 @@ _LET_GO_SECONDS = 5.0
 class Trainer:
     """Trains an agent with an algorithm.
 
-    Every component is given as an instance, a class, a factory, an import path, a registry name or a dict (see `build_component`).
+    Every component is given as an instance, a class, a factory, an import path, a registered name or a dict (see `build_component`).
+    A dict without `type` holds options of the component's default class; an algorithm has none, so its dict needs `type`.
 
-    algorithm: what learns; None: nothing does, and runners work on what others enqueue until the run is stopped.
+    algorithm: what learns. None: runners work on what others enqueue until the run is stopped, and data sets are refused.
     dev: `fit` does what `dev` does.
     n_runners: runners, each with `concurrency` rollouts in flight; 1 by default, or what the strategy says.
     concurrency: rollouts in flight in each runner; 64 by default, or what the runner says.
@@ -86,8 +88,8 @@ class Trainer:
     max_algorithm_restarts: how often in all an algorithm that raises is started again, from its last checkpoint (its beginning, before
         the first one), with runners started anew. The rollouts that it had enqueued stay: finished ones are met again by their ids, those
         under way are interrupted and go back to the queue, without using up an attempt. So each is done once, as in a run that was killed
-        and resumed. For algorithms with checkpoints (`Algorithm.resumable`); Baseline and `@algo` have none. When no restart is left the
-        error of the last failure is raised; earlier ones are in the log.
+        and resumed. For algorithms that can continue (`Algorithm.resumable`): an IterativeAlgorithm, Baseline, an `@algo` function that
+        takes `run`. When no restart is left the error of the last failure is raised; earlier ones are in the log.
     run_dir: where the run is kept; by default a new directory under `.leyden/`.
     retention: what the store keeps of finished rollouts, and always what a resume would read again; by default everything.
     monitor: True watches the workers and the store, and writes alerts to the log; a Monitor does as it was told.
@@ -350,6 +352,15 @@ class Trainer:
             workers = WorkerBundle(
                 agent, self.hooks, self._recorders(proxy), self.runner, self._worker_names(run, store)
             )
+            logger.debug(
+                "run %s: %s with %d runners (%s) on %s, adapter %s",
+                run.run_id,
+                type(algorithm).__name__,
+                self.n_runners,
+                type(self.strategy).__name__,
+                store.url,
+                type(self.adapter).__name__,
+            )
             workers.init()
             stack.callback(workers.teardown)
 
@@ -358,7 +369,7 @@ class Trainer:
                     algorithm, run, store, proxy, ready, event, train_dataset, val_dataset
                 )
                 if left:
-                    stopped.append(self._why_deserted(left))
+                    stopped.append(self._why_deserted(left, run))
 
             try:
                 await self._run_both(work, run, store, workers)
@@ -368,6 +379,7 @@ class Trainer:
                 raise
             except Exception as error:
                 await self._let_go(run, store)
+                warn_if_exhausted(logger, "the run", error)
                 if run.directory is not None:
                     error.add_note(_how_to_resume(run.directory))
                 raise
@@ -376,6 +388,7 @@ class Trainer:
             summary = await summarise(
                 store, run.directory, forgotten=sweeper.forgotten, stopped=next(iter(stopped), None)
             )
+        logger.debug("run %s: done\n%s", run.run_id, summary)
         if summary.stopped is not None:
             logger.warning("the run ended before its algorithm did\n%s", summary)
         elif summary.failures:
@@ -493,6 +506,7 @@ class Trainer:
         algorithm.set_adapter(self.adapter)
         algorithm.set_llm_proxy(proxy)
         algorithm.set_run(run)
+        algorithm.set_concurrency(self.n_runners * self.runner.concurrency)
 
         async def work() -> None:
             if algorithm.is_async():
@@ -522,11 +536,11 @@ class Trainer:
         if store is not self._store_spec and not isinstance(store, InMemoryLightningStore):
             await stack.enter_async_context(store)
 
-    def _why_deserted(self, left: int) -> str:
+    def _why_deserted(self, left: int, run: Run) -> str:
         limit = "" if self.max_rollouts is None else f" after max_rollouts={self.max_rollouts} each"
+        again = "" if run.directory is None else ", or continue with fit(..., resume=True)"
         return (
-            f"all {self.n_runners} runners have ended{limit}, and {left:,} rollouts are left; raise max_rollouts, "
-            "or continue with fit(..., resume=True) where the run has a directory"
+            f"all {self.n_runners} runners have ended{limit}, and {left:,} rollouts are left; raise max_rollouts{again}"
         )
 
     def _worker_names(self, run: Run, store: LightningStore) -> list[str]:

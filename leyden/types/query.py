@@ -41,7 +41,9 @@ class PaginatedResult(Sequence[T]):
     """The page size asked for; -1 for all."""
     offset: int
     total: int
-    """How many items match in all."""
+    """How many items match in all; if not `exact`, at least so many."""
+    exact: bool = True
+    """Whether `total` is exact. A store counts at most 10,000 matching items behind the page, unless it knows their number."""
 
     def __len__(self) -> int:
         return len(self.items)

@@ -1,32 +1,50 @@
-"""What every HTTP server here checks before it answers: who sends the request.
+"""What every HTTP server here does before it answers: check who sends the request, and read its body within limits.
 
-`SiteGuard` refuses what the page of another web site made a browser send. It raises `RequestRefused`, and the application gives
-the refusal the form that its clients read. This module knows no routes and no sockets.
+`SiteGuard` refuses what the page of another web site made a browser send; `read_body` refuses what is too large. They raise
+`RequestRefused`, and the application gives the refusal the form that its clients read. This module knows no routes and no sockets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+import zlib
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from leyden.utils.listening import is_loopback
 
-Headers = Iterable[tuple[bytes, bytes]]
-"""Headers as ASGI gives them: names in lower case, in the order of the request."""
+if TYPE_CHECKING:
+    from leyden.utils.asgi import Receive
 
+MAX_BODY_BYTES: Final = 64 * 2**20
+"""The most of one request, as sent and unpacked, where the user does not say otherwise."""
+_DRAIN: Final = 8
+"""A body that is refused is read, and forgotten, up to so many times the limit, so that the client reads the answer."""
+_GZIP_MEMBERS: Final = 2000
+"""The most gzip files that may stand one behind the other in a body. An empty one takes 20 bytes, and costs as much as 64 KiB."""
 _OWN_PAGE: Final = (b"same-origin", b"none")
 """Values of Sec-Fetch-Site: a page of this server sent the request, or the user did (an address typed, a bookmark)."""
+
+
+MAX_JSON_PARTS: Final = 500_000
+"""The most objects and lists in one JSON body. Each takes two bytes to send and some 500 bytes of memory once it is parsed."""
+_JSON_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 class RequestRefused(Exception):
     """A request that the server does not take."""
 
-    def __init__(self, status: int, message: str) -> None:
-        """status: the HTTP status of the answer. message: what is wrong and what the client can do."""
+    def __init__(self, status: int, code: str, message: str) -> None:
+        """status: the HTTP status of the answer. code: a word for programs. message: what is wrong and what the client can do."""
         super().__init__(message)
         self.status = status
+        self.code = code
+
+
+class ClientGone(Exception):
+    """The client went away before its request was complete, so that no answer is wanted."""
 
 
 class SiteGuard:
@@ -52,17 +70,18 @@ class SiteGuard:
         for name, value in scope["headers"]:
             if name == b"host":
                 if host is not None:
-                    raise RequestRefused(400, "the request has two Host headers; send one")
+                    raise RequestRefused(400, "two_hosts", "the request has two Host headers; send one")
                 host = value
             elif name == b"origin":
                 origin = value
             elif name == b"sec-fetch-site":
                 fetched_by = value
         if self._names is not None:
-            called = _host_name(host or b"")
-            if not is_loopback(called) and called not in self._names:
+            called, is_local = _called(host or b"")
+            if not is_local and called not in self._names:
                 raise RequestRefused(
                     403,
+                    "foreign_request",
                     f"the host {called!r} is not this machine: a server without a token answers as 127.0.0.1 or localhost only; "
                     "use one of these names, or start the server with a token",
                 )
@@ -74,6 +93,7 @@ class SiteGuard:
             page = "another site" if origin is None else repr(origin.decode("latin-1"))
             raise RequestRefused(
                 403,
+                "foreign_request",
                 f"the request comes from a web page of {page}: this server takes requests of programs and of its own pages only; "
                 "send it from a program, or serve the page at this server's address through a reverse proxy",
             )
@@ -92,10 +112,105 @@ def _same_place(origin: bytes, host: bytes | None) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _host_name(given: bytes) -> str:
-    """The name in a `Host` header, without its port, in lower case; all of what is none."""
-    text = given.decode("latin-1")
+def _called(host: bytes) -> tuple[str, bool]:
+    """The name in a `Host` header, in lower case and without its port, and whether it always means this machine."""
+    text = host.decode("latin-1")
     try:
-        return urlsplit(f"//{text}").hostname or ""
+        name = urlsplit(f"//{text}").hostname or ""
     except ValueError:
-        return text
+        name = text
+    return name, is_loopback(name)
+
+
+async def read_body(
+    headers: Mapping[bytes, bytes], receive: Receive, *, max_bytes: int, option: str | None = None, unpack: bool = True
+) -> bytes:
+    """Return the body of a request, and never hold more of it than the limit.
+
+    max_bytes: of the body, as sent and unpacked. option: how the user of this server raises that limit, if there is a way.
+    unpack: read gzip; without it a body is returned as it came.
+    Raises RequestRefused (413 for a body that is too large, 400 and 415 for one that cannot be unpacked) and ClientGone.
+    """
+    encoding = headers.get(b"content-encoding", b"identity").lower() if unpack else b"identity"
+    if encoding not in (b"identity", b"gzip"):
+        raise RequestRefused(
+            415, "unknown_encoding", f"content-encoding {encoding.decode('latin-1')!r} is not read here; possible: gzip"
+        )
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > max_bytes:
+        if headers.get(b"expect", b"").lower() != b"100-continue":  # a client that waits for it has sent nothing yet
+            await _drain(receive, _DRAIN * max_bytes)
+        raise _too_large(max_bytes, option)
+    if encoding == b"gzip":
+        return await _unzip(receive, max_bytes, option)
+    parts: list[bytes] = []
+    size = 0
+    async for part in _parts(receive):
+        size += len(part)
+        if size > max_bytes:
+            parts.clear()
+            await _drain(receive, _DRAIN * max_bytes)
+            raise _too_large(max_bytes, option)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _unzip(receive: Receive, max_bytes: int, option: str | None) -> bytes:
+    unpacker, parts, size, members = zlib.decompressobj(zlib.MAX_WBITS | 16), list[bytes](), 0, 1
+    try:
+        async for part in _parts(receive):
+            while part:
+                if unpacker.eof:  # gzip files may stand one behind the other
+                    unpacker, members = zlib.decompressobj(zlib.MAX_WBITS | 16), members + 1
+                    if members > _GZIP_MEMBERS:
+                        raise RequestRefused(
+                            413,
+                            "body_too_large",
+                            f"the body has more than {_GZIP_MEMBERS:,} gzip members; compress it as one",
+                        )
+                parts.append(unpacker.decompress(part, max_bytes - size + 1))
+                size += len(parts[-1])
+                if size > max_bytes:
+                    raise _too_large(max_bytes, option)
+                part = unpacker.unconsumed_tail or unpacker.unused_data
+    except zlib.error as error:
+        raise RequestRefused(400, "bad_encoding", f"the body is not gzip: {error}") from None
+    if not unpacker.eof:
+        raise RequestRefused(400, "bad_encoding", "the body ends in the middle of its gzip data")
+    return b"".join(parts)
+
+
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+    """The body as it arrives."""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        yield message["body"]
+        if not message.get("more_body"):
+            return
+
+
+async def _drain(receive: Receive, most: int) -> None:
+    read = 0
+    async for part in _parts(receive):
+        read += len(part)
+        if read > most:
+            return
+
+
+def _too_large(max_bytes: int, option: str | None) -> RequestRefused:
+    larger = "" if option is None else f", or start it with a larger {option}"
+    return RequestRefused(
+        413,
+        "body_too_large",
+        f"the body is larger than the {max_bytes:,} bytes that this server takes at once; send less at a time{larger}",
+    )
+
+
+def has_too_many_parts(body: bytes) -> bool:
+    """Whether a JSON body has more than `MAX_JSON_PARTS` objects and lists. It is counted before anything is parsed."""
+    if len(body) <= MAX_JSON_PARTS or body.count(b"{") + body.count(b"[") <= MAX_JSON_PARTS:
+        return False
+    outside = _JSON_STRING.sub(b"", body)  # a text may have as many as it likes
+    return outside.count(b"{") + outside.count(b"[") > MAX_JSON_PARTS

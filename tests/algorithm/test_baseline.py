@@ -13,6 +13,8 @@ import pytest
 import leyden as ly
 from leyden.errors import ConfigError
 from leyden.store import InMemoryLightningStore
+from leyden.types import Retention
+from leyden.utils.latch import Latch
 
 
 @ly.rollout
@@ -130,3 +132,58 @@ def test_no_data_is_an_error(data: Any) -> None:
 def test_a_task_that_is_no_json_value_is_named() -> None:
     with pytest.raises(ConfigError, match="the input of a rollout must be a JSON value"):
         ly.Trainer(algorithm="baseline").dev(double, [object()])
+
+
+class Crowd:
+    """An agent that counts how many of it run at once."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.running = self.most = 0
+
+    def agent(self) -> Any:
+        @ly.rollout
+        async def wait(task: int) -> float:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            await asyncio.sleep(self.seconds * (1 + task % 10 / 10))
+            self.running -= 1
+            return 1.0
+
+        return wait
+
+
+async def test_as_many_rollouts_are_in_flight_as_the_runners_work_on_at_once() -> None:
+    crowd = Crowd(0.5)
+    async with InMemoryLightningStore() as store:
+        trainer = ly.Trainer(algorithm="baseline", store=store, concurrency=250, n_runners=2)
+        await trainer.afit(crowd.agent(), list(range(500)))
+    assert crowd.most == 500
+
+
+async def test_a_long_list_of_tasks_is_not_enqueued_at_once() -> None:
+    async with WatchedStore() as store:
+        trainer = ly.Trainer(algorithm="baseline", store=store, concurrency=100)
+        summary = await trainer.afit(double, list(range(1500)))
+    assert summary.rollouts["succeeded"] == 1500
+    assert store.most <= 200
+
+
+async def test_without_a_trainer_a_baseline_runs_on_the_runners_of_its_store() -> None:
+    crowd = Crowd(0.2)
+    baseline = ly.Baseline()
+    runner = ly.LitAgentRunner(tracer=ly.OtelTracer(), concurrency=300)
+    async with InMemoryLightningStore() as store:
+        baseline.set_store(store)
+        baseline.set_adapter(ly.TraceToMessages())
+        async with runner.run_context(agent=crowd.agent(), store=store):
+            stop = Latch()
+            working = asyncio.create_task(runner.iter(event=stop))
+            await baseline.run(list(range(600)), [1, 2])
+            stop.set()
+            await working
+        assert (await store.statistics())["rollouts_by_status"] == {"succeeded": 602}
+        while await store.prune(Retention(max_rollouts=0)):
+            pass
+        assert len(await store.query_rollouts()) <= 2  # nothing is pinned any more
+    assert crowd.most > 128  # nothing waited, so more were enqueued

@@ -26,7 +26,7 @@ from leyden.demo.run import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError, EngineError, NoTrainingData  # noqa: E402
 from leyden.loop import LogWriter  # noqa: E402
 from leyden.store import InMemoryLightningStore, SqliteLightningStore  # noqa: E402
-from leyden.types import AttemptedRollout, failure_reason  # noqa: E402
+from leyden.types import AttemptedRollout, failure_reason, find_final_reward  # noqa: E402
 
 Agent = Callable[..., Awaitable[Any]]
 
@@ -332,6 +332,63 @@ def test_the_policy_is_the_same_model_for_sync_agents_in_threads() -> None:
     assert (rows.train[0]["failed"], rows.train[0]["optimizer_steps"]) == (0, 1)
 
 
+# ---- several agents in one rollout ------------------------------------------------------------------------------------------
+
+
+class NotingBackend(ly.EmbeddedBackend):
+    """Remembers which tokens were trained."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(WEIGHTS, device="cpu", max_length=128, **options)
+        self.trained: list[tuple[tuple[int, ...], float]] = []
+        """The tokens with a weight of one sequence, and the sign of their advantage."""
+
+    async def forward_backward(self, sequences: Any, loss: Any) -> Any:
+        for sequence in sequences:
+            tokens = [(token, a) for token, w, a in self._rows(sequence) if w]
+            self.trained.append((tuple(token for token, _ in tokens), tokens[0][1] > 0))
+        return await super().forward_backward(sequences, loss)
+
+    @staticmethod
+    def _rows(sequence: Any) -> Any:
+        return zip(sequence.token_ids, sequence.weights, sequence.advantages, strict=True)
+
+
+@ly.llm_rollout
+async def planner_and_writer(task: int, llm: ly.LLM) -> float:
+    with ly.operation(name="plan", attributes={"gen_ai.agent.name": "planner"}):
+        plan = await ask(llm, temperature=0.7)  # at a temperature that could not be trained on
+    with ly.operation(name="write", attributes={"gen_ai.agent.name": "writer"}):
+        answer = await ask(llm, f"guess {plan.choices[0].message.content}")
+    return float(len(answer.choices[0].message.content or "") + random.random())
+
+
+async def test_only_the_calls_of_the_chosen_agent_are_trained() -> None:
+    rows, backend = Rows(), NotingBackend()
+    algorithm = policy_gradient(rows, backend=backend, agent_match="^writer$")
+    async with InMemoryLightningStore() as store:
+        await ly.Trainer(algorithm=algorithm, store=store).afit(planner_and_writer, [1, 2])
+        rewards, written = dict[str, float](), dict[str, tuple[int, ...]]()
+        for rollout in await store.query_rollouts():
+            spans = await store.query_spans(rollout.rollout_id)
+            calls = [span.tokens for span in spans if span.name == "leyden.model_call"]
+            assert len(calls) == 2
+            assert calls[1] is not None
+            written[rollout.rollout_id] = tuple(calls[1].response_ids)
+            rewards[rollout.rollout_id] = find_final_reward(spans) or 0.0
+    assert (rows.train[0]["failed"], rows.train[0]["refused_calls"], rows.train[0]["model_calls"]) == (0, 0, 12)
+    assert Counter(tokens for tokens, _ in backend.trained) == Counter(written.values())
+    assert rows.train[0]["trained_tokens"] == sum(map(len, written.values()))
+    assert rows.train[0]["reward"] == pytest.approx(sum(rewards.values()) / 6)
+    assert {better for _, better in backend.trained} == {True, False}, "rewards are compared"
+
+
+def test_an_agent_that_made_no_call_is_named() -> None:
+    algorithm = policy_gradient(Rows(), agent_match="critic")
+    with pytest.raises(NoTrainingData, match="6 x agent_match='critic' finds no agent's call"):
+        ly.Trainer(algorithm=algorithm, store="memory").fit(planner_and_writer, [1, 2])
+
+
 # ---- wrong uses, and things that break --------------------------------------------------------------------------------------
 
 
@@ -357,6 +414,7 @@ def test_an_adapter_that_gives_something_else_is_named() -> None:
         ({"max_attempts": 0}, "max_attempts is 0"),
         ({"warmup_steps": -1}, "warmup_steps is -1"),
         ({"resource_name": ""}, "resource_name is ''"),
+        ({"agent_match": "("}, r"agent_match is '\(', which is no regular expression"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -117,6 +117,6 @@ async def test_no_search_and_no_stream_reads_a_long_history(
             assert sum(n_pages for _, n_pages in pages) < 12 * count, pages
         for polled in ({"limit": 10}, {"rollout_ids": ["old-7"]}, {"rollout_ids": ["old-9000"], "limit": 3}):
             pages.clear()
-            await store.poll_new_spans(**polled)
+            await store.poll_new_spans(after=None, **polled)
             assert pages
             assert all(n_pages < MOST_PAGES for _, n_pages in pages), f"{polled}: {pages}"

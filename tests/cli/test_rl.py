@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -135,6 +136,37 @@ def test_a_command_that_cannot_be_says_why(work: Path, arguments: list[str], fau
         leyden(*arguments)
 
 
+@pytest.mark.parametrize(("option", "ratio"), [("", 8), (", repeat_per_collect: 3", 3)])
+def test_the_replay_ratio_of_a_file_is_that_of_dqn(work: Path, option: str, ratio: int) -> None:
+    (work / "dqn.yaml").write_text(
+        "_base_: ppo.yaml\nnetwork: null\npolicy: {_delete_: true, class: DQN, kwargs: {lr: 0.001}}\n"
+        f"trainer: {{batch_size: 4{option}}}\n"
+    )
+    leyden("train", "dqn.yaml", "--run-dir", "run")
+    first = rows(work / "run" / "train_result.csv")[0]
+    assert float(first["gradient_steps"]) == math.ceil(ratio * int(first["total_steps"]) / 4)
+
+
+def test_training_needs_nothing_that_the_extra_does_not_install(work: Path) -> None:
+    """A process in which the packages of other extras cannot be imported, as after `pip install 'leyden[rl]'`."""
+    program = (
+        "import sys\n"
+        "for name in ('safetensors', 'transformers', 'pyarrow', 'pandas', 'tensorboard', 'stable_baselines3'):\n"
+        "    sys.modules[name] = None\n"
+        "from leyden.cli import main\n"
+        "main()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "rl", "train", "ppo.yaml", "--run-dir", "run"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "trained: 2 iterations" in ended.stdout
+
+
 def test_a_run_is_not_written_over(work: Path) -> None:
     (work / "run").mkdir()
     (work / "run" / "config.json").write_text("{}")
@@ -202,6 +234,14 @@ def test_a_wrong_key_is_named_with_its_file_and_what_is_possible(
         ({"runtime": {"use_cuda": True}, "network": None}, "use_cuda is true"),
         ({"trainer": {"val_every_n_epoch": None}}, "earlystop_patience needs validations"),
         (
+            {"policy": {"_delete_": True, "class": "AllOne"}},
+            "network has no use: AllOne takes none; set `network: null`",
+        ),
+        (
+            {"policy": {"_delete_": True, "class": "AllOne"}, "network": None},
+            "trainer.batch_size has no use: AllOne does not learn from it",
+        ),
+        (
             {"data": {"source": {"default_start_time_index": 1}}, "simulator": {"data_granularity": 3}},
             "multiple of simulator.data_granularity",
         ),
@@ -216,7 +256,14 @@ def test_a_component_that_cannot_be_made_is_named(work: Path, change: dict[str, 
 
 @pytest.mark.parametrize(
     ("name", "content", "fault"),
-    [("a.yaml", "- 1", "no sections"), ("a.yaml", "a: [", "not written correctly"), ("a.toml", "", "no .yaml")],
+    [
+        ("a.yaml", "- 1", "no sections"),
+        ("a.yaml", "a: [", "not written correctly"),
+        ("a.toml", "", "no .yaml"),
+        ("a.yaml", "trainer: {max_epoch: 1, batch_size: 2, max_epoch: 3}", "'max_epoch' stands twice in one mapping"),
+        ("a.yaml", "trainer: {}\nenv: {}\ntrainer: {}", "'trainer' stands twice"),
+        ("a.json", '{"trainer": {}, "trainer": {}}', "'trainer' stands twice"),
+    ],
 )
 def test_a_file_that_is_no_configuration_is_refused(work: Path, name: str, content: str, fault: str) -> None:
     (work / name).write_text(content)

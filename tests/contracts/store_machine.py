@@ -447,7 +447,7 @@ class StoreMachine(RuleBasedStateMachine):
         part = chance.choice([None, "1", "r"])
         mode_in: Any = chance.choice([None, ["train"], ["train", "val"], []])
         logic, order = chance.choice(["and", "or"]), chance.choice(["asc", "desc"])
-        sort_by = chance.choice([None, "rollout_id", "status"])
+        sort_by = chance.choice([None, "rollout_id", "status", "start_time", "end_time"])
         limit, offset = chance.choice([-1, 1, 3]), chance.randint(0, 3)
 
         def wanted(rollout: Promise) -> bool:
@@ -462,7 +462,7 @@ class StoreMachine(RuleBasedStateMachine):
 
         matching = sorted(
             filter(wanted, self.model.rollouts.values()),
-            key=lambda r: (getattr(r, sort_by) if sort_by else "", r.place),
+            key=lambda r: (getattr(r, sort_by, "") if sort_by else "", r.place),
             reverse=order == "desc",
         )
         page = self.do(
@@ -479,8 +479,17 @@ class StoreMachine(RuleBasedStateMachine):
             )
         )
         until = None if limit == -1 else offset + limit
-        assert [found.rollout_id for found in page] == [rollout.rollout_id for rollout in matching[offset:until]]
-        assert page.total == len(matching)
+        if sort_by is None or not sort_by.endswith("_time"):  # the model has no clock
+            assert [found.rollout_id for found in page] == [rollout.rollout_id for rollout in matching[offset:until]]
+        else:
+            assert len(page) == len(matching[offset:until])
+            self.is_sorted([getattr(found, sort_by) for found in page], descending=order == "desc")
+        assert (page.total, page.exact) == (len(matching), True)
+
+    def is_sorted(self, times: list[float | None], *, descending: bool) -> None:
+        """In order, None last."""
+        known = [time for time in times if time is not None]
+        assert times == sorted(known, reverse=descending) + [None] * (len(times) - len(known))
 
     def look_who_is_finished(self, chance: Chance) -> None:
         ids = self.rollouts(chance, 4)

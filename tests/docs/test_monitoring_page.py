@@ -6,6 +6,7 @@ from leyden.monitor import DEFAULT_RULES, AlertRule
 from leyden.monitor.health import WORKER_FIGURES
 from leyden.monitor.monitor import STORE_FIGURES
 from leyden.monitor.system import FIGURES
+from leyden.monitor.upstreams import UPSTREAM_FIGURES
 from tests.docs.snippets import ROOT
 
 PAGE = (ROOT / "docs" / "monitoring.md").read_text()
@@ -34,4 +35,4 @@ def test_the_rules_are_those_in_the_code():
 
 def test_every_figure_is_explained():
     named = [name for row in rows("| figure |") for name in re.findall(r"`(\w+)`", row[0])]
-    assert sorted(named) == sorted({**FIGURES, **WORKER_FIGURES, **STORE_FIGURES})
+    assert sorted(named) == sorted({**FIGURES, **WORKER_FIGURES, **STORE_FIGURES, **UPSTREAM_FIGURES})

@@ -284,6 +284,19 @@ def test_the_environment_says_role_and_address(monkeypatch: pytest.MonkeyPatch, 
     assert not strategy.managed_store
 
 
+@pytest.mark.parametrize("prefix", ["LEYDEN", "AGL"])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("SERVER_PORT", "http"), ("SERVER_PORT", "70000"), ("MANAGED_STORE", "maybe"), ("CURRENT_ROLE", "store")],
+)
+def test_an_error_names_the_variable_that_was_set(
+    monkeypatch: pytest.MonkeyPatch, prefix: str, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(f"{prefix}_{variable}", value)
+    with pytest.raises(ConfigError, match=f"^{prefix}_{variable} is '{value}'"):
+        ClientServerExecutionStrategy()
+
+
 def test_wrong_options_are_refused_with_their_value(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"n_runners": 0}, "n_runners is 0"),

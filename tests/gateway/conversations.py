@@ -7,18 +7,27 @@ compared with what the fake model knows.
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import json
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from openai import AsyncOpenAI
 
-from leyden.testing import Call, Reply, request_prompt_ids
+from leyden import semconv
+from leyden.adapter import TraceToTrajectory
+from leyden.testing import Call, Reply, ServedCall, request_prompt_ids
+from leyden.types import Span
 
 TOOL_NAMES = ("weather", "größe")
 SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
 N_TURNS = 3
 KINDS = ("tools", "parallel tools", "reasoning", "rewritten context")
+HAS_ANTHROPIC = importlib.util.find_spec("anthropic") is not None
+AGENTS = ("chat", "completions", "responses", "responses by id", *(("messages",) if HAS_ANTHROPIC else ()))
+STREAMS = (False, True)
 
 
 def reply(body: dict[str, Any]) -> Reply:
@@ -233,12 +242,22 @@ class MessagesAgent:
             self.messages.append({"role": "user", "content": blocks})
 
 
-async def converse(agent: Any, number: int, kind: str) -> list[Answer]:
-    """One conversation; the answers that the agent saw."""
+async def ask_once(agent: Any) -> Answer:
+    """Ask, and let an error end the conversation."""
+    return await agent.ask()
+
+
+async def converse(
+    agent: Any, number: int, kind: str, *, ask: Callable[[Any], Awaitable[Answer]] = ask_once
+) -> list[Answer]:
+    """One conversation; the answers that the agent saw.
+
+    ask: how a turn is asked. An agent whose `ask` raised has not changed, and may ask again.
+    """
     agent.say(f"Question {number} ({kind})?")
     answers: list[Answer] = []
     for turn in range(N_TURNS):
-        answer = await agent.ask()
+        answer = await ask(agent)
         answers.append(answer)
         agent.tell([(call_id, result_of(name, arguments)) for call_id, name, arguments in answer.calls])
         if not answer.calls:
@@ -247,3 +266,85 @@ async def converse(agent: Any, number: int, kind: str) -> list[Answer]:
             else:
                 agent.say(f"And then, {turn}?")
     return answers
+
+
+class Agents:
+    """Agents in every dialect. The clients are shared, as programs do; each agent has its own base URL."""
+
+    def __init__(self) -> None:
+        options: Any = {"base_url": "http://nowhere", "api_key": "EMPTY", "max_retries": 0, "timeout": 120}
+        self.openai = AsyncOpenAI(**options)
+        self.anthropic: Any = None
+        if HAS_ANTHROPIC:
+            from anthropic import AsyncAnthropic
+
+            self.anthropic = AsyncAnthropic(**options)
+
+    async def __aenter__(self) -> Agents:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.openai.close()
+        if HAS_ANTHROPIC:
+            await self.anthropic.close()
+
+    def new(self, name: str, url: str, *, stream: bool) -> Any:
+        """An agent that speaks `name`. url: the base URL of its attempt, for OpenAI's clients."""
+        if name == "messages":
+            return MessagesAgent(self.anthropic.with_options(base_url=url.removesuffix("/v1")), stream=stream)
+        client = self.openai.with_options(base_url=url)
+        if name.startswith("responses"):
+            return ResponsesAgent(client, stream=stream, stateful=name == "responses by id")
+        return (ChatAgent if name == "chat" else CompletionsAgent)(client, stream=stream)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One conversation, as its agent saw it and as it was recorded."""
+
+    name: str
+    stream: bool
+    kind: str
+    answers: list[Answer]
+    spans: list[Span]
+
+
+def every_case(n: int, names: Sequence[str]) -> list[tuple[str, bool, str]]:
+    """`n` cases, each agent with and without a stream and with every kind in turn."""
+    cases = itertools.cycle(itertools.product(names, STREAMS, KINDS))
+    return [
+        (name, stream, "rewritten context" if name == "completions" else kind)
+        for name, stream, kind in itertools.islice(cases, n)
+    ]
+
+
+def assert_exact(span: Span, truth: ServedCall, answer: Answer) -> None:
+    assert span.status.status_code == "OK"
+    assert span.tokens is not None, span.attributes.get(semconv.TOKENS_REFUSED)
+    assert list(span.tokens.prompt_ids) == truth.prompt_ids
+    assert list(span.tokens.response_ids) == truth.response_ids
+    assert span.tokens.logprobs == truth.logprobs
+    assert_same_answer(truth, answer)
+
+
+def assert_same_answer(truth: ServedCall, answer: Answer) -> None:
+    assert truth.response_id == answer.response_id
+    assert truth.prompt_ids == answer.prompt_ids
+    assert (truth.text, truth.reasoning) == (answer.text, answer.reasoning)
+    arguments = [(call.call_id, call.name, json.loads(call.arguments)) for call in truth.calls]
+    assert arguments == answer.calls
+    assert answer.n_response in (len(truth.response_ids), None)
+
+
+def assert_trainable(conversation: Conversation, truths: list[ServedCall]) -> None:
+    """Each turn goes on from the one before it, to the id, but where the agent rewrote its context; and what is trained is what
+    was sampled."""
+    trajectories = TraceToTrajectory().adapt(conversation.spans)
+    assert len(trajectories) == (2 if conversation.kind == "rewritten context" else 1)
+    trained = [
+        (id_, logprob)
+        for one in trajectories
+        for id_, mask, logprob in zip(one.token_ids, one.loss_mask, one.logprobs, strict=True)
+        if mask
+    ]
+    assert trained == [pair for call in truths for pair in zip(call.response_ids, call.logprobs, strict=True)]

@@ -268,7 +268,7 @@ async def test_an_agent_that_stops_reading_holds_no_drain_up(
         body = json.dumps({"model": "fake", "messages": say("hi"), "stream": True}).encode()
         address, path = caller.llm.endpoint.removeprefix("http://").split("/", 1)
         reader, writer = await asyncio.open_connection(*address.split(":"), limit=1024)
-        head = f"POST /{path}/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /{path}/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await reader.readline()
         async with asyncio.timeout(5):

@@ -21,6 +21,7 @@ from leyden.gateway.record import ModelCall, span_of
 from leyden.store import InMemoryLightningStore, LightningStoreServer
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import LLM, ProxyLLM
+from leyden.utils.asgi import ConnectionLimits
 from tests.gateway.caller import Caller, new_caller, say, until
 
 
@@ -265,3 +266,16 @@ def test_what_is_no_store_is_refused_at_once() -> None:
         LLMProxy(store=cast(Any, "memory://"))
     with pytest.raises(ConfigError, match="store is a dict"):
         LLMProxy().set_store(cast(Any, {}))
+
+
+async def test_a_client_that_never_finishes_its_request_is_cut_off(store: InMemoryLightningStore) -> None:
+    limits = ConnectionLimits(head_seconds=0.2, stall_seconds=0.2)
+    async with LLMProxy(store=store, connection_limits=limits) as proxy, asyncio.timeout(5):
+        port = int(proxy.endpoint.removesuffix("/v1").rpartition(":")[2])
+        path = b"POST /rollout/ro/attempt/at/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        for sent, said in {path: b"", path + b"Content-Length: 9\r\n\r\n{": b"HTTP/1.1 408 "}.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            assert (await reader.read()).startswith(said)
+            writer.close()
+            await writer.wait_closed()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import openai
+import psutil
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
@@ -52,6 +55,13 @@ async def test_an_unknown_attempt_is_404(proxy: LLMProxy, store: InMemoryLightni
     assert error.status_code == 404
     assert error.code == "attempt_not_found"
     assert "'at-nowhere'" in error.message
+
+
+async def test_the_latest_attempt_is_named_by_its_id(caller: Caller, upstream: FakeUpstream) -> None:
+    url = caller.llm.endpoint.replace(caller.attempt_id, "latest")
+    with pytest.raises(openai.NotFoundError, match=f"the latest attempt is '{caller.attempt_id}'"):
+        await caller.client.with_options(base_url=url).chat.completions.create(model="fake", messages=say("hi"))
+    assert not upstream.requests
 
 
 async def test_an_attempt_that_the_runner_ended_is_410(caller: Caller, upstream: FakeUpstream) -> None:
@@ -189,6 +199,60 @@ async def test_a_token_is_demanded_when_there_is_one(upstream: FakeUpstream, sto
         error = await Counted(caller.llm.endpoint, api_key="guess").refused()
         assert isinstance(error, openai.AuthenticationError)
         assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("anthropic", [False, True])
+async def test_a_body_that_is_too_large_is_refused_in_the_clients_form_and_never_held(
+    upstream: FakeUpstream, store: InMemoryLightningStore, chunked: bool, anthropic: bool
+) -> None:
+    size = 2**20
+    async with LLMProxy(model_list=[upstream.llm()], store=store, max_body_bytes=size) as proxy:
+        caller = await new_caller(proxy, store)
+        path = "/messages" if anthropic else "/chat/completions"
+        headers = {"anthropic-version": "2023-06-01"} if anthropic else {}
+
+        async def parts() -> AsyncIterator[bytes]:
+            for _ in range(5):
+                yield bytes(size // 2)
+
+        data = parts() if chunked else io.BytesIO(bytes(2 * size))
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(caller.llm.endpoint + path, data=data) as response,
+        ):
+            told = await response.json()
+        assert response.status == 413
+        assert told.get("type") == ("error" if anthropic else None)
+        assert "1,048,576 bytes" in told["error"]["message"]
+        assert "max_body_bytes" in told["error"]["message"]
+        assert not upstream.requests
+        answer = await caller.client.chat.completions.create(model="fake", messages=say("x" * (size - 2000)))
+        assert answer.choices
+        await caller.client.close()
+
+
+@pytest.mark.faults
+async def test_a_flood_in_one_body_takes_no_more_memory_than_the_limit(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    async with LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        caller = await new_caller(proxy, store)
+        before, highest = psutil.Process().memory_info().rss, 0
+
+        async def parts() -> AsyncIterator[bytes]:
+            nonlocal highest
+            part = bytes(2**20)
+            for _ in range(400):
+                yield part
+                highest = max(highest, psutil.Process().memory_info().rss)
+
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(caller.llm.endpoint + "/chat/completions", data=parts()) as response,
+        ):
+            assert response.status == 413
+        assert highest - before < 100 * 2**20
 
 
 # ---- requests that no model should see -------------------------------------------------------------------------------

@@ -221,7 +221,10 @@ def test_the_best_checkpoint_is_kept_beside_the_newest_and_known_after_a_resume(
         best = Checkpoint(tmp_path).best()
         seen.append((best and best.iteration, steps_of(tmp_path)))
     assert seen == [(1, [1]), (2, [2, 5]), (6, [6, 7]), (6, [6, 8])]
-    with pytest.raises(ConfigError, match=r"monitors 'val/score', which is no number in \['late', 'note', 'reward'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Checkpoint needs the metric 'val/score', which is not there.* There are: late, note, reward",
+    ):
         TrainLoop(max_iters=4, val_every_n_iters=4, callbacks=[Checkpoint(tmp_path / "x", monitor="val/score")]).run(
             Scripted(rewards)
         )

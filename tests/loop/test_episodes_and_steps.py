@@ -18,10 +18,10 @@ from leyden.loop import (
     CsvWriter,
     EpisodeStats,
     JsonlWriter,
-    LogBuffer,
     LogCollector,
     LogLevel,
     LogWriter,
+    MetricsAggregator,
     MlflowWriter,
     PickleWriter,
     Row,
@@ -38,14 +38,14 @@ Episode = tuple[int, list[float]]
 def play(writers: list[LogWriter], lengths: list[int], n_envs: int = 2, *, seed: int = 0, named: bool = True) -> None:
     """What vectorised environments tell their writers: episodes of these lengths, in environments that take turns at random."""
     turns, waiting = random.Random(seed), list(enumerate(lengths))
-    running: dict[int, tuple[int, int, int, LogBuffer]] = {}
+    running: dict[int, tuple[int, int, int, MetricsAggregator]] = {}
     everyone = lambda hook, *told: [getattr(writer, hook)(*told) for writer in writers]  # noqa: E731
     everyone("on_env_all_ready")
     while waiting or running:
         for env_id in range(n_envs):
             if env_id not in running and waiting:
                 seed_index, length = waiting.pop(0)
-                running[env_id] = (seed_index, length, 0, LogBuffer())
+                running[env_id] = (seed_index, length, 0, MetricsAggregator())
                 everyone("on_env_reset", env_id, {"obs": 0})
         env_id = turns.choice(sorted(running))
         seed_index, length, step, buffer = running.pop(env_id)
@@ -260,6 +260,35 @@ def test_the_console_shows_every_nth_episode_with_its_mean_and_the_last() -> Non
     stream = io.StringIO()
     play([ConsoleWriter(stream, rows="step", loglevel=LogLevel.INFO)], [1])
     assert stream.getvalue() == "[   1] train  note env 0  episode 1  env_id 0  reward 1.0000\n"
+
+
+def test_a_writer_may_hear_of_episodes_alone_as_in_qlib() -> None:
+    class Lengths(LogWriter):
+        def __init__(self) -> None:
+            super().__init__(LogLevel.INFO)
+            self.seen: list[tuple[int, int, int]] = []
+
+        def log_episode(self, length: int, rewards: list[float], contents: list[dict[str, Any]]) -> None:
+            self.seen.append((length, len(rewards), len(contents)))
+
+    writer = Lengths()
+    play([writer], [1, 3, 2], n_envs=1)
+    assert writer.loglevel == LogLevel.INFO
+    assert writer.seen == [(1, 1, 1), (3, 3, 3), (2, 2, 2)]
+
+
+def test_a_writer_that_overrides_nothing_cannot_be_made() -> None:
+    class Nothing(LogWriter):
+        def wirte(self, row: Any) -> None: ...
+
+    with pytest.raises(TypeError, match="Nothing would write nothing: it overrides none of write, log_episode"):
+        Nothing()
+
+
+@pytest.mark.parametrize("kind", [CsvWriter, JsonlWriter, PickleWriter])
+def test_a_directory_where_a_file_belongs_is_refused_and_a_name_in_it_given(tmp_path: Path, kind: Any) -> None:
+    with pytest.raises(ConfigError, match=r"that is a directory; give the file, such as '.*/result\."):
+        kind(tmp_path)
 
 
 def test_wrong_options_of_writers_are_refused_with_their_value(tmp_path: Path) -> None:

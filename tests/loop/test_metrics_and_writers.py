@@ -6,6 +6,8 @@ import json
 import math
 import pickle
 import random
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,10 @@ from leyden.loop import (
     ConsoleWriter,
     CsvWriter,
     JsonlWriter,
-    LogBuffer,
     LogCollector,
     LogLevel,
     LogWriter,
+    MetricsAggregator,
     MetricsRow,
     PickleWriter,
     read_pickled_rows,
@@ -45,7 +47,7 @@ class Scalar:
 
 
 def test_a_buffer_reduces_each_metric_over_the_steps_that_have_it() -> None:
-    buffer, collector = LogBuffer({"tokens": "sum", "lr": "last"}), LogCollector()
+    buffer, collector = MetricsAggregator({"tokens": "sum", "lr": "last"}), LogCollector()
     for tokens, lr, reward in [(10, 0.1, 1.0), (20, 0.2, None), (30, 0.3, 0.0)]:
         collector.reset()
         collector.add_scalar("tokens", tokens)
@@ -61,11 +63,11 @@ def test_a_buffer_reduces_each_metric_over_the_steps_that_have_it() -> None:
 
 def test_a_metric_is_averaged_over_the_episodes_that_have_it_and_numpy_numbers_are_numbers() -> None:
     np = pytest.importorskip("numpy")
-    episodes = LogBuffer({})
+    episodes = MetricsAggregator({})
     episodes.add({"x": 1.0, "reward": 2})
     episodes.add({"reward": 4})
     assert episodes.metrics() == {"x": 1.0, "reward": 3.0}, "not 0.5: one of two episodes has no x"
-    steps = LogBuffer()
+    steps = MetricsAggregator()
     for value in (np.float32(1), np.array(3.0), np.int64(5), np.bool_(True)):
         collector = LogCollector()
         collector.add_scalar("value", value)
@@ -82,7 +84,7 @@ def test_a_collector_keeps_what_is_important_enough_and_looks_at_nothing_else() 
     collector.add_string("note", "x", LogLevel.INFO)
     collector.add_any("object", {"a": 1}, LogLevel.CRITICAL)
     assert collector.logs() == {"note": (LogLevel.INFO, "x"), "object": (LogLevel.CRITICAL, {"a": 1})}
-    buffer = LogBuffer(loglevel=LogLevel.INFO)
+    buffer = MetricsAggregator(loglevel=LogLevel.INFO)
     buffer.add({"low": (LogLevel.PERIODIC, 1.0), "high": (LogLevel.INFO, 2.0), "text": (LogLevel.CRITICAL, "x")})
     assert buffer.metrics() == {"high": 2.0}
 
@@ -106,7 +108,7 @@ def test_a_collector_refuses_what_it_cannot_keep() -> None:
     with pytest.raises(InvalidMetrics, match="'x' was logged twice"):
         collector.add_any("x", None)
     with pytest.raises(ConfigError, match="unknown reducer 'median'; choose one of mean, sum, last"):
-        LogBuffer({"x": "median"})
+        MetricsAggregator({"x": "median"})
 
 
 def test_metrics_are_cleaned_to_plain_values() -> None:
@@ -229,14 +231,35 @@ def test_a_file_that_lacks_rows_of_the_checkpoint_is_refused_by_name(
     resumed.close()
 
 
-def test_the_random_states_of_python_and_numpy_go_on_where_they_were() -> None:
-    np = pytest.importorskip("numpy")
-    random.gauss(0, 1)
-    np.random.standard_normal()
+def test_the_random_states_of_python_numpy_and_torch_go_on_where_they_were() -> None:
+    np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+
+    def drawn() -> list[float]:
+        return [random.gauss(0, 1), random.random(), *np.random.standard_normal(3), *torch.randn(3).tolist()]
+
+    drawn()
     states = json.loads(json.dumps(capture_rng()))
-    expected = [random.gauss(0, 1), random.random(), *np.random.standard_normal(3)]
+    expected = drawn()
     restore_rng(states)
-    assert [random.gauss(0, 1), random.random(), *np.random.standard_normal(3)] == expected
+    assert drawn() == expected
+
+
+def test_the_random_states_of_a_process_without_torch_do_not_load_it() -> None:
+    program = (
+        "import sys\nfrom leyden.loop.rng import capture_rng, restore_rng\n"
+        "states = capture_rng()\nrestore_rng(states)\nassert 'torch' not in states and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+
+def test_a_saved_state_of_torch_is_passed_over_with_a_warning_where_torch_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("torch")
+    states = capture_rng()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    restore_rng(states)
+    assert "the saved run had loaded torch, which cannot be imported here" in caplog.text
 
 
 def test_pickled_rows_read_back_to_the_bit_and_reading_runs_no_code(tmp_path: Path) -> None:

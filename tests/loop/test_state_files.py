@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.errors import CheckpointError, ConfigError
-from leyden.loop import Checkpoint, EarlyStopping, TrainLoop, open_checkpoint
+from leyden.loop import Callback, Checkpoint, EarlyStopping, TrainLoop, open_checkpoint
 from leyden.loop.pth import read_pth, write_pth
 from leyden.loop.state_files import read_state, write_state
 from tests.loop.toy import MEMORY_DISK, ToyVessel
@@ -177,8 +177,14 @@ def test_a_file_is_named_by_iteration_time_and_metrics_and_follows_the_checkpoin
 
 
 def test_a_metric_that_a_file_name_needs_and_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"needs \{val/reward\}, which is not among \['iter', 'reward', 'time'\]"):
+    with pytest.raises(
+        ConfigError, match=r"needs a validation at each save, but every_n_iters is 1 and val_every_n_iters 2"
+    ):
         train(tmp_path, 3, filename="{iter}-{val/reward:.1f}.pth")
+    with pytest.raises(
+        CheckpointError, match=r"needs \{rewrad\}, which is not there; did you mean 'reward'\? There are: iter"
+    ):
+        train(tmp_path / "misspelt", 3, filename="{iter}-{rewrad:.1f}.pth")
     with pytest.raises(CheckpointError, match=r"becomes '\.\./1\.pth', which is in another directory"):
         train(tmp_path / "deep", 3, filename="../{iter}.pth")
     with pytest.raises(CheckpointError, match=r"needs \{iter\.real\}"):
@@ -203,6 +209,31 @@ def test_a_file_that_a_kill_left_out_is_made_good_on_resume(tmp_path: Path) -> N
         (tmp_path / lost).unlink()
         train(tmp_path, 2, ".", filename="{iter:03d}.pth")
         assert read_pth(tmp_path / "latest.pth").iteration == read_pth(tmp_path / "002.pth").iteration == 2
+
+
+def test_a_file_that_a_kill_kept_from_being_removed_is_removed_on_resume(tmp_path: Path) -> None:
+    """What a kill leaves between a new checkpoint and the removal of the oldest file: all is there but that."""
+    train(tmp_path, 3, filename="{iter:03d}-a.pth")
+    (tmp_path / "001-a.pth").write_bytes((tmp_path / "002-a.pth").read_bytes())
+    (tmp_path / "mine.pth").write_bytes(b"of somebody else")
+    train(tmp_path, 4, ".", filename="{iter:03d}-b.pth")
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["003-a.pth", "004-b.pth", "latest.pth", "mine.pth"]
+
+
+def test_a_stop_before_a_validation_is_saved_under_a_name_without_its_metric(tmp_path: Path) -> None:
+    class Stopping(Callback):
+        def on_train_end(self, loop: TrainLoop, vessel: Any) -> None:
+            if loop.current_iter == 3:
+                loop.stop()
+
+    checkpoint = Checkpoint(tmp_path, "{iter}-{val/reward:.1f}.pth", keep=None, every_n_iters=1)
+    TrainLoop(max_iters=9, val_every_n_iters=1, callbacks=[Stopping(), checkpoint]).run(Policy())
+    names = sorted(path.name for path in tmp_path.glob("[0-9]*.pth"))
+    assert [name.split("-", 1)[0] for name in names] == ["1", "2", "3"]
+    assert names[2] == "3-nan.pth"
+    by_time = Checkpoint(tmp_path / "time", "{iter}-{val/reward:.1f}.pth", keep=None, time_interval=0.0)
+    TrainLoop(max_iters=2, val_every_n_iters=2, callbacks=[by_time]).run(Policy())
+    assert (tmp_path / "time" / "1-nan.pth").exists()
 
 
 class Evil:

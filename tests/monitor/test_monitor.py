@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from leyden.errors import ConfigError
-from leyden.monitor import Alert, AlertRule, Monitor, PauseClaiming, log_alert
+from leyden.monitor import DEFAULT_RULES, Alert, AlertRule, Monitor, PauseClaiming, log_alert
 from leyden.monitor.monitor import Watch
 from leyden.monitor.system import host_name
 from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
@@ -65,6 +65,20 @@ async def test_what_it_sees_is_in_the_store_as_time_series(store: InMemoryLightn
     assert not await store.query_samples(name="own_figure")
     assert not await store.query_samples(name="other")
     assert all(before - 1 <= s.time <= time.time() + 1 for s in await store.query_samples())
+
+
+async def test_each_gpu_of_a_worker_is_a_series_and_a_rule_may_be_about_one(store: InMemoryLightningStore) -> None:
+    heard = Heard()
+    warm = AlertRule(
+        name="warm", metric="gpu_device_temperature_celsius:2", comparison=">", threshold=80.0, window_seconds=0.0
+    )
+    watch = Watch(Monitor(rules=[warm], sinks=[heard]), store)
+    for celsius in (70.0, 90.0):
+        await beat(store, **{"gpu_device_temperature_celsius:0": 95.0, "gpu_device_temperature_celsius:2": celsius})
+        await watch.look()
+    values = [sample.value for sample in await store.query_samples(name="gpu_device_temperature_celsius:2")]
+    assert values == [70.0, 90.0]
+    assert heard.told == [("warm", "w", False)]
 
 
 async def test_an_alert_is_raised_once_and_resolved_once_and_everybody_is_told(
@@ -135,7 +149,8 @@ async def test_a_machine_speaks_once_however_many_workers_it_has(store: InMemory
 
 async def test_attempts_are_counted_over_all_workers_and_their_restarts(store: InMemoryLightningStore) -> None:
     heard = Heard()
-    watch = Watch(Monitor(sinks=[heard]), store)
+    shares = [rule for rule in DEFAULT_RULES if rule.name in ("completion", "success")]  # this machine may be busy
+    watch = Watch(Monitor(rules=shares, sinks=[heard]), store)
 
     async def counted(worker_id: str, of: int, completed: int, succeeded: int, **more: Any) -> None:
         counts = {"attempts_ended": of, "attempts_completed": completed, "attempts_succeeded": succeeded}

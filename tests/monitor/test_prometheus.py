@@ -28,6 +28,8 @@ async def worked(store: LightningStore) -> None:
     await store.update_attempt(claimed.rollout_id, "latest", status="succeeded")
     await store.dequeue_rollout(NASTY)
     await store.update_worker(NASTY, {"host": "far", "cpu_percent": 81.5, "attempts_ended": 3, "own": 1, "pid": 7})
+    gpus = {"gpu_percent": 97.0, "gpu_device_percent:0": 35.0, "gpu_device_percent:2": 97.0, "own:2": 1}
+    await store.update_worker("with GPUs", gpus)
     await store.update_worker("gone", {"ended": True, "cpu_percent": 3.0})
     hot = AlertRule(name="hot", metric="cpu_percent", comparison=">", threshold=80.0, window_seconds=0.0)
     watch = Watch(Monitor(rules=[hot], sinks=()), store)
@@ -48,11 +50,14 @@ async def test_the_page_says_what_the_store_knows_in_prometheus_own_format() -> 
     assert page["leyden_queue_length"][{}] == 1
     assert page["leyden_records"][{"kind": "attempts"}] == 2
     assert page["leyden_workers"].values == {
-        ("", frozenset({("health", "healthy")})): 1.0,
+        ("", frozenset({("health", "healthy")})): 2.0,
         ("", frozenset({("health", "unhealthy")})): 0.0,
         ("", frozenset({("health", "ended")})): 1.0,
     }
     assert page["leyden_cpu_percent"][{"worker": NASTY}] == 81.5
+    assert page["leyden_gpu_percent"][{"worker": "with GPUs"}] == 97
+    assert page["leyden_gpu_device_percent"][{"worker": "with GPUs", "gpu": "0"}] == 35
+    assert page["leyden_gpu_device_percent"][{"worker": "with GPUs", "gpu": "2"}] == 97
     assert page["leyden_attempts_ended"][{"worker": NASTY}] == 3
     assert ("", frozenset({("worker", "gone")})) not in page["leyden_cpu_percent"].values
     assert page["leyden_store_reachable"][{"worker": ""}] == 1
@@ -97,6 +102,7 @@ async def test_a_server_shows_it_to_those_who_have_its_token_and_counts_what_it_
     assert first[{"method": "enqueue_many_rollouts", "status": "201"}] == 1
     assert first[{"method": "other", "status": "401"}] == 2
     assert later[{"method": "/metrics", "status": "200"}] == 1
+    assert read_metrics(text)["leyden_http_connections"][{}] >= 2, "the client's and this session's"
     assert later[{"method": "other", "status": "404"}] == 1
     assert later[{"method": "other", "status": "405"}] == 1
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import pytest
 
 from leyden.monitor import SystemProbe, gpu
 from leyden.monitor.gpu import gpu_figures
+from leyden.monitor.health import base_name
 from leyden.monitor.system import FIGURES
 
 
@@ -23,7 +28,7 @@ def test_the_figures_are_those_of_the_system(tmp_path: Path) -> None:
     assert float(figures["disk_free_percent"]) == pytest.approx(100 - psutil.disk_usage(str(tmp_path)).percent, abs=5)
     assert 0 < float(figures["memory_percent"]) <= 100
     assert float(figures["process_rss_bytes"]) > 2**20
-    assert figures.keys() - {"host", "pid", "process_start_time"} <= FIGURES.keys()
+    assert {base_name(name) for name in figures} - {"host", "pid", "process_start_time"} <= FIGURES.keys()
     assert all(isinstance(figures[name], int | float) for name in FIGURES.keys() & figures.keys())
 
 
@@ -69,6 +74,57 @@ def test_without_a_driver_there_are_no_gpu_figures() -> None:
     assert gpu_figures() == {}
 
 
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a driver's library that tells of three GPUs."""
+    folder = tmp_path_factory.mktemp("nvml")
+    source = Path(__file__).with_name("nvml_stand_in.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
+    return folder
+
+
+ASK = """
+import json, os, sys
+from leyden.monitor.gpu import gpu_figures
+
+for visible in json.loads(sys.argv[1]):
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    print(json.dumps(gpu_figures()))
+"""
+
+
+def figures_there(nvml: Path, *visible: str | None) -> list[dict[str, float]]:
+    """What a process that finds the library in this folder sees with each value of CUDA_VISIBLE_DEVICES."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(nvml)}
+    command = [sys.executable, "-c", ASK, json.dumps(visible)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler, which makes the driver's stand-in")
+def test_each_gpu_has_figures_of_its_own_and_the_highest_are_told_too(nvml: Path) -> None:
+    total = 150754820096
+    first = {
+        "gpu_device_percent:0": 35,
+        "gpu_device_memory_used_bytes:0": total / 2,
+        "gpu_device_memory_total_bytes:0": total,
+        "gpu_device_temperature_celsius:0": 41,
+    }
+    third = {
+        "gpu_device_percent:2": 97,
+        "gpu_device_memory_used_bytes:2": 30150964019,
+        "gpu_device_memory_total_bytes:2": total,
+        "gpu_device_temperature_celsius:2": 68,
+    }
+    in_parts = {"gpu_device_memory_used_bytes:1": 15075482009, "gpu_device_memory_total_bytes:1": total}
+    everything = {**first, **in_parts, **third, "gpu_percent": 97, "gpu_memory_percent": pytest.approx(50)}
+    third_alone = {**third, "gpu_percent": 97, "gpu_memory_percent": pytest.approx(20)}
+    seen = figures_there(nvml, None, "2", "GPU-c", "")
+    assert seen == [everything, third_alone, third_alone, {}]
+
+
 @pytest.mark.gpu
 def test_a_gpu_that_is_filled_is_seen_to_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = ctypes.CDLL("libcuda.so.1")
@@ -80,6 +136,9 @@ def test_a_gpu_that_is_filled_is_seen_to_be_full(monkeypatch: pytest.MonkeyPatch
     assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(8 * 2**30)) == 0
     after = gpu_figures()
     assert after["gpu_memory_percent"] > before["gpu_memory_percent"] + 1
+    used = [max(v for n, v in f.items() if n.startswith("gpu_device_memory_used_bytes:")) for f in (before, after)]
+    assert used[1] >= used[0] + 8 * 2**30
+    assert any(0 < value < 120 for name, value in after.items() if name.startswith("gpu_device_temperature_celsius:"))
     assert cuda.cuMemFree_v2(memory) == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpu_figures() == {}

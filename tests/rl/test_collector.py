@@ -90,10 +90,20 @@ def test_nested_observations_arrive_as_a_struct_of_arrays():
     assert flat["step"].shape == (15,) and flat["step"].dtype == np.int64
 
 
+def test_a_rollout_buffer_without_a_limit_grows_with_the_episodes():
+    venv = vectorized(Counting, 3, length=1500)
+    buffer = RolloutBuffer(None, 3)
+    collector = Collector(Alternating(venv.observation_space, venv.action_space), venv, buffer)
+    for n_episode in (4, 5):
+        assert collector.collect(n_episode=n_episode).n_steps == len(buffer) == 1500 * n_episode
+        steps = buffer.obs[: buffer.n_rows, 0, 1]  # type: ignore[call-overload, index]
+        assert steps.tolist() == [*range(1500)] * 2
+
+
 def test_a_full_rollout_buffer_is_an_error_that_names_its_size():
     venv = vectorized(Counting, 2, length=5)
     collector = Collector(policy_for(venv), venv, RolloutBuffer(9, 2))
-    with pytest.raises(ConfigError, match=r"size is 9 transitions.*Raise buffer_size"):
+    with pytest.raises(ConfigError, match=r"size is 9 transitions.*Leave buffer_size out"):
         collector.collect(n_episode=2)
     with pytest.raises(ConfigError, match="have episodes under way"):
         collector.collect(n_episode=2)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.errors import CheckpointError, ConfigError
-from leyden.rl.seed import NO_ITEM, DataQueue, Seed, SeedPlan, as_seed_source
+from leyden.rl.data_queue import DataQueue
+from leyden.rl.seed import NO_ITEM, Seed, SeedPlan, as_seed_source
 
 
 @settings(max_examples=200, deadline=None)

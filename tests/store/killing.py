@@ -13,21 +13,22 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from leyden.errors import IllegalTransition, StoreError
 from leyden.store import LightningStore, LightningStoreClient, SqliteLightningStore
-from leyden.types import PromptTemplate, RolloutConfig, Span
-
-__all__ = ["TASKS", "Forker", "Ledger", "Pen", "work"]
+from leyden.testing import audit_store
+from leyden.types import PromptTemplate, RolloutConfig, Span, reward_attributes
+from tests.store.ports import free_port
 
 TASKS = 8
 """Clients that work at once."""
@@ -61,7 +62,8 @@ async def work(store: LightningStore, name: str, pen: Pen, rounds: int = 1_000_0
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         pen.write("claimed", *ids.values(), name)
         for k in range(2):
-            span = Span(**ids, sequence_id=0, trace_id="t", span_id=f"s{k}", name="n", attributes={"k": "v" * 500})
+            attributes: Any = reward_attributes({"primary": i}) if k else {"k": "v" * 500}
+            span = Span(**ids, sequence_id=0, trace_id="t", span_id=f"s{k}", name="n", attributes=attributes)
             added = await store.add_span(span)
             pen.write("span", *ids.values(), f"s{k}", added and added.sequence_id)
         pen.write("drawn", *ids.values(), await store.get_next_span_sequence_id(*ids.values()))
@@ -90,18 +92,25 @@ async def client(url: str, name: str, ledger: str) -> None:
         await work(store, name, Pen(ledger))
 
 
-def server(path: str, port: str) -> None:
-    """The command `leyden store`."""
+def leyden(*arguments: str) -> None:
+    """The command `leyden`, such as `leyden store`."""
     from leyden.cli import main
 
-    sys.argv = ["leyden", "store", "--url", f"sqlite://{path}", "--port", port]
+    sys.argv = ["leyden", *arguments]
     main()
 
 
 def serve_forks() -> None:
     """For each line of stdin (a role and its arguments), fork a process and say its number."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the dead
-    for module in ("leyden.cli.store", "leyden.store.server", "leyden.store.client", "uvicorn", "aiohttp"):
+    for module in (
+        "leyden.cli.store",
+        "leyden.store.server",
+        "leyden.store.client",
+        "uvicorn",
+        "aiohttp",
+        *sys.argv[1:],
+    ):
         importlib.import_module(module)  # so that no fork has to
     roles = {"embedded": embedded, "client": client}
     for line in sys.stdin:
@@ -113,8 +122,8 @@ def serve_forks() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
-        if role == "server":
-            server(*arguments)
+        if role == "leyden":
+            leyden(*arguments)
         else:
             asyncio.run(roles[role](*arguments))
         os._exit(0)
@@ -133,9 +142,9 @@ class Forker:
 
     @classmethod
     @contextmanager
-    def opened(cls, directory: Path) -> Iterator[Forker]:
-        """Whatever it started is dead at the end."""
-        command = [sys.executable, "-m", "tests.store.killing"]
+    def opened(cls, directory: Path, *modules: str) -> Iterator[Forker]:
+        """Start the program above, which imports `modules` once for all. The processes that it forked are dead at the end."""
+        command = [sys.executable, "-m", "tests.store.killing", *modules]
         log = directory / "log.txt"
         with (
             log.open("w") as errors,
@@ -278,6 +287,101 @@ async def holds(store: LightningStore, fact: list[Any]) -> None:
             assert (await store.get_resources_by_id(resources_id)).version == 1
         case _:
             pass
+
+
+# ---- the loops -------------------------------------------------------------------------------------------------------
+
+
+def wait_for_a_moment(ledger: Ledger, chance: random.Random) -> None:
+    """Wait for some moment: in four of five cases one in the middle of the work, otherwise any."""
+    if chance.random() < 0.8:
+        ledger.wait_for_more()
+    time.sleep(chance.random() * 0.2)
+
+
+def integrity(path: Path) -> None:
+    """SQLite finds nothing wrong with its file."""
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def kill_the_writer(
+    directory: Path, kills: int, chance: random.Random, *, killed: Callable[[], None] = lambda: None
+) -> Ledger:
+    """Kill the process that owns a file and writes to it with eight tasks, at random, also while it opens the file.
+
+    killed: called after each kill.
+    """
+    path, ledger = directory / "store.db", Ledger(directory / "ledger.txt")
+
+    async def after_kill(number: int) -> None:
+        async with SqliteLightningStore(path) as store:
+            await ledger.check(store)
+            if number % 3 == 0:
+                ledger.released(await store.release_claims())
+            if number in (kills // 2, kills - 1):
+                await ledger.check_all(store, unknown=TASKS * (number + 1))
+                assert await audit_store(store) == []
+        integrity(path)
+
+    with Forker.opened(directory) as forker:
+        for number in range(kills):
+            writer = forker.start("embedded", path, number, ledger.path)
+            wait_for_a_moment(ledger, chance)
+            forker.kill(writer)
+            asyncio.run(after_kill(number))
+            killed()
+    return ledger
+
+
+def kill_server_and_clients(
+    directory: Path, kills: int, chance: random.Random, *, killed: Callable[[], None] = lambda: None
+) -> Ledger:
+    """Kill a server or one of its eight clients at random, and start it again while the others go on.
+
+    Each of the nine is a process. killed: called after each kill.
+    """
+    path, ledger = directory / "store.db", Ledger(directory / "ledger.txt")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    serving = ("leyden", "store", "--url", f"sqlite://{path}", "--port", port)
+
+    async def after_kill() -> None:
+        async with LightningStoreClient(url) as store:
+            await ledger.check(store)
+
+    async def in_the_end() -> None:
+        async with SqliteLightningStore(path) as store:
+            await ledger.check(store)
+            await ledger.check_all(store, unknown=TASKS * (kills + 1))
+            assert await audit_store(store) == []
+            await store.release_claims()
+            while rollouts := await store.dequeue_many_rollouts(limit=100):
+                for rollout in rollouts:
+                    await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
+            assert all(rollout.finished for rollout in await store.query_rollouts())
+            assert await audit_store(store) == []
+        integrity(path)
+
+    with Forker.opened(directory) as forker:
+        server = forker.start(*serving)
+        clients = [forker.start("client", url, f"c{k}", ledger.path) for k in range(TASKS)]
+        for number in range(kills):
+            wait_for_a_moment(ledger, chance)
+            if number % 4 == 0:
+                victim = chance.randrange(TASKS)
+                forker.kill(clients[victim])
+                clients[victim] = forker.start("client", url, f"d{number}", ledger.path)
+            else:
+                forker.kill(server)
+                server = forker.start(*serving)
+            asyncio.run(after_kill())
+            integrity(path)
+            killed()
+        for pid in [*clients, server]:
+            forker.kill(pid)
+        asyncio.run(in_the_end())
+    return ledger
 
 
 if __name__ == "__main__":

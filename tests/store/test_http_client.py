@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -54,7 +55,8 @@ Trouble = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 async def in_front_of(
     server: LightningStoreServer, spoil: Callable[[int], str | None], answers: list[bytes] | None = None
 ) -> AsyncIterator[str]:
-    """A proxy that passes the n-th request on to the server, or spoils it: "drop" before it, "lose" its answer, "502".
+    """A proxy that passes the n-th request on to the server, or spoils it: "drop" before it, "lose" its answer, "502";
+    "408" in place of the server, as it says when a body does not come in time.
 
     answers: where the server's answers are collected.
     """
@@ -72,6 +74,9 @@ async def in_front_of(
                 what = spoil(count)
                 count += 1
                 if what == "drop":
+                    break
+                if what == "408":
+                    writer.write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 4\r\n\r\nlate")
                     break
                 up_reader, up_writer = await asyncio.open_connection(host, int(port))
                 up_writer.write(head.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + body)
@@ -95,7 +100,7 @@ async def in_front_of(
         yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
 
 
-@pytest.mark.parametrize("what", ["drop", "lose", "502"])
+@pytest.mark.parametrize("what", ["drop", "lose", "502", "408"])
 async def test_a_request_that_is_lost_is_made_again_and_done_once(server: Recorded, what: str) -> None:
     async with in_front_of(server, lambda n: what if n % 2 == 0 else None) as url, LightningStoreClient(url) as client:
         await client.enqueue_rollout("a")
@@ -134,6 +139,12 @@ async def test_what_cannot_be_repeated_is_an_unknown_outcome(server: Recorded, w
             await client.release_claims()
         with pytest.raises(StoreError, match=r"outcome is unknown"):
             await client.update_rollout(rollout.rollout_id, status="requeuing")
+
+
+async def test_what_the_server_did_not_get_in_time_is_sent_again(server: Recorded) -> None:
+    await server.store.start_rollout("a")
+    async with in_front_of(server, lambda n: None if n else "408") as url, LightningStoreClient(url) as client:
+        assert len(await client.release_claims()) == 1
 
 
 async def test_an_error_of_the_store_is_raised_at_once_and_as_itself(server: Recorded) -> None:
@@ -257,6 +268,18 @@ async def test_spans_are_watched_as_they_come(client: LightningStoreClient) -> N
         assert [span.span_id for span in (await watching).spans] == ["s"]
     await client.update_attempt(**ids, status="succeeded")
     assert [rollout.status for rollout in await waiting] == ["succeeded"]
+
+
+async def test_each_client_remembers_by_itself_which_spans_it_was_given(client: LightningStoreClient) -> None:
+    rollout = await client.start_rollout("a")
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    await client.add_span(Span(**ids, sequence_id=0, trace_id="t", span_id="s", name="n"))
+    async with LightningStoreClient(client.url) as other:
+        for each in (client, other, pickle.loads(pickle.dumps(client))):
+            assert [span.span_id for span in (await each.poll_new_spans()).spans] == ["s"]
+            assert (await each.poll_new_spans()).spans == []
+            if each not in (client, other):
+                await each.close()
 
 
 async def test_spans_come_back_with_their_numbers_and_are_not_sent_back(client: LightningStoreClient) -> None:

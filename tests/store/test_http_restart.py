@@ -12,6 +12,7 @@ import pytest
 from leyden.errors import StoreError
 from leyden.store import LightningStoreClient, SqliteLightningStore
 from leyden.types import Span
+from tests.attack.harness import sizes
 from tests.store.ports import free_port
 from tests.store.serving import StoreProcess
 
@@ -87,10 +88,11 @@ async def test_a_run_survives_a_server_that_is_killed(tmp_path: Path) -> None:
     await run_with_kills(tmp_path, rollouts=200, kills=1)
 
 
-@pytest.mark.faults
-@pytest.mark.timeout(600)
-async def test_a_run_survives_a_server_that_is_killed_again_and_again(tmp_path: Path) -> None:
-    await run_with_kills(tmp_path, rollouts=5000, kills=25)
+@sizes(("rollouts", "kills"), faults=(1000, 5), long=(5000, 25))
+async def test_a_run_survives_a_server_that_is_killed_again_and_again(
+    tmp_path: Path, rollouts: int, kills: int
+) -> None:
+    await run_with_kills(tmp_path, rollouts=rollouts, kills=kills)
 
 
 async def test_a_server_that_never_comes_back_is_an_error_that_says_so(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from leyden.store import (
     SqliteLightningStore,
 )
 from leyden.store.app import StoreApp
-from leyden.types import LLM, AttemptedRollout, RolloutConfig, Span, TokenRecord
+from leyden.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span, TokenRecord
+from leyden.utils.asgi import ConnectionLimits
 
 SOON = 10.0
 API = "/v1/agl"
@@ -227,9 +228,10 @@ async def test_compressed_bodies_are_read(ask: Ask) -> None:
         (gzip.compress(b'{"input": 7}')[:-6], "gzip", 400),
         (gzip.compress(b'{"input": 7}') + b"rest", "gzip", 400),
         (b"", "gzip", 400),
+        (gzip.compress(b"") * 2001, "gzip", 413),
         (b"{}", "br", 415),
     ],
-    ids=["bomb", "text", "cut", "rest", "empty", "brotli"],
+    ids=["bomb", "text", "cut", "rest", "empty", "members", "brotli"],
 )
 async def test_compressed_bodies_that_are_wrong_are_refused(ask: Ask, body: bytes, encoding: str, status: int) -> None:
     headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
@@ -314,6 +316,18 @@ async def test_a_web_page_that_calls_itself_this_machine_is_refused(ask: Ask, op
         assert response.status == 200
 
 
+async def test_a_list_in_bulk_has_a_limit_that_is_named_and_changes_nothing_beyond_it(opened: LightningStore) -> None:
+    async with LightningStoreServer(opened) as server, LightningStoreClient(server.endpoint) as client:
+        with pytest.raises(ConfigError, match=r"more than 20,000 rollouts.*send fewer at a time"):
+            await client.enqueue_many_rollouts([EnqueueRolloutRequest(input=1)] * 20_001)
+        with pytest.raises(ConfigError, match=r"more than 500,000 objects and lists; send less at a time"):
+            await client.enqueue_rollout([[]] * 500_000)
+        assert (await opened.query_rollouts()).total == 0
+        text = "{[" * 300_000  # a text may have as many as it likes
+        assert (await client.enqueue_rollout(text)).input == text
+        assert len(await client.enqueue_many_rollouts([EnqueueRolloutRequest(input=1)] * 2_000)) == 2_000
+
+
 @pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
 async def test_a_page_of_another_site_changes_and_reads_nothing(
     ask: Ask, opened: LightningStore, headers: dict[str, str]
@@ -348,6 +362,18 @@ async def test_a_request_with_two_hosts_is_refused(opened: LightningStore) -> No
         assert (await reader.readline()).split()[1] == b"400"
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_client_that_never_finishes_its_request_is_cut_off(opened: LightningStore) -> None:
+    limits = ConnectionLimits(head_seconds=0.2, stall_seconds=0.2)
+    head = f"POST {API}/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with LightningStoreServer(opened, connection_limits=limits) as server, asyncio.timeout(5):
+        for sent, said in {head: b"", f"{head}Content-Length: 9\r\n\r\n{{": b"HTTP/1.1 408 "}.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(server.endpoint.rpartition(":")[2]))
+            writer.write(sent.encode())
+            assert (await reader.read()).startswith(said)
+            writer.close()
+            await writer.wait_closed()
 
 
 def test_a_server_of_all_addresses_has_one_to_connect_to() -> None:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from leyden.errors import ConfigError
 from leyden.store import LightningStore
@@ -15,7 +15,7 @@ from leyden.store.ending import END
 from leyden.store.openapi import openapi
 from leyden.store.otlp import TRACES
 from leyden.store.wire import BY_METHOD, PREFIX, ROUTES, find_route, verbs_at
-from leyden.types import EnqueueRolloutRequest, RolloutConfig, Span
+from leyden.types import EnqueueRolloutRequest, RolloutConfig, Span, UpdateAttemptRequest
 
 OVER_OTHERS = {
     "enqueue_rollout": "enqueue_many_rollouts",
@@ -192,3 +192,19 @@ def _references(part: Any) -> list[str]:
 
 def _by_query(method: str) -> Any:
     return next(route for route in ROUTES if route.method == method and route.verb == "GET")
+
+
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [(EnqueueRolloutRequest, "enqueue_rollout"), (UpdateAttemptRequest, "update_attempt")],
+)
+def test_a_request_has_the_parameters_of_its_method(model: type[BaseModel], method: str) -> None:
+    parameters = list(inspect.signature(getattr(LightningStore, method)).parameters)[1:]
+    assert sorted(model.model_fields) == sorted(parameters)
+
+
+def test_a_request_for_new_spans_without_a_cursor_depends_on_nobody_else() -> None:
+    assert BY_METHOD["poll_new_spans"].read([], b"", b"{}") == {"after": None}
+    assert BY_METHOD["poll_new_spans"].read([], b"", b'{"after": "latest"}') == {"after": "latest"}
+    body = openapi()["paths"]["/v1/agl/spans/new"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["properties"]["after"]["default"] is None

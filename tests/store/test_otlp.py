@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -527,6 +528,42 @@ async def test_more_spans_than_a_request_may_have_are_refused(memory: LightningS
     answer = await receive(memory, request.SerializeToString(), PROTOBUF)
     assert answer.status == 400
     assert b"more than 100,000 spans" in answer.body
+
+
+def field(number: int, content: bytes) -> bytes:
+    """One field of a protobuf message, of the kind that has a length."""
+    length, digits = len(content), bytearray()
+    while length > 127:
+        digits.append(length & 127 | 128)
+        length >>= 7
+    return bytes([number << 3 | 2, *digits, length]) + content
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        field(1, b"") * 200_001,  # groups
+        field(1, field(2, b"") * 200_001),  # scopes
+        b"\x18\x00" * 200_001,  # fields that no message of OTLP has
+        field(1, field(2, field(2, field(9, b"") * 200_001))),  # attributes of a span
+    ],
+)
+def test_parts_of_a_request_that_hold_no_spans_count_too(body: bytes):
+    started = time.process_time()
+    with pytest.raises(ValueError, match="more than 200,000 parts; send fewer spans at a time"):
+        read_spans(body, PROTOBUF)
+    assert time.process_time() - started < 5.0
+
+
+def test_a_resource_of_any_size_is_not_parsed():
+    with pytest.raises(ValueError, match="a resource has 1,200,000 bytes"):
+        read_spans(field(1, field(1, field(1, b"") * 600_000)), PROTOBUF)
+
+
+def test_json_groups_without_spans_count_too():
+    for count, most in ((200_001, "200,000 parts"), (500_001, "500,000 objects and lists")):
+        with pytest.raises(ValueError, match=f"more than {most}"):
+            read_spans(f'{{"resourceSpans":[{",".join(["{}"] * count)}]}}'.encode(), JSON)
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe\xff", b'{"resourceSpans": "\xff"}', b"\x00"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,28 @@ import leyden.store.sql.body as body
 from leyden.errors import StoreError
 from leyden.store import InMemoryLightningStore, LightningStore
 from leyden.store.sql import session
-from leyden.store.sql.body import attempts, resources, retention, rollouts, samples, search, spans, stream, workers
-from leyden.store.sql.queries import load_queries, parse_queries
+from leyden.store.sql.body import (
+    attempts,
+    listing,
+    resources,
+    retention,
+    rollouts,
+    samples,
+    search,
+    spans,
+    stream,
+    workers,
+)
+from leyden.store.sql.queries import counting, load_queries, parse_queries
 from leyden.store.sql.sqlite import SqliteTransaction, _queries_by_place, connect, migrate, statements
 from leyden.store.sql.transaction import Row
-from leyden.types import Span
+from leyden.types import Sample, Span
 
 SOURCES = "".join(path.read_text() for path in Path(body.__file__).parent.glob("*.py"))
 
 
 def test_every_query_is_used() -> None:
     used = set(re.findall(r'"(\w+)"', SOURCES)) | {"worker_claimed", "worker_busy"}
-    used |= {f"count_{noun}" for noun in ("attempts", "spans", "resources", "workers")}
     named = set(load_queries())
     text = (Path(body.__file__).parent.parent / "queries.sql").read_text()
     used |= set(re.findall(r"\{(\w+)\}", text))
@@ -80,12 +91,10 @@ PLANS = {
     "get_span_target": ({"rollout_id": "x", "attempt_id": "y"}, "PRIMARY KEY (rollout=?)"),
     "select_overdue": ({"now": 0}, "attempts_unfinished"),
     "next_deadlines": ({}, "attempts_unfinished"),
-    "count_rollouts_by_status": ({}, "rollouts_status"),
-    "count_kept": ({}, "rollouts_finished"),
-    "select_forgettable": ({"limit": 1}, "COVERING INDEX rollouts_finished (end_time>?)"),
+    "count_under_way": ({}, "attempts_unfinished"),
+    "select_forgettable": ({"status": "failed", "limit": 1}, "rollouts_finished_ended (status=? AND end_time>?)"),
     "forget_spans": ({"seq": 1}, "spans_of_attempt (rollout=?)"),
     "unpin": ({"name": "x"}, "pins_name"),
-    "count_spans": ({}, "COVERING INDEX"),
     "get_resources": ({"resources_id": "x"}, "sqlite_autoindex_resources_1"),
     "forget_samples": ({"limit": 1, "oldest": 0, "most": 1}, "samples USING INTEGER PRIMARY KEY (rowid=?)"),
     "select_spans_at": ({"keys": "[1]"}, "s USING INTEGER PRIMARY KEY (rowid=?)"),
@@ -115,7 +124,7 @@ SEARCHES: dict[str, tuple[dict[str, Any], str]] = {
     "time": ({"started_from": 1.0, "started_before": 2.0}, "spans_name (name=? AND start_time>? AND start_time<?)"),
     "name and time": ({"name": "tool", "started_from": 1.0}, "spans_name (name=? AND start_time>?)"),
     "name or kind, and time": (
-        {"name": "tool", "kind": "CLIENT", "filter_logic": "or", "started_before": 1.0},
+        {"name": "tool", "kind": "CLIENT", "filter_logic": "or", "started_before": 2.0},
         "spans_name (name=? AND start_time<?)",
     ),
     "attribute": ({"attributes": {"a": 1}}, "attribute_values USING PRIMARY KEY (attribute=? AND value=?)"),
@@ -135,12 +144,16 @@ async def test_a_search_of_all_rollouts_reads_no_table_from_end_to_end(
     async with InMemoryLightningStore() as store:
         await store.index_span_attribute("a")
         await store.index_span_attribute("b")
+        rollout = await store.start_rollout(1)
+        ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id, "trace_id": "f" * 32}
+        what: dict[str, Any] = {"name": "tool", "start_time": 1.5, "attributes": {"a": 1, "b": 2}}
+        await store.add_many_spans([Span(**ids, sequence_id=0, span_id=f"{i:016x}", **what) for i in range(10)])
         explained.clear()
         await store.query_spans(**asked, **page)
-    assert len(explained) == (2 if page else 1)
+    assert len(explained) == (2 if page else 1)  # a full page is followed by a count
     for told in explained:
         assert index in told
-        assert re.findall(r"SCAN (?!names)\w+", told) == []
+        assert re.findall(r"SCAN (?!names|matching)\w+", told) == []
 
 
 @pytest.mark.parametrize(
@@ -155,6 +168,70 @@ async def test_a_search_of_one_rollout_reads_its_spans_alone(
         await store.query_spans(rollout.rollout_id, attempt_id, **asked)
     assert [told.removesuffix("\nUSE TEMP B-TREE FOR ORDER BY") for told in explained] == [
         f"SEARCH s USING INDEX spans_of_attempt {index}"
+    ]
+
+
+STARTED, ENDED = "rollouts_finished_started (status=?)", "rollouts_finished_ended (status=? AND end_time>?)"
+WORKED_ON = "LIST SUBQUERY 1\nSCAN attempts USING INDEX attempts_unfinished"
+PAGES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "as they arrived": ({}, ["SCAN r"]),
+    "by start": ({"sort_by": "start_time"}, ["SCAN r USING COVERING INDEX rollouts_started"]),
+    "by end": ({"sort_by": "end_time"}, [ENDED] * 3 + ["SCAN r"]),
+    "by id": ({"sort_by": "rollout_id"}, ["SCAN r USING COVERING INDEX sqlite_autoindex_rollouts_1"]),
+    "one final status": ({"status_in": ["failed"]}, ["r USING INDEX rollouts_finished (status=?)"]),
+    "two final statuses": (
+        {"status_in": ["failed", "succeeded"]},
+        ["r USING INDEX rollouts_finished (status=?)"] * 2,
+    ),
+    "a final status by start": ({"status_in": ["failed"], "sort_by": "start_time"}, [STARTED]),
+    "a final status by end": ({"status_in": ["failed"], "sort_by": "end_time"}, [ENDED]),
+    "what waits": ({"status_in": ["queuing"]}, ["SCAN r USING INDEX rollouts_waiting"]),
+    "what waits again": ({"status_in": ["requeuing"]}, ["SCAN r USING INDEX rollouts_requeued"]),
+    "what is worked on": ({"status_in": ["running"]}, [f"r USING INTEGER PRIMARY KEY (rowid=?)\n{WORKED_ON}"]),
+    "what is worked on by end": (
+        {"status_in": ["running"], "sort_by": "end_time"},
+        [f"r USING INTEGER PRIMARY KEY (rowid=?)\n{WORKED_ON}"],
+    ),
+    "some ids": (
+        {"rollout_id_in": ["a", "b"], "sort_by": "start_time"},
+        ["rollouts_1 (rollout_id=?)\nUSE TEMP B-TREE FOR ORDER BY"],
+    ),
+}
+
+
+@pytest.mark.parametrize("sort_order", ["asc", "desc"])
+@pytest.mark.parametrize("page", PAGES)
+async def test_a_page_of_rollouts_is_read_in_its_order_by_an_index(
+    page: str, sort_order: Any, explained: list[str]
+) -> None:
+    asked, indexes = PAGES[page]
+    async with InMemoryLightningStore() as store:
+        await store.enqueue_rollout(1)
+        explained.clear()
+        await store.query_rollouts(**asked, sort_order=sort_order, limit=100)
+    assert len(explained) == len(indexes)  # and nothing is counted
+    for told, index in zip(explained, indexes, strict=True):
+        assert index in told
+        if WORKED_ON not in index and page != "some ids":
+            assert "TEMP B-TREE" not in told
+
+
+async def test_statistics_look_at_nothing_that_is_finished_or_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Listening(SqliteTransaction):
+        def all(self, query: str, /, **parameters: Any) -> list[Row]:
+            asked.append(query)
+            return super().all(query, **parameters)
+
+    monkeypatch.setattr(session, "SqliteTransaction", Listening)
+    async with InMemoryLightningStore() as store:
+        await store.statistics()
+    assert asked == ["get_totals", "count_under_way", "count_workers"]
+    assert plan(load_queries()["get_totals"], {}) == "SCAN totals\nSCALAR SUBQUERY 1\nSEARCH rollouts"
+    assert re.findall(r"SCAN .*", plan(load_queries()["count_under_way"], {})) == [
+        "SCAN attempts USING INDEX attempts_unfinished",
+        "SCAN rollouts USING INDEX rollouts_requeued",
     ]
 
 
@@ -176,7 +253,7 @@ async def test_a_stream_reads_the_spans_behind_its_cursor_in_their_order(
         ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         await store.add_span(Span(**ids, sequence_id=0, trace_id="f" * 32, span_id="f" * 16, name="x"))
         explained.clear()
-        await store.poll_new_spans(**polled)
+        await store.poll_new_spans(after=None, **polled)
     assert explained
     for told in explained:
         assert index in told
@@ -196,6 +273,7 @@ async def test_a_search_of_samples_reads_what_is_in_its_time_alone(
     asked: dict[str, Any], index: str, explained: list[str]
 ) -> None:
     async with InMemoryLightningStore() as store:
+        await store.add_many_samples([Sample(name="x", worker_id="w", time=time.time(), value=1.0)])
         await store.query_samples(**asked)
     page, *count = explained
     assert len(count) == ("limit" in asked)  # a page that holds all there is needs no count
@@ -209,13 +287,17 @@ async def test_a_search_of_samples_reads_what_is_in_its_time_alone(
 
 @pytest.fixture
 def explained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The plans of the pages that are read."""
+    """The plans of the pages that are read, and of the counts behind them."""
     plans: list[str] = []
 
     class Explaining(SqliteTransaction):
         def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
             plans.append(told(self._cursor, self._queries[query] + suffix, parameters))
             return super().page(query, suffix, parameters)
+
+        def count(self, query: str, where: str, parameters: dict[str, Any], /, *, most: int) -> int:
+            plans.append(told(self._cursor, counting(self._queries[query], where, most), parameters))
+            return super().count(query, where, parameters, most=most)
 
     monkeypatch.setattr(session, "SqliteTransaction", Explaining)
     return plans
@@ -233,7 +315,7 @@ def plan(sql: str, parameters: dict[str, Any]) -> str:
 
 BODY = {
     name: function
-    for module in (attempts, resources, retention, rollouts, samples, search, spans, workers)
+    for module in (attempts, listing, resources, retention, rollouts, samples, search, spans, workers)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and not name.startswith("_") and function.__module__ == module.__name__
 }

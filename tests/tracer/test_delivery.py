@@ -50,6 +50,17 @@ def attempt_of(store: CountingStore, rollout: AttemptedRollout) -> TraceContext:
     )
 
 
+async def test_many_spans_go_in_several_requests(store: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_MOST_SPANS", 100)
+    rollout = await store.start_rollout({})
+    store.delay_seconds = 0.1
+    async with attempt_of(store, rollout):
+        for number in range(450):
+            emit_message(f"{number}")
+    assert await count(store, rollout) == 450
+    assert max(map(len, store.batches)) == 100
+
+
 async def eventually(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110 -- the test looks on from outside

@@ -113,7 +113,7 @@ def test_a_registered_component_is_found_by_its_name(algorithms: dict[str, Any],
 def test_a_name_that_cannot_be_registered_says_why(algorithms: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="'algorithms' is no kind of component; possible: algorithm"):
         register_component("algorithms", "mine", Baseline)
-    with pytest.raises(ConfigError, match="the algorithm 'baseline' is 'leyden.algorithm.fast.Baseline' already"):
+    with pytest.raises(ConfigError, match=r"the algorithm 'baseline' is 'leyden\.algorithm\.fast\.Baseline' already"):
         register_component("algorithm", "baseline", LlmProxyTraceToTriplet)
     for name in ("", "a.b", "a:b", "sqlite://x"):
         with pytest.raises(ConfigError, match="choose a name without dots"):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import leyden as ly
+from leyden.algorithm import Run
 from leyden.errors import ConfigError
 from leyden.store import SqliteLightningStore
 from leyden.trainer import restarts
@@ -161,6 +162,48 @@ async def test_agents_do_not_fail_for_want_of_what_a_failed_algorithm_tears_down
     assert {status: count for status, count in summary.rollouts.items() if count} == {"succeeded": N_STEPS}
 
 
+async def test_baseline_is_started_again_and_resumed_without_a_task_done_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "leyden")  # at which Baseline shows what the adapter makes of a rollout
+    failures = [1]
+
+    class Unreadable(ly.TraceAdapter[Any]):
+        def adapt(self, source: Any) -> Any:
+            if failures:
+                failures.clear()
+                raise RuntimeError("an adapter that fails once")
+
+    tasks = [{"weight": 1.0, "number": float(number)} for number in range(6)]
+    options: dict[str, Any] = {"run_dir": tmp_path / "run", "adapter": Unreadable, "max_algorithm_restarts": 1}
+    summary = await ly.Trainer(algorithm=ly.Baseline(n_epochs=2), **options).afit(weigh, tasks)
+    assert not failures, "it failed, and was started again"
+    assert {status: count for status, count in summary.rollouts.items() if count} == {"succeeded": 12}
+    again = await ly.Trainer(algorithm=ly.Baseline(n_epochs=2), **options).afit(weigh, [*tasks, tasks[0]], resume=True)
+    assert again.rollouts["succeeded"] == 14, "one task was new, in each of two epochs"
+
+
+async def test_a_function_that_takes_the_run_is_started_again_and_meets_its_rollouts(tmp_path: Path) -> None:
+    lives: list[bool] = []
+
+    @ly.algo
+    async def search(*, store: ly.LightningStore, run: Run, train_dataset: Any) -> None:
+        lives.append(run.resume)
+        requests = [
+            EnqueueRolloutRequest(rollout_id=ids.derived_id("ro", run.run_id, place), input=task)
+            for place, task in enumerate(train_dataset)
+        ]
+        rollouts = await store.enqueue_many_rollouts(requests)
+        if not run.resume:
+            raise ConnectionError("the optimiser's model is away")
+        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in rollouts])
+
+    trainer = ly.Trainer(algorithm=search, run_dir=tmp_path / "run", max_algorithm_restarts=1)
+    summary = await trainer.afit(weigh, [{"weight": 1.0, "number": 1.0}] * 3)
+    assert lives == [False, True]
+    assert {status: count for status, count in summary.rollouts.items() if count} == {"succeeded": 3}
+
+
 async def test_what_another_start_would_not_mend_is_raised_at_once(tmp_path: Path) -> None:
     class Misconfigured(Descent):
         async def step(self, iteration: int) -> ly.Metrics:
@@ -176,9 +219,13 @@ def test_restarts_that_could_not_continue_anything_are_refused() -> None:
     @ly.algo
     async def free(*, store: Any) -> None: ...
 
+    class Unable(ly.Algorithm):
+        def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None: ...
+
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"algorithm": free}, "FunctionalAlgorithm keeps no checkpoint"),
-        ({"algorithm": "baseline"}, "Baseline keeps no checkpoint"),
+        ({"algorithm": free}, "the function 'free' would begin anew and enqueue everything twice: let it take `run`"),
+        ({"algorithm": Unable()}, "Unable does not say that it can continue"),
+        ({"algorithm": "baseline", "store": "memory"}, "give run_dir="),
         ({}, "there is no algorithm"),
         ({"algorithm": Descent([]), "store": "memory"}, "give run_dir="),
         ({"algorithm": Descent([]), "max_algorithm_restarts": -1}, "max_algorithm_restarts is -1"),

@@ -25,6 +25,14 @@ N_STEPS = 5
 ROLLOUTS = 12
 CHILD = Path(__file__).with_name("resume_child.py")
 ROOT = Path(__file__).parents[2]
+SEEDS = pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(0, marks=pytest.mark.faults),
+        pytest.param(1, marks=pytest.mark.long),
+        pytest.param(2, marks=pytest.mark.long),
+    ],
+)
 
 
 def start(directory: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -120,9 +128,8 @@ def assert_same_result(directory: Path, uninterrupted: Path) -> None:
     ]
 
 
-@pytest.mark.faults
+@SEEDS
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path: Path, seed: int) -> None:
     directory = tmp_path / "run"
     prepare(directory)
@@ -134,12 +141,15 @@ def test_a_killed_run_resumes_to_the_same_weights(uninterrupted: Path, tmp_path:
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("at_once", [True, False])
 def test_a_run_whose_engine_and_then_trainer_are_killed_resumes_to_the_same_weights(
-    uninterrupted: Path, tmp_path: Path, seed: int
+    uninterrupted: Path, tmp_path: Path, at_once: bool
 ) -> None:
-    """Calls that lose the engine are no failures: their rollouts are made again, by other attempts."""
-    directory, chance = tmp_path / "run", random.Random(seed)
+    """Calls that lose the engine are no failures: their rollouts are made again, by other attempts.
+
+    at_once: kill the trainer before it has noticed. Otherwise it may end by itself, unless a rollout fails.
+    """
+    directory = tmp_path / "run"
     prepare(directory)
     for n_done in (0, 2):
         process = start(directory, "resume")
@@ -147,7 +157,8 @@ def test_a_run_whose_engine_and_then_trainer_are_killed_resumes_to_the_same_weig
             assert process.poll() is None
             time.sleep(0.002)
         kill_engine(process.pid)
-        time.sleep(chance.uniform(0.0, 0.3))
+        while not at_once and process.poll() is None and not failures(directory):
+            time.sleep(0.002)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         assert {*failures(directory)} <= {"interrupted"}
@@ -157,9 +168,8 @@ def test_a_run_whose_engine_and_then_trainer_are_killed_resumes_to_the_same_weig
     assert {*failures(directory)} == {"interrupted"}
 
 
-@pytest.mark.faults
+@SEEDS
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_run_whose_store_forgets_resumes_to_the_same_weights(uninterrupted: Path, tmp_path: Path, seed: int) -> None:
     directory = tmp_path / "run"
     prepare(directory)

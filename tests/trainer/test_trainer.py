@@ -184,7 +184,7 @@ def test_dicts_without_a_type_hold_the_arguments_of_the_default_classes(tmp_path
     assert isinstance(trainer.monitor, ly.Monitor)
     assert trainer.fit(double, [1, 2]).rollouts["succeeded"] == 2
     assert (tmp_path / "rollouts.sqlite").exists()
-    with pytest.raises(ConfigError, match="algorithm=.* does not say which component"):
+    with pytest.raises(ConfigError, match=r"algorithm=.* does not say which component"):
         ly.Trainer(algorithm={"n_epochs": 2})
     with pytest.raises(ConfigError, match="TraceToTriplet has no option 'agent_mach'; did you mean 'agent_match'"):
         ly.Trainer(adapter={"agent_mach": "writer"})

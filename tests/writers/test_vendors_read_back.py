@@ -188,3 +188,14 @@ def test_a_store_that_mlflow_cannot_open_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(ConfigError, match=r"cannot use the store 'sqlite:.*/file/runs\.db'"):
         MlflowWriter(tracking_uri=f"sqlite:///{tmp_path}/file/runs.db").open()
+
+
+def test_tensorboard_may_have_a_number_of_the_row_as_its_axis(tmp_path: Path) -> None:
+    writer = TensorboardWriter(tmp_path / "board", axis="total_steps")
+    writer.open()
+    for iteration, metrics in enumerate(
+        [{"reward": 1.0, "total_steps": 50}, {"reward": 2.0, "total_steps": 120}, {"reward": 3.0}]
+    ):
+        writer.write(MetricsRow(iteration + 1, "train", 0.0, dict(metrics)))
+    writer.close()
+    assert read_tensorboard(tmp_path, writer)["reward"] == [(50, 1.0), (120, 2.0)]

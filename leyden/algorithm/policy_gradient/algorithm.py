@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from leyden import semconv
-from leyden.adapter import merge_triplets
+from leyden.adapter import TraceTree, merge_triplets
+from leyden.adapter.selection import select_calls
 from leyden.adapter.trajectory import refusal
 from leyden.algorithm.base import Dataset
 from leyden.algorithm.iterative import IterativeAlgorithm, Metrics
@@ -77,6 +79,8 @@ class PolicyGradient(IterativeAlgorithm):
     timeout_seconds, max_attempts: of each rollout.
     val_every_n_steps: run the validation set after every so many steps, and after the last.
     resource_name: the name under which agents find the policy.
+    agent_match: a regular expression; only the calls of agents in whose names it finds something are trained (`TracerTraceToTriplet`
+        says whose a call is). The others' words are context, and need no tokens. None: all calls.
     seed: of tasks and minibatches.
     """
 
@@ -101,6 +105,7 @@ class PolicyGradient(IterativeAlgorithm):
         max_attempts: int = 1,
         val_every_n_steps: int | None = None,
         resource_name: str = "main_llm",
+        agent_match: str | None = None,
         seed: int = 0,
         **loop_options: Any,
     ) -> None:
@@ -140,6 +145,10 @@ class PolicyGradient(IterativeAlgorithm):
             require_reward=True,
             require_model_call=True,
         )
+        try:
+            self._agent_match = None if agent_match is None else re.compile(agent_match)
+        except re.error as error:
+            raise ConfigError(f"agent_match is {agent_match!r}, which is no regular expression: {error}") from error
         self.resource_name, self.seed = resource_name, seed
         self._resources_id = ""
         self._train: Dataset[Any] = ()
@@ -291,6 +300,10 @@ class PolicyGradient(IterativeAlgorithm):
             collected.rollouts.append(None)
             return
         collected.rewards.append(reward)
+        if self._agent_match is not None and triplets:
+            triplets = _of_agents(triplets, spans, self._agent_match)
+            if not triplets:
+                collected.refused_calls[f"agent_match={self._agent_match.pattern!r} finds no agent's call"] += 1
         refused = [reason for triplet in triplets if (reason := self._refusal(triplet)) is not None]
         collected.refused_calls.update(refused)
         # A rollout with a hole in its record is not trained on: what the policy did there would get no gradient.
@@ -352,6 +365,13 @@ class PolicyGradient(IterativeAlgorithm):
             "logprob_difference": results[0].max_logprob_difference,
             "trained_tokens": sum(result.n_trained for result in results),
         }
+
+
+def _of_agents(triplets: Sequence[Triplet], spans: Sequence[Span], agent_match: re.Pattern[str]) -> list[Triplet]:
+    """Return the triplets of the calls whose nearest agent has a matching name, whichever span of a call the adapter has named."""
+    calls = select_calls(spans, TraceTree.from_spans(spans), agent_match=agent_match.pattern, repair_hierarchy=True)
+    chosen = {span.span_id for call in calls for span in call.view.spans}
+    return [triplet for triplet in triplets if triplet.metadata.get("span_id") in chosen]
 
 
 def _rollout_metrics(collected: _Collected, *, seconds: float) -> Metrics:

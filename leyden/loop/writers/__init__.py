@@ -6,6 +6,7 @@ resumed (`AppendingWriter` does that). Other people's packages are imported when
 """
 
 from leyden.loop.writers.base import LogWriter
+from leyden.loop.writers.buffer import LogBuffer
 from leyden.loop.writers.console import ConsoleWriter
 from leyden.loop.writers.csv import CsvWriter
 from leyden.loop.writers.jsonl import JsonlWriter
@@ -18,6 +19,7 @@ __all__ = [
     "ConsoleWriter",
     "CsvWriter",
     "JsonlWriter",
+    "LogBuffer",
     "LogWriter",
     "MlflowWriter",
     "PickleWriter",

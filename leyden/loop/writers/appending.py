@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import IO, Any
 
 from leyden.errors import CheckpointError
 from leyden.loop.metrics import LogLevel, Row, RowKind
-from leyden.loop.writers.base import LogWriter
+from leyden.loop.writers.base import LogWriter, file_path
 
 __all__ = ["AppendingWriter"]
 
 
-class AppendingWriter(LogWriter):
+class AppendingWriter(LogWriter, ABC):
     """To add a format, subclass and implement `encode`, and `header` if the file begins with something.
 
     A new run replaces the file; a resumed one cuts it after the bytes that its checkpoint counts, so no row is lost or doubled.
@@ -23,7 +23,7 @@ class AppendingWriter(LogWriter):
 
     def __init__(self, path: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
         super().__init__(rows=rows, loglevel=loglevel)
-        self.path = Path(path)
+        self.path = file_path(path, self, "result.jsonl")
         self._bytes = 0
         self._resume: int | None = None
         self._file: IO[bytes] | None = None
@@ -72,7 +72,7 @@ class AppendingWriter(LogWriter):
         """Bytes so far, on disk."""
         if self._file:
             os.fsync(self._file.fileno())
-        return {**super().state_dict(), "bytes": self._bytes}
+        return {**super().state_dict(), "bytes": self._bytes if self._resume is None else self._resume}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep so many bytes."""

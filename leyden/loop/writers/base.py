@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from leyden.errors import ConfigError
@@ -19,6 +19,16 @@ from leyden.loop.metrics import ROW_KINDS, EpisodeRow, EpisodeStats, LogLevel, R
 __all__ = ["LogWriter"]
 
 _COUNTERS: Final = ("global_episode", "global_step", "episode_count", "step_count", "_begun")
+_EVENTS: Final = (
+    "write",
+    "log_episode",
+    "log_step",
+    "on_env_step",
+    "on_env_reset",
+    "on_env_all_ready",
+    "on_env_all_done",
+    "on_stage_start",
+)
 
 
 @dataclass(slots=True)
@@ -31,13 +41,14 @@ class _Running:
     contents: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
-class LogWriter(ABC):
+class LogWriter:
     """Takes the rows of one run: [load_state_dict], open, write ..., close; then it may serve another run in the same way.
 
-    rows: which it takes: "stage" (a row for each training and validation stage), "episode" or "step".
-    loglevel: of what is logged in a step, this level and above.
+    loglevel: take the values that a step logged at this level or above.
+    rows: which rows it takes: "stage" (a row for each training and validation stage), "episode" or "step".
 
-    To add one, subclass and implement `write`. To hear of episodes and steps as they happen, override any of
+    To add one, subclass and override at least one of the following (a class that overrides none cannot be made: TypeError)
+        write(row)                                    a row of the writer's kind
         log_episode(episode)                          an `EpisodeStats`; or, as in Qlib, log_episode(length, rewards, contents)
         log_step(reward, contents)                    contents: name -> value, of this writer's level and above
         on_env_step(env_id, obs, reward, done, info)  everything; call super() to keep the counters
@@ -90,7 +101,9 @@ class LogWriter(ABC):
 
         return log_episode
 
-    def __init__(self, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
+    def __init__(self, loglevel: int = LogLevel.PERIODIC, *, rows: RowKind = "stage") -> None:
+        if not any(getattr(type(self), name) is not getattr(LogWriter, name) for name in _EVENTS):
+            raise TypeError(f"{type(self).__name__} would write nothing: it overrides none of {', '.join(_EVENTS)}")
         if rows not in ROW_KINDS:
             raise ConfigError(f"rows is {rows!r}; choose one of {', '.join(ROW_KINDS)}")
         self.row_kind, self.loglevel = rows, LogLevel(loglevel)
@@ -121,9 +134,8 @@ class LogWriter(ABC):
     def open(self) -> None:
         """Begin a new record, or go on from the state that was loaded since the last `open`."""
 
-    @abstractmethod
     def write(self, row: Row) -> None:
-        """Take a row of the writer's kind. Raises OSError if it cannot be kept."""
+        """Take a row of the writer's kind; the base class drops it. Raises OSError if it cannot be kept."""
 
     def close(self) -> None:
         """Give everything back. Calling it again does nothing."""
@@ -218,6 +230,14 @@ class LogWriter(ABC):
             return self._running.popitem()[1]
         self._begun += 1
         return _Running(self._begun)
+
+
+def file_path(path: str | Path, writer: LogWriter, example: str) -> Path:
+    """Return the path of a writer's file. Raise ConfigError if it is a directory."""
+    if (path := Path(path)).is_dir():
+        name = type(writer).__name__
+        raise ConfigError(f"{name}({str(path)!r}): that is a directory; give the file, such as {str(path / example)!r}")
+    return path
 
 
 def _takes_three(method: Callable[..., None]) -> bool:

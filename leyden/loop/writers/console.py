@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from leyden.errors import ConfigError
-from leyden.loop.metrics import EpisodeRow, LogBuffer, LogLevel, MetricsRow, Row, RowKind, StepRow
+from leyden.loop.metrics import EpisodeRow, LogLevel, MetricsAggregator, MetricsRow, Row, RowKind, StepRow
 from leyden.loop.writers.base import LogWriter
 
 __all__ = ["ConsoleWriter", "one_line"]
@@ -36,7 +36,7 @@ class ConsoleWriter(LogWriter):
         if log_every_n_episode < 1:
             raise ConfigError(f"log_every_n_episode is {log_every_n_episode}; it must be at least 1")
         self._stream, self._every, self._total = stream, log_every_n_episode, total_episodes
-        self._means = LogBuffer({})
+        self._means = MetricsAggregator({})
 
     def clear(self) -> None:
         """Forget the means too."""

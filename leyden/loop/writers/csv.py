@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from leyden.errors import CheckpointError
 from leyden.loop.metrics import ROW_KINDS, LogLevel, Row, RowKind
-from leyden.loop.writers.base import LogWriter
+from leyden.loop.writers.base import LogWriter, file_path
 from leyden.utils.atomic import open_aside
 
 __all__ = ["CsvWriter"]
@@ -21,7 +21,7 @@ __all__ = ["CsvWriter"]
 class CsvWriter(LogWriter):
     """A line for each row: of a stage, `iteration, stage, seconds`, then the metrics, empty where a row has none of that name.
 
-    path: of the file.
+    path: of the file; a directory is refused (ConfigError).
     rows: "stage", "episode" or "step"; the first columns are the `fields` of that kind of row. Lists are written as JSON.
     loglevel: of the steps' contents; see `LogWriter`.
 
@@ -31,7 +31,7 @@ class CsvWriter(LogWriter):
 
     def __init__(self, path: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
         super().__init__(rows=rows, loglevel=loglevel)
-        self.path = Path(path)
+        self.path = file_path(path, self, "result.csv")
         self._columns: list[str] = []
         self._n_rows = 0
         self._resume: dict[str, Any] | None = None
@@ -72,12 +72,13 @@ class CsvWriter(LogWriter):
         """Rows and columns so far, on disk."""
         if self._file:
             os.fsync(self._file.fileno())
-        return {**super().state_dict(), "rows": self._n_rows, "columns": list(self._columns)}
+        so_far = self._resume or {"rows": self._n_rows, "columns": list(self._columns)}
+        return {**super().state_dict(), **so_far}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep so many rows, and the columns that they had."""
         super().load_state_dict(state)
-        self._resume = state
+        self._resume = {"rows": state["rows"], "columns": list(state["columns"])}
 
     def _opened(self) -> IO[str]:
         assert self._file is not None, f"CsvWriter({str(self.path)!r}) is not open"

@@ -20,13 +20,23 @@ _VERSION: Final = "brain.Event:2"
 class TensorboardWriter(AppendingWriter):
     """A scalar for each number of a row: `reward`, `val/reward`, `episode/reward`; its step is the iteration, the episode or the step.
 
+    axis: a number of the row to use as the step instead: "total_steps" for curves over environment
+        steps. Rows without it are left out.
     log_dir: the directory of the run; one event file, always of the same name. TensorBoard keeps 32 bits of a scalar. Strings and arrays
     are left out. A new run replaces the file; a resumed one cuts it after the events that its checkpoint counts, so nothing is doubled.
     Raises ConfigError without the package `tensorboard` (extra `tensorboard`); TensorFlow is not needed.
     """
 
-    def __init__(self, log_dir: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
+    def __init__(
+        self,
+        log_dir: str | Path,
+        *,
+        rows: RowKind = "stage",
+        loglevel: int = LogLevel.PERIODIC,
+        axis: str | None = None,
+    ) -> None:
         super().__init__(Path(log_dir) / _FILE, rows=rows, loglevel=loglevel)
+        self.axis = axis
         extra = {"extra": "tensorboard", "needed_by": "TensorboardWriter"}
         self._event = import_optional("tensorboard.compat.proto.event_pb2", **extra).Event
         self._summary = import_optional("tensorboard.compat.proto.summary_pb2", **extra).Summary
@@ -42,9 +52,12 @@ class TensorboardWriter(AppendingWriter):
         return self._record(self._event(wall_time=time.time(), file_version=_VERSION))
 
     def encode(self, row: Row) -> bytes:
-        """An event with all numbers of the row."""
+        """Return an event with all numbers of the row."""
+        step: Any = row.number if self.axis is None else row.flat().get(self.axis)
+        if not isinstance(step, int | float):
+            return b""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in row.numbers().items()]
-        return self._record(self._event(wall_time=time.time(), step=row.number, summary=self._summary(value=values)))
+        return self._record(self._event(wall_time=time.time(), step=int(step), summary=self._summary(value=values)))
 
     def _record(self, event: Any) -> bytes:
         framed = io.BytesIO()

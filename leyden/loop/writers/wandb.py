@@ -81,7 +81,7 @@ class WandbWriter(LogWriter):
 
     def state_dict(self) -> dict[str, Any]:
         """Which run it is."""
-        return {**super().state_dict(), "run_id": self.run_id}
+        return {**super().state_dict(), "run_id": self._resume or self.run_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the run."""

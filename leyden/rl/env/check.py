@@ -48,7 +48,7 @@ def check_simulator(
     """Run one trajectory with actions sampled from the action space and say what is wrong. Raises nothing that the parts raise.
 
     initial_state: an item of the data set; left out where simulators are made with no argument. max_steps: a trajectory that is longer is
-    noted, not refused. seed: of the actions.
+    noted, not refused. seed: of the actions and of `self.env.np_random`.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -62,10 +62,10 @@ def check_simulator(
     )
     doing, total = "a first reset", 0.0
     try:
-        first = _copy(env.begin(initial_state))
+        first = _copy(env.begin(initial_state, (seed, 0)))
         _look_twice(env, problems)
         doing = "a second reset"
-        again = env.begin(initial_state)
+        again = env.begin(initial_state, (seed, 0))
         if not _equal(first, again):
             notes.append(
                 "two trajectories from one initial state begin with different observations: a run cannot be repeated exactly"

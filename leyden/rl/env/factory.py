@@ -9,11 +9,13 @@ from itertools import count
 from typing import Any, Literal, TypeAlias, get_args
 
 import gymnasium
+import numpy as np
 
 from leyden.errors import ConfigError
 from leyden.rl.env.group import AnyEnv, EnvFactory
 from leyden.rl.env.in_process import FiniteDummyVectorEnv, FiniteThreadVectorEnv
 from leyden.rl.env.processes import FiniteShmemVectorEnv, FiniteSubprocVectorEnv, StartMethod
+from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike
 
@@ -34,15 +36,20 @@ def vectorize_env(
     workers: int | None = None,
     start_method: StartMethod | None = None,
     step_timeout_seconds: float | None = None,
+    seed: int | WorkerSeeds | None = None,
+    quiet_seconds: float = 60.0,
 ) -> FiniteVectorEnv:
-    """`concurrency` environments over `seeds`, each of which begins one episode.
+    """Make `concurrency` environments over `seeds`, each of which begins one episode.
 
-    env_factory: makes an EnvWrapper or any gymnasium.Env, and is called once for each environment where that will live; or one factory
-    for each. An id of Gymnasium's registry does too, whose environments begin with `reset(seed=...)` alone; for one with options give
-    `partial(gymnasium.make, id, ...)`. env_type: `dummy` (one after another, here), `thread`, `subproc` (worker processes), `shmem` (the
-    same, refusing spaces that cannot lie in shared memory). seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator,
-    or None: simulators are made with no argument, for ever, and an id's environments begin with 0, 1, 2 and so on. The rest: see the
-    classes. Raises ConfigError for an option that this kind has no use for, and for an id that Gymnasium does not know.
+    env_factory: makes an EnvWrapper or any gymnasium.Env, and is called once for each environment, in the process where that will live;
+        or a list with one factory for each. An id of Gymnasium's registry does too; its environments begin with `reset(seed=...)` alone.
+        For one with options give `partial(gymnasium.make, id, ...)`.
+    env_type: `dummy` (one after another, here), `thread`, `subproc` (worker processes), `shmem` (worker processes, for spaces of a fixed
+        size only).
+    seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None: simulators are made with no argument, for ever,
+        and an id's environments begin with 0, 1, 2 and so on.
+    The other options: see the classes. Raises ConfigError for an option that this kind has no use for, and for an id that Gymnasium does
+    not know.
     """
     if isinstance(env_factory, str) or callable(env_factory):
         env_factory = [env_factory] * concurrency
@@ -54,10 +61,12 @@ def vectorize_env(
         seeds = count()
     factories = [_registered(factory) if isinstance(factory, str) else factory for factory in env_factory]
     common: dict[str, Any] = {"seeds": seeds, "on_worker_error": on_worker_error, "max_retries": max_retries}
+    common["quiet_seconds"] = quiet_seconds
     given: dict[str, Any] = {
         "workers": workers,
         "start_method": start_method,
         "step_timeout_seconds": step_timeout_seconds,
+        "seed": seed,
     }
     given = {name: value for name, value in given.items() if value is not None}
     useful = {"dummy": set[str](), "thread": {"workers"}}.get(env_type, set(given))
@@ -80,10 +89,9 @@ class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Begins with the seed alone: the registry's environments have options of their own."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        if seed is None and options:
-            raise ValueError(
-                f"{options['seed_item']!r} is no integer, and the registry's environments begin with no other seed"
-            )
+        item = None if options is None else options["seed_item"]
+        if item is not None and (isinstance(item, bool) or not isinstance(item, int | np.integer)):
+            raise ValueError(f"{item!r} is no integer, and the registry's environments begin with no other seed")
         return self.env.reset(seed=seed)
 
 

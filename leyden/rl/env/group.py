@@ -8,7 +8,7 @@ seeds but those that it is told to begin with.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import ConfigError, InvalidMetrics
-from leyden.loop import EpisodeStats
+from leyden.loop import EpisodeStats, LogLevel
+from leyden.rl.data_queue import address_of
 from leyden.rl.env.layout import Batch, Layout
 from leyden.rl.env.wrapper import EnvWrapper
 from leyden.rl.seed import NO_ITEM, Seed
-from leyden.rl.spaces import AnySpace, checker
+from leyden.rl.spaces import AnySpace, GymSpaceValidationError, checker, conformer
 
 __all__ = ["AnyEnv", "EnvFactory", "EnvGroup", "Failure", "Infos", "Rows", "Start"]
 
@@ -31,7 +32,10 @@ Start: TypeAlias = tuple[int, Seed[Any]]
 """The number of an environment within its group, and what it begins with."""
 Infos: TypeAlias = dict[int, dict[str, Any]]
 _OWN: Final = ("reward", "steps_per_episode")
-"""What is known of every episode, and so no name for anything else."""
+"""Metrics of every episode; no logged value may have such a name."""
+_NUMBERS: Final[tuple[type[Any], ...]] = (float, int, np.floating, np.integer)
+_LEYDENS: Final = ("episode", "lost", "note")
+"""Keys of a step's info that vectorised environments write; a Gymnasium environment's own are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +88,21 @@ class EnvGroup:
         for slot in self._slots[1:]:
             if slot.env.observation_space != first.observation_space or slot.env.action_space != first.action_space:
                 raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+        self.own_seeds = common_seeds([getattr(slot.env, "seed_iterator", None) for slot in self._slots])
+        """The seed iterator that the environments were made with; None: the vectorised environment has the seeds."""
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def open(self, layout: Layout, actions: Layout, rows: Rows, progress: Any = None) -> None:
-        """Where results go from now on.
+    @property
+    def at_work(self) -> int:
+        """The environment that was last begun or stepped."""
+        return int(self._progress[0])
 
-        progress: an array of one number, which is the environment that is at work; None where nobody asks.
+    def open(self, layout: Layout, actions: Layout, rows: Rows, progress: Any = None) -> None:
+        """Set where results go from now on.
+
+        progress: an array of one number, which will be `at_work`; None: a list of the group's own.
         """
         self._progress: Any = [0] if progress is None else progress
         self._actions = actions
@@ -153,6 +164,21 @@ class EnvGroup:
         return failure
 
 
+def common_seeds(own: Sequence[Any]) -> Any:
+    """Return the seed iterator that all environments have in common, or None if none has any.
+
+    Raises ConfigError for different ones: each seed would begin several episodes.
+    """
+    first = own[0]
+    address = address_of(first)
+    if any(one is not first and (address is None or address_of(one) != address) for one in own[1:]):
+        raise ConfigError(
+            "the environments have seed iterators of their own, so each seed would begin several episodes; give the seeds to "
+            "vectorize_env(seeds=...), or one DataQueue to all environments"
+        )
+    return first
+
+
 class _Slot:
     """One environment, and the sums of its episode."""
 
@@ -197,10 +223,12 @@ class _WrapperSlot(_Slot):
         self.env = self._env = env
         self._logger = env.logger
         self._has_aux = env.aux_info_collector is not None
+        interpreter = env.state_interpreter
+        self._conformer = None if interpreter.strict else interpreter.conformer
 
     def begin(self, seed: Seed[Any]) -> Any:
         super().begin(seed)
-        return self._env.begin(seed.item)
+        return self._env.begin(seed.item, (seed.entropy, seed.number))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
         env = self._env
@@ -220,6 +248,9 @@ class _WrapperSlot(_Slot):
         if self._has_aux:
             info = {} if info is None else info
             info["aux_info"] = env.aux_info
+        if self._conformer is not None and self._conformer.note is not None:
+            info = {} if info is None else info
+            info["note"], self._conformer.note = self._conformer.note, None
         if terminated or truncated:
             info = {} if info is None else info
             info["episode"] = self._stats()
@@ -230,34 +261,78 @@ class _WrapperSlot(_Slot):
 
 
 class _GymSlot(_Slot):
-    """Any Gymnasium environment's. An integer item is given to `reset(seed=...)` too."""
+    """One Gymnasium environment. It is seeded by an integer item, or by the seed plan's seed and the episode's number."""
 
     def __init__(self, env: AnyEnv, *, wants_steps: bool) -> None:
         super().__init__(wants_steps=wants_steps)
         self.env = env
         self._check = checker(env.observation_space)
+        self._conformer = conformer(env.observation_space)
+        self._conforms = False
+        """Whether observations have to be cast, or leave their bounds: the strict check is faster where they need not."""
 
     def begin(self, seed: Seed[Any]) -> Any:
         super().begin(seed)
         item = seed.item
-        if item is NO_ITEM:
-            obs, _ = self.env.reset()
+        if isinstance(item, int | np.integer) and not isinstance(item, bool):
+            number = int(cast(int, item))
         else:
-            number = int(cast(int, item)) if isinstance(item, int | np.integer) and not isinstance(item, bool) else None
+            number = int(np.random.SeedSequence([seed.entropy, seed.number]).generate_state(1)[0] >> 1)
+        if item is NO_ITEM:
+            obs, _ = self.env.reset(seed=number)
+        else:
             obs, _ = self.env.reset(seed=number, options={"seed_item": item, "seed_index": seed.index})
-        self._check(obs)
+        obs = self._conformer(obs)
+        self._conforms |= self._conformer.note is not None
         return obs
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        self._check(obs)
+        obs, reward, terminated, truncated, said = self.env.step(action)
+        if self._conforms:
+            obs = self._conformer(obs)
+        else:
+            try:
+                self._check(obs)
+            except GymSpaceValidationError:
+                self._conforms = True
+                obs = self._conformer(obs)
         self.length += 1
         reward = float(reward)
         if reward != reward:
             raise ValueError(f"the reward of step {self.length} is NaN")
         self._reward += reward
-        info: dict[str, Any] | None = {"log": {"reward": (20, reward)}} if self._wants_steps else None
+        info = self._said(said) if said else None
+        if self._wants_steps:
+            info = {} if info is None else info
+            info["log"] = {**info.get("log", {}), "reward": (int(LogLevel.PERIODIC), reward)}
+        if self._conforms and self._conformer.note is not None:
+            info = {} if info is None else info
+            info["note"], self._conformer.note = self._conformer.note, None
         if terminated or truncated:
             info = {} if info is None else info
             info["episode"] = self._stats()
         return obs, reward, terminated, truncated, info
+
+    def _said(self, said: dict[str, Any]) -> dict[str, Any]:
+        """Return the environment's info without the names that are Leyden's; add the numbers of its `log` up."""
+        info = {name: value for name, value in said.items() if name not in _LEYDENS}
+        log = info.pop("log", None)
+        if isinstance(log, Mapping):
+            logged = info["log"] = {
+                str(name): _with_level(value) for name, value in cast("Mapping[Any, Any]", log).items()
+            }
+            for name, (_, value) in logged.items():
+                if isinstance(value, _NUMBERS) and name not in _OWN:
+                    self._sums[name] = self._sums.get(name, 0.0) + float(cast(Any, value))
+                    self._counts[name] = self._counts.get(name, 0) + 1
+        return info
+
+
+def _with_level(value: Any) -> tuple[int, Any]:
+    """Return a logged value with its level. A pair, or Qlib's array of two, has one; any other value has the usual level."""
+    pair: Any = value
+    if isinstance(value, tuple | np.ndarray) and len(pair) == 2:
+        level: Any = pair[0]
+        if isinstance(level, int) and level in tuple(LogLevel):
+            return int(level), pair[1]
+    return int(LogLevel.PERIODIC), pair

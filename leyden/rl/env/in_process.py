@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from leyden.errors import ConfigError
-from leyden.rl.env.group import EnvFactory, EnvGroup, Failure, Infos, Start
+from leyden.rl.env.group import EnvFactory, EnvGroup, Failure, Infos, Start, common_seeds
 from leyden.rl.env.layout import Batch
 from leyden.rl.env.split import split, worker_count
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
@@ -30,11 +30,18 @@ class FiniteDummyVectorEnv(FiniteVectorEnv):
         seeds: SeedsLike = None,
         on_worker_error: OnWorkerError = "raise",
         max_retries: int = 3,
+        quiet_seconds: float = 60.0,
     ) -> None:
         super().__init__(
-            len(env_fns), logger=logger, seeds=seeds, on_worker_error=on_worker_error, max_retries=max_retries
+            len(env_fns),
+            logger=logger,
+            seeds=seeds,
+            on_worker_error=on_worker_error,
+            max_retries=max_retries,
+            quiet_seconds=quiet_seconds,
         )
         self._group = EnvGroup(env_fns, wants_steps=self._wants_steps)
+        self._adopt(self._group.own_seeds)
         self._open(self._group.observation_space, self._group.action_space)
         self._group.open(self._layout, self._action_layout, self._rows)
 
@@ -43,6 +50,9 @@ class FiniteDummyVectorEnv(FiniteVectorEnv):
 
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
         return self._group.step(np.flatnonzero(mask).tolist(), actions)
+
+    def _busy(self) -> int | None:
+        return self._group.at_work
 
     def _close(self) -> None:
         self._group.close()
@@ -59,15 +69,22 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
         seeds: SeedsLike = None,
         on_worker_error: OnWorkerError = "raise",
         max_retries: int = 3,
+        quiet_seconds: float = 60.0,
         workers: int | None = None,
     ) -> None:
         """workers: threads; None: one for each environment, since they wait."""
         super().__init__(
-            len(env_fns), logger=logger, seeds=seeds, on_worker_error=on_worker_error, max_retries=max_retries
+            len(env_fns),
+            logger=logger,
+            seeds=seeds,
+            on_worker_error=on_worker_error,
+            max_retries=max_retries,
+            quiet_seconds=quiet_seconds,
         )
         self._parts = split(len(env_fns), worker_count(workers, len(env_fns), len(env_fns)))
         self._threads = [ThreadPoolExecutor(1, f"leyden-env-{part.start}") for part in self._parts]
         self._groups: list[EnvGroup] = []
+        self._doing: list[Future[Any]] = []
         try:
             making = [
                 thread.submit(EnvGroup, env_fns[part.start : part.stop], wants_steps=self._wants_steps)
@@ -80,6 +97,7 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
                 for group in self._groups
             ):
                 raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+            self._adopt(common_seeds([group.own_seeds for group in self._groups]))
             self._open(first.observation_space, first.action_space)
         except BaseException:
             self._close()
@@ -111,11 +129,17 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
         return infos, failures
 
     def _each(self, work: Any) -> list[tuple[range, Any]]:
-        doing = [
+        self._doing = [
             thread.submit(work, group, part)
             for thread, group, part in zip(self._threads, self._groups, self._parts, strict=True)
         ]
-        return [(part, done.result()) for part, done in zip(self._parts, doing, strict=True)]
+        return [(part, done.result()) for part, done in zip(self._parts, self._doing, strict=True)]
+
+    def _busy(self) -> int | None:
+        for doing, group, part in zip(self._doing, self._groups, self._parts, strict=False):
+            if not doing.done():
+                return part.start + group.at_work
+        return None
 
     def _close(self) -> None:
         for thread, group in zip(self._threads, self._groups, strict=False):

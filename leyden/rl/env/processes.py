@@ -12,25 +12,32 @@ Factories travel by value (cloudpickle): lambdas and closures too. Unless `start
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import signal
-import sys
+import logging
+import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
-from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
+from typing import Any, ClassVar, cast
 
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
 import numpy as np
 
 from leyden.errors import ConfigError, SimulatorError
+from leyden.rl.children import (
+    StartMethod,
+    end_process,
+    ending_of,
+    process_context,
+    refuse_in_a_worker,
+    without_sigterm,
+)
+from leyden.rl.data_queue import active_queue
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
 from leyden.rl.env.group import EnvFactory, Failure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, layout_of
+from leyden.rl.env.randomness import WorkerGenerators, WorkerSeeds
 from leyden.rl.env.split import cores, split, worker_count
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
 from leyden.rl.env.worker import Begin, Crash, Ready, Results, Sizes, Step, View, run_worker
@@ -38,13 +45,11 @@ from leyden.rl.seed import SeedsLike
 
 __all__ = ["FiniteShmemVectorEnv", "FiniteSubprocVectorEnv", "StartMethod", "refuse_in_a_worker"]
 
-StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
-_GUARD_MISSING = 78
+logger = logging.getLogger(__name__)
 _STARTS = 3
 """How often a worker is started in the place of one that was lost."""
 _LAST_SECONDS = 2.0
 """How long all workers together may take to close their environments."""
-_PRELOADED = ["leyden.rl.env.worker"]
 
 
 class _Lost(Exception):
@@ -53,6 +58,10 @@ class _Lost(Exception):
     def __init__(self, how: str, traceback: str = "") -> None:
         super().__init__(how)
         self.how, self.traceback = how, traceback
+
+
+class _TimedOut(_Lost):
+    """A worker has not answered in time."""
 
 
 class _Worker:
@@ -66,6 +75,7 @@ class _Worker:
         packed: bytes,
         file: SharedMemoryFile,
         sizes: Sizes,
+        seeds: WorkerSeeds,
         *,
         wants_steps: bool,
     ) -> None:
@@ -74,6 +84,7 @@ class _Worker:
         self.everyone = list(range(len(part)))
         self._context, self._packed, self._file = context, packed, file
         self._sizes, self._wants_steps = sizes, wants_steps
+        self._seeds, self._starts = seeds, 0
         self.process: Any = None
         self.channel: Channel | None = None
 
@@ -97,13 +108,14 @@ class _Worker:
                 self._packed,
                 self._sizes,
                 self._wants_steps,
+                WorkerGenerators(self._seeds, self.number, self._starts),
                 inherited,
             ),
             name=f"leyden-env-{self.number}",
             daemon=True,
         )
         try:
-            with _without_sigterm():
+            with without_sigterm():
                 self.process.start()
         except BaseException:
             orders_out.close()
@@ -112,17 +124,41 @@ class _Worker:
         finally:
             orders_in.close()
             answers_out.close()
+        self._starts += 1
         self.channel = Channel(answers_in, orders_out)
 
+    def ready(self, timeout_seconds: float | None, quiet_seconds: float) -> Ready:
+        """Wait until its environments are made; log a warning after each `quiet_seconds`. Raises _Lost if they never are."""
+        began, after = time.monotonic(), quiet_seconds
+        end = math.inf if timeout_seconds is None else timeout_seconds
+        while True:
+            left = min(after, end) - (time.monotonic() - began)
+            try:
+                ready = self.answer(None if left == math.inf else max(left, 0.0))
+            except _TimedOut:
+                if after >= end:
+                    raise _TimedOut(_too_long(end)) from None
+                logger.warning("worker %d takes more than %g s to make %s", self.number, after, self.described)
+                after *= 2
+            else:
+                assert isinstance(ready, Ready)
+                return ready
+
+    @property
+    def described(self) -> str:
+        """Its environments, in words."""
+        part = self.part
+        return f"environment {part.start}" if len(part) == 1 else f"environments {part.start} to {part.stop - 1}"
+
     def answer(self, timeout_seconds: float | None) -> Any:
-        """What it answers. Raises _Lost if that never comes."""
+        """Return its answer. Raises _Lost if that never comes."""
         assert self.channel is not None
         try:
             answer = self.channel.receive(timeout_seconds)
         except TimeoutError:
-            raise _Lost(f"it took more than {timeout_seconds:g} s and was killed") from None
+            raise _TimedOut(_too_long(timeout_seconds)) from None
         except (EOFError, OSError):
-            raise _Lost(f"its worker process died ({self._ending()})") from None
+            raise _Lost(f"its worker process died ({ending_of(self.process, _LAST_SECONDS)})") from None
         if isinstance(answer, Crash):
             raise _Lost(f"its worker process ended: {answer.headline}", answer.traceback)
         return answer
@@ -142,23 +178,8 @@ class _Worker:
             self.channel.close()
             self.channel = None
         if self.process is not None:
-            if seconds > 0:
-                self.process.join(seconds)
-            if self.process.is_alive():
-                self.process.kill()
-            self.process.join()
-            self.process.close()
+            end_process(self.process, seconds)
             self.process = None
-
-    def _ending(self) -> str:
-        self.process.join(_LAST_SECONDS)
-        code = self.process.exitcode
-        if code == _GUARD_MISSING:
-            raise ConfigError(
-                "the main script makes a vectorised environment at its top level, and worker processes import it; put that under "
-                "`if __name__ == '__main__':`, or choose start_method='fork'"
-            )
-        return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
 class FiniteSubprocVectorEnv(FiniteVectorEnv):
@@ -176,23 +197,36 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         seeds: SeedsLike = None,
         on_worker_error: OnWorkerError = "raise",
         max_retries: int = 3,
+        quiet_seconds: float = 60.0,
         workers: int | None = None,
         start_method: StartMethod | None = None,
         step_timeout_seconds: float | None = None,
+        seed: int | WorkerSeeds | None = None,
     ) -> None:
         """workers: processes; None: one for each core, at most one for each environment. start_method: None: forkserver where there is one.
 
         step_timeout_seconds: how long a worker may take for the making, a reset or a step of all its environments; None: for ever.
+        seed: of the global generators (random, NumPy, torch) of the workers, which all differ. None: drawn from this process's generators,
+            so a program that seeds these repeats its workers' numbers.
+        A worker that dies while it makes its environments is started anew, unless `on_worker_error` is `raise`.
         Raises SimulatorError when environments cannot be made, ConfigError when a factory cannot go to another process.
         """
         refuse_in_a_worker()
         super().__init__(
-            len(env_fns), logger=logger, seeds=seeds, on_worker_error=on_worker_error, max_retries=max_retries
+            len(env_fns),
+            logger=logger,
+            seeds=seeds,
+            on_worker_error=on_worker_error,
+            max_retries=max_retries,
+            quiet_seconds=quiet_seconds,
         )
+        if not isinstance(seed, WorkerSeeds):
+            seed = WorkerSeeds.draw() if seed is None else WorkerSeeds(seed, seed, seed)
         self._timeout = step_timeout_seconds
+        self._awaited: _Worker | None = None
         parts = split(len(env_fns), worker_count(workers, len(env_fns), cores()))
         sizes = Sizes(len(env_fns), len(parts))
-        context = _context(start_method)
+        context = process_context(start_method)
         self._file = SharedMemoryFile()
         self._workers = [
             _Worker(
@@ -202,6 +236,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
                 _pack(env_fns[part.start : part.stop]),
                 self._file,
                 sizes,
+                seed,
                 wants_steps=self._wants_steps,
             )
             for number, part in enumerate(parts)
@@ -211,7 +246,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         try:
             for worker in self._workers:
                 worker.start(self._workers)
-            ready = [self._ready(worker) for worker in self._workers]
+            ready = [self._first_ready(worker) for worker in self._workers]
             self._open_memory(ready, sizes)
         except BaseException:
             self._finalizer()
@@ -221,6 +256,13 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         first = ready[0]
         if any(one != first for one in ready):
             raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
+        if first.own_seeds is not None:
+            if (queue := active_queue(first.own_seeds)) is None:
+                raise ConfigError(
+                    "the environments in worker processes have a seed iterator of their own, which is no active DataQueue of this "
+                    "process; give the seeds to vectorize_env(seeds=...)"
+                )
+            self._adopt(queue)
         layout, actions = layout_of(first.observation_space), layout_of(first.action_space)
         if self._needs_fixed_size and (part := layout.unshared or actions.unshared) is not None:
             raise ConfigError(
@@ -240,17 +282,37 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         except _Lost as lost:
             raise SimulatorError(f"environments of worker {worker.number} could not be opened: {lost.how}") from None
 
+    def _first_ready(self, worker: _Worker) -> Ready:
+        """Wait for a worker that was just started; one that dies is started again, unless failures are to be raised."""
+        for attempt in range(_STARTS):
+            try:
+                return worker.ready(self._timeout, self._quiet_seconds)
+            except _Lost as lost:
+                if lost.traceback or self._on_worker_error == "raise" or attempt == _STARTS - 1:
+                    raise self._not_made(worker, lost) from None
+                logger.warning("worker %d is started again: %s", worker.number, lost.how)
+            worker.end()
+            worker.start(self._workers)
+        raise AssertionError("not reached")
+
     def _ready(self, worker: _Worker) -> Ready:
         try:
-            answer = worker.answer(self._timeout)
+            return worker.ready(self._timeout, self._quiet_seconds)
         except _Lost as lost:
-            own = f"\n\nIts own traceback:\n{lost.traceback}" if lost.traceback else ""
-            raise SimulatorError(
-                f"environments {worker.part.start} to {worker.part.stop - 1} could not be made: {lost.how}{own}",
-                env_id=worker.part.start,
-            ) from None
-        assert isinstance(answer, Ready)
-        return answer
+            raise self._not_made(worker, lost) from None
+
+    def _not_made(self, worker: _Worker, lost: _Lost) -> SimulatorError:
+        own = f"\n\nIts own traceback:\n{lost.traceback}" if lost.traceback else ""
+        return SimulatorError(f"{worker.described} could not be made: {lost.how}{own}", env_id=worker.part.start)
+
+    def _busy(self) -> int | None:
+        worker = self._awaited
+        return None if worker is None else worker.part.start + int(self._view.progress[worker.number])
+
+    def _of_worker(self, env: int) -> str:
+        worker = next(worker for worker in self._workers if env in worker.part)
+        pid = None if worker.process is None else worker.process.pid
+        return f" (worker {worker.number}, process {pid})"
 
     def _begin(self, starts: Sequence[Start]) -> list[Failure]:
         orders: list[tuple[_Worker, Begin]] = []
@@ -289,6 +351,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
     def _take_in(self, worker: _Worker, envs: Sequence[int], doing: str) -> tuple[Infos, list[Failure]]:
         """What a worker answers, in numbers of all environments. envs: those of its own that it was told about."""
         start = worker.part.start
+        self._awaited = worker
         try:
             answer = worker.answer(self._timeout)
         except _Lost as lost:
@@ -341,34 +404,13 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
 
 
 class FiniteShmemVectorEnv(FiniteSubprocVectorEnv):
-    """The same, for spaces of a fixed size only: refuses others, so that a step never costs messages."""
+    """Environments in worker processes, for spaces of a fixed size only: refuses others, so that a step never costs messages."""
 
     _needs_fixed_size = True
 
 
-def _context(start_method: StartMethod | None) -> Any:
-    available = multiprocessing.get_all_start_methods()
-    method = start_method or ("forkserver" if "forkserver" in available else "spawn")
-    if method not in get_args(StartMethod) or method not in available:
-        raise ConfigError(f"start_method={method!r}; this platform has {', '.join(available)}")
-    if method == "forkserver":
-        server: Any = forkserver
-        if (
-            getattr(server._forkserver, "_forkserver_pid", None) is None
-        ):  # it has no public name; one that runs keeps what it has
-            multiprocessing.set_forkserver_preload(_PRELOADED)
-    return multiprocessing.get_context(method)
-
-
-@contextlib.contextmanager
-def _without_sigterm() -> Generator[None]:
-    """What is started here has SIGTERM blocked, a forkserver for good: it is often sent to a whole group of processes, and then the
-    parent's to handle. A worker lets it come again when it is ready for it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _too_long(seconds: float | None) -> str:
+    return f"it took more than {seconds:g} s and was killed"
 
 
 def _pack(factories: Sequence[EnvFactory]) -> bytes:
@@ -378,14 +420,6 @@ def _pack(factories: Sequence[EnvFactory]) -> bytes:
         raise ConfigError(
             f"the environment factory cannot go to a worker process: {error}. Make what it holds inside it, or choose env_type='dummy'"
         ) from error
-
-
-def refuse_in_a_worker() -> None:
-    """End a worker that makes environments, or trains, while it imports the main script: it would do all over again what that does."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
-        os._exit(_GUARD_MISSING)
 
 
 def _end_all(workers: Sequence[_Worker], file: SharedMemoryFile) -> None:

@@ -11,12 +11,15 @@ seeds and actions give the same trajectories in every kind, over any number of w
 
 from __future__ import annotations
 
+import logging
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +34,14 @@ from leyden.rl.spaces import AnySpace
 
 __all__ = ["FiniteVectorEnv", "Mask", "OnWorkerError", "VectorStep", "Writers"]
 
+logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 OnWorkerError: TypeAlias = Literal["raise", "skip", "retry"]
 Writers: TypeAlias = EnvWriter | Sequence[EnvWriter] | None
 Mask: TypeAlias = NDArray[np.bool_]
+_MOST_SKIPS: Final = 1000
+"""Episodes in a row that may be skipped, where one pass over the seeds is not shorter."""
 
 
 class VectorStep(NamedTuple):
@@ -53,8 +59,8 @@ class VectorStep(NamedTuple):
     truncated: Mask
     """(N,): a limit ended the episode, or it was lost."""
     infos: Mapping[int, Mapping[str, Any]]
-    """By environment, of those that have something to say: `episode` (EpisodeStats) where one ended, `lost` (EpisodeLost) where one could
-    not be finished, `log` where a writer wants steps, `aux_info` where a collector was given."""
+    """By environment, where there is any: `episode` (EpisodeStats) when one ended, `lost` (EpisodeLost) when one could not be finished,
+    `log` if a writer wants steps, `aux_info` if there is a collector, and whatever a Gymnasium environment's own info has."""
 
 
 class FiniteVectorEnv(ABC):
@@ -68,10 +74,15 @@ class FiniteVectorEnv(ABC):
         seeds: SeedsLike = None,
         on_worker_error: OnWorkerError = "raise",
         max_retries: int = 3,
+        quiet_seconds: float = 60.0,
     ) -> None:
-        """on_worker_error: what becomes of an episode whose simulator fails or hangs, or whose worker dies. `raise`: SimulatorError,
-        the seed is given back. `skip`: its seed is done with. `retry`: its seed is taken again, at most `max_retries` times, then
-        SimulatorError. Whatever was lost is listed in `lost`.
+        """on_worker_error: what becomes of an episode whose simulator fails or hangs, or whose worker dies.
+            `raise`: raise SimulatorError and give the seed back.
+            `skip`: leave the seed out. SimulatorError if no episode ends any more: as many are skipped in a row as one pass has seeds, at
+            most 1,000, at least `max_retries` + 1.
+            `retry`: take the seed again, at most `max_retries` times, then raise SimulatorError.
+            Every lost episode is listed in `lost`.
+        quiet_seconds: log a warning that names the environment, seed and step when one call of a simulator takes so long.
         """
         if num_envs < 1:
             raise ConfigError(f"{num_envs} environments; at least one is needed")
@@ -84,6 +95,8 @@ class FiniteVectorEnv(ABC):
         """(N,): has an episode under way."""
         self.lost: list[EpisodeLost] = []
         """Episodes that were skipped or begun again, in order."""
+        self.skips = on_worker_error == "skip"
+        """Whether episodes that fail are left out."""
         self.observation_space: AnySpace
         """Of one environment."""
         self.action_space: AnySpace
@@ -93,6 +106,8 @@ class FiniteVectorEnv(ABC):
         )
         self._wants_steps = any(writer.wants_steps for writer in self._writers)
         self._step_writers = [writer for writer in self._writers if writer.wants_steps]
+        self._sources = 0
+        self._has_seeds = seeds is not None
         self._seeds: SeedSource = as_seed_source(seeds)
         self._on_worker_error: OnWorkerError = on_worker_error
         self._max_retries = max_retries
@@ -100,8 +115,15 @@ class FiniteVectorEnv(ABC):
         self._current: list[Seed[Any] | None] = [None] * num_envs
         self._lengths = np.zeros(num_envs, np.int64)
         self._unsaid: Infos = {}
+        self._noted = self._warned = False
+        self._skipped: list[tuple[Failure, Seed[Any]]] = []
         self._closed = False
         self._at_work = False
+        self._works = 0
+        if not quiet_seconds > 0:
+            raise ConfigError(f"quiet_seconds={quiet_seconds}; give a time above 0, or infinity for no warning")
+        self._quiet_seconds = quiet_seconds
+        self._watch_ended = threading.Event()
 
     # ---- the kinds ---------------------------------------------------------------------------------------------------
 
@@ -117,6 +139,10 @@ class FiniteVectorEnv(ABC):
     def _close(self) -> None:
         """Leave nothing behind."""
 
+    def _busy(self) -> int | None:
+        """The number of the environment that is at work now, as another thread sees it; None where that is not known."""
+        return None
+
     def _open(self, observation_space: AnySpace, action_space: AnySpace, rows: Rows | None = None) -> None:
         """What a kind calls when it knows the spaces. rows: where results are; None: in memory of its own."""
         self.observation_space, self.action_space = observation_space, action_space
@@ -124,6 +150,19 @@ class FiniteVectorEnv(ABC):
         self._action_layout: Layout = layout_of(action_space)
         self._rows = Rows.allocate(self._layout, self.num_envs) if rows is None else rows
         self._read = self._layout.reader(self._rows.obs)
+        if self._quiet_seconds < threading.TIMEOUT_MAX:
+            weakref.finalize(self, self._watch_ended.set)
+            watch = (weakref.ref(self), self._quiet_seconds, self._watch_ended)
+            threading.Thread(target=_watch, args=watch, name="leyden-env-watch", daemon=True).start()
+
+    def _adopt(self, own_seeds: Any) -> None:
+        """Draw from the seed iterator that the environments were made with; None: they have none."""
+        if own_seeds is not None:
+            if self._has_seeds:
+                raise ConfigError(
+                    "seeds were given to the vectorised environment and to its environments; leave `seed_iterator` out of the EnvWrapper"
+                )
+            self._seeds = as_seed_source(own_seeds)
 
     # ---- for everyone ------------------------------------------------------------------------------------------------
 
@@ -148,8 +187,10 @@ class FiniteVectorEnv(ABC):
         self._require_open()
         for env in np.flatnonzero(self.alive):
             self._abandon(int(env))
-        self._seeds = as_seed_source(seeds)
+        self._sources += 1
+        self._seeds = as_seed_source(seeds, entropy=self._sources)
         self._losses = {}
+        self._skipped, self._warned = [], False
 
     def reset(self, ids: Sequence[int] | None = None) -> Batch:
         """Begin an episode with the next seed in each of these; None: in all that have none. Returns all N observations.
@@ -208,6 +249,8 @@ class FiniteVectorEnv(ABC):
                 writer.on_env_step(env, self._read(env), float(rows.rewards[env]), ended, infos.get(env, {}))
         for env in np.flatnonzero((rows.terminated | rows.truncated) & mask).tolist():
             self._end(env, infos)
+        if infos and not self._noted:
+            self._note(infos)
         if failures:
             self._lose(failures, set())
         if self._unsaid:
@@ -229,6 +272,7 @@ class FiniteVectorEnv(ABC):
         """End everything that this started. Safe to repeat; arrays that were handed out stay readable."""
         if not self._closed:
             self._closed = True
+            self._watch_ended.set()
             for env in np.flatnonzero(self.alive):
                 self._abandon(int(env))
             self._close()
@@ -252,6 +296,7 @@ class FiniteVectorEnv(ABC):
 
     def _end(self, env: int, infos: Infos) -> None:
         self.alive[env] = False
+        self._skipped.clear()
         if (seed := self._current[env]) is not None:
             self._seeds.finish(seed)
             self._losses.pop(seed.number, None)
@@ -278,10 +323,12 @@ class FiniteVectorEnv(ABC):
             self.alive[env], self._current[env] = False, None
             if seed is None:
                 continue
-            lost = EpisodeLost(env, seed.index, seed.number, failure.step, failure.headline)
             losses = self._losses[seed.number] = self._losses.get(seed.number, 0) + 1
-            if self._on_worker_error == "skip" and (failure.guilty or losses > self._max_retries):
+            skipped = self.skips and (failure.guilty or losses > self._max_retries)
+            lost = EpisodeLost(env, seed.index, seed.number, failure.step, failure.headline, again=not skipped)
+            if skipped:
                 self._seeds.finish(seed)
+                self._skip(failure, seed)
             else:
                 self._seeds.give_back(seed)
                 if self._on_worker_error == "raise" or losses > self._max_retries:
@@ -292,21 +339,75 @@ class FiniteVectorEnv(ABC):
                 self._unsaid[env] = {"lost": lost}
         if fatal is not None:
             raise self._error(*fatal) from fatal[0].error
+        if len(self._skipped) >= self._most_skips():
+            failure, seed = self._skipped[0]
+            n, self._skipped = len(self._skipped), []
+            raise self._error(
+                failure, seed, f"{n} episodes in a row failed and were skipped, the first of them so: "
+            ) from failure.error
 
-    def _error(self, failure: Failure, seed: Seed[Any]) -> SimulatorError:
+    def _skip(self, failure: Failure, seed: Seed[Any]) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "on_worker_error='skip' leaves out the episode of seed %s: environment %d failed at step %d: %s. "
+                "Others that fail are counted as `lost`",
+                seed.index,
+                failure.env,
+                failure.step,
+                failure.headline,
+            )
+        self._skipped.append((failure, seed))
+
+    def _most_skips(self) -> int:
+        size = getattr(self._seeds, "__len__", None)
+        one_pass = _MOST_SKIPS if size is None else min(size(), _MOST_SKIPS)
+        return max(one_pass, self._max_retries + 1)
+
+    def _note(self, infos: Infos) -> None:
+        """Log the first note of any environment."""
+        for env, info in infos.items():
+            if (note := info.pop("note", None)) is not None and not self._noted:
+                self._noted = True
+                logger.warning("environment %d: %s (said once)", env, note)
+
+    def _error(self, failure: Failure, seed: Seed[Any], first: str = "") -> SimulatorError:
         times = self._losses.get(seed.number, 1)
         again = f" ({times} times now)" if times > 1 else ""
         own = f"\n\nIts own traceback:\n{failure.traceback}" if failure.traceback and failure.error is None else ""
+        remedy = {
+            "raise": " With on_worker_error='retry' or 'skip' the others go on.",
+            "retry": " It was tried as often as `max_retries` allows; with on_worker_error='skip' the others go on.",
+            "skip": "",
+        }[self._on_worker_error]
         return SimulatorError(
-            f"environment {failure.env} failed{again} when it {failure.doing}, at step {failure.step} of the episode of seed {seed.index}: "
-            f"{failure.headline}. With on_worker_error='retry' or 'skip' the others go on.{own}",
+            f"{first}environment {failure.env} failed{again} when it {failure.doing}, at step {failure.step} of the episode of seed "
+            f"{seed.index}: {failure.headline}.{remedy}{own}",
             env_id=failure.env,
             seed_index=seed.index,
             step=failure.step,
         )
 
+    # ---- work ----------------------------------------------------------------------------------------------------------
+
+    def _where(self) -> tuple[int, str] | None:
+        """Which piece of work is under way, by number and in words, as another thread sees it; None if there is none."""
+        if not self._at_work:
+            return None
+        works, env = self._works, self._busy()
+        if env is None:
+            return works, "the environments have"
+        seed = self._current[env]
+        of_seed = "" if seed is None else f" of the episode of seed {seed.index}"
+        return works, f"environment {env}{self._of_worker(env)}, at step {int(self._lengths[env])}{of_seed}, has"
+
+    def _of_worker(self, env: int) -> str:
+        """Where the environment runs, in words."""
+        return ""
+
     def _working(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """An interrupted exchange with workers leaves them out of step; only `close` is possible then."""
+        """Do a piece of work. If it is interrupted, workers are left out of step and only `close` is possible."""
+        self._works += 1
         self._at_work = True
         result = work(*args, **kwargs)
         self._at_work = False
@@ -318,4 +419,22 @@ class FiniteVectorEnv(ABC):
         if self._at_work:
             raise ConfigError(
                 "this vectorised environment was interrupted in the midst of a step; close it and make another one"
+            )
+
+
+def _watch(of: weakref.ref[FiniteVectorEnv], quiet_seconds: float, ended: threading.Event) -> None:
+    """Log when one piece of an environment's work takes longer than `quiet_seconds`. Run in a thread; it ends nothing."""
+    before, looks = None, 1
+    while not ended.wait(quiet_seconds):
+        venv = of()
+        where = None if venv is None else venv._where()  # pyright: ignore[reportPrivateUsage] -- of this module
+        del venv
+        looks = looks + 1 if where is not None and where == before else 1
+        before = where
+        waits = looks - 1
+        if where is not None and waits and waits & (waits - 1) == 0:  # after 1, 2, 4, 8 times so long
+            logger.warning(
+                "%s said nothing for %g s. It is waited for; step_timeout_seconds (of 'subproc' and 'shmem') ends a simulator that hangs",
+                where[1],
+                quiet_seconds * waits,
             )

@@ -7,24 +7,22 @@ a forkserver imports it before any worker is started, and each shares what it lo
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import signal
-import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
-from types import FrameType
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden.rl.children import become_child
+from leyden.rl.data_queue import address_of
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
 from leyden.rl.env.group import EnvGroup, Failure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, Layout, layout_of
+from leyden.rl.env.randomness import WorkerGenerators
 from leyden.rl.spaces import AnySpace
 
 __all__ = ["Begin", "Crash", "Ready", "Results", "Sizes", "Step", "View", "run_worker"]
@@ -36,6 +34,8 @@ class Ready:
 
     observation_space: AnySpace
     action_space: AnySpace
+    own_seeds: str | None = None
+    """The address of the DataQueue that its environments were made with; empty: another seed iterator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,29 +127,41 @@ def run_worker(
     packed: bytes,
     sizes: Sizes,
     wants_steps: bool,
+    generators: WorkerGenerators,
     inherited: Sequence[Connection],
 ) -> None:
-    """The target of the process. part: its environments. packed: their factories. inherited: what a fork brought along, to close."""
+    """Run one worker process; this is its target.
+
+    part: the numbers of its environments. packed: their factories. inherited: pipes that a fork brought along and that are closed here.
+    """
     for end in inherited:
         end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _the_parents)  # a handler, which what a simulator starts does not inherit
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    _end_with_the_parent()
+    become_child()
     channel = Channel(*ends)
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has closed, or gone
         try:
-            group = EnvGroup(cloudpickle.loads(packed), wants_steps=wants_steps)
-            channel.send(Ready(group.observation_space, group.action_space))
+            factories = cloudpickle.loads(packed)
+            generators.seed()
+            group = EnvGroup(factories, wants_steps=wants_steps)
+            own = None if group.own_seeds is None else address_of(group.own_seeds) or ""
+            channel.send(Ready(group.observation_space, group.action_space, own))
             channel.receive()
-            _serve(channel, group, number, part, file, sizes)
+            _serve(channel, group, number, part, file, sizes, generators)
         except (EOFError, BrokenPipeError):
             raise
         except BaseException as error:  # noqa: BLE001 -- the parent is told, whatever it is
             channel.send(Crash(traceback.format_exception_only(error)[-1].strip(), traceback.format_exc()))
 
 
-def _serve(channel: Channel, group: EnvGroup, number: int, part: range, file: SharedMemoryFile, sizes: Sizes) -> None:
+def _serve(
+    channel: Channel,
+    group: EnvGroup,
+    number: int,
+    part: range,
+    file: SharedMemoryFile,
+    sizes: Sizes,
+    generators: WorkerGenerators,
+) -> None:
     layout, actions = layout_of(group.observation_space), layout_of(group.action_space)
     view = View.of(file, sizes, layout, actions, resize=False)
     file.close()
@@ -166,30 +178,41 @@ def _serve(channel: Channel, group: EnvGroup, number: int, part: range, file: Sh
             if order is SIGNAL:
                 infos, failures = group.step(everyone if todo.all() else np.flatnonzero(todo).tolist(), acts)
                 if infos or failures:
-                    channel.send(Results(infos, _for_parent(failures)))
+                    _send(channel, Results(infos, _for_parent(failures)))
                 else:
                     channel.signal()
             elif isinstance(order, Begin):
+                generators.seed()  # a simulator may load torch late
                 channel.send(Results({}, _for_parent(group.begin(order.starts)), sent))
             else:
                 infos, failures = group.step(order.envs, order.actions)
-                channel.send(Results(infos, _for_parent(failures), sent))
+                _send(channel, Results(infos, _for_parent(failures), sent))
     finally:
         with contextlib.suppress(Exception):  # the worker ends, whatever their close() says
             group.close()
 
 
-def _the_parents(number: int, frame: FrameType | None) -> None:
-    """The parent has it too, and says what is to be done."""
+def _send(channel: Channel, results: Results) -> None:
+    """Send results. What a Gymnasium environment says in its info may not be picklable; then that is left out, with a note."""
+    try:
+        channel.send(results)
+    except OSError:
+        raise
+    except Exception:  # noqa: BLE001 -- pickling runs any object's code
+        channel.send(replace(results, infos={env: _picklable(info) for env, info in results.infos.items()}))
+
+
+def _picklable(info: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in info.items():
+        try:
+            cloudpickle.dumps(value)  # pyright: ignore[reportUnknownMemberType] -- untyped
+            kept[name] = value
+        except Exception as error:  # noqa: BLE001 -- pickling runs any object's code
+            kept["note"] = f"info[{name!r}] cannot go from a worker to this process and is left out: {error}"
+    return kept
 
 
 def _for_parent(failures: list[Failure]) -> list[Failure]:
     """The traceback travels; the exception may not be able to."""
     return [replace(failure, error=None) for failure in failures] if failures else failures
-
-
-def _end_with_the_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        sentinels: list[Any] = [parent.sentinel]
-        threading.Thread(target=lambda: (wait(sentinels), os._exit(1)), name="leyden-parent", daemon=True).start()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypedDict
 
 import gymnasium
+import numpy as np
 from gymnasium.error import ResetNeeded
 
 from leyden.errors import SeedsExhausted
@@ -66,7 +67,8 @@ class EnvWrapper(
     ) -> None:
         """simulator_fn: makes a simulator of a seed's item; without seeds it is called with nothing.
 
-        seed_iterator: for an environment by itself. In a vectorised one leave it out and give the seeds to that.
+        seed_iterator: of an environment by itself. Environments of a vectorised one may have one DataQueue in common; better, leave it
+            out and give the seeds to `vectorize_env`.
         """
         for part in (state_interpreter, action_interpreter, reward_fn, aux_info_collector):
             if part is not None:
@@ -79,11 +81,13 @@ class EnvWrapper(
         self.logger = LogCollector() if logger is None else logger
         self.observation_space = state_interpreter.observation_space
         self.action_space = action_interpreter.action_space
+        self.seed_iterator = seed_iterator
         self._seeds: Iterator[InitialStateType] | None = None if seed_iterator is None else iter(seed_iterator)
         self.simulator: Simulator[InitialStateType, StateType, ActType] | None = None
         self.status: EnvWrapperStatus[InitialStateType, ObsType, PolicyActType] = _fresh_status(None)
         self._state: Any = None
         self._may_truncate = False
+        self._entropy: tuple[int, int] | None = None
         self.aux_info: Any = None
         """What the collector made of the last step."""
 
@@ -119,8 +123,27 @@ class EnvWrapper(
         """Simulators have no picture."""
         raise NotImplementedError(f"{type(self.simulator).__name__} is not rendered")
 
-    def begin(self, item: Any) -> ObsType:
-        """What `reset` does with an item, or with NO_ITEM; the first observation."""
+    @property
+    def np_random(self) -> np.random.Generator:
+        """The generator that simulators, interpreters and rewards draw from.
+
+        In a vectorised environment each episode has one of its own, seeded from the seed plan's seed and the episode's number, so the
+        numbers depend neither on the kind of environment nor on the number of workers.
+        """
+        if self._entropy is not None:
+            self.np_random = np.random.default_rng(self._entropy)
+        return super().np_random
+
+    @np_random.setter
+    def np_random(self, value: np.random.Generator) -> None:
+        self._np_random, self._np_random_seed, self._entropy = value, -1, None
+
+    def begin(self, item: Any, entropy: tuple[int, int] | None = None) -> ObsType:
+        """Begin an episode with an item, or with NO_ITEM, and return its first observation.
+
+        entropy: seeds `np_random` for this episode; None: `np_random` goes on.
+        """
+        self._entropy = entropy
         self.logger.reset()
         self.simulator = None
         try:

@@ -58,6 +58,14 @@ class Component:
     place: str = "component"
     """Where it stands in the file, for errors."""
 
+    def takes(self, name: str) -> bool:
+        """Whether the class has an argument of this name."""
+        try:
+            taken = inspect.signature(self._load()).parameters
+        except (TypeError, ValueError):  # a class of C
+            return True
+        return name in taken or any(each.kind is each.VAR_KEYWORD for each in taken.values())
+
     def build(self, **more: Any) -> Any:
         """An instance. more: arguments that only the caller knows; one that the class does not take is left out."""
         cls = self._load()
@@ -160,8 +168,9 @@ class TrainerOptions:
 
     max_epoch: int
     episode_per_collect: int
-    batch_size: int = 256
-    repeat_per_collect: int = 1
+    batch_size: int | None = None
+    repeat_per_collect: int | None = None
+    """None, of this and of batch_size: the default of the policy's `update`."""
     val_every_n_epoch: int | None = None
     earlystop_patience: int | None = None
     checkpoint_path: str | None = None
@@ -207,7 +216,9 @@ def _read(path: Path, inside: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(f"{path} is no .yaml, .yml or .json file")
     try:
         text = path.read_text(encoding="utf-8")
-        content: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        content: Any = (
+            json.loads(text, object_pairs_hook=_without_repeats) if path.suffix == ".json" else yaml.load(text, _Loader)
+        )
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, yaml.YAMLError) as error:
@@ -219,6 +230,26 @@ def _read(path: Path, inside: tuple[Path, ...]) -> dict[str, Any]:
     for base in [bases] if isinstance(bases, str) else bases:
         config = _merged(_read(path.parent / base, (*inside, path)), config)
     return _without_marks(config)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping in which a key stands twice, where YAML's own takes the last value in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if key.value != "<<"]
+        _refuse_repeats(keys)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _refuse_repeats([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _refuse_repeats(keys: list[Any]) -> None:
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one mapping; leave one of them out")
 
 
 def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

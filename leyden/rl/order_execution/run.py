@@ -6,6 +6,7 @@ It puts the parts together and knows none of their insides. For another kind of 
 from __future__ import annotations
 
 import csv
+import inspect
 import math
 import random
 import sys
@@ -23,6 +24,7 @@ from leyden.rl.order_execution.config import RunConfig
 from leyden.rl.order_execution.data import load_orders
 from leyden.rl.order_execution.objects import Order
 from leyden.rl.order_execution.simulator import SingleAssetOrderExecutionSimple
+from leyden.rl.policy.base import NonLearnablePolicy
 from leyden.rl.trainer.api import backtest
 from leyden.rl.trainer.trainer import Trainer
 from leyden.rl.trainer.vessel import TrainingVessel
@@ -222,6 +224,8 @@ class _Parts:
     def _policy(self) -> Any:
         config = self.config
         obs_space = self.state_interpreter.observation_space
+        if config.network and not config.policy.takes("network"):
+            raise ConfigError(f"network has no use: {config.policy.class_} takes none; set `network: null`")
         network = config.network.build(obs_space=obs_space) if config.network else None
         if config.runtime.use_cuda:
             network = _on_cuda(network)
@@ -240,11 +244,19 @@ class _Parts:
 
     @property
     def update_kwargs(self) -> dict[str, Any]:
-        """Those options of an update that this policy has: DQN has no `repeat`."""
-        options = {"batch_size": self.config.trainer.batch_size, "repeat": self.config.trainer.repeat_per_collect}
-        if type(self.policy).__name__ == "DQN":
-            del options["repeat"]
-        return options
+        """Return the options that the file gives for the policy's update. Raise ConfigError for one that the policy does not take."""
+        options, policy = self.config.trainer, self.policy
+        wanted = {"batch_size": options.batch_size, "repeat": options.repeat_per_collect}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        taken = inspect.signature(policy.update).parameters.values()
+        anything = any(each.kind is each.VAR_KEYWORD for each in taken) and not isinstance(policy, NonLearnablePolicy)
+        unused = [] if anything else [name for name in given if name not in {each.name for each in taken}]
+        if options.buffer_size is not None and isinstance(policy, NonLearnablePolicy):
+            unused.append("buffer_size")
+        if unused:
+            key = {"repeat": "repeat_per_collect"}.get(unused[0], unused[0])
+            raise ConfigError(f"trainer.{key} has no use: {type(policy).__name__} does not learn from it; leave it out")
+        return given
 
     def orders(self, tag: str) -> list[Order]:
         """Those of `train`, `valid` or `test`."""

@@ -50,10 +50,10 @@ class Policy(ABC):
         """One update from what was collected into a buffer of `make_buffer`; its metrics, such as loss and grad_norm."""
 
     @abstractmethod
-    def make_buffer(self, size: int, num_envs: int) -> RolloutBuffer | ReplayBuffer | None:
-        """What this policy learns from; None: nothing has to be remembered.
+    def make_buffer(self, size: int | None, num_envs: int) -> RolloutBuffer | ReplayBuffer | None:
+        """Make the buffer that this policy learns from; None: nothing has to be remembered.
 
-        size: transitions, all environments together.
+        size: transitions, all environments together; None: the buffer's own choice.
         """
 
     def train(self, mode: bool = True) -> None:
@@ -83,7 +83,7 @@ class NonLearnablePolicy(Policy):
         """Nothing to learn."""
         return {}
 
-    def make_buffer(self, size: int, num_envs: int) -> None:
+    def make_buffer(self, size: int | None, num_envs: int) -> None:
         """Nothing to remember."""
 
     def state_dict(self) -> dict[str, Any]:

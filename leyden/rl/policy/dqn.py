@@ -33,7 +33,7 @@ Space = gymnasium.Space[Any]
 
 
 class DQN(TorchPolicy):
-    """Q-learning with a network (arXiv:1312.5602; double: arXiv:1509.06461); names and defaults are Qlib's, exploration is ours.
+    """Q-learning with a network (arXiv:1312.5602; double: arXiv:1509.06461); the names are Qlib's, the defaults are those that learn.
 
     target = sum of n rewards + discount^n * Q_target(s', argmax_a Q(s', a)), where the sum stops at an episode's end; an episode that
     a limit cut off is continued by the value of its last observation, one that ended is not.
@@ -50,29 +50,31 @@ class DQN(TorchPolicy):
         weight_decay: float = 0.0,
         discount_factor: float = 0.99,
         estimation_step: int = 1,
-        target_update_freq: int = 0,
+        target_update_freq: int = 500,
         reward_normalization: bool = False,
         is_double: bool = True,
-        clip_loss_grad: bool = False,
+        clip_loss_grad: bool = True,
         weight_file: Path | str | None = None,
         *,
         exploration: float | tuple[float, float, int] = (1.0, 0.05, 10_000),
-        max_grad_norm: float | None = None,
+        max_grad_norm: float | None = 10.0,
         seed: int = 0,
-        num_threads: int | None = None,
+        num_threads: int | None = 1,
     ) -> None:
         """network: observations to features (n, d); None: a perceptron 64-64 with ReLU.
 
-        estimation_step: n. target_update_freq: optimizer steps between copies to the target network; 0: there is none, Q is its own target.
+        estimation_step: n.
+        target_update_freq: optimizer steps between copies to the target network; 0, Qlib's default:
+            no target network, Q is its own target.
+        is_double: the network chooses the next action, the target network judges it; without a
+            target network it has no effect.
         clip_loss_grad: Huber's loss (its gradient is at most 1) instead of the squared error.
+        max_grad_norm: longer gradients are scaled to this norm; None: never.
         exploration: the probability of a random action while exploring: constant, or (first, last, decisions until it is the last), linear.
         reward_normalization: only False; a bootstrapped target has no scale of its own, so scale the reward.
         seed and num_threads: see `PPO`.
         """
-        own = network is None
-        super().__init__(
-            obs_space, action_space, seed=seed, num_threads=1 if own and num_threads is None else num_threads
-        )
+        super().__init__(obs_space, action_space, seed=seed, num_threads=num_threads)
         if network is not None:
             self._network_name = f"network {type(network).__name__}"
         if not isinstance(action_space, spaces.Discrete):
@@ -114,7 +116,7 @@ class DQN(TorchPolicy):
         first, last, over = self._schedule
         return last if self.n_explored >= over else first + (last - first) * self.n_explored / over
 
-    def make_buffer(self, size: int, num_envs: int) -> ReplayBuffer:
+    def make_buffer(self, size: int | None, num_envs: int) -> ReplayBuffer:
         """Transitions of many collects: keep it, and its state."""
         return ReplayBuffer(size, num_envs)
 

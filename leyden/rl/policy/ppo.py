@@ -66,19 +66,17 @@ class PPO(TorchPolicy):
         ent_coef: float = 0.01,
         advantage_normalization: bool = True,
         seed: int = 0,
-        num_threads: int | None = None,
+        num_threads: int | None = 1,
     ) -> None:
         """network: observations, as tensors in their structure, to features (n, d) for actor and critic; None: two perceptrons 64-64.
 
         reward_normalization: the critic learns returns divided by the running standard deviation of all returns.
         max_batch_size: most observations whose values are computed at once. deterministic_eval: the likeliest action if not exploring.
         weight_file: what `torch.save` wrote of a module, a policy or a trainer. seed: of the default network's weights and all draws.
-        num_threads: torch's, in `act` and `update`; None: 1 for the default network, as they are for another.
+        num_threads: torch's threads in `act` and `update`; None: as torch is set. More than 1 pays
+            for large networks on the CPU.
         """
-        own = network is None
-        super().__init__(
-            obs_space, action_space, seed=seed, num_threads=1 if own and num_threads is None else num_threads
-        )
+        super().__init__(obs_space, action_space, seed=seed, num_threads=num_threads)
         if network is not None:
             self._network_name = f"network {type(network).__name__}"
         if not 0 <= discount_factor <= 1 or not 0 <= gae_lambda <= 1:
@@ -110,7 +108,7 @@ class PPO(TorchPolicy):
         device = next((p.device for p in actor.parameters()), torch.device("cpu"))
         self._own(module.to(device), lr=lr, weight_decay=weight_decay, weight_file=weight_file)
 
-    def make_buffer(self, size: int, num_envs: int) -> RolloutBuffer:
+    def make_buffer(self, size: int | None, num_envs: int) -> RolloutBuffer:
         """One collect."""
         return RolloutBuffer(size, num_envs)
 

@@ -3,12 +3,15 @@
 It knows no algorithm. A subclass makes its module, calls `_own`, and steps with `_step`; what else its next update depends on goes through
 `_more_state` and `_load_more`.
 
-Torch uses several threads for one operation where it thinks that pays, which it does not for networks of this size: with the default
-network, `act` and `update` run on one thread and put torch's process-wide setting back afterwards. `num_threads` overrides that.
+Torch uses several threads for one operation, which costs more than it gains for networks of the
+size that simulators need (twice the CPU time for a small recurrent network). `act` and `update`
+therefore run on one thread unless `num_threads` says otherwise, and put torch's process-wide
+setting back afterwards.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -21,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from leyden.errors import CheckpointError, ConfigError, EngineError
+from leyden.options import check_number
 from leyden.rl.batch import Batch, leaves
 from leyden.rl.policy.base import Policy
 from leyden.rl.policy.networks import FlatParameters, Tensors, to_tensors
@@ -30,6 +34,8 @@ __all__ = ["TorchPolicy", "read_weights"]
 Space = gymnasium.Space[Any]
 _FORMAT = 1
 
+logger = logging.getLogger(__name__)
+
 
 class TorchPolicy(Policy):
     """A torch module that acts and learns."""
@@ -38,7 +44,12 @@ class TorchPolicy(Policy):
     """The torch module; subclasses say which."""
 
     def __init__(self, obs_space: Space, action_space: Space, *, seed: int, num_threads: int | None) -> None:
-        """seed: of the generator that draws actions and minibatches. num_threads: torch's, when it acts and learns; None: as they are."""
+        """seed: of the generator that draws actions and minibatches.
+
+        num_threads: torch's threads while the policy acts and learns, on the CPU; None: torch's own
+            setting.
+        """
+        check_number("num_threads", num_threads, at_least=1, whole=True, or_none="torch's own setting")
         self.observation_space = obs_space
         self.action_space = action_space
         self.generator = torch.Generator().manual_seed(seed)
@@ -54,6 +65,7 @@ class TorchPolicy(Policy):
         self.flat = FlatParameters(module)
         device = self.flat.vector.device
         self.device = device
+        self._lr = lr
         self._device = None if device.type == "cpu" else device
         self.optimizer = torch.optim.Adam([self.flat.vector], lr=lr, weight_decay=weight_decay, fused=True)
 
@@ -127,6 +139,7 @@ class TorchPolicy(Policy):
             "model": {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()},
             "optimizer": {
                 "lr": self.optimizer.param_groups[0]["lr"],
+                "first_lr": self._lr,
                 **{name: moments[name].detach().clone() for name in ("step", "exp_avg", "exp_avg_sq") if moments},
             },
             "generator": self.generator.get_state().clone(),
@@ -151,6 +164,7 @@ class TorchPolicy(Policy):
             generator_state = torch.as_tensor(state["generator"]).cpu()
             torch.Generator().set_state(generator_state)
             n_updates, lr = int(state["n_updates"]), float(optimizer["lr"])
+            first_lr = float(optimizer["first_lr"])
             step = torch.as_tensor(optimizer["step"]) if moments else None
         except (KeyError, AttributeError, TypeError, ValueError, RuntimeError) as error:
             if isinstance(error, CheckpointError):
@@ -164,6 +178,11 @@ class TorchPolicy(Policy):
                 "step": step.detach().clone().to(self.device),
                 **{key: moment.detach().clone().to(self.device) for key, moment in moments.items()},
             }
+        if first_lr != self._lr:  # as with every other argument, the one that this policy was made with counts
+            logger.warning(
+                "%s: the saved run began with lr=%g; this one continues with its own, lr=%g", name, first_lr, self._lr
+            )
+            lr = self._lr
         self.optimizer.param_groups[0]["lr"] = lr
         self.generator.set_state(generator_state)
         self.n_updates = n_updates

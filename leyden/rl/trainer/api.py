@@ -1,4 +1,4 @@
-"""`train` and `backtest`: one call each, for who needs no vessel of his own."""
+"""`train` and `backtest`: one call each, without a vessel of your own. Their positional arguments are Qlib's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(
     vessel_kwargs: Mapping[str, Any] | None = None,
     trainer_kwargs: Mapping[str, Any] | None = None,
 ) -> Trainer:
-    """Train `policy` on these initial states; answers the trainer, whose `metrics` are the last ones.
+    """Train `policy` on these initial states. Return the trainer, whose `metrics` are those of the last iteration.
 
     vessel_kwargs: of `TrainingVessel`. trainer_kwargs: of `Trainer`; it needs `max_iters`, or a callback that ends the run.
     """
@@ -57,7 +57,7 @@ def backtest(
     finite_env_type: FiniteEnvType = "subproc",
     concurrency: int = 2,
 ) -> Mapping[str, Any]:
-    """Run each initial state once with `policy` as it is, write what happens to `logger`, and answer the metrics."""
+    """Run each initial state once with `policy` as it is, and write what happens to `logger`. Return the metrics."""
     vessel = TrainingVessel(
         simulator_fn=simulator_fn,
         state_interpreter=state_interpreter,

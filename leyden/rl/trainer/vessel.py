@@ -1,7 +1,8 @@
-"""Vessels: what is trained, and how one collect of each stage goes. A policy, its simulator, interpreters and reward belong together here.
+"""Vessels: a policy with its simulator, interpreters and reward, and how it is trained.
 
-`TrainingVesselBase` is the protocol; `TrainingVessel` is the one that most need: collect episodes, update the policy. A vessel knows
-neither processes nor checkpoints: it is handed a `FiniteVectorEnv` over its seeds, and says what its state is.
+`TrainingVesselBase` is the protocol. `TrainingVessel` serves most needs: it collects episodes, then
+updates the policy. A vessel knows neither processes nor checkpoints: it gets a `FiniteVectorEnv`
+over its seeds, and returns its state.
 To train in another way, subclass `TrainingVesselBase` and write the seed iterators and `train`.
 """
 
@@ -11,11 +12,12 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, cast
 
 import numpy as np
 
 from leyden.errors import CheckpointError, ConfigError
+from leyden.loop import Stage
 from leyden.rl.aux_info import AuxiliaryInfoCollector
 from leyden.rl.buffer import Buffer, ReplayBuffer
 from leyden.rl.collector import Collector, CollectResult
@@ -25,6 +27,7 @@ from leyden.rl.policy import Policy
 from leyden.rl.reward import Reward
 from leyden.rl.seed import Items, SeedPlan, SeedsLike
 from leyden.rl.simulator import InitialStateType, Simulator
+from leyden.rl.spaces import difference
 
 if TYPE_CHECKING:
     from leyden.rl.trainer.trainer import Trainer
@@ -32,6 +35,13 @@ if TYPE_CHECKING:
 __all__ = ["SeedIteratorNotAvailable", "Seeds", "TrainingVessel", "TrainingVesselBase"]
 
 logger = logging.getLogger(__name__)
+
+_STAGES: Final[Mapping[Stage, tuple[str, str, str]]] = {
+    "train": ("train_seed_iterator", "train", "train_initial_states"),
+    "val": ("val_seed_iterator", "validate", "val_initial_states"),
+    "test": ("test_seed_iterator", "test", "test_initial_states"),
+}
+"""The methods of each stage, and the argument of `TrainingVessel` that makes the stage possible."""
 
 Seeds: TypeAlias = "SeedsLike | AbstractContextManager[SeedsLike]"
 """What a seed iterator is: a `SeedPlan`, a `DataQueue` (entered while it is used), or any iterable of initial states."""
@@ -67,42 +77,68 @@ class TrainingVesselBase(Generic[InitialStateType]):
 
     @property
     def trainer(self) -> Trainer:
-        """Who trains it. Raises ConfigError before `assign_trainer`."""
+        """The trainer of this vessel. Raises ConfigError before `assign_trainer`."""
         trainer = self._trainer()
         if trainer is None:
             raise ConfigError(f"{type(self).__name__} has no trainer; Trainer.fit and Trainer.test assign themselves")
         return trainer
 
     def assign_trainer(self, trainer: Trainer) -> None:
-        """Remember the trainer, weakly: it holds the vessel."""
+        """Keep a weak reference to the trainer, which holds the vessel."""
         self._trainer = weakref.ref(trainer)
 
+    def require_stage(self, stage: Stage) -> None:
+        """Raise ConfigError unless the vessel can run this stage, before anything has begun.
+
+        SeedIteratorNotAvailable, which is one, says that it has no initial states for the stage.
+        """
+        seeds, run, _ = _STAGES[stage]
+        if _is_method_of(TrainingVesselBase, self, seeds):
+            raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to {run} on; write `{seeds}`")
+        if _is_method_of(TrainingVesselBase, self, run):
+            raise ConfigError(f"{type(self).__name__} does not say how to {run}; write `{run}`")
+
+    def require_policy_of_these_spaces(self) -> None:
+        """Raise ConfigError unless the policy fits the interpreters' observations and actions."""
+        for what, part, name in (
+            ("observations", self.state_interpreter, "observation_space"),
+            ("actions", self.action_interpreter, "action_space"),
+        ):
+            made_for, given = getattr(self.policy, name, None), getattr(part, name, None)
+            if made_for is None or given is None:  # a policy or vessel of another kind
+                continue
+            if differs := difference(made_for, given):
+                raise ConfigError(
+                    f"{type(self.policy).__name__} is made for {what} of {made_for}, {type(part).__name__} has {given}: {differs}; "
+                    f"make the policy with the {name} of the interpreter"
+                )
+
     def train_seed_iterator(self) -> Seeds:
-        """The initial states of one training stage. Raises SeedIteratorNotAvailable unless it is written."""
+        """Return the initial states of one training stage. The base class has none."""
         raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to train on")
 
     def val_seed_iterator(self) -> Seeds:
-        """Those of one validation."""
+        """Return the initial states of one validation."""
         raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to validate on")
 
     def test_seed_iterator(self) -> Seeds:
-        """Those of a test."""
+        """Return the initial states of a test."""
         raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to test on")
 
     def train(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any] | None:
-        """One training stage: collect, update; answers metrics."""
+        """Run one training stage: collect, then update. Return its metrics."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it is trained; write `train`")
 
     def validate(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any] | None:
-        """One validation; changes nothing of the policy."""
+        """Run one validation, without a change to the policy. Return its metrics."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it is validated; write `validate`")
 
     def test(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any] | None:
-        """One test; changes nothing of the policy."""
+        """Run one test, without a change to the policy. Return its metrics."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it is tested; write `test`")
 
     def log(self, name: str, value: Any) -> None:
-        """Say a value of this iteration in the log; of an array, its mean."""
+        """Write a value of this iteration to the log (INFO); of an array, its mean."""
         if isinstance(value, np.ndarray | Sequence) and not isinstance(value, str):
             value = float(np.mean(cast("Sequence[float]", value)))
         logger.info("[Iter %d] %s = %s", self.trainer.current_iter, name, value)
@@ -113,12 +149,17 @@ class TrainingVesselBase(Generic[InitialStateType]):
             self.log(name, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next stage depends on; see `leyden.rl.state` for what it may hold."""
+        """Return all that the next stage depends on, as `leyden.loop.state_files` can hold it."""
         return {"policy": self.policy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` answered."""
+        """Continue from a value of `state_dict`."""
         self.policy.load_state_dict(state["policy"])
+
+
+def _is_method_of(cls: type, vessel: TrainingVesselBase[Any], name: str) -> bool:
+    """Whether the vessel's method is the one that `cls` defines, and so was not overridden."""
+    return getattr(getattr(vessel, name), "__func__", None) is getattr(cls, name)
 
 
 class TrainingVessel(TrainingVesselBase[InitialStateType]):
@@ -127,7 +168,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
 
     train_initial_states, val_initial_states, test_initial_states: with length and index; None: that stage is not available. The first
         is shuffled anew in each pass, and stages go on where the one before ended; the others are taken in order.
-    buffer_size: steps that the policy's buffer holds.
+    buffer_size: steps that the policy's buffer holds; None: PPO's grows with the collect, DQN's has room for 20,000.
     update_kwargs: given to `policy.update`.
     seed: of the shuffling.
     """
@@ -144,7 +185,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         train_initial_states: Items[InitialStateType] | None = None,
         val_initial_states: Items[InitialStateType] | None = None,
         test_initial_states: Items[InitialStateType] | None = None,
-        buffer_size: int = 20_000,
+        buffer_size: int | None = None,
         episode_per_iter: int = 1000,
         update_kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
@@ -185,6 +226,13 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         self._buffer: Buffer | None = None
         self._to_load: Mapping[str, Any] | None = None
 
+    def require_stage(self, stage: Stage) -> None:
+        """Raise ConfigError unless the vessel can run this stage."""
+        seeds, run, argument = _STAGES[stage]
+        if _is_method_of(TrainingVessel, self, seeds) and getattr(self, argument) is None:
+            raise SeedIteratorNotAvailable(f"{type(self).__name__} has no initial states to {run} on; give {argument}")
+        super().require_stage(stage)
+
     def train_seed_iterator(self) -> Seeds:
         """One plan for all training stages: a pass ends before the next begins, over as many stages as it takes."""
         if self.train_initial_states is None:
@@ -211,7 +259,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         return SeedPlan(self._few("test_initial_states", self.test_initial_states))
 
     def train(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
-        """Collect, update; the metrics of both."""
+        """Collect, then update. Return the metrics of both."""
         self.policy.train()
         if isinstance(self._buffer, ReplayBuffer):
             self._buffer.set_num_envs(vector_env.num_envs)
@@ -219,16 +267,22 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
             self._buffer = self.policy.make_buffer(self.buffer_size, vector_env.num_envs)
         n_episode = self.trainer.fast_dev_run or self.episode_per_iter
         collected = self._collect(vector_env, n_episode, n_episode, explore=True, buffer=self._buffer)
-        metrics = {**collected.metrics, **self.policy.update(self._buffer, **self.update_kwargs)}
+        updated = self.policy.update(self._buffer, **self.update_kwargs)
+        if both := sorted(collected.metrics.keys() & updated.keys()):
+            raise ConfigError(
+                f"the metric {both[0]!r} is logged in episodes and returned by {type(self.policy).__name__}.update; log it under "
+                "another name, because a row has one value for each name"
+            )
+        metrics = {**collected.metrics, **updated}
         self.log_dict(metrics)
         return metrics
 
     def validate(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
-        """Every initial state once, as the policy acts when it does not explore."""
+        """Run each initial state of the validation once, without exploring."""
         return self._evaluate(vector_env, self.val_initial_states)
 
     def test(self, vector_env: FiniteVectorEnv) -> Mapping[str, Any]:
-        """The same over the test's initial states."""
+        """Run each initial state of the test once, without exploring."""
         return self._evaluate(vector_env, self.test_initial_states)
 
     def _evaluate(self, vector_env: FiniteVectorEnv, states: Items[Any] | None) -> Mapping[str, Any]:
@@ -269,7 +323,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` answered; of a state with a policy alone, take that."""
+        """Continue from a value of `state_dict`; a state with nothing but a policy is enough."""
         self.policy.load_state_dict(state["policy"])
         self._to_load = state.get("seeds")
         self._plan = self._buffer = None

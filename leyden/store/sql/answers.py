@@ -15,12 +15,16 @@ __all__ = ["by_rollout", "by_rollout_json", "page", "page_json"]
 
 def page(found: PaginatedResult[FoundSpan]) -> PaginatedResult[Span]:
     """The answer of `query_spans`."""
-    return PaginatedResult([span_from(*one) for one in found], found.limit, found.offset, found.total)
+    return PaginatedResult([span_from(*one) for one in found], found.limit, found.offset, found.total, found.exact)
 
 
 def page_json(found: PaginatedResult[FoundSpan], packed: bool) -> bytes:
     """The same as JSON."""
-    return f'{{"items":{_list(found.items, packed)},"limit":{found.limit},"offset":{found.offset},"total":{found.total}}}'.encode()
+    exact = "true" if found.exact else "false"
+    return (
+        f'{{"items":{_list(found.items, packed)},"limit":{found.limit},"offset":{found.offset},'
+        f'"total":{found.total},"exact":{exact}}}'
+    ).encode()
 
 
 def by_rollout(found: Mapping[str, Sequence[FoundSpan]]) -> dict[str, list[Span]]:

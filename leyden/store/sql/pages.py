@@ -6,14 +6,15 @@ It knows column names that the body gives it, never a value: values are paramete
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from leyden.errors import ConfigError
+from leyden.store.sql.transaction import Transaction
 from leyden.types import FilterLogic, SortOrder
 
-__all__ = ["Filters", "check_page", "order_and_limit", "within_reach"]
+__all__ = ["Filters", "check_page", "order_and_limit", "total_of", "within_reach"]
 
 
 @dataclass(slots=True)
@@ -87,6 +88,23 @@ def within_reach(rows: int) -> int:
     return min(rows, _ALL) if rows >= 0 else _ALL
 
 
+def total_of(
+    tx: Transaction, query: str, where: str, parameters: dict[str, Any], *, found: int, limit: int, offset: int
+) -> tuple[int, bool]:
+    """How many items match in all, for a page on which `found` of them are, and whether that is exact.
+
+    At most `COUNTED` items behind the page are counted, so that a page costs what it holds. With more, the total is a lower bound.
+    """
+    ends_here = limit == -1 or found < limit
+    if ends_here and (found or not offset):
+        return offset + found, True
+    most = within_reach(offset + max(limit, 0) + COUNTED)
+    total = tx.count(query, where, parameters, most=most)
+    return total, total < most
+
+
+COUNTED = 10_000
+"""Items behind a page that are counted for its total."""
 _ALL = 2**62
 _MOST_VALUES = 10_000
 """SQLite takes 32,766, PostgreSQL 65,535."""
@@ -100,6 +118,7 @@ def order_and_limit(
     offset: int,
     *,
     tie: Iterable[str],
+    never_null: Container[str] = (),
 ) -> str:
     """ORDER BY one of `columns` (nulls last), then by `tie`, so that pages never overlap; and the page's limit.
 
@@ -110,7 +129,10 @@ def order_and_limit(
         raise ConfigError(f"sort_order must be 'asc' or 'desc', got {sort_order!r}")
     if sort_by is not None and sort_by not in columns:
         raise ConfigError(f"cannot sort by {sort_by!r}; possible: {', '.join(sorted(columns))}")
-    first = [] if sort_by is None else [f"{columns[sort_by]} {sort_order} NULLS LAST"]
+    nulls = (
+        "" if sort_by is None or sort_by in never_null else " NULLS LAST"
+    )  # PostgreSQL reads no index in its order with these words
+    first = [] if sort_by is None else [f"{columns[sort_by]} {sort_order}{nulls}"]
     order = " ORDER BY " + ", ".join([*first, *(f"{column} {sort_order}" for column in tie)])
     return (
         order if limit == -1 and offset == 0 else f"{order} LIMIT {within_reach(limit)} OFFSET {within_reach(offset)}"

@@ -31,8 +31,8 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from leyden.errors import ConfigError, LeydenError, StoreError
 from leyden.store.sql.driver import Durability
-from leyden.store.sql.queries import load_queries, statements_for
-from leyden.store.sql.transaction import Row, SpanTarget
+from leyden.store.sql.queries import counting, load_queries, statements_for
+from leyden.store.sql.transaction import Row, SpanTarget, Total
 
 __all__ = ["PostgresTransaction", "Target", "answers", "connect", "migrate", "psycopg", "store_error"]
 
@@ -59,6 +59,8 @@ _LOCKS = {
     "insert_resources": "lock_resources",
 }
 """What an operation that writes must hold before it runs a query."""
+_SHARDS = 16
+"""Rows of `totals`, as many as the migration makes."""
 _HIDING = {"select_new_positions": "are_spans_hidden"}
 """What tells whether a query that found nothing had something that it may not show yet."""
 
@@ -251,8 +253,14 @@ class PostgresTransaction:
         self.now = self._cursor.fetchone()[0]
 
     def commit(self, connection: int | None, number: int, news: Sequence[str]) -> None:
-        """Count this as the `number`th commit of a connection, tell the other stores the news (ASCII), and commit: one message."""
+        """Count this as the `number`th commit of a connection, write the totals, tell the other stores the news (ASCII), and commit.
+
+        All of it is one message.
+        """
         statements = [] if connection is None else [f"SELECT count_commit({connection}, {number})"]
+        if self._tallied:  # the last row that is locked, so that those who wait for it hold nothing that is waited for
+            changes = ", ".join(f"{total} = {total} + ({by})" for total, by in self._tallied.items())
+            statements.append(f"UPDATE totals SET {changes} WHERE shard = pg_backend_pid() % {_SHARDS}")
         for text in news:
             quoted = text.replace("'", "''")
             statements.append(f"SELECT pg_notify('{self._channel}', '{quoted}')")
@@ -267,6 +275,10 @@ class PostgresTransaction:
 
     def keep_targets(self) -> None:
         """Others write too: nothing is known of an attempt that was not just read."""
+
+    def tally(self, changes: Mapping[Total, int], /) -> None:
+        for total, by in changes.items():
+            self._tallied[total] = self._tallied.get(total, 0) + by
 
     def lock(self, rollout_ids: Iterable[str], /) -> None:
         missing = sorted({*rollout_ids} - self._locked)
@@ -303,6 +315,10 @@ class PostgresTransaction:
             self.hiding = self.one(_HIDING[query]) is not None
         return rows
 
+    def count(self, query: str, where: str, parameters: dict[str, Any], /, *, most: int) -> int:
+        statement = counting(self._queries[query], _placeholders(where), most)
+        return self._send(statement, parameters).fetchone()[0]
+
     def _execute(self, query: str, parameters: dict[str, Any]) -> Any:
         lock = self._locks.get(query)
         if lock == "lock_rollouts":
@@ -327,6 +343,7 @@ class PostgresTransaction:
         self.spans = False
         self.targets: dict[tuple[str, str], SpanTarget] = {}
         self.hiding = False
+        self._tallied: dict[Total, int] = {}
         self._locked.clear()
 
 

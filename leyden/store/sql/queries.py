@@ -13,7 +13,7 @@ from importlib.resources import files
 from itertools import chain
 from typing import Any
 
-__all__ = ["load_queries", "parse_queries", "statements_for"]
+__all__ = ["adding", "counting", "load_queries", "parse_queries", "statements_for"]
 
 _NAME_LINE = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
@@ -42,6 +42,17 @@ def parse_queries(text: str, shared: Mapping[str, str] | None = None) -> Mapping
         statement = "\n".join(line for line in lines if not line.startswith("--"))
         queries[name] = statement.format_map(queries if shared is None else shared)
     return queries
+
+
+@cache
+def adding(totals: Sequence[str]) -> str:
+    """The statement that adds a value to each of these columns of the one row of `totals`."""
+    return f"UPDATE totals SET {', '.join(f'{total} = {total} + ?' for total in totals)} WHERE shard = 0"
+
+
+def counting(query: str, where: str, most: int) -> str:
+    """The statement that counts the rows of a query with filters, up to `most`."""
+    return f"SELECT count(*) FROM ({query}{where} LIMIT {most}) AS matching"
 
 
 def statements_for(rows: Sequence[Sequence[Any]], insert: str) -> Iterator[tuple[str, Sequence[Any]]]:

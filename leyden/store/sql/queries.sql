@@ -8,7 +8,7 @@ r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.meta
 
 -- name: attempt_columns
 -- No query: of an attempt.
-a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata
+a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata, a.bytes, a.spans
 
 -- name: span_columns
 -- No query: of a span.
@@ -30,9 +30,21 @@ SELECT {rollout_columns}, {attempt_columns}
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.attempt_id = :attempt_id
 WHERE r.rollout_id = :rollout_id
 
--- name: count_rollouts
--- How many rollouts match; the page's filters follow.
-SELECT count(*) FROM rollouts r
+-- name: select_rollouts_at
+-- The rollouts with the numbers of a JSON list, in any order.
+{select_rollouts} WHERE r.seq IN (SELECT value FROM json_each(:seqs))
+
+-- name: select_rollout_seqs
+-- The numbers of the rollouts of a page; filters, order and limit follow.
+SELECT r.seq FROM rollouts r
+
+-- name: select_rollout_starts
+-- The numbers of rollouts with the times by which pages of several statuses are merged; filters, order and limit follow.
+SELECT r.seq, r.start_time FROM rollouts r
+
+-- name: select_rollout_ends
+-- The numbers of finished rollouts with their ends, likewise.
+SELECT r.seq, r.end_time FROM rollouts r
 
 -- name: get_rollout_key
 -- Where a rollout is, and how far it has come.
@@ -57,14 +69,16 @@ WHERE r.status IN ('queuing', 'requeuing') ORDER BY r.seq - r.priority * 1000, r
 UPDATE rollouts SET status = 'preparing', attempts = :attempts WHERE seq = :seq
 
 -- name: set_rollout_status
--- A rollout follows one of its attempts, or its user.
-UPDATE rollouts SET status = :status, end_time = :end_time WHERE seq = :seq
+-- An unfinished rollout follows one of its attempts, or its user.
+UPDATE rollouts SET status = :status WHERE seq = :seq
 
 -- name: finish_rollout
--- The same for the end of it; `own_bytes` is what it takes itself, its attempts know the rest.
-UPDATE rollouts SET status = :status, end_time = :end_time,
-       bytes = :own_bytes + (SELECT coalesce(sum(a.bytes), 0) FROM attempts a WHERE a.rollout = :seq)
-WHERE seq = :seq
+-- A rollout ends, and its size is known: its own and that of its attempts.
+UPDATE rollouts SET status = :status, end_time = :end_time, bytes = :bytes WHERE seq = :seq
+
+-- name: sum_attempts
+-- How many bytes the attempts of a rollout take, and how many spans they have.
+SELECT coalesce(sum(bytes), 0), coalesce(sum(spans), 0) FROM attempts WHERE rollout = :seq
 
 -- name: grow_rollout
 -- Spans were added to a finished rollout.
@@ -84,9 +98,20 @@ UPDATE rollouts SET interrupted = interrupted + 1 WHERE seq = :seq
 -- A rollout goes back to where it was before a claim that nobody received.
 UPDATE rollouts SET status = :status, attempts = attempts - 1 WHERE seq = :seq
 
--- name: count_rollouts_by_status
--- For statistics: one scan of the status index.
-SELECT status, count(*) FROM rollouts GROUP BY status
+-- name: get_totals
+-- The counts that are kept, in the order of `TOTALS`. SQLite gives rollouts numbers without gaps, so the highest says how many were made.
+SELECT (SELECT coalesce(max(seq), 0) FROM rollouts), forgotten, succeeded, failed, cancelled, attempts, spans, bytes, resources
+FROM totals
+
+-- name: count_under_way
+-- What `totals` leaves out: the rollouts of each status that were claimed and are not finished, their attempts and spans. Somebody
+-- works on an attempt of each, or it waits to be claimed again.
+SELECT r.status, count(*), sum(r.attempts), sum((SELECT sum(a.spans) FROM attempts a WHERE a.rollout = r.seq))
+FROM rollouts r
+WHERE r.seq IN (SELECT rollout FROM attempts WHERE end_time IS NULL
+                UNION SELECT seq FROM rollouts WHERE status = 'requeuing')
+  AND r.end_time IS NULL
+GROUP BY r.status
 
 -- name: insert_attempt
 -- A new attempt, which its worker is preparing.
@@ -141,10 +166,6 @@ SELECT min(a.start_time + r.timeout_seconds),
 FROM attempts a JOIN rollouts r ON r.seq = a.rollout
 WHERE a.end_time IS NULL
 
--- name: count_attempts
--- For statistics.
-SELECT count(*) FROM attempts
-
 -- name: get_span_target
 -- What a span must know of its attempt and rollout, and whether there may be attributes that spans are found by.
 SELECT r.seq, r.status, r.attempts, a.sequence_id, a.status, a.last_span, a.worker_id, EXISTS (SELECT 1 FROM attribute_indexes)
@@ -173,16 +194,16 @@ UPDATE attempts SET last_span = :last_span WHERE rollout = :rollout AND sequence
 
 -- name: count_late_spans
 -- Spans were added to an attempt that is over.
-UPDATE attempts SET last_span = :last_span, bytes = bytes + :bytes WHERE rollout = :rollout AND sequence_id = :sequence_id
+UPDATE attempts SET last_span = :last_span, bytes = bytes + :bytes, spans = spans + :spans WHERE rollout = :rollout AND sequence_id = :sequence_id
 
 -- name: beat_heart
--- The counter moves on, and the attempt is alive. Values: the counter, bytes more, the time; the rollout, the attempt's number.
-UPDATE attempts SET last_span = ?, bytes = bytes + ?, last_heartbeat_time = ?
+-- The counter moves on, and the attempt is alive. Values: the counter, more bytes, more spans, the time; the rollout, the attempt's number.
+UPDATE attempts SET last_span = ?, bytes = bytes + ?, spans = spans + ?, last_heartbeat_time = ?
 WHERE rollout = ? AND sequence_id = ?
 
 -- name: run_attempt
--- The same for an attempt that was preparing or silent.
-UPDATE attempts SET last_span = :last_span, bytes = bytes + :bytes, last_heartbeat_time = :now, status = :status
+-- The counter moves on, and an attempt that was preparing or silent runs.
+UPDATE attempts SET last_span = :last_span, bytes = bytes + :bytes, spans = spans + :spans, last_heartbeat_time = :now, status = :status
 WHERE rollout = :rollout AND sequence_id = :sequence_id
 
 -- name: select_spans
@@ -275,10 +296,6 @@ SELECT :attribute, :value, key FROM spans WHERE rollout = :rollout AND attempt =
 -- How many spans match; the page's filters follow.
 SELECT count(*) FROM spans s
 
--- name: count_spans
--- For statistics.
-SELECT count(*) FROM spans
-
 -- name: get_latest_resources
 -- The resources written last.
 SELECT resources_id, version, create_time, update_time, resources FROM resources ORDER BY key DESC LIMIT 1
@@ -309,20 +326,12 @@ SELECT s.resources_id, s.version, s.create_time, s.update_time, s.resources FROM
 -- How many versions match; the page's filters follow.
 SELECT count(*) FROM resources s
 
--- name: count_resources
--- For statistics: ids, whatever the number of their versions.
-SELECT count(DISTINCT resources_id) FROM resources
-
--- name: count_kept
--- The finished rollouts and what they take: one scan of an index.
-SELECT count(*), coalesce(sum(bytes), 0) FROM rollouts WHERE end_time IS NOT NULL
-
 -- name: select_forgettable
--- Finished rollouts that nobody pinned, the oldest first, each with about how many rows it has.
+-- The rollouts of a final status that no name pins, the oldest first, each with its number of rows.
 SELECT r.seq, r.end_time, r.bytes,
-       1 + (SELECT count(*) + coalesce(sum(a.last_span), 0) FROM attempts a WHERE a.rollout = r.seq)
+       1 + (SELECT count(*) + coalesce(sum(a.spans), 0) FROM attempts a WHERE a.rollout = r.seq)
 FROM rollouts r
-WHERE r.end_time IS NOT NULL AND NOT EXISTS (SELECT 1 FROM pins p WHERE p.rollout = r.seq)
+WHERE r.status = :status AND r.end_time IS NOT NULL AND NOT EXISTS (SELECT 1 FROM pins p WHERE p.rollout = r.seq)
 ORDER BY r.end_time, r.seq LIMIT :limit
 
 -- name: newest_rollout
@@ -334,10 +343,10 @@ SELECT max(seq) FROM rollouts
 SELECT rollout FROM spans ORDER BY key DESC LIMIT 1
 
 -- name: forget_rollout
--- One of them goes, if it may still; answers its id, and the resources that it used.
+-- A rollout goes, if it still may. Returns its id, the resources that it used, its status and its bytes.
 DELETE FROM rollouts
 WHERE seq = :seq AND end_time IS NOT NULL AND NOT EXISTS (SELECT 1 FROM pins p WHERE p.rollout = :seq)
-RETURNING rollout_id, resources_id
+RETURNING rollout_id, resources_id, status, bytes
 
 -- name: forget_attempts
 -- Its attempts go with it; answers each with its worker and its end.
@@ -432,7 +441,3 @@ DELETE FROM samples WHERE key IN (SELECT key FROM samples ORDER BY key LIMIT :li
 -- name: select_samples
 -- Samples; the page's filters follow.
 SELECT s.name, s.time, s.value, s.worker_id FROM samples s
-
--- name: count_samples
--- How many samples match; the page's filters follow.
-SELECT count(*) FROM samples s

@@ -6,6 +6,11 @@
 -- Answers its key.
 {insert_rollout} RETURNING seq
 
+-- name: get_totals
+-- PostgreSQL's rollout numbers have gaps, so rollouts are counted when they are made.
+SELECT sum(enqueued), sum(forgotten), sum(succeeded), sum(failed), sum(cancelled), sum(attempts), sum(spans), sum(bytes), sum(resources)
+FROM totals
+
 -- name: next_in_queue
 -- Those that wait, by priority and age, but not those that somebody is just taking.
 SELECT {rollout_columns}
@@ -25,8 +30,12 @@ FOR UPDATE OF r SKIP LOCKED
   AND (SELECT pg_try_advisory_xact_lock(hashtextextended('leyden sweep ' || current_schema(), 0)))
 ORDER BY a.start_time, a.rollout, a.sequence_id FOR UPDATE OF r, a SKIP LOCKED
 
+-- name: select_rollouts_at
+-- PostgreSQL's name for the rows of a JSON list.
+{select_rollouts} WHERE r.seq IN (SELECT value::bigint FROM jsonb_array_elements_text(:seqs::jsonb))
+
 -- name: select_spans_at
--- PostgreSQL's name for it.
+-- PostgreSQL's name for the rows of a JSON list.
 {select_spans_of_all} WHERE s.key IN (SELECT value::bigint FROM jsonb_array_elements_text(:keys::jsonb))
 
 -- name: select_new_positions

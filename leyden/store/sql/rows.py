@@ -37,6 +37,7 @@ __all__ = [
     "ATTEMPT",
     "ATTEMPTS",
     "ATTEMPT_NUMBER",
+    "ATTEMPT_SIZE",
     "ATTRIBUTES",
     "INPUT",
     "INTERRUPTED",
@@ -80,8 +81,9 @@ M = TypeVar("M", bound=BaseModel)
 SEQ, ROLLOUT_ID, STATUS, MODE, RESOURCES_ID, INPUT, CONFIG, METADATA, START, END, ATTEMPTS, INTERRUPTED, PRIORITY = (
     range(13)
 )
-ATTEMPT = 13
-"""The columns of `select_rollouts`. ATTEMPT is the first of its attempt's, and NULL where there is none."""
+ATTEMPT, ATTEMPT_SIZE = 13, slice(21, 23)
+"""The columns of `select_rollouts`. ATTEMPT is the first of its attempt's, and NULL where there is none; ATTEMPT_SIZE are the last of
+them, its bytes and its number of spans."""
 
 KEY, TOKENS_BASE, TOKENS, ATTEMPT_NUMBER, SEQUENCE_ID, ATTRIBUTES, OF_ROLLOUT, OF_ATTEMPT = 0, 1, 2, 3, 4, 14, 17, 18
 """Columns of `select_spans` that are read by themselves; the last two are those of `select_spans_of_all` alone."""
@@ -193,7 +195,7 @@ def rollout_from(row: Row) -> Rollout:
 
 def attempt_from(rollout_id: str, row: Row) -> Attempt:
     """A row of `select_attempts`."""
-    sequence_id, attempt_id, status, worker_id, start_time, end_time, last_heartbeat_time, metadata = row
+    sequence_id, attempt_id, status, worker_id, start_time, end_time, last_heartbeat_time, metadata, _, _ = row
     return build(
         Attempt,
         {

@@ -75,6 +75,8 @@ class Session:
             answer = operation(transaction, *args, **kwargs)
             if reads:
                 transaction.keep_targets()  # nothing has changed
+            else:
+                transaction.write_totals()
             self._execute("COMMIT")
         except BaseException as error:
             self._undo("ROLLBACK")
@@ -119,6 +121,7 @@ class Session:
         try:
             self._transaction.begin(None)
             work.answer = work.operation(self._transaction, *work.args, **work.kwargs)
+            self._transaction.write_totals()
         except BaseException as error:
             work.error = as_leyden_error(self.url, error)
             if not self._connection.in_transaction:

@@ -16,8 +16,8 @@ from operator import itemgetter
 from typing import Any
 
 from leyden.errors import ConfigError, StoreError
-from leyden.store.sql.queries import load_queries, statements_for
-from leyden.store.sql.transaction import Long, Row, SpanTarget
+from leyden.store.sql.queries import adding, counting, load_queries, statements_for
+from leyden.store.sql.transaction import Long, Row, SpanTarget, Total
 
 __all__ = ["SqliteTransaction", "as_leyden_error", "check_schema", "connect", "migrate", "statements", "store_error"]
 
@@ -115,6 +115,7 @@ class SqliteTransaction:
         self._cursor = connection.cursor()
         self._queries = load_queries()
         self._by_place = _queries_by_place()
+        self._tallied: dict[Total, int] = {}
         self.begin(None)
 
     def begin(self, most: int | None) -> None:
@@ -124,6 +125,8 @@ class SqliteTransaction:
         self.claimable = 0
         self.finished: list[str] = []
         self.spans = False
+        if self._tallied:
+            self._tallied = {}
         if not self._targets_hold or len(self.targets) > _TARGETS:
             self.targets.clear()
         self._targets_hold = False
@@ -134,6 +137,16 @@ class SqliteTransaction:
     def failed(self) -> None:
         """What the operation did is undone: nothing that it left holds."""
         self._targets_hold = False
+
+    def tally(self, changes: Mapping[Total, int], /) -> None:
+        for total, by in changes.items():
+            if total != "enqueued":  # `get_totals` knows it from the highest number
+                self._tallied[total] = self._tallied.get(total, 0) + by
+
+    def write_totals(self) -> None:
+        """Write what the operation said with `tally`. Called when it is over, before the commit."""
+        if self._tallied:
+            self._cursor.execute(adding(tuple(self._tallied)), tuple(self._tallied.values()))
 
     def expect(self, rows: int | None, /) -> None:
         if self._most is not None and (rows is None or rows > self._most):
@@ -171,6 +184,10 @@ class SqliteTransaction:
 
     def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
         return self._cursor.execute(self._queries[query] + suffix, parameters).fetchall()
+
+    def count(self, query: str, where: str, parameters: dict[str, Any], /, *, most: int) -> int:
+        statement = counting(self._queries[query], where, most)
+        return self._cursor.execute(statement, parameters).fetchone()[0]
 
 
 _Values = Callable[[Mapping[str, Any]], Sequence[Any]]

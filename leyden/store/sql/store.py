@@ -17,6 +17,7 @@ from leyden.store.notify import Signals
 from leyden.store.sql import answers
 from leyden.store.sql.body import (
     attempts,
+    listing,
     resources,
     rollouts,
     samples,
@@ -109,7 +110,7 @@ class SqlLightningStore(WaitingStore):
     get_many_span_sequence_ids = _writes(LightningStore.get_many_span_sequence_ids, spans.get_many_span_sequence_ids)
     query_spans = _reads(LightningStore.query_spans, search.query_spans, then=answers.page)
     query_spans_of = _reads(LightningStore.query_spans_of, search.query_spans_of, then=answers.by_rollout)
-    query_rollouts = _reads(LightningStore.query_rollouts, rollouts.query_rollouts)
+    query_rollouts = _reads(LightningStore.query_rollouts, listing.query_rollouts)
     get_rollout_by_id = _reads(LightningStore.get_rollout_by_id, rollouts.get_rollout_by_id)
     query_attempts = _reads(LightningStore.query_attempts, attempts.query_attempts)
     get_latest_attempt = _reads(LightningStore.get_latest_attempt, attempts.get_latest_attempt)

@@ -5,16 +5,25 @@ It knows no database. A driver (`sqlite.py`) makes one for each operation, and p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from leyden.types import AttemptStatus, RolloutStatus
 
-__all__ = ["Long", "Row", "SpanTarget", "Transaction"]
+__all__ = ["TOTALS", "Long", "Row", "SpanTarget", "Total", "Transaction"]
 
 Row = Sequence[Any]
 """One row of an answer, in the order of the query's columns."""
+
+
+Total = Literal["enqueued", "forgotten", "succeeded", "failed", "cancelled", "attempts", "spans", "bytes", "resources"]
+"""A count that the database keeps in its table `totals`. Attempts, spans and bytes are those of finished rollouts.
+
+enqueued, forgotten: rollouts that were made, in whatever way, and those of them that are gone.
+"""
+TOTALS: tuple[Total, ...] = get_args(Total)
+"""The columns of `get_totals`."""
 
 
 class Long(Exception):
@@ -78,6 +87,10 @@ class Transaction(Protocol):
         """
         ...
 
+    def tally(self, changes: Mapping[Total, int], /) -> None:
+        """Say by how much kept counts change. The driver writes it before the commit, in one statement for the whole operation."""
+        ...
+
     def run(self, query: str, /, **parameters: Any) -> int:
         """Run a statement; answers how many rows it changed."""
         ...
@@ -104,4 +117,8 @@ class Transaction(Protocol):
 
     def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
         """All rows of a named query with filters, an order and a limit put behind it (`pages.py` makes them)."""
+        ...
+
+    def count(self, query: str, where: str, parameters: dict[str, Any], /, *, most: int) -> int:
+        """Count the rows of a named query with filters, up to `most`."""
         ...

@@ -24,6 +24,7 @@ from leyden.types import (
     EnqueueRolloutRequest,
     PromptTemplate,
     ProxyLLM,
+    Retention,
     RolloutConfig,
     Span,
     SpanEvent,
@@ -533,6 +534,29 @@ async def test_unknown_ids_raise_everywhere(store: LightningStore) -> None:
         await store.update_rollout(known, resources_id="rs-no")
     with pytest.raises(UnknownWorker, match="w-no"):
         await store.get_worker_by_id("w-no")
+
+
+async def test_a_rollout_that_was_not_claimed_has_no_latest_spans(store: LightningStore) -> None:
+    rollout = await store.enqueue_rollout(1)
+    page = await store.query_spans(rollout.rollout_id, "latest", limit=5)
+    assert (list(page), page.total, page.limit) == ([], 0, 5)
+    with pytest.raises(UnknownRollout):
+        await store.query_spans("nowhere", "latest")
+    with pytest.raises(UnknownAttempt):
+        await store.query_spans(rollout.rollout_id, "at-other")
+
+
+async def test_what_a_request_says_can_be_said_as_keywords(store: LightningStore) -> None:
+    request = EnqueueRolloutRequest(input=1, priority=2, rollout_id="r", pin="mine", metadata={"a": 1})
+    fields = {name: getattr(request, name) for name in EnqueueRolloutRequest.model_fields}
+    rollout = await store.enqueue_rollout(**fields)
+    assert (rollout.rollout_id, rollout.priority, rollout.metadata) == ("r", 2, {"a": 1})
+    assert await store.enqueue_rollout(**request.model_dump()) == rollout
+    await store.update_rollout("r", status="cancelled")
+    await store.enqueue_rollout("newer, so that the newest is not kept for its own sake")
+    assert await store.prune(Retention(max_rollouts=0)) == 0
+    await store.pin("mine", [])
+    assert await store.prune(Retention(max_rollouts=0)) == 1
 
 
 async def test_an_attempt_of_another_rollout_is_unknown(store: LightningStore) -> None:

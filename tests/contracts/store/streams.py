@@ -14,13 +14,16 @@ from leyden.types import AttemptedRollout, Span
 from tests.contracts.store.support import SOON, claimed, span_of
 
 __all__ = [
+    "test_a_cancelled_poll_without_a_cursor_loses_nothing",
     "test_a_cursor_goes_past_the_spans_of_others",
     "test_a_cursor_of_another_store_is_refused",
     "test_a_poll_waits_for_the_first_span",
+    "test_callers_who_share_a_store_object_are_given_each_span_once",
     "test_every_span_is_answered_once_while_many_are_written",
     "test_latest_is_what_comes_from_now_on",
     "test_spans_are_answered_in_the_order_of_arrival",
     "test_watching_ends_when_it_is_told_to",
+    "test_without_a_cursor_a_poll_returns_what_is_new_to_this_store_object",
 ]
 
 
@@ -49,8 +52,8 @@ async def test_spans_are_answered_in_the_order_of_arrival(store: LightningStore)
     assert answered == list(added)
     assert page.after == after
     assert (await store.poll_new_spans(after=empty.after)).spans == list(added)
-    assert (await store.poll_new_spans(rollout_ids=[b.rollout_id, "comes later"])).spans == list(added)[4:7]
-    assert (await store.poll_new_spans(rollout_ids=[])).spans == []
+    assert (await store.poll_new_spans(after=None, rollout_ids=[b.rollout_id, "comes later"])).spans == list(added)[4:7]
+    assert (await store.poll_new_spans(after=None, rollout_ids=[])).spans == []
 
 
 async def test_latest_is_what_comes_from_now_on(store: LightningStore) -> None:
@@ -62,17 +65,64 @@ async def test_latest_is_what_comes_from_now_on(store: LightningStore) -> None:
     assert (await store.poll_new_spans(after=now.after)).spans == [added]
 
 
+async def test_without_a_cursor_a_poll_returns_what_is_new_to_this_store_object(store: LightningStore) -> None:
+    rollout = await claimed(store)
+    assert (await store.poll_new_spans()).spans == []
+    first = await store.add_many_spans(numbered(rollout, 0, 5))
+    assert (await store.poll_new_spans(limit=2)).spans == list(first)[:2]
+    assert (await store.poll_new_spans(after=None)).spans == list(first)  # an explicit cursor changes nothing
+    page = await store.poll_new_spans()
+    assert page.spans == list(first)[2:]
+    assert (await store.poll_new_spans()).spans == []
+    waiting = asyncio.create_task(store.poll_new_spans(timeout_seconds=SOON))
+    await asyncio.sleep(0.02)
+    second = await store.add_many_spans(numbered(rollout, 5, 6))
+    assert (await waiting).spans == list(second)
+    assert (await store.poll_new_spans()).spans == []
+    assert (await store.poll_new_spans(after=page.after)).spans == list(second)
+    with pytest.raises(ConfigError, match="rollout_ids"):
+        await store.poll_new_spans(rollout_ids=[rollout.rollout_id])
+
+
+async def test_callers_who_share_a_store_object_are_given_each_span_once(store: LightningStore) -> None:
+    rollout = await claimed(store)
+    wanted = 60
+
+    async def poll() -> list[str]:
+        found: list[str] = []
+        while (page := await store.poll_new_spans(limit=7, timeout_seconds=0.3)).spans:
+            found += [span.name for span in page.spans]
+        return found
+
+    polling = [asyncio.create_task(poll()) for _ in range(3)]
+    for number in range(0, wanted, 4):
+        await store.add_many_spans(numbered(rollout, number, number + 4))
+    found = [name for each in await asyncio.gather(*polling) for name in each]
+    assert sorted(found) == sorted(f"s{number}" for number in range(wanted))
+
+
+async def test_a_cancelled_poll_without_a_cursor_loses_nothing(store: LightningStore) -> None:
+    rollout = await claimed(store)
+    polling = asyncio.create_task(store.poll_new_spans(timeout_seconds=SOON))
+    await asyncio.sleep(0.02)
+    polling.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await polling
+    added = await store.add_many_spans(numbered(rollout, 0, 2))
+    assert (await store.poll_new_spans()).spans == list(added)
+
+
 async def test_a_cursor_goes_past_the_spans_of_others(store: LightningStore) -> None:
     a, b = await claimed(store, "a"), await claimed(store, "b")
     await store.add_many_spans([*numbered(a, 0, 2), *numbered(b, 0, 50)])
-    page = await store.poll_new_spans(rollout_ids=[a.rollout_id])
+    page = await store.poll_new_spans(after=None, rollout_ids=[a.rollout_id])
     assert len(page.spans) == 2
     assert (await store.poll_new_spans(after="latest")).after == page.after
     await store.add_many_spans(numbered(b, 50, 60))
     nothing = await store.poll_new_spans(after=page.after, rollout_ids=[a.rollout_id])
     assert nothing.spans == []
     assert nothing.after != page.after
-    full = await store.poll_new_spans(rollout_ids=[a.rollout_id], limit=1)
+    full = await store.poll_new_spans(after=None, rollout_ids=[a.rollout_id], limit=1)
     assert [span.name for span in full.spans] == ["s0"]
     assert [span.name for span in (await store.poll_new_spans(after=full.after, rollout_ids=[a.rollout_id])).spans] == [
         "s1"

@@ -11,9 +11,10 @@ import pytest
 
 from leyden.errors import ConfigError, SimulatorError
 from leyden.loop import EpisodeStats
+from leyden.rl.data_queue import DataQueue
 from leyden.rl.env import EnvWrapper, FiniteBatchVectorEnv, vectorize_env
 from leyden.rl.env.vector import FiniteVectorEnv
-from leyden.rl.seed import DataQueue, SeedPlan
+from leyden.rl.seed import SeedPlan
 from leyden.rl.spaces import GymSpaceValidationError
 from tests.rl.env.worlds import (
     DictSight,

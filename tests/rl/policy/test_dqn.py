@@ -78,6 +78,20 @@ def test_targets_are_those_worked_out_by_hand(options, wanted):
     assert policy.targets(a_story(), np.arange(5)).tolist() == wanted
 
 
+def test_by_default_a_target_network_changes_only_every_500_updates():
+    policy, buffer = dqn(is_double=False), a_story()
+    assert (policy.target_update_freq, policy.clip_loss_grad, policy.max_grad_norm) == (500, True, 10.0)
+    first = policy.targets(buffer, np.arange(5))
+    learn(policy, buffer, 499)
+    assert torch.equal(policy.targets(buffer, np.arange(5)), first)
+    learn(policy, buffer, 1)
+    assert not torch.equal(policy.targets(buffer, np.arange(5)), first)
+
+
+def learn(policy: DQN, buffer: ReplayBuffer, n_updates: int) -> None:
+    policy.update(buffer, batch_size=buffer.n_new, repeat=n_updates)
+
+
 @given(n_envs=st.integers(1, 3), size=st.integers(6, 14), n_seeds=st.integers(1, 12), n=st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
 def test_the_ring_keeps_the_newest_and_successors_stay_within_their_episode(n_envs, size, n_seeds, n):
@@ -197,7 +211,7 @@ def test_a_buffer_of_another_size_and_a_state_without_target_are_refused():
     with pytest.raises(CheckpointError, match="size 10, this one 12"):
         ReplayBuffer(12, 1).load_state_dict(a_story().state_dict())
     with pytest.raises(CheckpointError, match="target_update_freq"):
-        dqn(target_update_freq=3).load_state_dict(dqn().state_dict())
+        dqn(target_update_freq=3).load_state_dict(dqn(target_update_freq=0).state_dict())
     with pytest.raises(ConfigError, match="room for 2 transitions"):
         ReplayBuffer(3, 2)
     with pytest.raises(ConfigError, match="scale the reward"):

@@ -1,4 +1,4 @@
-"""Trains a small policy and is killed when it is told to: `python -m tests.rl.trainer.resume_program DIR POLICY KIND KILL_IN_ITER`.
+"""Train a small policy: `python -m tests.rl.trainer.resume_program DIR POLICY KIND KILL_IN_ITER [MAX_ITERS]`.
 
 KILL_IN_ITER: the process kills itself in the middle of this iteration's collect (-1: never). A run that finds checkpoints goes on.
 """
@@ -30,12 +30,12 @@ class KilledIn(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(directory: Path, policy: str, kind: Any, kill_in: int) -> None:
+def main(directory: Path, policy: str, kind: Any, kill_in: int, max_iters: int = 10) -> None:
     torch.set_num_threads(1)
     checkpoint = Checkpoint(directory / "checkpoints")
     vessel = vessel_of(policy)
     trainer = Trainer(
-        max_iters=10,
+        max_iters=max_iters,
         val_every_n_iters=3,
         loggers=CsvWriter(directory / "metrics.csv"),
         callbacks=[KilledIn(kill_in), checkpoint],
@@ -48,4 +48,4 @@ def main(directory: Path, policy: str, kind: Any, kill_in: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))

@@ -12,11 +12,23 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from gymnasium import spaces
 
 from leyden.errors import CheckpointError, ConfigError, SimulatorError
 from leyden.loop import Callback, Checkpoint, CsvWriter
-from leyden.rl import DataQueue, Policy, Reward, RewardCombination, Trainer
+from leyden.rl import (
+    DQN,
+    PPO,
+    DataQueue,
+    Policy,
+    Reward,
+    RewardCombination,
+    SeedIteratorNotAvailable,
+    Trainer,
+    TrainingVessel,
+)
 from leyden.rl.policy.base import PolicyOutput
+from leyden.rl.spaces import difference
 from tests.rl.parts import Direction, NearZero, Position, Walk, vessel_of
 
 KINDS = ["dummy", "thread", "subproc", "shmem"]
@@ -322,6 +334,172 @@ def test_a_damaged_directory_is_passed_over_and_one_of_a_newer_version_is_not(tm
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2}))
     with pytest.raises(CheckpointError, match="install that version"):
         trainer.fit(vessel_of(), ckpt_path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_iters": 1.5}, r"max_iters is 1\.5; it must be a whole number"),
+        ({"concurrency": 1.5}, r"concurrency is 1\.5; it must be a whole number"),
+        ({"loggers": [print]}, r"<built-in function print> .* is no writer; give a LogWriter such as CsvWriter"),
+        ({"loggers": "a.csv"}, "'a.csv' .* is no writer"),
+        ({"loggers": Path("a.csv")}, "a.csv.* is no writer"),
+        ({"callbacks": [print]}, "<built-in function print> .* is no callback"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused_when_the_trainer_is_made(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        trainer_of(**options)
+
+
+class Counted(Walk):
+    """Counts how often it was made."""
+
+    made = 0
+
+    def __init__(self, initial: int) -> None:
+        type(self).made += 1
+        super().__init__(initial)
+
+
+def test_a_stage_that_the_vessel_lacks_is_found_before_anything_begins() -> None:
+    class Mine(Counted):
+        pass
+
+    vessel = vessel_of(val_initial_states=None)
+    vessel.simulator_fn = Mine
+    with pytest.raises(SeedIteratorNotAvailable, match="to validate on; give val_initial_states"):
+        trainer_of(val_every_n_iters=2).fit(vessel)
+    with pytest.raises(SeedIteratorNotAvailable, match="to train on; give train_initial_states"):
+        trainer_of().fit(vessel_of(train_initial_states=None))
+    with pytest.raises(SeedIteratorNotAvailable, match="to test on; give test_initial_states"):
+        trainer_of().test(vessel_of(test_initial_states=None))
+    assert Mine.made == 0
+    trainer_of().fit(vessel)  # without validations it is all there
+
+
+def test_a_vessel_that_writes_its_own_seed_iterator_needs_no_initial_states() -> None:
+    class Mine(TrainingVessel[int]):
+        def val_seed_iterator(self) -> Any:
+            return [1, 2]
+
+    parts = vessel_of(val_initial_states=None)
+    parts.__class__ = Mine
+    trainer = trainer_of(max_iters=1, val_every_n_iters=1)
+    trainer.fit(parts)
+    assert "val/reward" in trainer.metrics
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "says"),
+    [
+        (
+            spaces.Box(-1, 1, (3,), np.float32),
+            spaces.Discrete(2),
+            r"PPO is made for observations .*shape \(3,\) is not \(1,\)",
+        ),
+        (spaces.Discrete(4), spaces.Discrete(2), "PPO is made for observations of Discrete.* Discrete is not Box"),
+        (spaces.Dict({"a": spaces.Discrete(4)}), spaces.Discrete(2), "Dict is not Box"),
+        (Position.observation_space, spaces.Discrete(3), "PPO is made for actions .*n 3 is not 2"),
+    ],
+)
+def test_a_policy_of_other_spaces_is_refused_before_anything_begins(observations: Any, actions: Any, says: str) -> None:
+    vessel = vessel_of()
+    vessel.policy = PPO(None, observations, actions, lr=1e-3)
+    with pytest.raises(ConfigError, match=says):
+        trainer_of().fit(vessel)
+
+
+def test_a_policy_of_the_same_form_with_other_bounds_is_taken() -> None:
+    vessel = vessel_of()
+    vessel.policy = PPO(None, spaces.Box(-1, 1, (1,), np.float64), spaces.Discrete(2), lr=1e-3)
+    trainer_of(max_iters=1).fit(vessel)
+
+
+def test_parts_of_spaces_that_differ_are_named() -> None:
+    one = spaces.Dict({"a": spaces.Tuple([spaces.Discrete(4), spaces.MultiDiscrete([2, 3])])})
+    other = spaces.Dict({"a": spaces.Tuple([spaces.Discrete(4), spaces.MultiDiscrete([2, 4])])})
+    assert difference(one, one) is None
+    assert difference(one, other) == "in 'a', in 1, nvec [2 3] is not [2 4]"
+    assert difference(one, spaces.Dict({"b": spaces.Discrete(4)})) == "the parts ['a'] are not ['b']"
+
+
+def test_a_name_that_an_episode_logs_and_the_update_returns_is_refused() -> None:
+    class Naming(Reward[int]):
+        def reward(self, simulator_state: int) -> float:
+            self.log("loss", 99)
+            return 0.0
+
+    vessel = vessel_of()
+    vessel.reward = Naming()
+    with pytest.raises(ConfigError, match=r"'loss' is logged in episodes and returned by PPO\.update"):
+        trainer_of().fit(vessel)
+
+
+def test_a_name_that_the_trainer_writes_itself_is_refused() -> None:
+    class Naming(Reward[int]):
+        def reward(self, simulator_state: int) -> float:
+            self.log("total_steps", 99)
+            return 0.0
+
+    vessel = vessel_of()
+    vessel.reward = Naming()
+    with pytest.raises(ConfigError, match="'total_steps', which the trainer writes itself"):
+        trainer_of().fit(vessel)
+
+
+@pytest.mark.parametrize("policy", ["ppo", "dqn"])
+def test_a_resumed_run_takes_the_learning_rate_that_it_is_given_and_says_so(
+    tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make(lr: float) -> Any:
+        vessel: Any = vessel_of(policy)
+        kind = PPO if policy == "ppo" else DQN
+        vessel.policy = kind(None, Position.observation_space, Direction.action_space, lr=lr)
+        return vessel
+
+    first = make(3e-3)
+    first.policy.optimizer.param_groups[0]["lr"] = 1e-3  # as a schedule would
+    trainer_of(max_iters=1, callbacks=[Checkpoint(tmp_path)]).fit(first)
+    same, other = make(3e-3), make(1e-5)
+    trainer_of(max_iters=1).fit(same, ckpt_path=tmp_path)
+    assert same.policy.optimizer.param_groups[0]["lr"] == 1e-3
+    assert not caplog.records
+    trainer_of(max_iters=1).fit(other, ckpt_path=tmp_path)
+    assert other.policy.optimizer.param_groups[0]["lr"] == 1e-5
+    assert "began with lr=0.003; this one continues with its own, lr=1e-05" in caplog.text
+
+
+def test_a_network_of_ones_own_runs_on_one_thread_unless_another_number_is_given() -> None:
+    seen: list[int] = []
+
+    class Network(torch.nn.Module):
+        output_dim = 4
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 4)
+
+        def forward(self, obs: Any) -> Any:
+            seen.append(torch.get_num_threads())
+            return self.layer(obs)
+
+    def threads(**options: Any) -> set[int]:
+        seen.clear()
+        vessel = vessel_of()
+        vessel.policy = PPO(Network(), Position.observation_space, Direction.action_space, lr=1e-3, **options)
+        trainer_of(max_iters=1).fit(vessel)
+        return set(seen)
+
+    torch.set_num_threads(2)
+    try:
+        assert threads() == {1}
+        assert threads(num_threads=3) == {3}
+        assert threads(num_threads=None) == {2} == {torch.get_num_threads()}
+        with pytest.raises(ConfigError, match="num_threads is 0"):
+            threads(num_threads=0)
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.slow

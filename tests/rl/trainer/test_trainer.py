@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+import leyden.rl.trainer
 from leyden.errors import CheckpointError, ConfigError, SimulatorError
-from leyden.loop import Callback, Checkpoint, CsvWriter, EarlyStopping, LogLevel, LogWriter
-from leyden.rl import SeedIteratorNotAvailable, Trainer, TrainingVesselBase, backtest, train
+from leyden.loop import Callback, Checkpoint, CsvWriter, EarlyStopping, LogLevel, LogWriter, MetricsWriter
+from leyden.rl import PPO, Reward, SeedIteratorNotAvailable, Trainer, TrainingVesselBase, backtest, train
 from tests.rl.parts import Direction, NearZero, Position, Walk, vessel_of
 
 
@@ -215,7 +216,8 @@ def test_callbacks_and_loggers_have_names(tmp_path: Path) -> None:
     loggers = [CsvWriter(tmp_path / "a.csv"), CsvWriter(tmp_path / "b.csv")]
     trainer = trainer_of(callbacks=[Told(), Told()], loggers=loggers)
     assert len(trainer.named_callbacks()) == 2
-    assert list(trainer.named_loggers().values()) == loggers
+    assert list(trainer.named_loggers()) == ["csvwriter:a.csv", "csvwriter:b.csv", "logbuffer"]
+    assert list(trainer.named_loggers().values()) == [*loggers, trainer.loggers[-1]]
 
 
 def test_a_vessel_of_ones_own_may_answer_nothing() -> None:
@@ -310,3 +312,111 @@ def test_a_simulator_that_raises_ends_the_run_and_says_where() -> None:
 def test_a_data_set_that_is_asked_by_name_says_what_is_wanted() -> None:
     with pytest.raises(ConfigError, match="dict, which has no item 0"):
         trainer_of().test(vessel_of(test_initial_states={"a": 1, "b": 2}))
+
+
+class Dropping(torch.nn.Module):
+    """A body that draws from torch's own generator."""
+
+    output_dim = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = torch.nn.Linear(1, 16), torch.nn.Dropout(0.5)
+
+    def forward(self, obs: Any) -> Any:
+        return self.dropout(torch.tanh(self.layer(obs)))
+
+
+def test_a_resumed_run_whose_network_draws_from_torchs_generator_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        vessel = vessel_of()
+        vessel.policy = PPO(Dropping(), Position.observation_space, Direction.action_space, lr=3e-3)
+        return vessel
+
+    straight, resumed = make(), make()
+    trainer_of(max_iters=4).fit(straight)
+    trainer_of(max_iters=2, callbacks=[Checkpoint(tmp_path)]).fit(make())
+    torch.manual_seed(99)
+    trainer_of(max_iters=4).fit(resumed, ckpt_path=tmp_path)
+    assert same(straight.policy.state_dict(), resumed.policy.state_dict())
+
+
+@pytest.mark.parametrize("source", ["001.pth", "step-000001"])
+def test_a_run_goes_on_from_an_older_checkpoint_and_the_newer_ones_are_put_aside(
+    tmp_path: Path, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def checkpoint() -> Checkpoint:
+        return Checkpoint(tmp_path, "{iter:03d}.pth", keep=None)
+
+    straight = vessel_of()
+    trainer_of(max_iters=3, callbacks=[checkpoint()]).fit(straight)
+    trainer_of(max_iters=1, callbacks=[checkpoint()]).fit(vessel_of(), ckpt_path=tmp_path / source)
+    assert not (tmp_path / "superseded").exists()  # nothing was trained
+    again, trainer = vessel_of(), trainer_of(max_iters=2, callbacks=[checkpoint()])
+    trainer.fit(again, ckpt_path=tmp_path / source)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("001.pth", "002.pth", "latest.pth", "step-000001", "step-000002", "superseded")
+    ]
+    assert sorted(path.name for path in (tmp_path / "superseded").iterdir()) == [
+        *("002.pth", "003.pth", "step-000002", "step-000003")
+    ]
+    assert "the checkpoint of iteration 3 is now" in caplog.text
+    newest = checkpoint().latest()
+    assert newest is not None and newest.iteration == 2
+    other = vessel_of()
+    trainer_of(max_iters=3).fit(other, ckpt_path=newest)  # the moved ones are whole too, and the same
+    assert same(other.state_dict(), straight.state_dict())
+    assert same(Trainer.get_policy_state_dict(tmp_path / "superseded"), straight.state_dict()["policy"])
+
+
+def test_a_directory_with_another_runs_newer_checkpoints_is_refused(tmp_path: Path) -> None:
+    trainer_of(max_iters=1, callbacks=[Checkpoint(tmp_path / "one")]).fit(vessel_of())
+    trainer_of(max_iters=3, callbacks=[Checkpoint(tmp_path / "two")]).fit(vessel_of())
+    with pytest.raises(CheckpointError, match="holds the checkpoint of iteration 3, this run is at 1"):
+        trainer_of(max_iters=4, callbacks=[Checkpoint(tmp_path / "two")]).fit(vessel_of(), ckpt_path=tmp_path / "one")
+
+
+def test_a_misspelt_metric_is_named_with_the_nearest_ones() -> None:
+    with pytest.raises(
+        ConfigError, match=r"EarlyStopping needs the metric 'val/rewrad', .*did you mean 'val/reward'\?"
+    ):
+        trainer_of(val_every_n_iters=1, callbacks=[EarlyStopping("val/rewrad")]).fit(vessel_of())
+
+
+def test_qlibs_early_stopping_warns_of_a_missing_metric_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = trainer_of(val_every_n_iters=1, callbacks=[EarlyStopping("pa", compat="qlib")])
+    trainer.fit(vessel_of())
+    assert trainer.current_iter == 2
+    assert "EarlyStopping needs the metric 'pa', which is not there" in caplog.text
+
+
+def test_callbacks_take_their_options_in_qlibs_order(tmp_path: Path) -> None:
+    stopping = EarlyStopping("reward", 0.5, 3, "min", 1.0, True)
+    assert (stopping.min_delta, stopping.patience, stopping.mode) == (0.5, 3, "min")
+    assert (stopping.baseline, stopping.restore_best_weights) == (1.0, True)
+    checkpoint = Checkpoint(tmp_path, "{iter:03d}.pth", "copy", 2, 60.0, False)
+    assert (checkpoint.filename, checkpoint.save_latest, checkpoint.every_n_iters) == ("{iter:03d}.pth", "copy", 2)
+    assert (checkpoint.time_interval, checkpoint.save_on_fit_end) == (60.0, False)
+    assert MetricsWriter(tmp_path).dirpath == tmp_path
+    names = leyden.rl.trainer
+    assert (names.Checkpoint, names.EarlyStopping, names.MetricsWriter) == (Checkpoint, EarlyStopping, MetricsWriter)
+
+
+def test_metrics_that_a_stage_lacks_are_named_by_the_metrics_writer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Silent(Reward[int]):
+        steps = 0
+
+        def reward(self, simulator_state: int) -> float:
+            Silent.steps += 1
+            if Silent.steps <= 50:
+                self.log("early", 1.0)
+            return 0.0
+
+    vessel = vessel_of()
+    vessel.reward = Silent()
+    trainer_of(max_iters=4, callbacks=[MetricsWriter(tmp_path)]).fit(vessel)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["MetricsWriter: stage 'train' of iteration 2 lacks early, which earlier rows have"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.sql.body.checks import check_attempt_id, check_id, check_time
@@ -12,6 +12,7 @@ from leyden.store.sql.body.workers import follow_attempt
 from leyden.store.sql.pages import order_and_limit, within_reach
 from leyden.store.sql.rows import (
     ATTEMPT,
+    ATTEMPT_SIZE,
     ATTEMPTS,
     INPUT,
     INTERRUPTED,
@@ -28,7 +29,7 @@ from leyden.store.sql.rows import (
     text_of,
     utf8_length,
 )
-from leyden.store.sql.transaction import Row, Transaction
+from leyden.store.sql.transaction import Row, Total, Transaction
 from leyden.types import (
     ATTEMPT_FINISHED,
     ROLLOUT_FINISHED,
@@ -115,7 +116,9 @@ def _unclaim(tx: Transaction, rollout: AttemptedRollout, *, said: bool) -> None:
     if not tx.run("delete_attempt", rollout=row[SEQ], sequence_id=row[ATTEMPT], said=int(said)):
         return
     back: RolloutStatus = row[STATUS]
-    if back not in ROLLOUT_FINISHED:
+    if back in ROLLOUT_FINISHED:
+        tx.tally({"attempts": -1})
+    else:
         back = "queuing" if row[ATTEMPTS] == 1 else "requeuing"
         tx.claimable += 1
     tx.run("unclaim_rollout", seq=row[SEQ], status=back)
@@ -171,7 +174,7 @@ def new_attempt(
     )
     if worker_id is not None:
         tx.run(f"worker_{heard}", worker_id=worker_id, now=tx.now, rollout_id=rollout_id, attempt_id=attempt_id)
-    new = (sequence_id, attempt_id, "preparing", worker_id, tx.now, None, None, "")
+    new = (sequence_id, attempt_id, "preparing", worker_id, tx.now, None, None, "", 0, 0)
     rollout = attempted(row, attempt_from(rollout_id, new))
     rollout.status = "preparing"
     return rollout
@@ -255,7 +258,7 @@ def release_claims(tx: Transaction, *, worker_ids: Sequence[str] | None = None) 
         _write_attempt(tx, row[SEQ], before, after)
         if row[STATUS] not in ROLLOUT_FINISHED:
             tx.run("count_interruption", seq=row[SEQ])
-            tx.run("set_rollout_status", seq=row[SEQ], status="requeuing", end_time=None)
+            tx.run("set_rollout_status", seq=row[SEQ], status="requeuing")
             released[row[ROLLOUT_ID]] = None
     tx.claimable += len(released)
     return list(released)
@@ -343,9 +346,19 @@ def move_rollout(tx: Transaction, row: Row, status: RolloutStatus) -> None:
     if status in ROLLOUT_FINISHED:
         own_bytes = _ROLLOUT_BYTES + utf8_length(row[INPUT]) + utf8_length(row[METADATA])
         end_time = max(tx.now, row[START])
-        tx.run("finish_rollout", seq=row[SEQ], status=status, end_time=end_time, own_bytes=own_bytes)
+        attempt_bytes, spans = _size_of_attempts(tx, row)
+        size = own_bytes + attempt_bytes
+        tx.run("finish_rollout", seq=row[SEQ], status=status, end_time=end_time, bytes=size)
+        tx.tally({cast(Total, status): 1, "attempts": row[ATTEMPTS], "bytes": size, "spans": spans})
         tx.finished.append(row[ROLLOUT_ID])
         return
-    tx.run("set_rollout_status", seq=row[SEQ], status=status, end_time=None)
+    tx.run("set_rollout_status", seq=row[SEQ], status=status)
     if status == "requeuing":
         tx.claimable += 1
+
+
+def _size_of_attempts(tx: Transaction, row: Row) -> Sequence[int]:
+    """How many bytes all attempts of the rollout take, and how many spans they have."""
+    if row[ATTEMPTS] > 1:
+        return tx.all("sum_attempts", seq=row[SEQ])[0]
+    return (0, 0) if row[ATTEMPT] is None else row[ATTEMPT_SIZE]

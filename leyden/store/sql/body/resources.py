@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from leyden.errors import ConfigError, UnknownResources
 from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.pages import Filters, order_and_limit
@@ -11,6 +13,8 @@ from leyden.types import NamedResources, PaginatedResult, ResourcesUpdate, SortO
 from leyden.utils import ids
 
 __all__ = ["add_resources", "get_latest_resources", "get_resources_by_id", "query_resources", "update_resources"]
+
+logger = logging.getLogger(__name__)
 
 _SORTABLE = {name: f"s.{name}" for name in ("resources_id", "version", "create_time", "update_time")}
 
@@ -77,9 +81,12 @@ def _write(
     tx: Transaction, resources_id: str, version: int, create_time: float, resources: NamedResources
 ) -> ResourcesUpdate:
     check_id("resources_id", resources_id)
+    if version == 1:
+        tx.tally({"resources": 1})
     row: Row = (resources_id, version, create_time, tx.now, _text(resources))
     names = ("resources_id", "version", "create_time", "update_time", "resources")
     tx.run("insert_resources", **dict(zip(names, row, strict=True)))
+    logger.debug("resources %s: version %d written, of %s", resources_id, version, ", ".join(resources))
     return resources_from(row)
 
 

@@ -7,9 +7,12 @@ looks again at what may have changed meanwhile.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import merge
+from itertools import islice
 
 from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.body.lookup import unknown_rollout
+from leyden.store.sql.body.statistics import FINAL_STATUSES, kept_totals
 from leyden.store.sql.pages import within_reach
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import Retention
@@ -35,9 +38,13 @@ def forgettable(tx: Transaction, retention: Retention, limit: int) -> list[list[
     tx.expect(None)
     kept, kept_bytes = 0, 0
     if retention.max_rollouts is not None or retention.max_bytes is not None:
-        kept, kept_bytes = tx.all("count_kept")[0]
+        totals = kept_totals(tx)
+        kept, kept_bytes = sum(totals[status] for status in FINAL_STATUSES), totals["bytes"]
     stay = _must_stay(tx)
-    rows = [row for row in tx.all("select_forgettable", limit=within_reach(limit + len(stay))) if row[0] not in stay]
+    reach = within_reach(limit + len(stay))
+    by_status = [tx.all("select_forgettable", status=status, limit=reach) for status in FINAL_STATUSES]
+    oldest_first = merge(*by_status, key=lambda row: (row[1], row[0]))
+    rows = [row for row in islice(oldest_first, reach) if row[0] not in stay]
     steps: list[list[int]] = []
     room = 0
     for seq, _, _, size in beyond(retention, rows[:limit], kept=kept, kept_bytes=kept_bytes, now=tx.now):
@@ -74,12 +81,14 @@ def forget(tx: Transaction, seqs: Sequence[int]) -> int:
     for seq in seqs:
         if seq in stay:
             continue
-        for rollout_id, resources_id in tx.all("forget_rollout", seq=seq):
-            for attempt_id, worker_id, end_time in tx.all("forget_attempts", seq=seq):
+        for rollout_id, resources_id, status, size in tx.all("forget_rollout", seq=seq):
+            attempts = tx.all("forget_attempts", seq=seq)
+            for attempt_id, worker_id, end_time in attempts:
                 if end_time is None and worker_id is not None:  # of a rollout that was cancelled under its hands
                     ids = {"worker_id": worker_id, "rollout_id": rollout_id, "attempt_id": attempt_id}
                     tx.run("worker_freed", status="idle", now=tx.now, **ids)
-            tx.run("forget_spans", seq=seq)
+            n_spans = tx.run("forget_spans", seq=seq)
+            tx.tally({"forgotten": 1, status: -1, "attempts": -len(attempts), "spans": -n_spans, "bytes": -size})
             used.add(resources_id)
             gone += 1
     for resources_id in used - {None}:

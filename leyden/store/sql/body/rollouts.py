@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.sql.body.attempts import move_rollout, new_attempt, started
 from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.body.lookup import known_resources_id, rollout_key, rollout_row
-from leyden.store.sql.pages import Filters, order_and_limit
 from leyden.store.sql.rows import (
     ATTEMPT,
     INPUT,
@@ -32,29 +32,26 @@ from leyden.types import (
     UNSET,
     AttemptedRollout,
     EnqueueRolloutRequest,
-    FilterLogic,
-    PaginatedResult,
     Rollout,
     RolloutConfig,
     RolloutMode,
     RolloutStatus,
-    SortOrder,
     TaskInput,
     Unset,
     check_rollout_transition,
 )
 from leyden.utils import ids
+from leyden.utils.logs import Preview
 
 __all__ = [
     "enqueue_many_rollouts",
     "finished_rollouts",
     "get_rollout_by_id",
-    "query_rollouts",
     "start_rollout",
     "update_rollout",
 ]
 
-_SORTABLE = {name: f"r.{name}" for name in ("rollout_id", "start_time", "end_time", "status", "mode", "resources_id")}
+logger = logging.getLogger(__name__)
 
 
 def start_rollout(
@@ -104,6 +101,11 @@ def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequ
         if request.pin is not None:
             tx.run("pin_rollout", name=request.pin, rollout_id=rollout.rollout_id)
         answer.append(rollout)
+    if logger.isEnabledFor(logging.DEBUG):
+        for one in answer:
+            logger.debug(
+                "rollout %s: enqueued, %s, %s, task %s", one.rollout_id, one.mode, one.resources_id, Preview(one.input)
+            )
     return answer
 
 
@@ -114,33 +116,6 @@ def _present(tx: Transaction, rollout_id: str | None) -> Rollout | None:
 
 def get_rollout_by_id(tx: Transaction, rollout_id: str) -> Rollout:
     return rollout_from(rollout_row(tx, rollout_id))
-
-
-def query_rollouts(
-    tx: Transaction,
-    *,
-    status_in: Sequence[RolloutStatus] | None = None,
-    rollout_id_in: Sequence[str] | None = None,
-    rollout_id_contains: str | None = None,
-    mode_in: Sequence[RolloutMode] | None = None,
-    filter_logic: FilterLogic = "and",
-    sort_by: str | None = None,
-    sort_order: SortOrder = "asc",
-    limit: int = -1,
-    offset: int = 0,
-) -> PaginatedResult[Rollout]:
-    page = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["r.seq"])
-    filters = Filters(filter_logic)
-    filters.among("r.status", status_in)
-    filters.among("r.rollout_id", rollout_id_in)
-    filters.contains("r.rollout_id", rollout_id_contains)
-    filters.among("r.mode", mode_in)
-    where = filters.sql()
-    tx.expect(None)
-    items = [rollout_from(row) for row in tx.page("select_rollouts", where + page, filters.parameters)]
-    all_there = limit == -1 and offset == 0
-    total = len(items) if all_there else tx.page("count_rollouts", where, filters.parameters)[0][0]
-    return PaginatedResult(items, limit, offset, total)
 
 
 def update_rollout(
@@ -222,6 +197,7 @@ def _insert(tx: Transaction, request: EnqueueRolloutRequest, resources_id: str |
         attempts=attempts,
         **config,
     )
+    tx.tally({"enqueued": 1})
     return (
         *(seq, rollout_id, status, request.mode, resources_id, task, config["config"], metadata, tx.now, None),
         *(attempts, 0, request.priority),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from leyden.errors import ConfigError
 from leyden.store.sql.body.checks import check_id, check_time
-from leyden.store.sql.pages import Filters, order_and_limit
+from leyden.store.sql.pages import Filters, order_and_limit, total_of
 from leyden.store.sql.rows import sample_from
 from leyden.store.sql.transaction import Transaction
 from leyden.types import PaginatedResult, Sample, SortOrder
@@ -48,9 +48,10 @@ def query_samples(
     where = filters.sql()
     tx.expect(None)
     items = [sample_from(row) for row in tx.page("select_samples", where + page, filters.parameters)]
-    whole = limit == -1 and offset == 0
-    total = len(items) if whole else tx.page("count_samples", where, filters.parameters)[0][0]
-    return PaginatedResult(items, limit, offset, total)
+    total, exact = total_of(
+        tx, "select_samples", where, filters.parameters, found=len(items), limit=limit, offset=offset
+    )
+    return PaginatedResult(items, limit, offset, total, exact)
 
 
 def _check(sample: Sample) -> None:

@@ -12,8 +12,9 @@ from typing import Literal
 from leyden.errors import ConfigError
 from leyden.store.sql.body.lookup import unknown_attempt, unknown_rollout
 from leyden.store.sql.body.span_index import attribute_digest, indexed_attribute, matches
+from leyden.store.sql.body.statistics import count_spans
 from leyden.store.sql.body.tokens import read_tokens
-from leyden.store.sql.pages import Filters, check_page, order_and_limit
+from leyden.store.sql.pages import Filters, check_page, order_and_limit, total_of
 from leyden.store.sql.rows import (
     ATTEMPT_NUMBER,
     ATTRIBUTES,
@@ -188,6 +189,8 @@ def _of_rollout(
     if attempt_id is not None:
         column, wanted = (2, latest) if attempt_id == "latest" else (3, attempt_id)
         counters = [row for row in counters if row[2] is not None and row[column] == wanted]
+        if not counters and attempt_id == "latest":
+            return PaginatedResult([], page.limit, page.offset, 0)
         if not counters:
             raise unknown_attempt(tx, rollout_id, attempt_id)
         always.equal("s.attempt", counters[0][2])
@@ -221,8 +224,12 @@ def _of_all(
         always.condition(_HAS_ATTRIBUTE, indexed_attribute(tx, key), digest)
     where, parameters = either.sql(*always.conditions), either.parameters
     keys = [row[0] for row in tx.page("select_span_keys", where + page.sql, parameters)]
-    total = len(keys) if page.whole else tx.page("count_spans_of", where, parameters)[0][0]
-    return PaginatedResult(spans_at(tx, keys), page.limit, page.offset, total)
+    if where:
+        n_found, limit, offset = len(keys), page.limit, page.offset
+        total, exact = total_of(tx, "select_span_keys", where, parameters, found=n_found, limit=limit, offset=offset)
+    else:
+        total, exact = count_spans(tx), True
+    return PaginatedResult(spans_at(tx, keys), page.limit, page.offset, total, exact)
 
 
 def _digest(key: str, value: AttributeValue) -> bytes:

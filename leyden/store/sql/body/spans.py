@@ -114,9 +114,9 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
         index_values(tx, rollout, attempt, added)
     target.last_span = last_span
     if target.status == "running" and target.rollout_status not in ROLLOUT_FINISHED:  # most spans: nothing else moves
-        tx.put("beat_heart", (last_span, taken, tx.now, rollout, attempt))
+        tx.put("beat_heart", (last_span, taken, len(added), tx.now, rollout, attempt))
     else:
-        _move_on(tx, target, added[0], taken)
+        _move_on(tx, target, added[0], taken, len(added))
     return added
 
 
@@ -138,19 +138,26 @@ def _not_there(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> Se
     return list(missing.values())
 
 
-def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int) -> None:
+def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int, n_added: int) -> None:
     """The counters move on, and what may follow: an unfinished attempt is alive, its rollout and its worker too."""
     rollout, attempt, last_span = target.rollout, target.attempt, target.last_span
     before, after = target.status, attempt_after_span(target.status)
     if target.rollout_status in ROLLOUT_FINISHED:
         tx.run("grow_rollout", seq=rollout, bytes=taken)
+        tx.tally({"bytes": taken, "spans": n_added})
+    counted = {
+        "rollout": rollout,
+        "sequence_id": attempt,
+        "last_span": last_span,
+        "bytes": taken,
+        "spans": n_added,
+    }
     if after in ATTEMPT_FINISHED:
-        tx.run("count_late_spans", rollout=rollout, sequence_id=attempt, last_span=last_span, bytes=taken)
+        tx.run("count_late_spans", **counted)
         return
     if after == before:
-        tx.put("beat_heart", (last_span, taken, tx.now, rollout, attempt))
+        tx.put("beat_heart", (last_span, taken, n_added, tx.now, rollout, attempt))
         return
-    counted = {"rollout": rollout, "sequence_id": attempt, "last_span": last_span, "bytes": taken}
     tx.run("run_attempt", **counted, now=tx.now, status=after)
     target.status = after
     followed = rollout_after_attempt(
@@ -161,7 +168,7 @@ def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int) -> Non
         config=_ANY_CONFIG,
     )
     if followed != target.rollout_status:
-        tx.run("set_rollout_status", seq=rollout, status=followed, end_time=None)
+        tx.run("set_rollout_status", seq=rollout, status=followed)
         target.rollout_status = followed
         tx.targets.clear()  # other attempts of this rollout may be among them
         tx.targets[span.rollout_id, span.attempt_id] = target

@@ -1,16 +1,59 @@
-"""How much is in a store: counts, each by the scan of one index."""
+"""How much is in a store, from the counts that its database keeps (`tx.tally`).
+
+What is finished is counted when it ends, and what waits is what is left over. So only the rollouts that were claimed and are
+not finished are looked at, and the cost does not grow with the history or the queue.
+"""
 
 from __future__ import annotations
 
-from leyden.store.sql.transaction import Transaction
+from collections.abc import Mapping, Sequence
 
-__all__ = ["counts"]
+from leyden.store.sql.transaction import TOTALS, Total, Transaction
+from leyden.types import RolloutStatus
+
+__all__ = ["FINAL_STATUSES", "count_by_status", "count_rollouts", "count_spans", "counts", "kept_totals"]
+
+FINAL_STATUSES: Sequence[Total] = ("succeeded", "failed", "cancelled")
+"""The statuses of finished rollouts, each of which is a kept count."""
 
 
 def counts(tx: Transaction) -> tuple[dict[str, int], dict[str, int]]:
-    """How many of each noun, and how many rollouts of each status."""
+    """How many of each noun, and how many rollouts of each status that there is."""
     tx.expect(None)
-    nouns = ("attempts", "spans", "resources", "workers")
-    totals = {noun: tx.all(f"count_{noun}")[0][0] for noun in nouns}
-    by_status = {row[0]: row[1] for row in tx.all("count_rollouts_by_status")}
-    return totals | {"rollouts": sum(by_status.values())}, by_status
+    totals, under_way = kept_totals(tx), tx.all("count_under_way")
+    nouns = {
+        "rollouts": totals["enqueued"] - totals["forgotten"],
+        "attempts": totals["attempts"] + sum(row[2] for row in under_way),
+        "spans": totals["spans"] + sum(row[3] for row in under_way),
+        "resources": totals["resources"],
+        "workers": tx.all("count_workers")[0][0],
+    }
+    by_status = _by_status(totals, {row[0]: row[1] for row in under_way})
+    return nouns, {status: count for status, count in by_status.items() if count}
+
+
+def count_by_status(tx: Transaction) -> Mapping[str, int]:
+    """How many rollouts of each status."""
+    return _by_status(kept_totals(tx), {row[0]: row[1] for row in tx.all("count_under_way")})
+
+
+def count_rollouts(tx: Transaction) -> int:
+    """How many rollouts there are in all."""
+    totals = kept_totals(tx)
+    return totals["enqueued"] - totals["forgotten"]
+
+
+def count_spans(tx: Transaction) -> int:
+    """How many spans there are in all."""
+    return kept_totals(tx)["spans"] + sum(row[3] for row in tx.all("count_under_way"))
+
+
+def kept_totals(tx: Transaction) -> dict[Total, int]:
+    """The counts that the database keeps."""
+    return dict(zip(TOTALS, tx.all("get_totals")[0], strict=True))
+
+
+def _by_status(totals: Mapping[Total, int], under_way: Mapping[RolloutStatus, int]) -> Mapping[str, int]:
+    finished = {status: totals[status] for status in FINAL_STATUSES}
+    waiting = totals["enqueued"] - totals["forgotten"] - sum(finished.values()) - sum(under_way.values())
+    return {"queuing": waiting, **under_way, **finished}

@@ -1,0 +1,162 @@
+"""How the servers behind the gateway do: what they were asked, how they failed, how long they took.
+
+Counted in memory, reported to the store as samples every few seconds. It judges no server: which one takes a call is in `balance`.
+Counting happens in the gateway's event loop; `statuses` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from leyden.errors import LeydenError
+from leyden.gateway.upstream import UpstreamModel
+from leyden.monitor.upstreams import REPORT_SECONDS, upstream_subject
+from leyden.redaction import redact
+from leyden.store.base import LightningStore
+from leyden.types import Sample
+
+__all__ = ["Failure", "UpstreamFigures", "UpstreamStatus"]
+
+logger = logging.getLogger(__name__)
+
+_RECENT_SECONDS = 60.0
+_MOST_RECENT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a server did not answer a request as it should."""
+
+    reason: str
+    """One word: unreachable, incomplete, timeout, garbage or failed."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamStatus:
+    """One server of one model, as its gateway knows it."""
+
+    model_name: str
+    address: str
+    healthy: bool
+    """Its last answer was well. False: other servers of the model are preferred for a while, if there are any."""
+    problem: str | None
+    """The last failure of a server that is not healthy."""
+    requests: int
+    """Sent to it since the gateway began."""
+    errors: dict[str, int]
+    """How many of them failed, by reason."""
+    in_flight: int
+    latency_p50_seconds: float | None
+    """The median time to the end of an answer, of those in the last minute; None where there were none."""
+    latency_p95_seconds: float | None
+
+
+@dataclass(slots=True)
+class _Server:
+    requests: int = 0
+    errors: Counter[str] = field(default_factory=Counter[str])
+    in_flight: int = 0
+    problem: str | None = None
+    seconds: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_RECENT))
+    """Of answers: when they ended, and how long they took."""
+    changed: bool = True
+    """Since the last report."""
+
+
+class UpstreamFigures:
+    """Counts what servers are asked and answer."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._servers: dict[tuple[str, str], _Server] = {}
+
+    def begin(self, model: UpstreamModel) -> float:
+        """Count a request; return when it began, for `end`, which must follow."""
+        server = self._servers.setdefault((model.model_name, redact(model.address)), _Server())
+        server.requests += 1
+        server.in_flight += 1
+        server.changed = True
+        return self._clock()
+
+    def end(self, model: UpstreamModel, began: float, *, well: bool | None, failure: Failure | None) -> None:
+        """Count how a request ended. well: None where that says nothing about the server. failure: where `well` is False."""
+        server = self._servers[model.model_name, redact(model.address)]
+        server.in_flight -= 1
+        server.changed = True
+        if well:
+            now = self._clock()
+            server.seconds.append((now, now - began))
+            server.problem = None
+        elif failure is not None:
+            server.errors[failure.reason] += 1
+            server.problem = failure.message
+
+    def statuses(self) -> list[UpstreamStatus]:
+        """Return the servers that were asked anything, in the order of their first request."""
+        return [_status(*key, server, self._clock()) for key, server in list(self._servers.items())]
+
+    async def report(self, store: LightningStore, gateway: str, connections: Callable[[], int]) -> None:
+        """Write samples until cancelled, whenever there is something new. gateway: its name in the samples."""
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            if samples := self.samples(gateway, connections()):
+                try:
+                    await store.add_many_samples(samples)
+                except LeydenError as error:
+                    logger.info("the figures of the gateway's servers could not be written to %s: %s", store.url, error)
+
+    def samples(self, gateway: str, connections: int) -> list[Sample]:
+        """Return the figures of the servers that were asked since the last report, are at work, or are not well."""
+        now, found = time.time(), list[Sample]()
+        for key, server in self._servers.items():
+            if server.changed or server.in_flight or server.problem is not None:
+                server.changed = False
+                subject = upstream_subject(*key, gateway)
+                figures = _figures(_status(*key, server, self._clock()))
+                found += [
+                    Sample(name=name, time=now, value=value, worker_id=subject) for name, value in figures.items()
+                ]
+        if found or connections:
+            found.append(Sample(name="gateway_connections", time=now, value=connections, worker_id=gateway))
+        return found
+
+
+def _status(model_name: str, address: str, server: _Server, now: float) -> UpstreamStatus:
+    seconds = sorted(took for ended, took in list(server.seconds) if ended >= now - _RECENT_SECONDS)
+    return UpstreamStatus(
+        model_name=model_name,
+        address=address,
+        healthy=server.problem is None,
+        problem=server.problem,
+        requests=server.requests,
+        errors=dict(server.errors),
+        in_flight=server.in_flight,
+        latency_p50_seconds=_quantile(seconds, 0.5),
+        latency_p95_seconds=_quantile(seconds, 0.95),
+    )
+
+
+def _figures(status: UpstreamStatus) -> dict[str, float]:
+    figures: dict[str, float] = {
+        "upstream_healthy": float(status.healthy),
+        "upstream_requests": float(status.requests),
+        "upstream_errors": float(sum(status.errors.values())),
+        "upstream_in_flight": float(status.in_flight),
+    }
+    figures |= {f"upstream_failures:{reason}": float(count) for reason, count in status.errors.items()}
+    if status.latency_p50_seconds is not None and status.latency_p95_seconds is not None:
+        figures["upstream_latency_p50_seconds"] = status.latency_p50_seconds
+        figures["upstream_latency_p95_seconds"] = status.latency_p95_seconds
+    return figures
+
+
+def _quantile(ordered: list[float], share: float) -> float | None:
+    """The smallest value that at least this share of all does not exceed (nearest rank)."""
+    return ordered[math.ceil(share * len(ordered)) - 1] if ordered else None

@@ -1,0 +1,76 @@
+"""`LogBuffer`: the metrics of episodes while they are collected, and a callback that hears of each change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from leyden.errors import ConfigError
+from leyden.loop.metrics import EpisodeStats, LogLevel
+from leyden.loop.writers.base import LogWriter
+
+BufferCallback: TypeAlias = "Callable[[bool, bool, LogBuffer], None]"
+
+
+class LogBuffer(LogWriter):
+    """Keep the metrics of the newest episode and their means over the collect; write nothing.
+
+    callback: called as `callback(on_episode, on_collect, log_buffer)`: with (True, False, self)
+        after each episode, and with (False, True, self) when a collect is over. `rl.Trainer` keeps
+        its `metrics` up to date with one.
+    loglevel: as of every writer; see `LogWriter`.
+
+    An episode's metrics are its `reward`, `steps_per_episode`, and one value for each name that was
+    logged in it. A metric that some episodes lack is averaged over the episodes that have it (Qlib
+    divides by all).
+    """
+
+    def __init__(self, callback: BufferCallback, loglevel: int = LogLevel.PERIODIC) -> None:
+        super().__init__(loglevel)
+        self.callback = callback
+        self._forget()
+
+    def _forget(self) -> None:
+        self._latest: dict[str, float] | None = None
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def clear(self) -> None:
+        """Forget the episodes too."""
+        super().clear()
+        self._forget()
+
+    def log_episode(self, episode: EpisodeStats) -> None:
+        """Take an episode, then call the callback."""
+        latest = {**episode.logs, "reward": episode.reward, "steps_per_episode": float(episode.length)}
+        sums, counts = self._sums, self._counts
+        for name, value in latest.items():
+            sums[name] = sums.get(name, 0.0) + value
+            counts[name] = counts.get(name, 0) + 1
+        self._latest = latest
+        self.callback(True, False, self)
+
+    def on_env_all_done(self) -> None:
+        """Call the callback: the collect is over."""
+        self.callback(False, True, self)
+
+    def episode_metrics(self) -> dict[str, float]:
+        """Return the metrics of the newest episode. Raise ConfigError (a ValueError) if none has ended in this collect."""
+        if self._latest is None:
+            raise ConfigError("no episode has ended yet in this collect; ask after the callback had on_episode=True")
+        return dict(self._latest)
+
+    def collect_metrics(self) -> dict[str, float]:
+        """Return the mean of each metric over the episodes of this collect so far; empty if none has ended."""
+        return {name: total / self._counts[name] for name, total in self._sums.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, the newest episode's metrics and the means' sums and counts."""
+        own = {"latest_metrics": self._latest, "aggregated_metrics": self._sums, "counts": self._counts}
+        return {**super().state_dict(), **{name: value and dict(value) for name, value in own.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a value of `state_dict`."""
+        super().load_state_dict(state)
+        self._latest = state["latest_metrics"]
+        self._sums, self._counts = dict(state["aggregated_metrics"]), dict(state["counts"])

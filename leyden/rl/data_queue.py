@@ -1,0 +1,571 @@
+"""`DataQueue`: the items of a data set for any number of consumers, in this process and in others, each item once.
+
+    with DataQueue(orders, repeat=-1, producer_num_workers=2, queue_maxsize=64) as queue:
+        for order in queue:
+            ...
+
+A `SeedPlan` in the process that made the queue decides the order. Threads of that process take items directly. Other processes, which get
+the queue by `fork` or as an argument, ask for one item after another over a socket. What a process held when it was killed is handed out
+again. This module knows no environments; a vectorised environment draws from a queue as from any other `SeedSource`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.util import Finalize
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast
+
+from leyden.errors import ConfigError, DataQueueClosed
+from leyden.rl.producers import Producers, packed, portable
+from leyden.rl.seed import Items, Seed, SeedPlan
+
+T = TypeVar("T")
+_PUT_FROM: Final = 1 << 32
+"""Numbers of items that were `put` begin here, above those of the data set's."""
+_LAST_SECONDS: Final = 2.0
+
+
+class _Address(NamedTuple):
+    """Where other processes find a queue."""
+
+    path: str
+    key: bytes
+
+
+class _Broken(NamedTuple):
+    """A producer could not read an item."""
+
+    seed: Seed[Any]
+    error: BaseException
+
+
+class DataQueue(Generic[T]):
+    """Items of a data set, each once in each pass.
+
+    `with` (or `activate`) starts the producers and lets other processes take part; its end (or `cleanup`) ends all that was started.
+    Without producers and in one process the queue works outside of `with` too.
+
+    A consumer holds the item that it took last until it asks for the next, or ends. If its process is killed, another consumer gets that
+    item: no item is lost, and one may be worked on twice. Consumers that came to the end before do not wait for it; ask the queue again.
+    """
+
+    def __init__(
+        self,
+        dataset: Items[T],
+        repeat: int = 1,
+        shuffle: bool = True,
+        producer_num_workers: int = 0,
+        queue_maxsize: int = 0,
+        seed: int = 0,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """repeat: passes; -1: for ever. shuffle: another order in each pass, which `seed` and the pass's number decide.
+
+        producer_num_workers: processes that read items ahead, for data sets whose items are slow to read. 0: a consumer's call reads the
+            item, in the queue's own process.
+        queue_maxsize: the most items that are read ahead, and the most that `put` adds before it waits; 0: one for each CPU.
+        timeout_seconds: how long a consumer waits for an item before TimeoutError; None: for ever.
+        """
+        for name, value in (("producer_num_workers", producer_num_workers), ("queue_maxsize", queue_maxsize)):
+            if value < 0:
+                raise ConfigError(f"{name}={value}; it is 0 or more")
+        maxsize = queue_maxsize or os.cpu_count() or 1
+        plan: SeedPlan[Any] = SeedPlan(dataset, repeat=repeat, shuffle=shuffle, seed=seed)
+        self._home: _Home | None = _Home(dataset, plan, producer_num_workers, maxsize)
+        self._pid = os.getpid()
+        self._address: _Address | None = None
+        self._away: _Away | None = None
+        self._finalizer: Any = None
+        self._timeout_seconds = timeout_seconds
+
+    # ---- life ----------------------------------------------------------------------------------------------------------
+
+    def activate(self) -> Self:
+        """Start the producers and let other processes take part. Raises ConfigError if the queue is active already."""
+        home = self._at_home("activate")
+        self._address = home.activate()
+        # a queue that is forgotten is closed too, and one that is active at exit before multiprocessing waits for its producers
+        self._finalizer = Finalize(self, home.cleanup, exitpriority=10)
+        _ACTIVE[self._address.path] = self
+        return self
+
+    def cleanup(self) -> None:
+        """End all that `activate` started. Items that nobody has taken are taken first when the queue is activated again."""
+        self._at_home("cleanup")
+        if self._address is not None:
+            _ACTIVE.pop(self._address.path, None)
+            self._address = None
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self.activate()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cleanup()
+
+    def __reduce__(self) -> Any:
+        if self._address is None:
+            raise ConfigError(
+                "a DataQueue goes to another process while it is active; use it in `with`, or call activate()"
+            )
+        return _attach, (self._address, self._timeout_seconds)
+
+    # ---- for consumers -------------------------------------------------------------------------------------------------
+
+    def get(self, block: bool = True, timeout_seconds: float | None = None) -> T:
+        """Return the next item; the one that this process took before is done with.
+
+        Raises StopIteration at the end, TimeoutError if no item came within `timeout_seconds` (None: the queue's), or at once if not
+        `block`.
+        """
+        seed = self._next(0.0 if not block else self._timeout_seconds if timeout_seconds is None else timeout_seconds)
+        if seed is None:
+            raise StopIteration
+        return seed.item
+
+    def __iter__(self) -> Iterator[T]:
+        while (seed := self._next(self._timeout_seconds)) is not None:
+            yield seed.item
+
+    def put(self, item: T, block: bool = True, timeout_seconds: float | None = None) -> None:
+        """Add an item, which comes before the data set's. From then on the queue ends with `mark_as_done` alone.
+
+        Waits while `queue_maxsize` such items are waiting. Raises TimeoutError as `get` does, ConfigError after `mark_as_done`.
+        """
+        self._end.put(item, 0.0 if not block else timeout_seconds)
+
+    def mark_as_done(self) -> None:
+        """No more items come: none are put, and the data set is not read on. Items that were read are still handed out."""
+        self._end.mark_as_done()
+
+    def _next(self, timeout_seconds: float | None) -> Seed[T] | None:
+        end = self._end
+        if isinstance(end, _Away):
+            return end.take_next(timeout_seconds)
+        seed = end.take(timeout_seconds)
+        if seed is not None:
+            end.finish(seed)
+        return seed
+
+    # ---- as a source of seeds ------------------------------------------------------------------------------------------
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `take` would return None now."""
+        return self._end.exhausted
+
+    def take(self) -> Seed[T] | None:
+        """Return the next seed, or None. It is to be finished or given back."""
+        return self._end.take(self._timeout_seconds)
+
+    def give_back(self, seed: Seed[T]) -> None:
+        """Its episode was lost: it is taken again, before any other."""
+        self._end.give_back(seed)
+
+    def finish(self, seed: Seed[T]) -> None:
+        """Its episode is over."""
+        self._end.finish(seed)
+
+    # ---- where it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _end(self) -> _Home | _Away:
+        if self._home is not None and self._pid == os.getpid():
+            return self._home
+        if self._address is None:
+            raise ConfigError("this process got the DataQueue by a fork before it was active; fork inside its `with`")
+        if self._away is None or self._away.pid != os.getpid():
+            self._away = _Away(self._address)
+        return self._away
+
+    def _at_home(self, what: str) -> _Home:
+        if self._home is None or self._pid != os.getpid():
+            raise ConfigError(f"{what}() is for the process that made the DataQueue")
+        return self._home
+
+
+_ACTIVE: weakref.WeakValueDictionary[str, DataQueue[Any]] = weakref.WeakValueDictionary()
+"""The queues that this process made and activated, by address: one that comes back is itself again."""
+
+
+def active_queue(path: str) -> DataQueue[Any] | None:
+    """Return the queue of this process that has the address, if there is one."""
+    return _ACTIVE.get(path)
+
+
+def address_of(seeds: object) -> str | None:
+    """Return the address of an active queue; None for anything else."""
+    return seeds._address.path if isinstance(seeds, DataQueue) and seeds._address is not None else None  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType] -- of this module
+
+
+def _attach(address: _Address, timeout_seconds: float | None) -> DataQueue[Any]:
+    if (here := _ACTIVE.get(address.path)) is not None and here._pid == os.getpid():  # pyright: ignore[reportPrivateUsage] -- of this module
+        return here
+    queue = cast("DataQueue[Any]", DataQueue.__new__(DataQueue))  # pyright: ignore[reportUnknownMemberType] -- of any items
+    queue.__dict__.update(
+        _home=None, _pid=-1, _address=address, _away=None, _finalizer=None, _timeout_seconds=timeout_seconds
+    )
+    return queue
+
+
+class _Home:
+    """The queue in the process that made it."""
+
+    def __init__(self, dataset: Items[Any], plan: SeedPlan[Any], n_producers: int, maxsize: int) -> None:
+        self._dataset, self._plan = dataset, plan
+        self._n_producers, self._maxsize = n_producers, maxsize
+        self._changed = threading.Condition()
+        """Guards all that follows."""
+        self._put: deque[Seed[Any]] = deque()
+        self._n_put = 0
+        self._put_held: set[int] = set()
+        self._open = False
+        self._done = False
+        self._active = False
+        self._ahead: deque[Seed[Any] | _Broken] = deque()
+        self._requested: deque[Seed[Any]] = deque()
+        self._producers: Producers | None = None
+        self._server: _Server | None = None
+        self._reader: threading.Thread | None = None
+
+    # ---- life
+
+    def activate(self) -> _Address:
+        if self._active:
+            raise ConfigError("this DataQueue is active already; leave its `with`, or call cleanup(), before another")
+        if self._n_producers:
+            self._producers = Producers(self._dataset, self._n_producers)
+            self._reader = threading.Thread(target=self._read_ahead, name="leyden-queue-reader", daemon=True)
+        self._server = _Server(self)
+        self._active = True
+        if self._reader is not None:
+            self._reader.start()
+        return self._server.address
+
+    def cleanup(self) -> None:
+        with self._changed:
+            if not self._active:
+                return
+            self._active = False
+            self._changed.notify_all()
+        assert self._server is not None
+        self._server.close()
+        if self._producers is not None and self._reader is not None:
+            self._producers.close()
+            _join(self._reader)
+            self._producers.reap()
+            self._producers = self._reader = None
+        with self._changed:
+            for read in (*self._ahead, *self._requested):
+                self._plan.give_back(read.seed if isinstance(read, _Broken) else read)
+            self._ahead.clear()
+            self._requested.clear()
+
+    # ---- items
+
+    @property
+    def exhausted(self) -> bool:
+        with self._changed:
+            return self._nothing_left()
+
+    def take(self, timeout_seconds: float | None) -> Seed[Any] | None:
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with self._changed:
+            if self._n_producers and not self._active:
+                raise ConfigError("a DataQueue with producers is used in `with`, or after activate()")
+            was_active = self._active
+            while True:
+                if self._put:
+                    seed = self._put.popleft()
+                    self._put_held.add(seed.number)
+                    self._changed.notify_all()
+                    return seed
+                if self._ahead:
+                    read = self._ahead.popleft()
+                    self._changed.notify_all()
+                    if isinstance(read, _Broken):
+                        self._plan.give_back(read.seed)
+                        raise read.error
+                    return read
+                if self._nothing_left():
+                    return None
+                if not self._n_producers and not self._done and not self._plan.exhausted:
+                    return self._plan.take()
+                self._wait(deadline, "no item came")
+                if was_active and not self._active:
+                    raise DataQueueClosed("the data queue was closed while a consumer waited for an item")
+
+    def finish(self, seed: Seed[Any]) -> None:
+        with self._changed:
+            if seed.number >= _PUT_FROM:
+                self._put_held.discard(seed.number)
+            else:
+                self._plan.finish(seed)
+
+    def give_back(self, seed: Seed[Any]) -> None:
+        with self._changed:
+            if seed.number >= _PUT_FROM:
+                self._put_held.discard(seed.number)
+                self._put.appendleft(seed)
+            else:
+                self._plan.give_back(seed)
+            self._changed.notify_all()
+
+    def put(self, item: Any, timeout_seconds: float | None) -> None:
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with self._changed:
+            while not self._done and len(self._put) >= self._maxsize:
+                self._wait(deadline, f"{self._maxsize} items wait already (queue_maxsize), and none was taken")
+            if self._done:
+                raise ConfigError("put() after mark_as_done(): the queue has ended")
+            self._open = True
+            self._put.append(Seed(len(self._plan) + self._n_put, item, _PUT_FROM + self._n_put))
+            self._n_put += 1
+            self._changed.notify_all()
+
+    def mark_as_done(self) -> None:
+        with self._changed:
+            self._done, self._open = True, False
+            self._changed.notify_all()
+
+    def _nothing_left(self) -> bool:
+        of_dataset = self._ahead or self._requested or not (self._done or self._plan.exhausted)
+        return not (of_dataset or self._put or self._open)
+
+    def _wait(self, deadline: float | None, what: str) -> None:
+        left = None if deadline is None else deadline - time.monotonic()
+        if (left is not None and left <= 0) or not self._changed.wait(left):
+            reading = [seed.index for seed in self._requested]
+            raise TimeoutError(f"{what} in time" + (f"; producers are reading items {reading}" if reading else ""))
+
+    # ---- reading ahead
+
+    def _read_ahead(self) -> None:
+        """Keep the producers busy and the buffer full. Run in a thread."""
+        producers = self._producers
+        assert producers is not None
+        while True:
+            with self._changed:
+                while self._active and not self._request_more(producers):
+                    self._changed.wait()
+                if not self._active:
+                    return
+                seed = self._requested[0]
+            read: Seed[Any] | _Broken
+            try:
+                item = producers.receive()
+                read = Seed(seed.index, item, seed.number, seed.entropy)
+            except DataQueueClosed:
+                return
+            except Exception as error:  # noqa: BLE001 -- whatever reading raised is the consumer's
+                read = _Broken(seed, error)
+            with self._changed:
+                self._requested.popleft()
+                self._ahead.append(read)
+                self._changed.notify_all()
+
+    def _request_more(self, producers: Producers) -> bool:
+        """Request what there is room for, two items for each producer at most. Return whether any is to be received."""
+        while len(self._requested) < min(2 * len(producers), self._maxsize - len(self._ahead)) and not self._done:
+            if (seed := self._plan.take_index()) is None:
+                break
+            self._requested.append(seed)
+            producers.request(seed.index)
+        return bool(self._requested)
+
+
+class _Server:
+    """Lets other processes take part: one thread for each."""
+
+    def __init__(self, home: _Home) -> None:
+        self._home = home
+        self._folder = None if sys.platform == "linux" else tempfile.TemporaryDirectory()
+        name = f"leyden-queue-{secrets.token_hex(8)}"
+        path = f"\0{name}" if self._folder is None else str(Path(self._folder.name) / name)
+        self.address = _Address(path, secrets.token_bytes(32))
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(path)
+        self._socket.listen(128)
+        self._connections: set[Connection] = set()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self._accepting = threading.Thread(target=self._accept, name="leyden-queue", daemon=True)
+        self._accepting.start()
+        _SERVERS.add(self)
+
+    def close(self) -> None:
+        """Hang up. Nothing is left behind."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+        _join(self._accepting)
+        self._socket.close()
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+                end.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it, which closes it
+        for thread in self._threads:
+            _join(thread, _LAST_SECONDS)
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def forget(self) -> None:
+        """Close what a fork brought along; the parent's own are untouched."""
+        self._socket.close()
+        for connection in list(self._connections):
+            connection.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                accepted, _ = self._socket.accept()
+            except OSError:
+                return
+            connection = Connection(accepted.detach())
+            self._connections.add(connection)
+            thread = threading.Thread(target=self._serve, args=(connection,), name="leyden-queue-consumer", daemon=True)
+            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+            thread.start()
+
+    def _serve(self, connection: Connection) -> None:
+        """Answer one process until it says goodbye, or dies: then what it held is given back."""
+        held: dict[int, Seed[Any]] = {}
+        try:
+            deliver_challenge(connection, self.address.key)
+            answer_challenge(connection, self.address.key)
+            while True:
+                what, arguments = connection.recv()
+                try:
+                    reply = packed((True, self._answer(held, what, *arguments)))
+                except Exception as error:  # noqa: BLE001 -- it is raised where it was asked
+                    reply = packed((False, portable(error, f"{what} failed in the process that made the data queue")))
+                connection.send_bytes(reply)
+        except (EOFError, OSError, AuthenticationError):
+            pass
+        finally:
+            for seed in held.values():  # of a process that died; one that lives on goes on with what it has
+                (self._home.finish if self._closed else self._home.give_back)(seed)
+            self._connections.discard(connection)
+            connection.close()
+
+    def _answer(self, held: dict[int, Seed[Any]], what: str, *arguments: Any) -> Any:
+        home = self._home
+        if what == "take":
+            if (seed := home.take(*arguments)) is not None:
+                held[seed.number] = seed
+            return seed
+        if what in ("finish", "give_back"):
+            (number,) = arguments
+            return getattr(home, what)(held.pop(number))
+        if what == "bye":
+            for seed in held.values():
+                home.finish(seed)
+            return held.clear()
+        if what == "exhausted":
+            return home.exhausted
+        return {"put": home.put, "mark_as_done": home.mark_as_done}[what](*arguments)
+
+
+def _join(thread: threading.Thread, seconds: float | None = None) -> None:
+    if thread is not threading.current_thread():  # which a garbage collection may run in
+        thread.join(seconds)
+
+
+_SERVERS: weakref.WeakSet[_Server] = weakref.WeakSet()
+
+
+def _forget_servers() -> None:
+    for server in list(_SERVERS):
+        server.forget()
+
+
+os.register_at_fork(after_in_child=_forget_servers)
+
+
+class _Away:
+    """The queue in another process."""
+
+    def __init__(self, address: _Address) -> None:
+        self.pid = os.getpid()
+        self._lock = threading.Lock()
+        self._taken: Seed[Any] | None = None
+        end = socket.socket(socket.AF_UNIX)
+        try:
+            end.connect(address.path)
+        except OSError:
+            end.close()
+            raise DataQueueClosed(_GONE) from None
+        self._connection = Connection(end.detach())
+        try:
+            answer_challenge(self._connection, address.key)
+            deliver_challenge(self._connection, address.key)
+        except (EOFError, OSError):
+            raise DataQueueClosed(_GONE) from None
+        # a process that ends by itself is done with what it took
+        Finalize(self, _say_goodbye, (self._connection, self.pid), exitpriority=10)
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ask("exhausted")
+
+    def take_next(self, timeout_seconds: float | None) -> Seed[Any] | None:
+        """Take an item; the one that was taken before is done with."""
+        if self._taken is not None:
+            taken, self._taken = self._taken, None
+            self.finish(taken)
+        self._taken = self.take(timeout_seconds)
+        return self._taken
+
+    def take(self, timeout_seconds: float | None) -> Seed[Any] | None:
+        return self._ask("take", timeout_seconds)
+
+    def finish(self, seed: Seed[Any]) -> None:
+        self._ask("finish", seed.number)
+
+    def give_back(self, seed: Seed[Any]) -> None:
+        self._ask("give_back", seed.number)
+
+    def put(self, item: Any, timeout_seconds: float | None) -> None:
+        self._ask("put", item, timeout_seconds)
+
+    def mark_as_done(self) -> None:
+        self._ask("mark_as_done")
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        with self._lock:
+            try:
+                self._connection.send_bytes(packed((what, arguments)))
+                fine, result = cast("tuple[bool, Any]", self._connection.recv())
+            except (EOFError, OSError):
+                raise DataQueueClosed(_GONE) from None
+        if not fine:
+            raise result
+        return result
+
+
+_GONE: Final = "the process that made the data queue has left its `with`, or has ended"
+
+
+def _say_goodbye(connection: Connection, pid: int) -> None:
+    if pid == os.getpid():
+        with contextlib.suppress(EOFError, OSError):
+            connection.send(("bye", ()))
+            connection.recv()
+        connection.close()

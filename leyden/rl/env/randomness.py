@@ -1,0 +1,73 @@
+"""Seeds for the global random generators of worker processes: Python's, NumPy's and torch's.
+
+A worker that is forked inherits the generators of its parent, so without seeds of their own all workers draw equal numbers. Each worker's
+seeds depend on the run's, on the worker's number and on how often that worker was started. This module knows no environments. To seed
+another library's generator, add a line to `_SEEDERS`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeeds:
+    """What the seeds of all workers derive from, one number for each library."""
+
+    random: int
+    numpy: int
+    torch: int
+
+    @classmethod
+    def draw(cls) -> WorkerSeeds:
+        """Draw each number from this process's generator of that library.
+
+        A program that seeds its generators therefore repeats its workers' numbers too, and one that does not gets others each time.
+        """
+        of_numpy = int(np.random.randint(2**63 - 1, dtype=np.int64))
+        torch: Any = sys.modules.get("torch")
+        of_torch = of_numpy if torch is None else int(torch.empty((), dtype=torch.int64).random_().item())
+        return cls(random.getrandbits(63), of_numpy, of_torch)
+
+
+class WorkerGenerators:
+    """The generators of one worker process. `seed` may be called again: a library that was loaded since is seeded then."""
+
+    def __init__(self, seeds: WorkerSeeds, worker: int, start: int) -> None:
+        """start: how often the worker was started before; a worker in the place of one that died draws other numbers."""
+        self._seeds, self._worker, self._start = seeds, worker, start
+        self._done: set[str] = set()
+
+    def seed(self) -> None:
+        """Seed every library that is loaded and was not seeded yet."""
+        for name, seeder in _SEEDERS.items():
+            if name not in self._done and name in sys.modules:
+                self._done.add(name)
+                sequence = np.random.SeedSequence([getattr(self._seeds, name), self._worker, self._start])
+                seeder(sequence)
+
+
+def _seed_random(sequence: np.random.SeedSequence) -> None:
+    random.seed(sequence.generate_state(8).tobytes())
+
+
+def _seed_numpy(sequence: np.random.SeedSequence) -> None:
+    np.random.seed(sequence.generate_state(8))
+
+
+def _seed_torch(sequence: np.random.SeedSequence) -> None:
+    torch: Any = sys.modules["torch"]
+    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+
+
+_SEEDERS: Final[dict[str, Callable[[np.random.SeedSequence], None]]] = {
+    "random": _seed_random,
+    "numpy": _seed_numpy,
+    "torch": _seed_torch,
+}

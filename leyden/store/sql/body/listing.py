@@ -1,0 +1,133 @@
+"""Pages of rollouts, read by the indexes that hold them in the order asked for.
+
+A page costs what it holds and what it skips (`offset`), however many rollouts there are: in the order of arrival, by
+`start_time`, `end_time` and `rollout_id`; of all rollouts or of some statuses. An index holds one status in order, so a page of
+several statuses merges one short run of each. Other filters and orders look at rollouts until the page is full, or at all of
+them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
+from typing import Any
+
+from leyden.store.sql.body.statistics import FINAL_STATUSES, count_by_status, count_rollouts
+from leyden.store.sql.pages import Filters, order_and_limit, total_of, within_reach
+from leyden.store.sql.rows import SEQ, rollout_from
+from leyden.store.sql.transaction import Row, Transaction
+from leyden.types import FilterLogic, PaginatedResult, Rollout, RolloutMode, RolloutStatus, SortOrder
+
+__all__ = ["query_rollouts"]
+
+_NEVER_NULL = {name: f"r.{name}" for name in ("rollout_id", "start_time", "status")}
+_SORTABLE = _NEVER_NULL | {name: f"r.{name}" for name in ("end_time", "mode", "resources_id")}
+
+
+def query_rollouts(
+    tx: Transaction,
+    *,
+    status_in: Sequence[RolloutStatus] | None = None,
+    rollout_id_in: Sequence[str] | None = None,
+    rollout_id_contains: str | None = None,
+    mode_in: Sequence[RolloutMode] | None = None,
+    filter_logic: FilterLogic = "and",
+    sort_by: str | None = None,
+    sort_order: SortOrder = "asc",
+    limit: int = -1,
+    offset: int = 0,
+) -> PaginatedResult[Rollout]:
+    order = order_and_limit(_SORTABLE, sort_by, sort_order, limit, offset, tie=["r.seq"], never_null=_NEVER_NULL)
+    others = Filters(filter_logic)
+    others.among("r.rollout_id", rollout_id_in)
+    others.contains("r.rollout_id", rollout_id_contains)
+    others.among("r.mode", mode_in)
+    filters = Filters(filter_logic, list(others.conditions), others.parameters)
+    filters.among("r.status", status_in)
+    where, parameters = filters.sql(), filters.parameters
+    tx.expect(None)
+    by_index = rollout_id_in is None and sort_by in (None, "start_time", "end_time")
+    if limit == -1:
+        rows = tx.page("select_rollouts", where + order, parameters)
+    elif by_index and (status_in is None or filter_logic == "and" or not others.conditions):
+        statuses = None if status_in is None else list(dict.fromkeys(status_in))
+        rows = _at(tx, _Runs(tx, others, sort_order, offset + limit).in_order(sort_by, statuses)[offset:])
+    else:
+        rows = _at(tx, [row[0] for row in tx.page("select_rollout_seqs", where + order, parameters)])
+    items = [rollout_from(row) for row in rows]
+    if not filters.conditions:
+        total, exact = count_rollouts(tx), True
+    elif status_in is not None and not others.conditions:
+        counted = count_by_status(tx)
+        total, exact = sum(counted.get(status, 0) for status in set(status_in)), True
+    else:
+        n_found = len(items)
+        total, exact = total_of(tx, "select_rollout_seqs", where, parameters, found=n_found, limit=limit, offset=offset)
+    return PaginatedResult(items, limit, offset, total, exact)
+
+
+def _at(tx: Transaction, seqs: Sequence[int]) -> list[Row]:
+    """The rows of `select_rollouts` with these numbers, in this order."""
+    rows = {row[SEQ]: row for row in tx.all("select_rollouts_at", seqs=json.dumps(seqs))} if seqs else {}
+    return [rows[seq] for seq in seqs]
+
+
+_WORKED_ON = "r.seq IN (SELECT rollout FROM attempts WHERE end_time IS NULL)"
+_HOLDS = {
+    "queuing": "r.status = 'queuing'",
+    "requeuing": "r.status = 'requeuing'",
+    "preparing": _WORKED_ON,
+    "running": _WORKED_ON,
+    **dict.fromkeys(FINAL_STATUSES, "r.end_time IS NOT NULL"),
+}
+"""What is true of every rollout of a status, by which an index finds those rollouts; a partial one only where its condition is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Reads runs of rollouts that an index holds in the order of a page, and merges them."""
+
+    tx: Transaction
+    filters: Filters
+    """All but those of the status, which is each run's own."""
+    sort_order: SortOrder
+    reach: int
+    """Up to which place rollouts are wanted."""
+
+    def in_order(self, sort_by: str | None, statuses: Sequence[str] | None) -> list[int]:
+        """The numbers of the first rollouts of these statuses (None: of all)."""
+        each_status = [None] if statuses is None else statuses
+        if sort_by is None:
+            return self._merged([self._run("select_rollout_seqs", status=status) for status in each_status])
+        if sort_by == "start_time":
+            return self._merged([self._run("select_rollout_starts", "r.start_time", status) for status in each_status])
+        final = [status for status in FINAL_STATUSES if statuses is None or status in statuses]
+        seqs = self._merged([self._run("select_rollout_ends", "r.end_time", status) for status in final])
+        if len(seqs) < self.reach:  # what has not ended comes behind, as it arrived
+            unfinished = [status for status in each_status if status not in FINAL_STATUSES]
+            seqs += self._merged([self._run("select_rollout_seqs", None, status, ended=False) for status in unfinished])
+        return seqs[: self.reach]
+
+    def _run(self, query: str, column: str | None = None, status: str | None = None, ended: bool = True) -> list[Row]:
+        """Rollouts of one status (None: of all) by a column and their number. ended: False leaves out those that have ended."""
+        always = Filters("and", parameters=self.filters.parameters)
+        always.equal("r.status", status)
+        if not ended and status is None:
+            always.condition("r.end_time IS NULL")
+        elif status is not None and (holds := _HOLDS.get(status)):
+            always.condition(holds)
+        order = ", ".join(f"{each} {self.sort_order}" for each in (column, "r.seq") if each is not None)
+        part = f" ORDER BY {order} LIMIT {within_reach(self.reach)}"
+        return self.tx.page(query, self.filters.sql(*always.conditions) + part, always.parameters)
+
+    def _merged(self, runs: Sequence[list[Row]]) -> list[int]:
+        rows = runs[0] if len(runs) == 1 else merge(*runs, key=_place, reverse=self.sort_order == "desc")
+        return [row[0] for row in islice(rows, within_reach(self.reach))]
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    """Where a row belongs among those of other runs: by its time, where there is one, then by its number."""
+    return tuple(row[::-1])

@@ -1,0 +1,122 @@
+"""Say by name which resource of the machine has run out when something fails for want of it.
+
+It knows exceptions, and neither agents nor stores. To know another resource, add it to `_RESOURCES`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["exhausted_resource", "warn_if_exhausted"]
+
+_PAUSE_SECONDS = 60.0
+"""Between two warnings of one resource: when one runs out, hundreds of attempts fail at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Resource:
+    """What can run out, and how that is recognised."""
+
+    name: str
+    remedy: str
+    numbers: tuple[int, ...] = ()
+    """Values of `OSError.errno`."""
+    codes: tuple[str, ...] = ()
+    """Names of SQLite's errors, codes of PostgreSQL's."""
+    texts: tuple[str, ...] = ()
+    """Parts of messages, for errors that another process or library has made into text."""
+
+    def is_named_by(self, error: BaseException) -> bool:
+        """Whether this very error says that the resource has run out."""
+        if isinstance(error, MemoryError) and errno.ENOMEM in self.numbers:
+            return True
+        if isinstance(error, OSError) and error.errno in self.numbers:
+            return True
+        if {getattr(error, "sqlite_errorname", None), getattr(error, "sqlstate", None)} & set(self.codes):
+            return True
+        try:
+            said = str(error)
+        except Exception:  # noqa: BLE001 -- an agent's own class, which may do anything
+            return False
+        return any(text in said for text in self.texts)
+
+
+_RESOURCES = (
+    _Resource(
+        "the disk is full",
+        "free some space; what was not stored is tried again on a resume",
+        (errno.ENOSPC, errno.EDQUOT),
+        ("SQLITE_FULL", "53100"),
+        (os.strerror(errno.ENOSPC), "disk is full"),
+    ),
+    _Resource(
+        "no file descriptors are left",
+        "raise the limit (ulimit -n), or lower concurrency; agents that open a client for each rollout should close it",
+        (errno.EMFILE, errno.ENFILE),
+        (),
+        (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE)),
+    ),
+    _Resource("GPU memory is used up", "lower the batch or its token budget", texts=("CUDA out of memory",)),
+    _Resource(
+        "memory is used up",
+        "lower n_runners or concurrency; memory_bytes= of the ipc and cs strategies limits each runner",
+        (errno.ENOMEM,),
+        ("SQLITE_NOMEM", "53200"),
+        (os.strerror(errno.ENOMEM),),
+    ),
+    _Resource(
+        "no more threads or processes can be started",
+        "raise the limit (ulimit -u), or lower concurrency of agents that are not async",
+        (),
+        (),
+        ("can't start new thread",),
+    ),
+    _Resource(
+        "the database takes no more connections", "raise max_connections, or use fewer processes", (), ("53300",)
+    ),
+)
+
+_lock = threading.Lock()
+_warned_at: dict[str, float] = {}
+
+
+def exhausted_resource(error: BaseException) -> str | None:
+    """Return which resource has run out and what to do, if that is why `error` was raised, else None."""
+    for cause in _causes(error):
+        for resource in _RESOURCES:
+            if resource.is_named_by(cause):
+                return f"{resource.name}: {resource.remedy}"
+    return None
+
+
+def warn_if_exhausted(logger: logging.Logger, subject: str, error: BaseException) -> None:
+    """Log a warning if `error` was raised because a resource has run out: at most one a minute for each resource."""
+    found = exhausted_resource(error)
+    if found is None:
+        return
+    with _lock:
+        now = time.monotonic()
+        if now < _warned_at.get(found, -_PAUSE_SECONDS) + _PAUSE_SECONDS:
+            return
+        _warned_at[found] = now
+    logger.warning("%s failed because %s", subject, found)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from or while handling, and the members of groups; each once."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += [cause for cause in (one.__context__, one.__cause__) if cause is not None]
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions  # pyright: ignore[reportUnknownMemberType] -- a group of anything
