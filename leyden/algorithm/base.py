@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.adapter import TraceAdapter
 from leyden.errors import ConfigError
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Algorithm", "Dataset", "Run"]
 
-Dataset = Sequence[Any]
+T = TypeVar("T")
+
+Dataset = Sequence[T]
 """Tasks: anything with a length and items (a list, a Hugging Face data set)."""
 
 
@@ -62,7 +64,9 @@ class Algorithm(ABC):
     _concurrency: int | None = None
 
     @abstractmethod
-    def run(self, train_dataset: Dataset | None = None, val_dataset: Dataset | None = None) -> Awaitable[None] | None:
+    def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> Awaitable[None] | None:
         """Do all of the work. Both data sets are optional; an algorithm that needs one says so with a ConfigError."""
 
     def is_async(self) -> bool:

@@ -40,7 +40,9 @@ class FunctionalAlgorithm(Algorithm):
         """Whether the function is a coroutine function."""
         return inspect.iscoroutinefunction(self._function)
 
-    def run(self, train_dataset: Dataset | None = None, val_dataset: Dataset | None = None) -> Awaitable[None] | None:
+    def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> Awaitable[None] | None:
         """Call the function. Raises TypeError for a data set that was given but that the function does not name."""
         given = dict(zip(_DATASETS, (train_dataset, val_dataset), strict=True))
         for name, dataset in given.items():

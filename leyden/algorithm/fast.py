@@ -75,7 +75,7 @@ class Baseline(FastAlgorithm):
         """The initial resources, and nothing else."""
         return self.get_initial_resources() or {}
 
-    async def run(self, train_dataset: Dataset | None = None, val_dataset: Dataset | None = None) -> None:
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Enqueue everything, wait for it, log it. Raises ConfigError when there is no data at all."""
         if self._run is None:  # without a Trainer; the name is all that is needed of a run
             self.set_run(Run(run_id=secrets.token_hex(6)))
@@ -88,7 +88,7 @@ class Baseline(FastAlgorithm):
         for epoch in range(self.n_epochs):
             await self._run_epoch(epoch, tasks, resources_id)
 
-    def _tasks(self, train: Dataset | None, val: Dataset | None) -> Iterator[tuple[Any, RolloutMode]]:
+    def _tasks(self, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Iterator[tuple[Any, RolloutMode]]:
         train, val = ([] if train is None else train), ([] if val is None else val)
         n_train = len(train) if len(val) else round(len(train) * self.train_split)
         for index in range(len(train)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from leyden.algorithm.base import Algorithm, Dataset
 from leyden.loop import Callback, Checkpoint, LogWriter, Metrics, TrainLoop, Vessel
@@ -53,7 +53,7 @@ class IterativeAlgorithm(Algorithm):
     async def step(self, iteration: int) -> Metrics:
         """Do step `iteration`, counted from 0, and answer what there is to know of it."""
 
-    async def setup(self, train_dataset: Dataset | None, val_dataset: Dataset | None) -> None:
+    async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
         """Before the first step of this process, and again when it is restarted after a failure: begin as if nothing had been done."""
 
     async def validate(self, iteration: int) -> Metrics:
@@ -76,7 +76,7 @@ class IterativeAlgorithm(Algorithm):
         """Say how far the stage under way is, for whoever watches."""
         self._loop.progress(done, total, **counts)
 
-    async def run(self, train_dataset: Dataset | None = None, val_dataset: Dataset | None = None) -> None:
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Set up, resume where the run says so, step, always tear down."""
         run = self.get_run()
         checkpoint = None

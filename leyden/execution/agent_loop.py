@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import contextvars
 import logging
 import os
@@ -17,13 +18,15 @@ import threading
 import weakref
 from collections.abc import Coroutine, Generator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from leyden.utils.own_loop import new_own_loop
 
 __all__ = ["AgentLoop", "Residence"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _LEFTOVER_SECONDS = 1.0
 """How long what agents left running may take to end when it is cancelled."""
@@ -35,12 +38,14 @@ _RESIDENCE: ContextVar[Residence | None] = ContextVar("leyden_residence", defaul
 class Residence:
     """One coroutine on the loop of the agents, with every task that it or its agents start."""
 
-    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
+    def __init__(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """loop: another loop than that of the agents."""
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
-        self._home = AgentLoop.of_this_process()
+        self._home = AgentLoop.of_this_process() if loop is None else None
+        self._loop = AgentLoop.of_this_process().loop if loop is None else loop
         self._work: asyncio.Task[None] | None = None
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._home.loop.call_soon_threadsafe(self._move_in, work, context=contextvars.copy_context())
+        self._loop.call_soon_threadsafe(self._move_in, work, context=contextvars.copy_context())
 
     async def wait(self) -> None:
         """Return when the coroutine and what it left behind have ended; raise what it raised."""
@@ -48,12 +53,13 @@ class Residence:
 
     def cancel(self) -> None:
         """Cancel the coroutine."""
-        self._home.loop.call_soon_threadsafe(lambda: self._work and self._work.cancel())
+        self._loop.call_soon_threadsafe(lambda: self._work and self._work.cancel())
 
     def abandon(self) -> None:
         """Wait no longer: an agent blocks the loop. It is left to itself, and the next run gets another loop."""
         logger.warning("an agent blocks the event loop of the runners and is left to itself")
-        self._home.give_up()
+        if self._home is not None:
+            self._home.give_up()
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -99,6 +105,10 @@ class AgentLoop:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._finished = False
+        self._turn = threading.Lock()
+        """Held by the thread that runs the loop."""
+        self._not_lent = threading.Event()
+        self._not_lent.set()
         self.loop = new_own_loop()
         self.loop.set_task_factory(_new_task)
         self._thread = threading.Thread(target=self._run, name="leyden-agents", daemon=True)
@@ -113,6 +123,32 @@ class AgentLoop:
                 cls._current = cls()
             return cls._current
 
+    def run_here(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run the loop in the calling thread until `work` is done; its own thread rests meanwhile.
+
+        Ctrl-C raises KeyboardInterrupt in the code that runs, which an agent on a breakpoint expects. Then `work` is cancelled.
+        """
+        self._not_lent.clear()
+        try:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            with self._turn:
+                task = self.loop.create_task(work)
+                task.add_done_callback(lambda _: self.loop.stop())
+                try:
+                    self._run_until_done(task)
+                except (KeyboardInterrupt, SystemExit):
+                    task.cancel()
+                    with contextlib.suppress(KeyboardInterrupt, SystemExit):  # the first is the one to raise
+                        self._run_until_done(task)
+                    raise
+                return task.result()
+        finally:
+            self._not_lent.set()
+
+    def _run_until_done(self, task: asyncio.Task[Any]) -> None:
+        while not task.done():  # `loop.stop()` is not an agent's to say, and one of `run_here` may come late
+            self.loop.run_forever()
+
     def give_up(self) -> None:
         """Let the next run have another loop."""
         with self._lock:
@@ -122,8 +158,10 @@ class AgentLoop:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         while not self._finished:  # `loop.stop()` is not an agent's to say
+            self._not_lent.wait()
             try:
-                self.loop.run_forever()
+                with self._turn:
+                    self.loop.run_forever()
             except (SystemExit, KeyboardInterrupt) as error:  # asyncio lets these out of any task
                 logger.error("a task that an agent started raised %s; the others go on", type(error).__name__)
 

@@ -16,6 +16,8 @@ from typing import Any, Literal, cast, get_args
 
 from leyden.errors import ConfigError, StoreError
 from leyden.execution.base import AlgorithmBundle, Elsewhere, RunnerBundle, RunsAgain
+from leyden.execution.environment import managed_store as managed_by_environment
+from leyden.execution.environment import named_variable, variable
 from leyden.execution.process_strategy import ProcessExecutionStrategy
 from leyden.execution.supervised import serve
 from leyden.options import check_flag, check_number, check_port, check_token
@@ -82,14 +84,14 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
         self.patience_seconds = patience_seconds
         self.role = _role(role)
         self.runs_algorithm = self.role != "runner"
-        self.server_host = server_host or host or _variable("SERVER_HOST") or "127.0.0.1"
+        self.server_host = server_host or host or variable("SERVER_HOST") or "127.0.0.1"
         self.server_port = _port() if server_port is None else server_port
         if self.server_port is None and self.role != "both":
             self.server_port = _PORT
         check_port("server_port", self.server_port)
         check_token("token", token, host="127.0.0.1")  # the server checks its own address when it starts
         self._token = token or os.environ.get(TOKEN_VARIABLE) or None
-        self.managed_store = _managed() if managed_store is None else managed_store
+        self.managed_store = managed_by_environment() if managed_store is None else managed_store
 
     def remote_store(self) -> LightningStore | None:
         """See ExecutionStrategy.remote_store."""
@@ -188,35 +190,17 @@ async def _until_reported(store: LightningStore, deadline: float) -> None:
         await store.wait_for_any_rollout(rollout_ids=[rollout.rollout_id for rollout in running], timeout=seconds)
 
 
-def _named_variable(name: str) -> tuple[str, str] | None:
-    """An environment variable under Leyden's name or Agent Lightning's: the name that was set, and its value."""
-    found = ((full, os.environ.get(full)) for full in (f"LEYDEN_{name}", f"AGL_{name}"))
-    return next(((full, value) for full, value in found if value), None)
-
-
-def _variable(name: str) -> str | None:
-    found = _named_variable(name)
-    return None if found is None else found[1]
-
-
 def _role(given: str | None) -> Role:
-    name, role = ("role", given) if given else _named_variable("CURRENT_ROLE") or ("role", "both")
+    name, role = ("role", given) if given else named_variable("CURRENT_ROLE") or ("role", "both")
     if role not in get_args(Role):
         raise ConfigError(f"{name} is {role!r}; possible: {', '.join(map(repr, get_args(Role)))}")
     return cast(Role, role)
 
 
 def _port() -> int | None:
-    if (found := _named_variable("SERVER_PORT")) is None:
+    if (found := named_variable("SERVER_PORT")) is None:
         return None
     name, given = found
     if not (given.isascii() and given.isdigit()) or not 0 <= int(given) < 2**16:
         raise ConfigError(f"{name} is {given!r}; it must be a port, a number from 0 to 65535")
     return int(given)
-
-
-def _managed() -> bool:
-    name, given = _named_variable("MANAGED_STORE") or ("LEYDEN_MANAGED_STORE", "1")
-    if given.lower() not in ("0", "1", "true", "false", "yes", "no"):
-        raise ConfigError(f"{name} is {given!r}; possible: 0, 1")
-    return given.lower() in ("1", "true", "yes")

@@ -1,43 +1,91 @@
 """`shm`: everything in one process. The algorithm on the caller's loop, all runners on the loop of the agents (`agent_loop.py`).
 
 One loop for all runners means that a client made at module level works for every one of them; a thread of their own means that an
-algorithm that computes does not stop them.
+algorithm that computes does not stop them. `main_thread="runner"` turns the two round.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Literal, get_args
 
+from leyden.errors import ConfigError
 from leyden.execution.agent_loop import Residence
 from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
+from leyden.execution.elsewhere import run_in_thread
+from leyden.execution.environment import managed_store as managed_by_environment
 from leyden.execution.events import StopSignal
+from leyden.execution.one_loop import on_this_loop
 from leyden.execution.together import run_together
-from leyden.options import check_number
+from leyden.options import check_flag, check_number
+from leyden.runner.calls import AGENTS_ARE_DAEMONS
 from leyden.store.base import LightningStore
 from leyden.utils.latch import Latch
 
-__all__ = ["SharedMemoryExecutionStrategy"]
+__all__ = ["MainThread", "SharedMemoryExecutionStrategy"]
+
+MainThread = Literal["algorithm", "runner"]
 
 
 class SharedMemoryExecutionStrategy(ExecutionStrategy):
     """Algorithm and runners in this process.
 
     n_runners: runners, each with its own `concurrency`.
+    main_thread: what runs on the thread and the event loop that start the run, which is the main thread for a script's `fit`.
+        `algorithm`: the algorithm; the runners share a loop in another thread, the same for every run of the process. `runner`: the
+        runners with their async agents; the algorithm has a thread and a loop of its own. Sync agents have a thread each in both cases
+        (`Trainer.dev` calls them on the thread that called it).
+    managed_store: True keeps a store that says that it is not safe for threads (`capabilities["thread_safe"]`) on one loop: calls from
+        elsewhere are handed over. All of Leyden's own stores are safe and used as they are. False uses any store as it is. None takes
+        LEYDEN_MANAGED_STORE (AGL_MANAGED_STORE), else True.
+    daemon: whether the program may end while a sync agent still runs, one whose time was over for example. False: it waits for it.
     drain_seconds: how long runners may finish what is under way when a run is stopped from outside, before they are cancelled.
     """
 
-    def __init__(self, n_runners: int = 1, *, drain_seconds: float = 2.0) -> None:
+    def __init__(
+        self,
+        n_runners: int = 1,
+        *,
+        main_thread: MainThread = "algorithm",
+        managed_store: bool | None = None,
+        daemon: bool = True,
+        drain_seconds: float = 2.0,
+    ) -> None:
         check_number("n_runners", n_runners, at_least=1, whole=True)
         check_number("drain_seconds", drain_seconds, at_least=0)
-        self.n_runners, self.drain_seconds = n_runners, drain_seconds
+        if main_thread not in get_args(MainThread):
+            raise ConfigError(f"main_thread is {main_thread!r}; possible: {', '.join(map(repr, get_args(MainThread)))}")
+        if managed_store is not None:
+            check_flag("managed_store", managed_store)
+        check_flag("daemon", daemon)
+        self.n_runners, self.main_thread, self.daemon, self.drain_seconds = (
+            n_runners,
+            main_thread,
+            daemon,
+            drain_seconds,
+        )
+        self.managed_store = managed_by_environment() if managed_store is None else managed_store
 
     async def execute(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, *, ready: Latch | None = None
     ) -> None:
         """See ExecutionStrategy.execute."""
         stop = StopSignal()
-        runners = Residence(self._run_runners(runner, store, stop, ready))
-        await run_together(algorithm(store, stop), runners, stop, drain_seconds=self.drain_seconds)
+        if self.managed_store and not store.capabilities["thread_safe"]:
+            store = on_this_loop(store)
+        work = algorithm(store, stop)
+        here = asyncio.get_running_loop() if self.main_thread == "runner" else None
+        token = AGENTS_ARE_DAEMONS.set(self.daemon)
+        try:
+            runners = Residence(self._run_runners(runner, store, stop, ready), here)
+        finally:
+            AGENTS_ARE_DAEMONS.reset(token)
+        await run_together(
+            work if here is None else run_in_thread(work, name="leyden-algorithm"),
+            runners,
+            stop,
+            drain_seconds=self.drain_seconds,
+        )
 
     async def _run_runners(self, runner: RunnerBundle, store: LightningStore, stop: Latch, ready: Latch | None) -> None:
         if ready is not None:

@@ -23,7 +23,7 @@ from leyden.errors import (
 )
 from leyden.litagent import LitAgent, record_result
 from leyden.runner.base import AttemptRecorder, Hook, Runner
-from leyden.runner.calls import AgentTimeout, call_async, call_sync
+from leyden.runner.calls import AgentTimeout, Debugger, QuitDebugging, call_async, call_sync, call_to_debug
 from leyden.store.base import LightningStore
 from leyden.tracer import Tracer, current_trace
 from leyden.types import (
@@ -73,7 +73,7 @@ class AttemptRunner:
     """Runs attempts of one agent for one worker."""
 
     agent: LitAgent[Any]
-    runner: Runner
+    runner: Runner[Any]
     store: LightningStore
     tracer: Tracer
     hooks: Sequence[Hook]
@@ -129,7 +129,9 @@ class AttemptRunner:
             for recorder in self.recorders:
                 recorder.begin_attempt(rollout.rollout_id, rollout.attempt.attempt_id, resources)
             _route_model_calls(resources, rollout)
-            if agent.is_async():
+            if (debugger := self.runner.debugger) is not None:
+                result = await call_to_debug(lambda: self._call_to_debug(debugger, rollout, resources))
+            elif agent.is_async():
                 result = await call_async(lambda: agent.run_async(rollout.input, resources, rollout), timeout)
             else:
                 name = f"agent-{rollout.rollout_id}"
@@ -138,15 +140,24 @@ class AttemptRunner:
         except AgentTimeout:
             limit = rollout.config.timeout_seconds
             return Outcome("timeout", "timeout", f"the agent did not return within timeout_seconds={limit:g}")
+        except QuitDebugging:
+            raise
         except InvalidReturn as error:
             return _failed("invalid_return", error)
         except (MissingResource, UnknownResources) as error:
             return _failed("missing_resource", error)
-        except Exception as error:  # noqa: BLE001 -- the boundary: an agent may raise anything, and it is data
+        except Exception as error:
+            if self.runner.debugger is not None:
+                logger.error("agent %r raised on rollout %s", self.agent_name, rollout.rollout_id, exc_info=error)
             warn_if_exhausted(logger, f"rollout {rollout.rollout_id}", error)
             emit_exception(error)
             return _failed("exception", error)
         return SUCCEEDED
+
+    async def _call_to_debug(self, debugger: Debugger, rollout: AttemptedRollout, resources: NamedResources) -> Any:
+        if self.agent.is_async():
+            return await self.agent.run_async(rollout.input, resources, rollout)
+        return await debugger(lambda: self.agent.run(rollout.input, resources, rollout))
 
     async def _check_requirements(self, rollout: AttemptedRollout, spans: Sequence[Span], outcome: Outcome) -> Outcome:
         if outcome is not SUCCEEDED:

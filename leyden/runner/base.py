@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from leyden.litagent import LitAgent
+from leyden.runner.calls import Debugger
 from leyden.store.base import LightningStore
 from leyden.tracer import Tracer
 from leyden.types import AttemptedRollout, NamedResources, Rollout, RolloutMode, Span, TaskInput
 from leyden.utils.latch import Latch
 
-__all__ = ["AttemptRecorder", "Hook", "ParallelWorkerBase", "Runner"]
+__all__ = ["AttemptRecorder", "Hook", "ParallelWorkerBase", "RunContext", "Runner"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class AttemptRecorder(Protocol):
@@ -35,21 +40,21 @@ class AttemptRecorder(Protocol):
 class Hook:
     """Called at four points of every attempt; override what is of interest. What a hook raises is logged and goes no further."""
 
-    async def on_rollout_start(self, *, agent: LitAgent[Any], runner: Runner, rollout: AttemptedRollout) -> None:
+    async def on_rollout_start(self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout) -> None:
         """Before anything of the attempt happens."""
 
     async def on_trace_start(
-        self, *, agent: LitAgent[Any], runner: Runner, tracer: Tracer, rollout: AttemptedRollout
+        self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
     ) -> None:
         """Inside the trace, before the agent is called."""
 
     async def on_trace_end(
-        self, *, agent: LitAgent[Any], runner: Runner, tracer: Tracer, rollout: AttemptedRollout
+        self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
     ) -> None:
         """Inside the trace, after the agent returned or failed."""
 
     async def on_rollout_end(
-        self, *, agent: LitAgent[Any], runner: Runner, rollout: AttemptedRollout, spans: Sequence[Span]
+        self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, spans: Sequence[Span]
     ) -> None:
         """After the trace and before the attempt is reported. `spans`: what the agent's process recorded."""
 
@@ -73,8 +78,8 @@ class ParallelWorkerBase:
         """Once, always, at the end."""
 
 
-class Runner(ParallelWorkerBase, ABC):
-    """Claims rollouts from a store and runs one agent on them."""
+class Runner(ParallelWorkerBase, ABC, Generic[T]):
+    """Claims rollouts from a store and runs one agent on them. `T`: the type of the agent's tasks."""
 
     concurrency: int = 1
     """How many rollouts it works on at a time."""
@@ -84,9 +89,14 @@ class Runner(ParallelWorkerBase, ABC):
     An execution strategy sets it after one of several rollouts has ended the process that they shared.
     """
 
+    debugger: Debugger | None = None
+    """How sync agents are called for someone with a debugger: then there is one rollout at a time, without limits of time, and Ctrl-C and
+    the debugger's "quit" end the run. None: no debugger.
+    """
+
     @abstractmethod
     def init(
-        self, agent: LitAgent[Any], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()
+        self, agent: LitAgent[T], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()
     ) -> None:
         """Bind the agent. `recorders`: see AttemptRecorder."""
 
@@ -99,7 +109,7 @@ class Runner(ParallelWorkerBase, ABC):
         """
 
     @abstractmethod
-    async def iter(self, *, event: Latch | None = None) -> None:
+    async def iter(self, event: Latch | None = None) -> None:
         """Claim and run until `event` is set (or `max_rollouts` are done), then finish what is under way.
 
         What an agent does never ends the loop; a store that cannot be reached does.
@@ -109,30 +119,60 @@ class Runner(ParallelWorkerBase, ABC):
     async def step(
         self,
         input: TaskInput,
-        *,
         resources: NamedResources | None = None,
         mode: RolloutMode | None = None,
         event: Latch | None = None,
     ) -> Rollout:
         """Run the agent on one task, now, and return the stored rollout. Raises what the agent raised."""
 
-    @asynccontextmanager
-    async def run_context(
+    def run_context(
         self,
         *,
-        agent: LitAgent[Any],
+        agent: LitAgent[T],
         store: LightningStore,
-        hooks: Sequence[Hook] = (),
+        hooks: Sequence[Hook] | None = None,
         recorders: Sequence[AttemptRecorder] = (),
-        worker_id: int = 0,
-    ) -> AsyncGenerator[Runner]:
-        """A runner that is ready for `step` or `iter`, and torn down afterwards; for scripts and tests."""
-        self.init(agent, hooks=hooks, recorders=recorders)
-        try:
-            self.init_worker(worker_id, store)
+        worker_id: int | None = None,
+    ) -> RunContext[Self]:
+        """Return a block, for `with` or `async with`, in which this runner is ready for `step` or `iter`; for scripts and tests.
+
+        worker_id: 0 by default.
+        """
+
+        @contextmanager
+        def ready() -> Generator[Self]:
+            number = worker_id or 0
+            self.init(agent, hooks=hooks or (), recorders=recorders)
             try:
-                yield self
+                self.init_worker(number, store)
+                try:
+                    yield self
+                finally:
+                    self.teardown_worker(number)
             finally:
-                self.teardown_worker(worker_id)
-        finally:
-            self.teardown()
+                self.teardown()
+
+        return RunContext(ready())
+
+
+class RunContext(Generic[R]):
+    """A block that is entered with `with` or with `async with`; both do the same, since nothing in it waits."""
+
+    def __init__(self, block: AbstractContextManager[R, bool | None]) -> None:
+        self._block = block
+
+    def __enter__(self) -> R:
+        return self._block.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return self._block.__exit__(kind, error, traceback)
+
+    async def __aenter__(self) -> R:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return self.__exit__(kind, error, traceback)

@@ -8,6 +8,7 @@ ends where the agent ends: it is no second runner.
 from __future__ import annotations
 
 import asyncio
+import bdb
 import contextlib
 import contextvars
 import logging
@@ -16,17 +17,32 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from queue import SimpleQueue
 from typing import Any
 
 from leyden.utils.text import describe_error
 
-__all__ = ["AgentTimeout", "call_async", "call_sync", "overdue_seconds"]
+__all__ = [
+    "AGENTS_ARE_DAEMONS",
+    "AgentTimeout",
+    "Debugger",
+    "LentThread",
+    "QuitDebugging",
+    "call_async",
+    "call_here",
+    "call_sync",
+    "call_to_debug",
+    "overdue_seconds",
+]
 
 logger = logging.getLogger(__name__)
 
 _CANCEL_GRACE_SECONDS = 1.0
 _ENDS: dict[asyncio.Future[Any], float] = {}
 """When the time of each async agent in flight is over (monotonic)."""
+AGENTS_ARE_DAEMONS: ContextVar[bool] = ContextVar("leyden_agents_are_daemons", default=True)
+"""Whether the threads of sync agents let the program end."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_ENDS.clear)  # none of them is in flight there
 
@@ -149,9 +165,87 @@ async def call_sync(agent: Callable[[], Any], timeout_seconds: float | None, *, 
         except RuntimeError:
             pass  # the loop has ended; nobody waits for this agent any more
 
-    threading.Thread(target=work, name=name, daemon=True).start()
+    threading.Thread(target=work, name=name, daemon=AGENTS_ARE_DAEMONS.get()).start()
     done, _ = await asyncio.wait({future}, timeout=timeout_seconds)
     if not done:
         future.cancel()
         raise AgentTimeout
     return future.result()
+
+
+# ---- for someone with a debugger -----------------------------------------------------------------------------------------
+
+Debugger = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Calls a sync agent where someone with a debugger expects it."""
+
+
+class QuitDebugging(Exception):
+    """Carries the debugger's "quit", or Ctrl-C, out of the agent and to the end of the run."""
+
+    def __init__(self, original: BaseException) -> None:
+        super().__init__(f"{type(original).__name__}: {describe_error(original)}")
+        self.original = original
+
+
+async def call_here(agent: Callable[[], Any]) -> Any:
+    """Call the sync agent on the thread of the running loop, which waits for it."""
+    return agent()
+
+
+class LentThread:
+    """A thread that calls what an event loop in another thread wants called there; a Debugger."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    async def __call__(self, agent: Callable[[], Any]) -> Any:
+        """Call the sync agent on the thread that serves."""
+        loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        context = contextvars.copy_context()
+
+        def call() -> None:
+            try:
+                result, failure = context.run(agent), None
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 -- handed to the awaiting runner
+                result, failure = None, error
+            loop.call_soon_threadsafe(_settle, future, result, failure)
+
+        self._calls.put(call)
+        return await future
+
+    def serve(self) -> None:
+        """Call in this thread whatever is wanted, until `end`. Raises KeyboardInterrupt, also out of an agent."""
+        while (call := self._calls.get()) is not None:
+            call()
+
+    def end(self) -> None:
+        """Let `serve` return."""
+        self._calls.put(None)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
+    if future.done():
+        return  # cancelled
+    if failure is None:
+        future.set_result(result)
+    else:
+        future.set_exception(failure if not isinstance(failure, StopIteration) else RuntimeError(repr(failure)))
+
+
+async def call_to_debug(agent: Callable[[], Awaitable[Any]]) -> Any:
+    """Return what the agent returns, without a limit of time. Raise what it raises, as an Exception; QuitDebugging to end the run."""
+    try:
+        return await agent()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("the agent cancelled itself (asyncio.CancelledError)") from None
+    except (bdb.BdbQuit, KeyboardInterrupt) as error:
+        raise QuitDebugging(error) from error
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"the agent raised {type(error).__name__}: {describe_error(error)}") from error

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from leyden.errors import ConfigError, StoreError
 from leyden.litagent import LitAgent
@@ -31,11 +31,13 @@ __all__ = ["LitAgentRunner"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _CLAIM_WAIT_SECONDS = 30.0
 _FAREWELL_SECONDS = 1.0
 
 
-class LitAgentRunner(Runner):
+class LitAgentRunner(Runner[T]):
     """Runs a LitAgent on whatever the queue holds.
 
     tracer: records what the agent does; OtelTracer when None.
@@ -58,7 +60,7 @@ class LitAgentRunner(Runner):
         check_number("heartbeat_interval", heartbeat_interval, above=0)
         self.tracer = OtelTracer() if tracer is None else tracer
         self.concurrency, self.max_rollouts, self.heartbeat_interval = concurrency, max_rollouts, heartbeat_interval
-        self._agent: LitAgent[Any] | None = None
+        self._agent: LitAgent[T] | None = None
         self._hooks: Sequence[Hook] = ()
         self._recorders: Sequence[AttemptRecorder] = ()
         self._store: LightningStore | None = None
@@ -66,7 +68,7 @@ class LitAgentRunner(Runner):
         """The name under which the store knows this worker; `init_worker` says it."""
 
     def init(
-        self, agent: LitAgent[Any], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()
+        self, agent: LitAgent[T], *, hooks: Sequence[Hook] = (), recorders: Sequence[AttemptRecorder] = ()
     ) -> None:
         """Bind the agent, the hooks and the recorders."""
         self._agent, self._hooks, self._recorders = agent, tuple(hooks), tuple(recorders)
@@ -90,9 +92,9 @@ class LitAgentRunner(Runner):
         self.tracer.teardown()
         self._agent = None
 
-    async def iter(self, *, event: Latch | None = None) -> None:
+    async def iter(self, event: Latch | None = None) -> None:
         """See Runner.iter."""
-        with LagWatchdog.beside_this_loop() as watchdog:
+        with LagWatchdog.beside_this_loop(looks=self.debugger is None) as watchdog:
             await self._iter(watchdog, event or Latch())
 
     async def _iter(self, watchdog: LagWatchdog, event: Latch) -> None:
@@ -132,7 +134,8 @@ class LitAgentRunner(Runner):
     async def _claim(self, running: _RunningSet, attempts: AttemptRunner, store: LightningStore) -> None:
         """Claim and start rollouts until cancelled or until `max_rollouts` are claimed."""
         while self.max_rollouts is None or running.started < self.max_rollouts:
-            room = await running.room(self.concurrency, self.most_at_first)
+            concurrency = self.concurrency if self.debugger is None else 1
+            room = await running.room(concurrency, self.most_at_first)
             limit = room if self.max_rollouts is None else min(room, self.max_rollouts - running.started)
             rollouts = await running.watchdog.claim(
                 store, limit=limit, worker_id=self.worker_name, timeout_seconds=_CLAIM_WAIT_SECONDS
@@ -150,7 +153,6 @@ class LitAgentRunner(Runner):
     async def step(
         self,
         input: TaskInput,
-        *,
         resources: NamedResources | None = None,
         mode: RolloutMode | None = None,
         event: Latch | None = None,
@@ -261,6 +263,8 @@ class _RunningSet:
         return room
 
     def _room(self, concurrency: int, most_at_first: int | None) -> int:
+        if self.failed.done():
+            return 0  # the runner ends
         most = concurrency if most_at_first is None else min(concurrency, most_at_first + self.ended)
         return most - len(self.tasks)
 

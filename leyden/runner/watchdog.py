@@ -137,7 +137,8 @@ class LagWatchdog:
 
     _by_loop: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LagWatchdog]] = weakref.WeakKeyDictionary()
 
-    def __init__(self) -> None:
+    def __init__(self, *, looks: bool = True) -> None:
+        """looks: False for a loop that someone may hold up with a debugger: then there is no thread."""
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._users = 0
         self._in_flight: set[InFlight] = set()
@@ -150,17 +151,21 @@ class LagWatchdog:
         self._factory_before = self._loop.get_task_factory()
         self._factory = self._new_task
         self._loop.set_task_factory(self._factory)
+        if looks:
+            self._start_thread()
+
+    def _start_thread(self) -> None:
         thread = threading.Thread(target=self._run, name="leyden-watchdog", daemon=True)
         contextvars.Context().run(thread.start)  # from an empty context: the thread belongs to no trace
 
     @classmethod
     @contextlib.contextmanager
-    def beside_this_loop(cls) -> Generator[LagWatchdog]:
-        """The running loop's watchdog, which goes with the last who has it."""
+    def beside_this_loop(cls, *, looks: bool = True) -> Generator[LagWatchdog]:
+        """Yield the running loop's watchdog, which ends with its last user. looks: see `__init__`, for a new one."""
         loop = asyncio.get_running_loop()
         watchdog = cls._by_loop.get(loop)
         if watchdog is None:
-            watchdog = cls._by_loop[loop] = cls()
+            watchdog = cls._by_loop[loop] = cls(looks=looks)
         watchdog._users += 1
         try:
             yield watchdog

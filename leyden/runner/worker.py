@@ -25,7 +25,7 @@ class WorkerBundle:
     agent: LitAgent[Any]
     hooks: Sequence[Hook]
     recorders: Sequence[AttemptRecorder]
-    runner: Runner
+    runner: Runner[Any]
     worker_names: Sequence[str]
     """Under which the store knows the workers, by worker id."""
 

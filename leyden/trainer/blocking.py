@@ -8,9 +8,26 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
-__all__ = ["run_blocking"]
+from leyden.execution.agent_loop import AgentLoop
+from leyden.runner.calls import LentThread, QuitDebugging
+
+__all__ = ["run_blocking", "run_for_debugging"]
 
 T = TypeVar("T")
+
+
+def run_for_debugging(work: Coroutine[Any, Any, T], lent: LentThread | None) -> T:
+    """Return the coroutine's result, with all agent code on the calling thread.
+
+    lent: where a loop runs in this thread already (a notebook), the Debugger of the runners: the coroutine runs in another thread, and
+        the calling thread calls the sync agents meanwhile. None: the loop of the agents runs in this thread.
+    """
+    try:
+        if lent is None:
+            return AgentLoop.of_this_process().run_here(_until_terminated(work))
+        return _in_thread(work, lent)
+    except QuitDebugging as quitting:
+        raise quitting.original from None
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
@@ -50,7 +67,7 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
-def _in_thread(work: Coroutine[Any, Any, T]) -> T:
+def _in_thread(work: Coroutine[Any, Any, T], lent: LentThread | None = None) -> T:
     results: list[T] = []
     errors: list[BaseException] = []
     loop = asyncio.new_event_loop()
@@ -64,10 +81,14 @@ def _in_thread(work: Coroutine[Any, Any, T]) -> T:
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
+            if lent is not None:
+                lent.end()
 
     thread = threading.Thread(target=run, name="leyden-fit", daemon=True)
     thread.start()
     try:
+        if lent is not None:
+            lent.serve()
         thread.join()
     except KeyboardInterrupt:
         loop.call_soon_threadsafe(task.cancel)

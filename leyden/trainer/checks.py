@@ -43,7 +43,7 @@ def exclusively(*parts: Any) -> Generator[None]:
             _busy.difference_update(given)
 
 
-def require_used(runner: Runner, **options: Any) -> None:
+def require_used(runner: Runner[Any], **options: Any) -> None:
     """Refuse an option that the runner given does not follow: it would be lost without a word."""
     for name, value in options.items():
         if value is not None and getattr(runner, name, value) != value:

@@ -27,7 +27,7 @@ from leyden.runner import AttemptRecorder, Hook, LitAgentRunner, Runner, WorkerB
 from leyden.runner.calls import call_sync
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, Sweeper, open_store
 from leyden.tracer import OtelTracer, Tracer
-from leyden.trainer.blocking import run_blocking
+from leyden.trainer.blocking import run_blocking, run_for_debugging
 from leyden.trainer.checks import (
     check_dataset,
     checked_hooks,
@@ -38,6 +38,7 @@ from leyden.trainer.checks import (
     require_followed,
     require_used,
 )
+from leyden.trainer.debugging import for_debugging
 from leyden.trainer.deserted import until_done_or_deserted, until_stopped_or_deserted
 from leyden.trainer.init_utils import build_component
 from leyden.trainer.registry import (
@@ -137,7 +138,7 @@ class Trainer:
         )
         require_followed(self.strategy, **places)
         options = {"concurrency": concurrency, "max_rollouts": max_rollouts}
-        self.runner: Runner = _required(
+        self.runner: Runner[Any] = _required(
             runner,
             Runner,
             "runner",
@@ -188,8 +189,8 @@ class Trainer:
     def fit(
         self,
         agent: LitAgent[Any],
-        train_dataset: Dataset | None = None,
-        val_dataset: Dataset | None = None,
+        train_dataset: Dataset[Any] | None = None,
+        val_dataset: Dataset[Any] | None = None,
         *,
         resume: bool = False,
     ) -> RunSummary:
@@ -198,6 +199,8 @@ class Trainer:
         resume: continue the run in `run_dir` (or the newest one) from its last finished step.
         Raises RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is kept.
         """
+        if self._dev and not resume:
+            return self.dev(agent, train_dataset, val_dataset=val_dataset)
         algorithm = self._checked(agent, self._what_learns(self._dev), train_dataset, val_dataset)
         with exclusively(self, algorithm, self.strategy, self.runner):
             run, store = self._open(resume, dev=self._dev)
@@ -209,8 +212,8 @@ class Trainer:
     async def afit(
         self,
         agent: LitAgent[Any],
-        train_dataset: Dataset | None = None,
-        val_dataset: Dataset | None = None,
+        train_dataset: Dataset[Any] | None = None,
+        val_dataset: Dataset[Any] | None = None,
         *,
         resume: bool = False,
     ) -> RunSummary:
@@ -221,16 +224,19 @@ class Trainer:
             return await self._execute(agent, algorithm, run, store, train_dataset, val_dataset)
 
     def dev(
-        self, agent: LitAgent[Any], train_dataset: Dataset | None = None, val_dataset: Dataset | None = None
+        self, agent: LitAgent[Any], train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> RunSummary:
         """Run the agent on the data without training it, in memory: a quick look whether everything fits together.
 
+        Made for debuggers: the agent runs on the thread that called this, in this process, whatever the strategy; one rollout at a
+        time, without limits of time. What an agent raises is logged with its traceback. Ctrl-C, and the debugger's "quit", end the run.
+        Under a running event loop (a notebook), async agents run in another thread.
         The algorithm must be a FastAlgorithm; `Baseline()` when there is none. Raises TypeError for another one.
         """
         algorithm = self._checked(agent, self._what_learns(dev=True), train_dataset, val_dataset)
-        with exclusively(self, algorithm, self.strategy, self.runner):
+        with exclusively(self, algorithm, self.strategy, self.runner), for_debugging(self) as lent:
             run, store = self._open(resume=False, dev=True)
-            return run_blocking(self._execute(agent, algorithm, run, store, train_dataset, val_dataset))
+            return run_for_debugging(self._execute(agent, algorithm, run, store, train_dataset, val_dataset), lent)
 
     # ---- before a run --------------------------------------------------------------------------------------------------
 
@@ -248,8 +254,8 @@ class Trainer:
         self,
         agent: LitAgent[Any],
         algorithm: Algorithm | None,
-        train_dataset: Dataset | None,
-        val_dataset: Dataset | None,
+        train_dataset: Dataset[Any] | None,
+        val_dataset: Dataset[Any] | None,
     ) -> Algorithm | None:
         """Everything that can be known to be wrong before anything starts."""
         self.strategy.check()
@@ -321,8 +327,8 @@ class Trainer:
         algorithm: Algorithm | None,
         run: Run,
         store: LightningStore,
-        train_dataset: Dataset | None,
-        val_dataset: Dataset | None,
+        train_dataset: Dataset[Any] | None,
+        val_dataset: Dataset[Any] | None,
     ) -> RunSummary:
         agent.set_trainer(self)
         if not self.strategy.runs_algorithm:
@@ -337,7 +343,9 @@ class Trainer:
                 )
             if run.resume:
                 await store.release_claims(worker_ids=self._claimants(run, store))
-            sweeper = await stack.enter_async_context(Sweeper(store, retention=self.retention))
+            sweeper = Sweeper(store, retention=self.retention)
+            if self.runner.debugger is None:  # nobody's time is over while someone stands at a breakpoint
+                await stack.enter_async_context(sweeper)
             if self.monitor is not None and self.strategy.runs_algorithm:
                 await stack.enter_async_context(self.monitor.watch(store))
             proxy = await self._gateway(algorithm, store, stack)
@@ -473,8 +481,8 @@ class Trainer:
         proxy: LLMProxy | None,
         ready: Latch,
         event: Latch,
-        train_dataset: Dataset | None,
-        val_dataset: Dataset | None,
+        train_dataset: Dataset[Any] | None,
+        val_dataset: Dataset[Any] | None,
     ) -> int:
         """Run the algorithm with its collaborators; without one, wait to be stopped.
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from leyden.errors import ConfigError
 from leyden.execution import SharedMemoryExecutionStrategy
 from leyden.execution.agent_loop import AgentLoop
 from leyden.store import InMemoryLightningStore, LightningStore
+from leyden.store.base import StoreCapabilities
 from leyden.utils.latch import Latch
 
 
@@ -151,3 +153,93 @@ def test_wrong_options_are_refused_with_their_value() -> None:
         SharedMemoryExecutionStrategy(0)
     with pytest.raises(ConfigError, match="drain_seconds is -1"):
         SharedMemoryExecutionStrategy(drain_seconds=-1)
+
+
+# ---- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("main_thread", ["algorithm", "runner"])
+async def test_the_option_says_which_of_the_two_runs_on_the_calling_thread(
+    store: InMemoryLightningStore, main_thread: Any
+) -> None:
+    threads: dict[str, threading.Thread] = {}
+
+    @ly.rollout
+    async def agent(task: int) -> float:
+        threads["runner"] = threading.current_thread()
+        return 1.0
+
+    @ly.algo
+    async def ask(*, store: LightningStore, train_dataset: list[int]) -> None:
+        threads["algorithm"] = threading.current_thread()
+        rollouts = [await store.enqueue_rollout(task) for task in train_dataset]
+        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in rollouts])
+
+    strategy = SharedMemoryExecutionStrategy(2, main_thread=main_thread)
+    await ly.Trainer(algorithm=ask, strategy=strategy, store=store).afit(agent, [1, 2])
+    here = {side for side, thread in threads.items() if thread is threading.current_thread()}
+    assert here == {main_thread}
+
+
+@pytest.mark.parametrize("managed", [True, False])
+async def test_a_managed_store_that_is_not_safe_for_threads_is_called_on_one_loop(managed: bool) -> None:
+    loops: set[int] = set()
+
+    class OfOneThread(InMemoryLightningStore):
+        @property
+        def capabilities(self) -> StoreCapabilities:
+            return {**super().capabilities, "thread_safe": False}
+
+        async def dequeue_many_rollouts(self, **options: Any) -> Any:
+            loops.add(id(asyncio.get_running_loop()))
+            return await super().dequeue_many_rollouts(**options)
+
+        async def enqueue_rollout(self, *args: Any, **options: Any) -> Any:
+            loops.add(id(asyncio.get_running_loop()))
+            return await super().enqueue_rollout(*args, **options)
+
+    @ly.rollout
+    async def agent(task: int) -> float:
+        return 1.0
+
+    @ly.algo
+    async def ask(*, store: LightningStore) -> None:
+        assert isinstance(store, LightningStore)
+        rollout = await store.enqueue_rollout(1)
+        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id])
+
+    strategy = SharedMemoryExecutionStrategy(managed_store=managed)
+    async with OfOneThread() as store:
+        summary = await ly.Trainer(algorithm=ask, strategy=strategy, store=store).afit(agent)
+        assert summary.rollouts["succeeded"] == 1
+    assert len(loops) == (1 if managed else 2)
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+async def test_the_trainers_daemon_says_whether_the_program_may_end_before_a_sync_agent(daemon: bool) -> None:
+    @ly.rollout
+    def agent(task: int) -> float:
+        return float(threading.current_thread().daemon)
+
+    trainer = ly.Trainer(algorithm="baseline", daemon=daemon, store="memory")
+    await trainer.afit(agent, [1])
+    assert trainer.store is not None
+    (rollout,) = await trainer.store.query_rollouts()
+    assert ly.find_final_reward(await trainer.store.query_spans(rollout.rollout_id)) == float(daemon)
+
+
+def test_options_that_cannot_be_are_refused_and_the_environment_says_what_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"main_thread": "both"}, "main_thread is 'both'; possible: 'algorithm', 'runner'"),
+        ({"managed_store": "yes"}, "managed_store is 'yes'"),
+        ({"daemon": 1}, "daemon is 1"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            SharedMemoryExecutionStrategy(**options)
+    assert SharedMemoryExecutionStrategy().managed_store
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+    assert not SharedMemoryExecutionStrategy().managed_store
+    assert SharedMemoryExecutionStrategy(managed_store=True).managed_store

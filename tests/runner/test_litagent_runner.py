@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import leyden as ly
+from leyden.algorithm import Dataset
 from leyden.errors import ConfigError, UnknownRollout
 from leyden.litagent import LitAgent
 from leyden.runner import Hook
@@ -422,6 +423,60 @@ async def test_step_runs_one_task_and_raises_what_the_agent_raised(store: InMemo
         assert find_final_reward(spans[rollout.rollout_id]) == 5.0
         with pytest.raises(ValueError, match="bad task"):
             await runner.step("bad")
+
+
+async def test_step_takes_the_task_the_resources_and_the_mode_by_position(store: InMemoryLightningStore) -> None:
+    @ly.prompt_rollout
+    async def agent(task: str, prompt_template: ly.PromptTemplate, rollout: ly.Rollout) -> float:
+        return float(prompt_template.format(task=task) == "Do it" and rollout.mode == "train")
+
+    async with ly.LitAgentRunner().run_context(agent=agent, store=store) as runner:
+        rollout = await runner.step("it", {"main": ly.PromptTemplate(template="Do {task}")}, "train")
+    assert find_final_reward(await store.query_spans(rollout.rollout_id)) == 1.0
+
+
+def test_a_plain_with_block_makes_a_runner_ready_as_an_async_one_does() -> None:
+    @ly.rollout
+    async def agent(task: int) -> float:
+        return 2.0 * task
+
+    async def step(runner: ly.Runner[int]) -> ly.Rollout:
+        return await runner.step(21)
+
+    runner, store = ly.LitAgentRunner[int](), InMemoryLightningStore()
+    with runner.run_context(agent=agent, store=store, hooks=None, worker_id=3) as ready:
+        assert ready is runner
+        assert asyncio.run(step(ready)).status == "succeeded"
+    with pytest.raises(ConfigError, match="the runner has no agent"):
+        asyncio.run(step(runner))
+
+
+async def test_a_block_that_raises_tears_the_runner_down(store: InMemoryLightningStore) -> None:
+    runner = ly.LitAgentRunner[int]()
+    agent = ly.rollout(lambda task: 1.0)
+    with pytest.raises(Unlucky), runner.run_context(agent=agent, store=store):
+        raise Unlucky
+    with pytest.raises(Unlucky):
+        async with runner.run_context(agent=agent, store=store):
+            raise Unlucky
+    with pytest.raises(ConfigError, match="the runner has no agent"):
+        await runner.step(1)
+
+
+def test_runners_agents_and_data_sets_say_the_type_of_their_tasks() -> None:
+    class Halving(ly.LitAgent[int]):
+        """An agent of a class with a type."""
+
+    class MyRunner(ly.LitAgentRunner[int]):
+        """A runner of a class with a type."""
+
+    assert isinstance(MyRunner(), ly.Runner)
+    assert isinstance(Halving(), LitAgent)
+    tasks: Dataset[int] = [1, 2, 3]
+    assert [alias.__args__ for alias in (Dataset[str], ly.Runner[str], ly.LitAgentRunner[str], LitAgent[str])] == [
+        (str,)
+    ] * 4
+    assert len(tasks) == 3
 
 
 async def test_train_and_validation_have_entry_points_of_their_own(store: InMemoryLightningStore) -> None:

@@ -315,7 +315,7 @@ def test_a_policy_gradient_agent_that_wants_a_prompt_is_refused_before_a_model_i
             "server_port=9998, but the strategy given has server_port=9999",
         ),
         ({"strategy": "ipc", "port": 9999}, "InterProcessExecutionStrategy has no such option"),
-        ({"strategy": "shm", "daemon": True}, "SharedMemoryExecutionStrategy has no such option"),
+        ({"strategy": {"type": "shm", "daemon": True}, "daemon": False}, "the strategy given has daemon=True"),
         ({"store": "mysql"}, "'mysql' is not known"),
     ],
 )

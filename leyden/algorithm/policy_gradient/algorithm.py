@@ -151,8 +151,8 @@ class PolicyGradient(IterativeAlgorithm):
             raise ConfigError(f"agent_match is {agent_match!r}, which is no regular expression: {error}") from error
         self.resource_name, self.seed = resource_name, seed
         self._resources_id = ""
-        self._train: Dataset = ()
-        self._val: Dataset | None = None
+        self._train: Dataset[Any] = ()
+        self._val: Dataset[Any] | None = None
 
     # ---- the loop's four points ----------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class PolicyGradient(IterativeAlgorithm):
         llm = ProxyLLM(endpoint="http://gateway/v1", model=self.backend.model_name)
         return {**(self.get_initial_resources() or {}), self.resource_name: llm}
 
-    async def setup(self, train_dataset: Dataset | None, val_dataset: Dataset | None) -> None:
+    async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
         """Start the policy, route the gateway to it, publish it as a resource."""
         if train_dataset is None or not len(train_dataset):
             raise ConfigError("PolicyGradient needs tasks to train on; pass a train_dataset with at least one")
