@@ -106,7 +106,7 @@ ATTACKS: list[Behaviour] = [
 ]
 
 
-@sizes("n_clients", faults=(250,), long=(3000,))
+@sizes("n_clients", faults=(150,), long=(1500,))
 async def test_slow_and_endless_clients_are_closed_and_real_ones_are_served(
     tmp_path: Path, attack: Attack, n_clients: int
 ) -> None:
