@@ -17,8 +17,10 @@ import psutil
 import pytest
 
 from leyden.errors import ConfigError, SimulatorError
+from leyden.rl.children import process_context
 from leyden.rl.data_queue import DataQueue
 from leyden.rl.env import vectorize_env
+from leyden.rl.producers import Producers
 from tests.rl.consumers import Broken, Deadly, Slow, hold_one, outlive, put_and_mark, take_all, take_one_and_end
 from tests.rl.env.worlds import factory, play
 
@@ -281,3 +283,12 @@ def test_a_forgotten_queue_is_closed() -> None:
     del queue
     gc.collect()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("leyden-queue")]
+
+
+def test_producers_that_close_while_one_is_being_replaced_are_ended() -> None:
+    producers = Producers([1, 2], 1)
+    (old,) = producers._producers
+    died, old.process = old.process, process_context(None).Process(target=print)  # the next one, before it is started
+    producers.close()
+    old.process = died
+    producers.reap()
