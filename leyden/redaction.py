@@ -11,10 +11,11 @@ import re
 
 HIDDEN = "***"
 
-_LOGIN = re.compile(r"(://[^\s:/?#@]*):[^\s/]*@")
-"""`scheme://user:password@host`, in which the password may hold a colon or an at sign."""
+_LOGIN = re.compile(r"(://[^\s:/?#@]*):(?:[^\s/]*|(?!\d+/|[^\s/]*\])(?:(?!://)[^\s'\"])*)@")
+"""`scheme://user:password@host`, in which the password may hold a colon, a slash or an at sign. A port and a path are no password."""
 _QUERY = re.compile(
-    r"([?&](?:[a-z_-]*password|pwd|[a-z_-]*token|[a-z_-]*secret|(?:[a-z_-]*[_-])?key)=)[^\s&#'\"]+", re.I
+    r"([?&](?:[a-z_-]*(?:password|passwd|token|secret|signature)|pwd|sig|apikey|(?:[a-z_-]*[_-])?key)=)[^\s&#'\"]+",
+    re.I,
 )
 """A parameter of a URL whose name says that its value is secret."""
 _CONNECTION = re.compile(r"\b((?:ssl)?password\s*=\s*)(?!\.\.\.)(?:'(?:[^'\\]|\\.)*'|[^\s'\"&;,)]+)", re.I)

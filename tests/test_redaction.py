@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from leyden.errors import ConfigError, StoreError
@@ -22,6 +24,12 @@ from leyden.utils.text import describe_error, storable
         ("https://x/v1?api_key=S3CRET", "https://x/v1?api_key=***"),
         ("https://x/v1?key=S3CRET#top", "https://x/v1?key=***#top"),
         ("host=db password=S3CRET user=me", "host=db password=*** user=me"),
+        ("postgresql://me:S3/CRET@db/x", "postgresql://me:***@db/x"),
+        ("postgresql://me:x1/S3@CRET@db/x?a=b", "postgresql://me:***@db/x?a=b"),
+        ("https://x/v1?apikey=S3CRET", "https://x/v1?apikey=***"),
+        ("https://x/blob?sv=1&sig=S3CRET", "https://x/blob?sv=1&sig=***"),
+        ("https://x/blob?X-Amz-Signature=S3CRET&a=b", "https://x/blob?X-Amz-Signature=***&a=b"),
+        ("https://x/?user=me&passwd=S3CRET", "https://x/?user=me&passwd=***"),
         ("password = 'S3 CR\\'ET' user=me", "password = *** user=me"),
     ],
 )
@@ -38,6 +46,9 @@ def test_a_password_in_an_address_is_hidden(text: str, shown: str) -> None:
         "http://gpu:8000/v1",
         "http://me@gpu:8000/v1",
         "http://gpu:8000/mail?to=a@b",
+        "http://gpu:8000/users/@me",
+        "http://[::1]:8000/users/@me",
+        "http://[2001:db8::1]/users/@me",
         "give the server's token as token=..., or password=...",
         "the token is monkey=5",
         "3 rollouts, 2 failed: user:name@host",
@@ -45,6 +56,13 @@ def test_a_password_in_an_address_is_hidden(text: str, shown: str) -> None:
 )
 def test_other_text_stays_as_it_is(text: str) -> None:
     assert redact(text) == text
+
+
+@pytest.mark.parametrize("part", ["://a:", "://a:b/", "x:", "?key", "password", "a@"])
+def test_the_time_for_a_long_text_grows_with_its_length(part: str) -> None:
+    began = time.process_time()
+    redact("://a:" + part * 50_000)
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize("address", ["postgressql://me:S3CRET@db/x", "postgresql://me:S3CRET@db/x?schema=a-b"])

@@ -37,6 +37,8 @@ T = TypeVar("T")
 _PUT_FROM: Final = 1 << 32
 """Numbers of items that were `put` begin here, above those of the data set's."""
 _LAST_SECONDS: Final = 2.0
+_AGAIN_SECONDS: Final = 0.1
+"""Until consumers are accepted again after an error."""
 
 
 class _Address(NamedTuple):
@@ -436,8 +438,9 @@ class _Server:
         while not self._closed:
             try:
                 accepted, _ = self._socket.accept()
-            except OSError:
-                return
+            except OSError:  # closed, or this process has too many files open: consumers wait for their turn
+                time.sleep(0 if self._closed else _AGAIN_SECONDS)
+                continue
             connection = Connection(accepted.detach())
             self._connections.add(connection)
             thread = threading.Thread(target=self._serve, args=(connection,), name="leyden-queue-consumer", daemon=True)
@@ -489,14 +492,16 @@ def _join(thread: threading.Thread, seconds: float | None = None) -> None:
 
 
 _SERVERS: weakref.WeakSet[_Server] = weakref.WeakSet()
+_AWAY: weakref.WeakSet[_Away] = weakref.WeakSet()
 
 
-def _forget_servers() -> None:
-    for server in list(_SERVERS):
-        server.forget()
+def _forget_all() -> None:
+    """Close what a fork brought along. A consumer's end of a socket that stays open would hide the consumer's death."""
+    for end in (*_SERVERS, *_AWAY):
+        end.forget()
 
 
-os.register_at_fork(after_in_child=_forget_servers)
+os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Away:
@@ -518,8 +523,13 @@ class _Away:
             deliver_challenge(self._connection, address.key)
         except (EOFError, OSError):
             raise DataQueueClosed(_GONE) from None
+        _AWAY.add(self)
         # a process that ends by itself is done with what it took
         Finalize(self, _say_goodbye, (self._connection, self.pid), exitpriority=10)
+
+    def forget(self) -> None:
+        """Close the connection that a fork brought along; the parent's own is untouched."""
+        self._connection.close()
 
     @property
     def exhausted(self) -> bool:

@@ -124,7 +124,7 @@ class _Producer:
 
     def kill(self) -> None:
         """Kill it, which wakes a thread that waits for it. It reads only, so nothing is left half done."""
-        with contextlib.suppress(ValueError):  # it is being replaced, and `reap` ends the next one
+        with contextlib.suppress(ValueError, AttributeError):  # it is being replaced: closed, or not started yet
             self.process.kill()
 
     def end(self) -> None:

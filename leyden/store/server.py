@@ -147,7 +147,9 @@ class LightningStoreServer:
             app = StoreApp(
                 self.store,
                 token=self._token,
-                guard=SiteGuard(local_only=self._token is None and is_loopback(self._host)),
+                guard=SiteGuard(
+                    local_only=self._token is None and self._socket_path is None and is_loopback(self._host)
+                ),
                 max_body_bytes=self._max_body_bytes,
                 pages=pages(),
                 mounts={TRACES: self._receive_traces, END: self._answer_end},

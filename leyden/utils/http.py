@@ -30,7 +30,8 @@ _OWN_PAGE: Final = (b"same-origin", b"none")
 
 MAX_JSON_PARTS: Final = 500_000
 """The most objects and lists in one JSON body. Each takes two bytes to send and some 500 bytes of memory once it is parsed."""
-_JSON_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_JSON_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""A string of JSON, or what begins one and never ends. It never backtracks, so it reads each byte once."""
 
 
 class RequestRefused(Exception):

@@ -56,8 +56,24 @@ def hold_one(queue: Any, results: Any) -> None:
     time.sleep(60)
 
 
+def hold_one_with_a_helper(queue: Any, results: Any) -> None:
+    """A consumer process whose forked helper outlives it."""
+    item = queue.get()
+    helper = os.fork()
+    if helper == 0:
+        time.sleep(60)
+        os._exit(0)
+    results.send((item, helper))
+    time.sleep(60)
+
+
 def take_one_and_end(queue: Any, results: Any) -> None:
     results.send([queue.get()])
+
+
+def take_late(queue: Any, results: Any) -> None:
+    time.sleep(0.3)
+    take_one_and_end(queue, results)
 
 
 def put_and_mark(queue: Any, results: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,9 +18,21 @@ import psutil
 import pytest
 
 from leyden.errors import ConfigError, SimulatorError
+from leyden.rl.children import process_context
 from leyden.rl.data_queue import DataQueue
 from leyden.rl.env import vectorize_env
-from tests.rl.consumers import Broken, Deadly, Slow, hold_one, outlive, put_and_mark, take_all, take_one_and_end
+from leyden.rl.producers import Producers
+from tests.rl.consumers import (
+    Broken,
+    Deadly,
+    Slow,
+    hold_one,
+    hold_one_with_a_helper,
+    outlive,
+    put_and_mark,
+    take_all,
+    take_one_and_end,
+)
 from tests.rl.env.worlds import factory, play
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +71,55 @@ def test_what_a_killed_process_held_is_handed_out_again() -> None:
         while 1 not in rest and time.monotonic() < deadline:  # until the end of its connection is noticed
             rest += list(queue)
         assert sorted(rest) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.faults
+def test_what_a_killed_process_held_is_handed_out_again_while_its_fork_lives_on() -> None:
+    with DataQueue(range(3), shuffle=False, timeout_seconds=10) as queue:
+        process, results = consumer("forkserver", hold_one_with_a_helper, queue)
+        item, helper = results.recv()
+        process.kill()
+        process.join()
+        deadline = time.monotonic() + 5
+        rest: list[int] = []
+        try:
+            while item not in rest and time.monotonic() < deadline:  # until the end of its connection is noticed
+                rest += list(queue)
+        finally:
+            os.kill(helper, signal.SIGKILL)
+        assert sorted(rest) == [0, 1, 2]
+
+
+CROWDED = """
+import os, resource, time
+from tests.rl.consumers import take_late, take_one_and_end
+from tests.rl.test_data_queue import consumer
+from leyden.rl.data_queue import DataQueue
+with DataQueue(range(3), shuffle=False) as queue:
+    _, results = consumer("fork", take_late, queue)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", 0))
+    except OSError:
+        time.sleep(0.5)
+    for descriptor in held:
+        os.close(descriptor)
+    _, others = consumer("fork", take_one_and_end, queue)
+    print(results.poll(5), others.poll(5))
+"""
+
+
+@pytest.mark.faults
+def test_consumers_are_let_in_again_when_the_process_may_open_files_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(CROWDED)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=50
+    )
+    assert done.stdout == "True True\n"
 
 
 def test_a_process_that_ends_by_itself_is_done_with_its_last_item() -> None:
@@ -281,3 +343,12 @@ def test_a_forgotten_queue_is_closed() -> None:
     del queue
     gc.collect()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("leyden-queue")]
+
+
+def test_producers_that_close_while_one_is_being_replaced_are_ended() -> None:
+    producers = Producers([1, 2], 1)
+    (old,) = producers._producers
+    died, old.process = old.process, process_context(None).Process(target=print)  # the next one, before it is started
+    producers.close()
+    old.process = died
+    producers.reap()

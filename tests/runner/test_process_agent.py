@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ import leyden as ly
 from leyden import semconv
 from leyden.errors import ConfigError
 from leyden.runner import AttemptRecorder
+from leyden.runner.process import supervisor
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
 from leyden.types import Attempt, RolloutConfig, Span, get_rewards_from_span, is_reward_span
@@ -605,3 +607,11 @@ async def test_it_travels_to_other_processes(store: InMemoryLightningStore) -> N
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         ly.ProcessAgent(**{"command": ["true"], **options})
+
+
+def test_a_sandbox_without_the_limit_that_marks_processes_can_run_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(limit: int, value: tuple[int, int]) -> None:
+        raise ValueError("not allowed to raise maximum limit")  # what Python makes of EPERM, which gVisor answers
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    supervisor._drop_mark()

@@ -81,6 +81,15 @@ async def test_a_socket_that_a_killed_process_left_is_replaced(path: Path) -> No
         await client.statistics()
 
 
+async def test_any_host_name_reaches_it_because_no_browser_can(path: Path) -> None:
+    async with InMemoryLightningStore() as store, LightningStoreServer(store, socket_path=path):
+        for head in (b"GET /v1/agl/health HTTP/1.1\r\nHost: store\r\n", b"GET /v1/agl/health HTTP/1.0\r\n"):
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(head + b"Connection: close\r\n\r\n")
+            assert b" 200 " in await reader.readline()
+            writer.close()
+
+
 async def test_a_socket_in_use_is_left_alone(path: Path) -> None:
     async with InMemoryLightningStore() as store, LightningStoreServer(store, socket_path=path) as server:
         with pytest.raises(StoreError, match=f"{path}: Address already in use; choose another socket_path"):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from leyden.utils.http import RequestRefused, SiteGuard
+from leyden.utils.http import MAX_JSON_PARTS, RequestRefused, SiteGuard, has_too_many_parts
 
 HOST = ("host", "localhost:4747")
 
@@ -95,3 +96,16 @@ def test_a_refusal_names_the_page_and_the_remedy():
         SiteGuard(local_only=True).check(scope(HOST, ("origin", "https://evil.example")))
     with pytest.raises(RequestRefused, match=r"'evil\.example' is not this machine.*token"):
         SiteGuard(local_only=True).check(scope(("host", "evil.example")))
+
+
+def test_a_string_that_never_ends_is_counted_in_linear_time():
+    body = b"[" * (MAX_JSON_PARTS + 1) + b'"' + b'\\"' * 2**20
+    began = time.process_time()
+    assert has_too_many_parts(body)
+    assert time.process_time() - began < 1
+
+
+def test_brackets_in_strings_are_no_parts():
+    brackets = b"[" * (MAX_JSON_PARTS + 1)
+    assert not has_too_many_parts(b'["' + brackets + b'", "\\"' + brackets + b'\\\\"]')
+    assert has_too_many_parts(b'["a\\\\"' + brackets + b"]")
