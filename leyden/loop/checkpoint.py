@@ -62,7 +62,10 @@ class SavedCheckpoint:
 
     @property
     def vessel_state(self) -> Any:
-        """The value that the vessel's `state_dict` returned. Raises CheckpointError for a vessel that saved files of its own."""
+        """Return the vessel's `state_dict` value.
+
+        Raise CheckpointError if the vessel saved files of its own.
+        """
         return read_state(self.vessel_path)
 
     @property

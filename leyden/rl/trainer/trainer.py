@@ -49,7 +49,7 @@ class Trainer(TrainLoop):
     max_iters: iterations in all, including those before a resume; None: until a callback stops the
         run.
     val_every_n_iters: validate after every so many iterations; None: never.
-    loggers: writers of metrics: of stages, episodes or steps, as each says.
+    loggers: writers of metrics; each takes the rows of stages, episodes or steps.
     callbacks: called between the stages.
     finite_env_type: where the simulators run: "dummy" (here), "thread", "subproc", "shmem".
     concurrency: the number of simulators that run at once.
@@ -237,7 +237,7 @@ class Trainer(TrainLoop):
     def _draw_worker_seeds(self) -> None:
         """Draw the seeds of the workers' generators before a checkpoint's random states are restored.
 
-        The restored states are then those that were saved.
+        The restore then ends with exactly the saved states.
         """
         if self.finite_env_type in ("subproc", "shmem") and "seed" not in self.env_options:
             self._worker_seeds = WorkerSeeds.draw()
@@ -293,7 +293,7 @@ class Trainer(TrainLoop):
     # ---- state ---------------------------------------------------------------------------------------------------------
 
     def run_state(self) -> dict[str, Any]:
-        """Everything but the vessel, as JSON."""
+        """Return the state of the run without the vessel, as JSON."""
         return {**super().run_state(), "current_episode": self.current_episode, "total_steps": self.total_steps}
 
     def load_run_state(self, state: dict[str, Any]) -> None:
