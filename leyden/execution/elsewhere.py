@@ -19,7 +19,7 @@ async def run_in_thread(work: Coroutine[Any, Any, T], *, name: str) -> T:
     task = loop.create_task(work, context=contextvars.copy_context())
 
     strays: list[BaseException] = []
-    """What another task raised that ends a loop (SystemExit)."""
+    """An exception of another task that ends the loop (SystemExit)."""
 
     def settle() -> None:
         if strays:

@@ -1,6 +1,7 @@
-"""A store that is called on one event loop, whatever thread uses it: for a store that is not safe for threads.
+"""Call a store that is not safe for threads on one event loop, from any thread.
 
-It knows nothing of the store's methods: it hands over every coroutine function and passes on everything else.
+The wrapper knows none of the store's methods: it hands coroutine functions to that loop, and passes
+on everything else.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
     memory_bytes: how much memory each runner's process, and each process that its agents start, may allocate (RLIMIT_DATA): beyond it an
         agent gets a MemoryError, or its runner ends and is started again. None: no limit.
     lock_seconds: how long a call in a runner's process may hold Python's lock (the GIL), so that no other thread there runs, before the
-        process is killed and started again. Time in which the process is stopped or gets no CPU does not count. None: for ever. Only
-        Linux tells what is needed to notice this.
+        process is killed and started again. Time in which the process is stopped or gets no CPU
+        does not count. None: for ever. Works on Linux only.
     """
 
     def __init__(

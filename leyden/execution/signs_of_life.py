@@ -1,8 +1,9 @@
-"""Notice a process that holds Python's lock (the GIL) for ever: no thread of it runs, so it cannot say anything itself.
+"""Notice a process that holds Python's lock (the GIL) for ever and cannot report it itself.
 
-The parent asks now and then, and a thread of the child answers, which takes the lock. Time without an answer counts only as far as
-that thread could have run: not while it is stopped (a debugger, SIGSTOP), and not while it waits for a CPU. Linux tells both
-(`/proc/<pid>/task/<tid>`); on other systems nothing is noticed. This module knows neither runners nor agents.
+The parent polls the child, and a thread of the child replies, which takes the lock. Silence counts
+only while that thread could have run: not while it is stopped (a debugger, SIGSTOP), and not while
+it waits for a CPU. Linux reports both (`/proc/<pid>/task/<tid>`); on other systems the watch is
+off. This module knows neither runners nor agents.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ _IDLE_FILES = ("selectors.py", "threading.py", "connection.py", "queue.py", "soc
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The child's answer, and what the parent needs to look at a child that does not answer."""
+    """The child's reply, with what the parent needs to examine a child that stays silent."""
 
     thread_id: int
-    """The kernel's id of the thread that answers."""
+    """The kernel's id of the thread that replies."""
     stacks: int
     """The child's descriptor of the file to which its signal handler writes the stacks of its threads."""
 
 
 def stacks_signal() -> int:
-    """The signal that makes a child write the stacks of its threads, whatever holds the lock."""
+    """The signal on which a child writes the stacks of its threads, even if the lock is held."""
     return signal.SIGRTMAX - 3
 
 
 def prepare_answers() -> Callable[[], Alive | None]:
-    """In the child: return what its answering thread calls for an answer; None where silence is not noticed."""
+    """In the child: return the function that makes its replies; None if this system has no watch."""
     if not _NOTICED:
         return lambda: None
     stacks = os.memfd_create("leyden-stacks")
@@ -56,7 +57,7 @@ def prepare_answers() -> Callable[[], Alive | None]:
 
 
 class SignsOfLife:
-    """Asks a child whether it is alive, on the running event loop."""
+    """Poll a child for signs of life, on the running event loop."""
 
     def __init__(
         self,
@@ -81,13 +82,13 @@ class SignsOfLife:
         self._timer: asyncio.TimerHandle | None = None
 
     def answer(self, alive: Alive) -> None:
-        """The child has answered, or said for the first time who will."""
+        """Record a reply of the child. The first one names the thread that replies."""
         if self._timer is None and self._alive is None:
             self._timer = self._loop.call_later(self._interval, self._look)
         self._alive, self._answered = alive, True
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -127,23 +128,25 @@ class SignsOfLife:
 
 
 class _Moment(NamedTuple):
-    """A thread at one time."""
+    """The state of a thread at one time."""
 
     time: float
-    """Monotonic."""
+    """Monotonic clock, seconds."""
     waited: float
-    """Seconds for which it has waited for a CPU so far."""
+    """Seconds for which the thread has waited for a CPU so far."""
     state: str
-    """The kernel's letter."""
+    """The kernel's letter for the thread's state."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is stopped, traced, waits for a disk or is gone: then its silence says nothing."""
+        """Whether the thread is stopped, traced, waiting for a disk or gone, so that silence means
+        nothing.
+        """
         return self.state not in ("S", "R")
 
 
 def _moment(pid: int, thread_id: int) -> _Moment | None:
-    """None when the thread is gone."""
+    """Return the state of a thread now; None if the thread is gone."""
     folder = Path(f"/proc/{pid}/task/{thread_id}")
     try:
         state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
@@ -154,7 +157,7 @@ def _moment(pid: int, thread_id: int) -> _Moment | None:
 
 
 def _busy_places(stacks: str) -> str:
-    """Where those threads are that do not wait in the standard library, innermost frames only."""
+    """Return the innermost frames of the threads that do not wait in the standard library."""
     innermost = [_FRAME.search(stack) for stack in stacks.split("\n\n")]
     return "; ".join(
         f"{frame['file']}:{frame['line']} in {frame['name']}"

@@ -84,14 +84,15 @@ class Runner(ParallelWorkerBase, ABC, Generic[T]):
     concurrency: int = 1
     """How many rollouts it works on at a time."""
     most_at_first: int | None = None
-    """How many rollouts `iter` may have in flight to begin with, one more with each that ends; None: as many as it may at all.
+    """How many rollouts `iter` may have in flight at first. Each that ends adds one. None:
+    `concurrency`.
 
     An execution strategy sets it after one of several rollouts has ended the process that they shared.
     """
 
     debugger: Debugger | None = None
-    """How sync agents are called for someone with a debugger: then there is one rollout at a time, without limits of time, and Ctrl-C and
-    the debugger's "quit" end the run. None: no debugger.
+    """How to call sync agents under a debugger. Rollouts then run one at a time without time
+    limits, and Ctrl-C or the debugger's "quit" ends the run. None: no debugger.
     """
 
     @abstractmethod
@@ -156,7 +157,7 @@ class Runner(ParallelWorkerBase, ABC, Generic[T]):
 
 
 class RunContext(Generic[R]):
-    """A block that is entered with `with` or with `async with`; both do the same, since nothing in it waits."""
+    """The block of `run_context`, for `with` or `async with`, which do the same."""
 
     def __init__(self, block: AbstractContextManager[R, bool | None]) -> None:
         self._block = block

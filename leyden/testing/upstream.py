@@ -33,7 +33,7 @@ Json = dict[str, Any]
 _WORDS = ("lightning", "jar", "Größe", "left", "42", "higher", "雷", "no", "perhaps", "🌩", "yes", "run")
 _KEPT = 100_000
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
-"""What reading a request raises that is not as its API has it."""
+"""Errors that reading a malformed request raises."""
 _IDS = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "messages": "msg_", "responses": "resp_"}
 
 

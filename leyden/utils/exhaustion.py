@@ -16,12 +16,12 @@ from dataclasses import dataclass
 __all__ = ["exhausted_resource", "warn_if_exhausted"]
 
 _PAUSE_SECONDS = 60.0
-"""Between two warnings of one resource: when one runs out, hundreds of attempts fail at once."""
+"""Seconds between two warnings of one resource, because hundreds of attempts may fail at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Resource:
-    """What can run out, and how that is recognised."""
+    """A resource that can run out, and the errors by which that is recognised."""
 
     name: str
     remedy: str
@@ -33,7 +33,7 @@ class _Resource:
     """Parts of messages, for errors that another process or library has made into text."""
 
     def is_named_by(self, error: BaseException) -> bool:
-        """Whether this very error says that the resource has run out."""
+        """Whether this error itself, without its causes, says that the resource has run out."""
         if isinstance(error, MemoryError) and errno.ENOMEM in self.numbers:
             return True
         if isinstance(error, OSError) and error.errno in self.numbers:
@@ -109,7 +109,7 @@ def warn_if_exhausted(logger: logging.Logger, subject: str, error: BaseException
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from or while handling, and the members of groups; each once."""
+    """Return the error, its causes and contexts, and the members of groups, each once."""
     waiting, seen = [error], set[int]()
     while waiting:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""What every HTTP server here does before it answers: check who sends the request, and read its body within limits.
+"""Check the sender of an HTTP request, and read its body within limits.
 
 `SiteGuard` refuses what the page of another web site made a browser send; `read_body` refuses what is too large. They raise
 `RequestRefused`, and the application gives the refusal the form that its clients read. This module knows no routes and no sockets.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from leyden.utils.asgi import Receive
 
 MAX_BODY_BYTES: Final = 64 * 2**20
-"""The most of one request, as sent and unpacked, where the user does not say otherwise."""
+"""The default limit of one request's body, as sent and unpacked."""
 _DRAIN: Final = 8
 """A body that is refused is read, and forgotten, up to so many times the limit, so that the client reads the answer."""
 _GZIP_MEMBERS: Final = 2000
@@ -34,7 +34,7 @@ _JSON_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 class RequestRefused(Exception):
-    """A request that the server does not take."""
+    """The server refuses a request."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         """status: the HTTP status of the answer. code: a word for programs. message: what is wrong and what the client can do."""
@@ -58,14 +58,16 @@ class SiteGuard:
 
     def __init__(self, *, local_only: bool, also: Iterable[str] = ()) -> None:
         """
-        local_only: refuse every `Host` that is not a name of this machine, because another site can let its own name stand for
-        127.0.0.1 (DNS rebinding). Servers without a token need this.
+        local_only: refuse every `Host` that is not a name of this machine, because another site can
+            point its own name to 127.0.0.1 (DNS rebinding). Servers without a token need this.
         also: further host names that a server with `local_only` is called by.
         """
         self._names = frozenset(name.lower() for name in also) if local_only else None
 
     def check(self, scope: Mapping[str, Any]) -> None:
-        """Raise RequestRefused: 403 for a request of another site's page, 400 for a request with two `Host` headers."""
+        """Raise RequestRefused: 403 for a request of another site's page, 400 for two `Host`
+        headers.
+        """
         host = origin = fetched_by = None
         for name, value in scope["headers"]:
             if name == b"host":
@@ -113,7 +115,9 @@ def _same_place(origin: bytes, host: bytes | None) -> bool:
 
 @lru_cache(maxsize=64)
 def _called(host: bytes) -> tuple[str, bool]:
-    """The name in a `Host` header, in lower case and without its port, and whether it always means this machine."""
+    """Return the name in a `Host` header, in lower case without its port, and whether it always
+    means this machine.
+    """
     text = host.decode("latin-1")
     try:
         name = urlsplit(f"//{text}").hostname or ""

@@ -20,7 +20,9 @@ _ROUNDS = 10
 """Of killing, since what is killed may have forked meanwhile."""
 _LIMIT: int | None = getattr(psutil, "RLIMIT_RTTIME", None)
 _OURS = 1 << 62
-"""Of the limit, in microseconds: more than a hundred thousand years."""
+"""The part of the limit that marks our processes, in microseconds: more than a hundred thousand
+years.
+"""
 _WORKER_BITS = 20
 
 
@@ -74,7 +76,9 @@ def _has_limit(process: psutil.Process, mark: str, all_below: bool) -> bool:
 
 
 def _limit_of(mark: str) -> int:
-    """The number that stands for a mark: the run in its upper bits, the worker in its lower ones."""
+    """Return the limit that encodes a mark: the run in its upper bits, the worker in its lower
+    ones.
+    """
     run, _, worker = mark.partition(".")
     number = int.from_bytes(hashlib.sha256(run.encode()).digest()[:5])
     return _OURS | number << _WORKER_BITS | (int(worker or 0) + 1) % (1 << _WORKER_BITS)

@@ -240,9 +240,10 @@ class PolicyGradient(IterativeAlgorithm):
         return collected
 
     async def _enqueue(self, mode: RolloutMode, iteration: int, inputs: Sequence[Any]) -> Sequence[Rollout]:
-        """The rollouts of one stage; those that an earlier process enqueued are met again, finished or not.
+        """Enqueue the rollouts of one stage, or find them if an earlier process enqueued them.
 
-        A stage in which every rollout had failed is sampled anew, under other ids: what broke it may have been mended since.
+        A stage in which every rollout had failed is sampled anew, under other ids, because the
+        cause may have been fixed since.
         """
         generation = 0
         while True:
@@ -272,7 +273,8 @@ class PolicyGradient(IterativeAlgorithm):
         )
 
     async def _wait(self, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
-        """Return all of them, finished. Raise EngineError if the policy has died, because the calls that lost it wait for that.
+        """Return all rollouts of the stage, finished. Raise EngineError if the policy has died,
+        because its calls wait for the run to end.
 
         The wait ends by event; its timeout is only the time between two looks at the progress and at the policy.
         """
@@ -368,7 +370,7 @@ class PolicyGradient(IterativeAlgorithm):
 
 
 def _of_agents(triplets: Sequence[Triplet], spans: Sequence[Span], agent_match: re.Pattern[str]) -> list[Triplet]:
-    """Return the triplets of the calls whose nearest agent has a matching name, whichever span of a call the adapter has named."""
+    """Return the triplets of the calls whose nearest agent's name matches."""
     calls = select_calls(spans, TraceTree.from_spans(spans), agent_match=agent_match.pattern, repair_hierarchy=True)
     chosen = {span.span_id for call in calls for span in call.view.spans}
     return [triplet for triplet in triplets if triplet.metadata.get("span_id") in chosen]
