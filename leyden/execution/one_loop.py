@@ -16,7 +16,10 @@ from leyden.store.base import LightningStore
 
 
 def on_this_loop(store: LightningStore) -> LightningStore:
-    """Return the store for use from any thread; its methods run on the loop that is running now, while that runs."""
+    """Return a wrapper of the store for any thread.
+
+    Its methods run on the loop that is running now.
+    """
     return cast(LightningStore, _OnOneLoop(store, asyncio.get_running_loop()))
 
 

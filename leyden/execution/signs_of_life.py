@@ -48,7 +48,7 @@ def stacks_signal() -> int:
 
 
 def prepare_answers() -> Callable[[], Alive | None]:
-    """In the child: return the function that makes its replies; None if this system has no watch."""
+    """In the child: return the function that makes replies; None if this system has no watch."""
     if not _NOTICED:
         return lambda: None
     stacks = os.memfd_create("leyden-stacks")

@@ -86,7 +86,7 @@ def trace_parent(scope: Scope) -> tuple[str, str] | None:
 
 
 def sent_time(scope: Scope) -> float | None:
-    """Return when the agent's process sent the call, in Unix seconds by its clock; None if unknown."""
+    """Return when the agent's process sent the call, in Unix seconds by its clock, or None."""
     try:
         sent = float(header(scope, b"x-leyden-sent") or b"nan")
     except ValueError:

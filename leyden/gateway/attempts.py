@@ -214,7 +214,7 @@ class Attempts:
 
 @contextlib.contextmanager
 def _looking_up(key: AttemptKey) -> Generator[None]:
-    """Turn the store's errors about an attempt into a Refusal: 404 for unknown ids, 503 otherwise."""
+    """Turn the store's errors about an attempt into a Refusal: 404 for unknown ids, else 503."""
     rollout_id, attempt_id = key
     try:
         yield

@@ -40,7 +40,7 @@ class _Lossy:
 
 
 class Buffering:
-    """Decide whether a server sends a stream or a whole answer. The agent gets a stream either way."""
+    """Decide whether a server sends a stream or a whole answer. The agent always gets a stream."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -72,7 +72,7 @@ class Buffering:
                 server = self._lossy[key] = _Lossy()
                 self._pause(server)
                 logger.warning(
-                    "%s loses token ids of model %r in streams (%s): it is asked for whole answers for now, and agents get them "
+                    "%s loses token ids of model %r in streams (%s): the gateway requests whole answers for now, and agents get them "
                     "as streams. Newer versions of its server may keep them.",
                     model.address,
                     model.model_name,

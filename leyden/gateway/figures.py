@@ -118,7 +118,7 @@ class UpstreamFigures:
                 try:
                     await store.add_many_samples(samples)
                 except LeydenError as error:
-                    logger.info("the figures of the gateway's servers could not be written to %s: %s", store.url, error)
+                    logger.info("the metrics of the gateway's servers could not be written to %s: %s", store.url, error)
 
     def samples(self, gateway: str, connections: int) -> list[Sample]:
         """Return the samples of servers that had requests since the last report, are at work, or

@@ -161,7 +161,7 @@ class Relay:
             return
         finally:
             self._gate.leave()
-        # The end of the run cancels the call before this is over, unless nobody notices that the engine is dead.
+        # The end of the run cancels the call before this is over, unless the dead engine goes unnoticed.
         await asyncio.sleep(self._options.timeout_seconds)
         raise refusal
 

@@ -164,7 +164,9 @@ class CheckpointStore:
                 aside.unlink()
 
     def supersede(self, iteration: int, files: Sequence[str] = ()) -> Path:
-        """Move a checkpoint and the named files beside it into `superseded/`, out of sight of `steps` and `latest`. Return its new path.
+        """Move a checkpoint and the named files beside it into `superseded/`. Return its new path.
+
+        `steps` and `latest` no longer find it.
 
         A superseded checkpoint of the same iteration is replaced. Repeating it after a kill is
         safe.

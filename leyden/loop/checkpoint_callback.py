@@ -171,7 +171,10 @@ class Checkpoint(Callback):
             )
 
     def _newer(self, loop: TrainLoop) -> list[int]:
-        """Return the steps of the intact checkpoints after this run's iteration. Raise CheckpointError unless it continues an older one."""
+        """Return the steps of the intact checkpoints after this run's iteration.
+
+        Raise CheckpointError unless the run continues an older one.
+        """
         newer = [step for step in self.store.steps() if step > loop.current_iter and self.store.damage(step) is None]
         came_from = loop.resumed_from
         if newer and (came_from is None or came_from.resolve().parent != self.store.dirpath.resolve()):

@@ -78,7 +78,8 @@ class Resumable(Protocol):
 
 
 class TrainLoop:
-    """One run of training. A TrainLoop runs once; `leyden.rl.Trainer`, which is one, starts again with each fit.
+    """One run of training. A TrainLoop runs once. Its subclass `leyden.rl.Trainer` starts again
+    with each fit.
 
     max_iters: iterations in all, including those before a resume. A finished run continues when
         this grew. None: until `stop`.
@@ -133,7 +134,7 @@ class TrainLoop:
         self._stage_started_at = time.monotonic()
 
     def initialize_iter(self) -> None:
-        """Begin an iteration with empty metrics, so that no value of an earlier iteration remains."""
+        """Begin an iteration with empty metrics, without values of an earlier iteration."""
         self.metrics = {}
 
     @property

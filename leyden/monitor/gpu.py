@@ -31,7 +31,8 @@ def gpu_figures() -> Mapping[str, float]:
     """Return the metrics of the GPUs that CUDA_VISIBLE_DEVICES shows to this process; empty without
     a GPU.
 
-    `gpu_percent` and `gpu_memory_percent` are of the GPU where each is highest. Figures of one GPU carry its index in the machine:
+    `gpu_percent` and `gpu_memory_percent` are maxima over the GPUs. Metrics of one GPU carry its
+    index in the machine:
     `gpu_device_percent:0`. Values that a GPU does not report are left out.
     """
     figures: dict[str, float] = {}

@@ -181,7 +181,7 @@ class RolloutBuffer:
         self._allocated = True
 
     def _grow(self) -> None:
-        """Double the rows. This can happen below the limit, because idle environments leave gaps."""
+        """Double the rows, also below the limit, because idle environments leave gaps."""
         more = self.capacity
 
         def longer(array: Array) -> Array:

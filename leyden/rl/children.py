@@ -84,7 +84,7 @@ def refuse_in_a_worker() -> None:
 
 
 def ending_of(process: Any, seconds: float) -> str:
-    """Wait for a process and return how it ended, in words. Raise ConfigError for a missing guard."""
+    """Wait for a process and describe its end. Raise ConfigError for a missing guard."""
     process.join(seconds)
     code = process.exitcode
     if code == GUARD_MISSING:

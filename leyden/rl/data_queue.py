@@ -457,7 +457,7 @@ class _Server:
             thread.start()
 
     def _serve(self, connection: Connection) -> None:
-        """Serve one process until it leaves or dies. Give back the item that a dead process held."""
+        """Serve one process until it leaves or dies. Give back the item of a dead process."""
         held: dict[int, Seed[Any]] = {}
         try:
             deliver_challenge(connection, self.address.key)

@@ -26,7 +26,7 @@ class Producers:
     """N processes that read items by index. `request` and `receive` are for one thread, `close` for any."""
 
     def __init__(self, dataset: Any, n: int) -> None:
-        """Start the processes. Raise ConfigError if the data set cannot be sent to another process."""
+        """Start the processes. Raise ConfigError if the data set cannot be pickled."""
         try:
             packed = cloudpickle.dumps(dataset)  # pyright: ignore[reportUnknownMemberType] -- untyped
         except Exception as error:

@@ -145,7 +145,10 @@ class LightningStore(ABC):
         rollout_id: str | None = None,
         pin: str | None = None,
     ) -> Rollout:
-        """Put a new rollout in the queue (`queuing`, no attempt): `enqueue_many_rollouts` with one request, with its contract."""
+        """Put a new rollout in the queue (`queuing`, no attempt).
+
+        The contract is that of `enqueue_many_rollouts` with one request.
+        """
         request = EnqueueRolloutRequest(
             input=input,
             mode=mode,
@@ -267,7 +270,9 @@ class LightningStore(ABC):
         sort_by: str | None = "sequence_id",
         sort_order: SortOrder = "asc",
     ) -> PaginatedResult[Span]:
-        """Spans of a rollout, of one attempt or of all (`attempt_id` None), tokens included; without a `rollout_id`, of every rollout.
+        """Return the spans of a rollout or of one of its attempts, tokens included.
+
+        `attempt_id` None means all attempts; without a `rollout_id`, spans of every rollout.
 
         The latest attempt ("latest") of a rollout that was not claimed yet has no spans.
         `filter_logic` joins the filters from `trace_id` to `kind`. The ids of rollout and attempt, the time range (`start_time` in
@@ -306,8 +311,7 @@ class LightningStore(ABC):
         limit: int = 1000,
         timeout_seconds: float = 0.0,
     ) -> SpanPage:
-        """Return up to `limit` spans in the order of their arrival, and the cursor `after` of the
-        next page.
+        """Return up to `limit` spans in order of arrival, and the cursor `after` of the next page.
 
         after: a cursor returned before; None to begin at the first span; "latest" to skip all spans
             that exist now. Left out: the spans that are new to this store object, which remembers
@@ -350,7 +354,9 @@ class LightningStore(ABC):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Rollout]:
-        """Rollouts that match; each that has an attempt is an `AttemptedRollout` with its latest one. Default order: as enqueued.
+        """Return the rollouts that match, by default in the order in which they were enqueued.
+
+        A rollout with an attempt is an `AttemptedRollout` with its latest one.
 
         `sort_by` is one of rollout_id, start_time, end_time, status, mode, resources_id. Rollouts without a value come last.
         In the default order, by rollout_id, start_time or end_time, with no filter but `status_in`,

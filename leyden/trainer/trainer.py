@@ -347,7 +347,7 @@ class Trainer:
             if run.resume:
                 await store.release_claims(worker_ids=self._claimants(run, store))
             sweeper = Sweeper(store, retention=self.retention)
-            if self.runner.debugger is None:  # nobody's time is over while someone stands at a breakpoint
+            if self.runner.debugger is None:  # no time limit holds at a breakpoint
                 await stack.enter_async_context(sweeper)
             if self.monitor is not None and self.strategy.runs_algorithm:
                 await stack.enter_async_context(self.monitor.watch(store))

@@ -128,7 +128,7 @@ class PromptTemplate(Resource):
         return "".join(literal if name is None else f"{literal}{values[name]!s}" for literal, name in parts)
 
     def _parts(self) -> list[tuple[str, str | None]]:
-        """Return the template as pairs of literal text and the name of the placeholder behind it."""
+        """Return the template as pairs of literal text and the placeholder's name behind it."""
         if self.engine != "f-string":
             raise ConfigError(f"a {self.engine!r} template is rendered by its own library; only 'f-string' is built in")
         try:

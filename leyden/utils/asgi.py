@@ -55,7 +55,7 @@ _COMPLAINT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How long a client may take. The server closes a connection that takes longer, and says so in the log."""
+    """Limits on the time a client may take. The server closes slower connections and logs how many."""
 
     head_seconds: float = 30.0
     """Time for the whole head of a request, from the opening of a connection, later from the first
@@ -159,7 +159,7 @@ _Untyped: Any = object  # the mixin's `super()` is one of uvicorn's protocols, w
 
 
 class _Limited(_Untyped):
-    """A protocol of uvicorn's that reports which action it waits for, so that `_Watch` can time it."""
+    """A protocol of uvicorn's that reports the action it waits for, so that `_Watch` can time it."""
 
     watch: _Watch
     _body_bytes = 0
@@ -222,7 +222,7 @@ class _Limited(_Untyped):
 
     @property
     def idle_order(self) -> tuple[bool, float]:
-        """Return the order of closing: connections without a request first, and the oldest of them."""
+        """Return the order of closing: connections without a request first, then the oldest."""
         return self.cycle is not None, self._opened_at
 
     def end(self, late: _Awaited) -> None:
@@ -294,7 +294,7 @@ class _TooManyRequests(Exception):
 
 
 class _Watch:
-    """Close the connections of one server whose clients take too long, and count them in the log."""
+    """Close connections of one server whose clients take too long, and count them in the log."""
 
     def __init__(self, state: ServerState, limits: ConnectionLimits) -> None:
         self._state = state
@@ -323,7 +323,9 @@ class _Watch:
             self._complain()
 
     def make_room(self, newcomer: Any) -> None:
-        """Close idle connections when file descriptors run short, or else the new one: the process needs some for itself."""
+        """Close idle connections, or else the new one, when the process runs short of file
+        descriptors.
+        """
         opened, most = newcomer.transport.get_extra_info("socket"), _most_descriptors()
         spare = min(_SPARE_DESCRIPTORS, most // 8)
         if opened is None or opened.fileno() < most - spare:

@@ -87,7 +87,7 @@ _warned_at: dict[str, float] = {}
 
 
 def exhausted_resource(error: BaseException) -> str | None:
-    """Return which resource has run out and what to do, if that is why `error` was raised, else None."""
+    """Return the exhausted resource that caused `error`, with a remedy; None for another cause."""
     for cause in _causes(error):
         for resource in _RESOURCES:
             if resource.is_named_by(cause):
@@ -96,7 +96,9 @@ def exhausted_resource(error: BaseException) -> str | None:
 
 
 def warn_if_exhausted(logger: logging.Logger, subject: str, error: BaseException) -> None:
-    """Log a warning if `error` was raised because a resource has run out: at most one a minute for each resource."""
+    """Log a warning if an exhausted resource caused `error`, at most once a minute for each
+    resource.
+    """
     found = exhausted_resource(error)
     if found is None:
         return

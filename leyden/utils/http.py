@@ -25,7 +25,9 @@ _DRAIN: Final = 8
 _GZIP_MEMBERS: Final = 2000
 """The most gzip files that may stand one behind the other in a body. An empty one takes 20 bytes, and costs as much as 64 KiB."""
 _OWN_PAGE: Final = (b"same-origin", b"none")
-"""Values of Sec-Fetch-Site: a page of this server sent the request, or the user did (an address typed, a bookmark)."""
+"""Values of Sec-Fetch-Site for a page of this server, and for the user (a typed address, a
+bookmark).
+"""
 
 
 MAX_JSON_PARTS: Final = 500_000
@@ -84,7 +86,7 @@ class SiteGuard:
                 raise RequestRefused(
                     403,
                     "foreign_request",
-                    f"the host {called!r} is not this machine: a server without a token answers as 127.0.0.1 or localhost only; "
+                    f"the host {called!r} is not this machine: a server without a token serves the names 127.0.0.1 and localhost only; "
                     "use one of these names, or start the server with a token",
                 )
         if fetched_by is not None:
@@ -102,7 +104,10 @@ class SiteGuard:
 
 
 def _follows_a_link(scope: Mapping[str, Any]) -> bool:
-    """Whether the browser opens a page of this server for its user, who clicked a link elsewhere. The other page sees nothing of it."""
+    """Whether the browser opens a page of this server by a link elsewhere.
+
+    The other page cannot read it.
+    """
     headers = dict(scope["headers"])
     opens = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
     return opens and scope["method"] == "GET"
@@ -131,14 +136,15 @@ async def read_body(
 ) -> bytes:
     """Return the body of a request, and never hold more of it than the limit.
 
-    max_bytes: of the body, as sent and unpacked. option: how the user of this server raises that limit, if there is a way.
+    max_bytes: of the body, as sent and unpacked. option: the option that raises this limit, for the
+        message.
     unpack: read gzip; without it a body is returned as it came.
     Raises RequestRefused (413 for a body that is too large, 400 and 415 for one that cannot be unpacked) and ClientGone.
     """
     encoding = headers.get(b"content-encoding", b"identity").lower() if unpack else b"identity"
     if encoding not in (b"identity", b"gzip"):
         raise RequestRefused(
-            415, "unknown_encoding", f"content-encoding {encoding.decode('latin-1')!r} is not read here; possible: gzip"
+            415, "unknown_encoding", f"content-encoding {encoding.decode('latin-1')!r} is not supported; use gzip"
         )
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > max_bytes:
@@ -208,7 +214,7 @@ def _too_large(max_bytes: int, option: str | None) -> RequestRefused:
     return RequestRefused(
         413,
         "body_too_large",
-        f"the body is larger than the {max_bytes:,} bytes that this server takes at once; send less at a time{larger}",
+        f"the body is larger than the {max_bytes:,} bytes that this server accepts in one request; send less at a time{larger}",
     )
 
 

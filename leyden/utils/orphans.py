@@ -31,7 +31,7 @@ def carry_mark(mark: str | None) -> None:
     if _LIMIT is None:
         return
     _, most = resource.getrlimit(_LIMIT)
-    with contextlib.suppress(ValueError, OSError):  # somebody has set the limit lower: then the variable alone tells
+    with contextlib.suppress(ValueError, OSError):  # a lower hard limit: only the variable marks
         resource.setrlimit(_LIMIT, (resource.RLIM_INFINITY if mark is None else _limit_of(mark), most))
 
 

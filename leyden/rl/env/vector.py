@@ -346,7 +346,7 @@ class FiniteVectorEnv(ABC):
             failure, seed = self._skipped[0]
             n, self._skipped = len(self._skipped), []
             raise self._error(
-                failure, seed, f"{n} episodes in a row failed and were skipped, the first of them so: "
+                failure, seed, f"{n} episodes in a row failed and were skipped; the first: "
             ) from failure.error
 
     def _skip(self, failure: Failure, seed: Seed[Any]) -> None:
@@ -439,7 +439,7 @@ def _watch(of: weakref.ref[FiniteVectorEnv], quiet_seconds: float, ended: thread
         waits = looks - 1
         if where is not None and waits and waits & (waits - 1) == 0:  # after 1, 2, 4, 8 times so long
             logger.warning(
-                "%s said nothing for %g s. It is waited for; step_timeout_seconds (of 'subproc' and 'shmem') ends a simulator that hangs",
+                "%s said nothing for %g s. It goes on; step_timeout_seconds (of 'subproc' and 'shmem') ends a simulator that hangs",
                 where[1],
                 quiet_seconds * waits,
             )

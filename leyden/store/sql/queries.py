@@ -46,7 +46,7 @@ def parse_queries(text: str, shared: Mapping[str, str] | None = None) -> Mapping
 
 @cache
 def adding(totals: Sequence[str]) -> str:
-    """Return the statement that adds a value to each of these columns of the one row of `totals`."""
+    """Return the statement that adds a value to each of these columns of `totals`' one row."""
     return f"UPDATE totals SET {', '.join(f'{total} = {total} + ?' for total in totals)} WHERE shard = 0"
 
 
