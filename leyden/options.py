@@ -65,7 +65,7 @@ def check_token(name: str, token: object, *, host: str, or_say: str | None = Non
 
     An empty token is refused on every address, because it usually comes from an unset variable and
     would admit any client. Without a token (None) a server may be bound to a loopback address only,
-    unless it is `insecure`. or_say: how the user asks for that, where it is possible.
+    unless it is `insecure`. or_say: the option for that, if there is one.
     """
     if token is not None and not isinstance(token, str):
         raise ConfigError(f"{name} is {type(token).__name__}; it must be a string, or None")

@@ -19,7 +19,7 @@ __all__ = ["Baseline", "FastAlgorithm"]
 logger = logging.getLogger(__name__)
 
 _AT_LEAST = 128
-"""Rollouts enqueued at a time where the runners are few or unknown."""
+"""Rollouts enqueued at a time if the runners are few or unknown."""
 _LET_GO = 100
 """Rollouts that have been reported are let go together, when there are so many."""
 
@@ -42,7 +42,8 @@ class Baseline(FastAlgorithm):
     polling_interval: the longest time in seconds between two progress lines. The wait itself is by
         event.
     max_queue_length: rollouts that are enqueued and not finished at a time; a new one is enqueued when one has finished. None:
-        twice as many as the runners work on at once (`concurrency` of each), at least 128, and more where they turn out to work on more.
+        twice as many as the runners work on at once (`concurrency` of each), at least 128, and more
+        if they work on more.
     span_verbosity: `none`, `keys` (names), or `key_values` (names and attributes) of each rollout's spans.
     """
 

@@ -6,7 +6,8 @@ has no counterpart raises `Untranslatable`, which names it. Unknown fields survi
 
 - `base`: what a dialect is, and the table of them;
 - `passage`: one call on its way between two dialects;
-- `chat`: token ids and log-probabilities: asked for, hidden again, put together from a stream;
+- `chat`: request token ids and log-probabilities, hide them from clients, assemble them
+  from streams;
 - `messages`, `responses`: the translations, in `request`, `answer` and `stream`;
 - `checks`: refuse malformed requests before any model sees them;
 - `encoding`, `errors`, `fields`: JSON and events as bytes, errors for each kind of client, reading fields.

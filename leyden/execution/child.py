@@ -51,7 +51,7 @@ class Begin:
     """The command to begin."""
 
     at_most: int | None = None
-    """How many attempts may be in flight to begin with; see `Runner.most_at_first`."""
+    """How many attempts may be in flight at first, as in `Runner.most_at_first`."""
 
 
 Order = Begin | Literal["stop", "ask"]
@@ -178,7 +178,7 @@ class Link(Protocol):
     begin: Latch
     stop: Latch
     at_most: int | None
-    """How many attempts may be in flight to begin with; None: no limit of its own."""
+    """How many attempts may be in flight at first; None: no limit of its own."""
 
     def say(self, word: Word) -> None:
         """Tell them."""

@@ -38,8 +38,8 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
     """Each runner in a process of its own on this machine.
 
     n_runners, drain_seconds: see SupervisedExecutionStrategy.
-    start_method: of the processes: `forkserver` where there is one, else `spawn`. With `fork` they begin with all that this process has
-        loaded, and with locks that its other threads hold.
+    start_method: how processes start: `forkserver` if available, else `spawn`. With `fork` they
+        inherit all that this process has loaded, and the locks that its other threads hold.
     daemon: daemonic processes, whose agents cannot use `multiprocessing`. None of them outlives this process either way.
     cpu_affinity: the CPUs of each runner, one list for each; None: any.
     gpus_per_runner: how many GPUs each runner sees, no two of them the same; None: all see all.

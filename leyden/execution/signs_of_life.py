@@ -70,8 +70,9 @@ class SignsOfLife:
     ) -> None:
         """
         patience_seconds: how long the child may keep the lock.
-        ask: sends the question. hear: takes in what the child has sent meanwhile.
-        on_silence: called once, with a sentence that says what happened and the stacks of the child's threads.
+        ask: sends the poll. hear: reads the child's pending messages.
+        on_silence: called once, with a description of the silence and the stacks of the child's
+            threads.
         """
         self._loop, self._pid, self._patience_seconds = asyncio.get_running_loop(), pid, patience_seconds
         self._ask, self._hear, self._on_silence = ask, hear, on_silence

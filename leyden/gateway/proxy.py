@@ -205,8 +205,8 @@ class LLMProxy:
     def share_control(self, secret: str | None) -> None:
         """Let runners that were started elsewhere (`FoundGateways`) end attempts here if they know `secret`.
 
-        None, or an empty secret, stands for the gateway's token, which such runners find in their resources. Without a token either,
-        every program on this machine may end attempts.
+        None, or an empty secret, stands for the gateway's token, which such runners find in their
+        resources. If there is no token either, every program on this machine may end attempts.
         """
         self._control_key = control_key_of(secret or self._token)
 

@@ -1,14 +1,15 @@
-"""Checkpoints: directories that are whole or do not exist, and say what is in them.
+"""Checkpoints: directories that are whole or do not exist, with a manifest of their contents.
 
     checkpoints/step-000012/
       manifest.json      format, versions, iteration, config, size and sha256 of every other file
       state.json         the loop, its callbacks and writers, random states
       vessel/...         what the vessel wrote (tensors, JSON)
       callbacks/...      what callbacks wrote that is no JSON (the best weights)
-    checkpoints/latest -> step-000012      if it is asked for
+    checkpoints/latest -> step-000012      optional
     checkpoints/superseded/step-000015     newer than the one that a later run was resumed from
 
-One is written aside, made durable and renamed; it never changes afterwards. No pickle: reading one runs no code of it.
+A checkpoint is written aside, made durable and renamed, and never changes afterwards. It holds no
+pickle, so reading it runs no code.
 The store knows no loop: `Checkpoint` (a callback) decides when to save, the vessel decides what.
 """
 

@@ -27,7 +27,7 @@ _PRELOADED: Final = ["leyden.rl.env.worker"]
 
 
 def process_context(start_method: StartMethod | None) -> Any:
-    """Return the multiprocessing context of a start method; None: forkserver where there is one.
+    """Return the multiprocessing context of a start method; None: forkserver if available.
 
     Raises ConfigError for a method that this platform lacks, and for a main script that children cannot import.
     """

@@ -1,7 +1,8 @@
 """The base of simulators, interpreters and rewards: access to the environment, and logging.
 
-The reference is weak, is set by `EnvWrapper`, and does not travel: a component that is copied or sent to another process arrives without
-it. A component belongs to one environment at a time: the last one that took it.
+`EnvWrapper` sets a weak reference to the environment. A component that is copied or sent to another
+process arrives without it. A component belongs to one environment at a time: the last one that took
+it.
 """
 
 from __future__ import annotations

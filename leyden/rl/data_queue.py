@@ -55,13 +55,14 @@ class _Broken(NamedTuple):
 
 
 class DataQueue(Generic[T]):
-    """Items of a data set, each once in each pass.
+    """The items of a data set, each once in each pass.
 
     `with` (or `activate`) starts the producers and lets other processes take part; its end (or `cleanup`) ends all that was started.
     Without producers and in one process the queue works outside of `with` too.
 
     A consumer holds the item that it took last until it asks for the next, or ends. If its process is killed, another consumer gets that
-    item: no item is lost, and one may be worked on twice. Consumers that came to the end before do not wait for it; ask the queue again.
+    item: no item is lost, and one may be worked on twice. Consumers that reached the end before do
+    not wait for it, so ask the queue again.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ itself.
 
 
 def active_queue(path: str) -> DataQueue[Any] | None:
-    """Return the queue of this process that has the address, if there is one."""
+    """Return this process's queue with the address, or None."""
     return _ACTIVE.get(path)
 
 

@@ -79,10 +79,10 @@ class ParallelWorkerBase:
 
 
 class Runner(ParallelWorkerBase, ABC, Generic[T]):
-    """Claims rollouts from a store and runs one agent on them. `T`: the type of the agent's tasks."""
+    """Claim rollouts from a store and run one agent on them. `T`: the type of the agent's tasks."""
 
     concurrency: int = 1
-    """How many rollouts it works on at a time."""
+    """How many rollouts the runner works on at a time."""
     most_at_first: int | None = None
     """How many rollouts `iter` may have in flight at first. Each that ends adds one. None:
     `concurrency`.
@@ -135,7 +135,9 @@ class Runner(ParallelWorkerBase, ABC, Generic[T]):
         recorders: Sequence[AttemptRecorder] = (),
         worker_id: int | None = None,
     ) -> RunContext[Self]:
-        """Return a block, for `with` or `async with`, in which this runner is ready for `step` or `iter`; for scripts and tests.
+        """Return a block, for `with` or `async with`, in which this runner can `step` or `iter`.
+
+        It is made for scripts and tests.
 
         worker_id: 0 by default.
         """

@@ -58,11 +58,12 @@ class FakeUpstream:
         policy_version: int | None = None,
         fault: Callable[[Json], Misbehaviour | None] | None = None,
     ) -> None:
-        """reply: what to answer a request with, given its body; without one, words that follow from prompt and seed.
+        """reply: returns the response to a request's body; without it, text derived from prompt and
+        seed.
 
         delay_seconds: how long each answer takes.
         policy_version: claimed for every token, if given.
-        fault: what goes wrong with a request, given its body, if `misbehave` has nothing for it.
+        fault: returns the fault for a request's body, if `misbehave` has none for it.
         """
         self.model = model
         self.calls: deque[ServedCall] = deque(maxlen=_KEPT)

@@ -1,6 +1,7 @@
-"""Say by name which resource of the machine has run out when something fails for want of it.
+"""Name the resource of the machine whose exhaustion made an operation fail.
 
-It knows exceptions, and neither agents nor stores. To know another resource, add it to `_RESOURCES`.
+This module knows exceptions, but neither agents nor stores. To cover another resource, add it to
+`_RESOURCES`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ MAX_BODY_BYTES: Final = 64 * 2**20
 _DRAIN: Final = 8
 """A body that is refused is read, and forgotten, up to so many times the limit, so that the client reads the answer."""
 _GZIP_MEMBERS: Final = 2000
-"""The most gzip files that may stand one behind the other in a body. An empty one takes 20 bytes, and costs as much as 64 KiB."""
+"""The most gzip members of one body. An empty one takes 20 bytes, and costs as much as 64 KiB."""
 _OWN_PAGE: Final = (b"same-origin", b"none")
 """Values of Sec-Fetch-Site for a page of this server, and for the user (a typed address, a
 bookmark).
@@ -134,7 +134,7 @@ def _called(host: bytes) -> tuple[str, bool]:
 async def read_body(
     headers: Mapping[bytes, bytes], receive: Receive, *, max_bytes: int, option: str | None = None, unpack: bool = True
 ) -> bytes:
-    """Return the body of a request, and never hold more of it than the limit.
+    """Return the body of a request, holding at most the limit in memory.
 
     max_bytes: of the body, as sent and unpacked. option: the option that raises this limit, for the
         message.

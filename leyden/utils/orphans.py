@@ -1,8 +1,9 @@
 """Processes that left their group and lost their parent, known by a mark that they inherit.
 
-There are two marks. A variable in the environment survives everything but a program that is started with another environment, and a fork
-that runs no program. On Linux an unusual resource limit survives these too: the limit on the CPU time of real-time threads
-(`RLIMIT_RTTIME`), which is far beyond any time here and limits nothing. This module knows neither runners nor programs.
+There are two marks. An environment variable is lost by a program that is started with another
+environment, and by a fork that runs no program. On Linux these keep the second mark, an unusual
+resource limit on the CPU time of real-time threads (`RLIMIT_RTTIME`), which is too high to limit
+anything. This module knows neither runners nor programs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _WORKER_BITS = 20
 
 
 def carry_mark(mark: str | None) -> None:
-    """Mark this process, and with it all that comes from it, by the resource limit; None takes the mark away."""
+    """Mark this process and its future children by the resource limit; None removes the mark."""
     if _LIMIT is None:
         return
     _, most = resource.getrlimit(_LIMIT)

@@ -71,7 +71,7 @@ class PolicyGradient(IterativeAlgorithm):
     backend: the policy.
     n_steps: steps in all.
     tasks_per_step, rollouts_per_task: a step samples their product; the rollouts of one task are a group.
-    minibatch_size: rollouts in each optimizer step, about; None: all of the step's.
+    minibatch_size: rollouts in each optimizer step, about; None: all rollouts of the step.
     epochs: passes over the step's rollouts.
     scale_advantages: divide by the group's standard deviation.
     warmup_steps: steps over which the learning rate rises from a fraction to its full value.
@@ -79,8 +79,9 @@ class PolicyGradient(IterativeAlgorithm):
     timeout_seconds, max_attempts: of each rollout.
     val_every_n_steps: run the validation set after every so many steps, and after the last.
     resource_name: the name under which agents find the policy.
-    agent_match: a regular expression; only the calls of agents in whose names it finds something are trained (`TracerTraceToTriplet`
-        says whose a call is). The others' words are context, and need no tokens. None: all calls.
+    agent_match: a regular expression; only calls of agents whose names it matches are trained
+        (`TracerTraceToTriplet` finds a call's agent). Other agents' messages are context, and need
+        no tokens. None: all calls.
     seed: of tasks and minibatches.
     """
 
@@ -276,7 +277,8 @@ class PolicyGradient(IterativeAlgorithm):
         """Return all rollouts of the stage, finished. Raise EngineError if the policy has died,
         because its calls wait for the run to end.
 
-        The wait ends by event; its timeout is only the time between two looks at the progress and at the policy.
+        The wait ends by event. Its timeout is the interval at which progress and policy are
+        checked.
         """
         look = asyncio.create_task(self.backend.statistics())
         try:

@@ -48,8 +48,8 @@ def check_simulator(
     """Run one trajectory with sampled actions and report its errors. Errors of the parts are
     reported, not raised.
 
-    initial_state: an item of the data set; left out where simulators are made with no argument. max_steps: a trajectory that is longer is
-    noted, not refused. seed: of the actions and of `self.env.np_random`.
+    initial_state: an item of the data set; leave it out if simulators take no argument. max_steps:
+        a longer trajectory is noted, not refused. seed: of the actions and of `self.env.np_random`.
     """
     problems: list[str] = []
     notes: list[str] = []

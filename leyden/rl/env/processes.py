@@ -206,7 +206,8 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         step_timeout_seconds: float | None = None,
         seed: int | WorkerSeeds | None = None,
     ) -> None:
-        """workers: processes; None: one for each core, at most one for each environment. start_method: None: forkserver where there is one.
+        """workers: processes; None: one for each core, at most one for each environment.
+        start_method: None: forkserver if available.
 
         step_timeout_seconds: how long a worker may take for the making, a reset or a step of all its environments; None: for ever.
         seed: of the global generators (random, NumPy, torch) of the workers, which all differ. None: drawn from this process's generators,

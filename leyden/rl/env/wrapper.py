@@ -141,7 +141,7 @@ class EnvWrapper(
     def begin(self, item: Any, entropy: tuple[int, int] | None = None) -> ObsType:
         """Begin an episode with an item, or with NO_ITEM, and return its first observation.
 
-        entropy: seeds `np_random` for this episode; None: `np_random` goes on.
+        entropy: seeds `np_random` for this episode; None: `np_random` keeps its state.
         """
         self._entropy = entropy
         self.logger.reset()

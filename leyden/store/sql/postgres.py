@@ -256,7 +256,7 @@ class PostgresTransaction:
         """Count the `number`th commit of a connection, write the totals, notify the other stores
         (ASCII), and commit.
 
-        All of it is one message.
+        All of this is one message to the server.
         """
         statements = [] if connection is None else [f"SELECT count_commit({connection}, {number})"]
         if self._tallied:  # the last row that is locked, so that those who wait for it hold nothing that is waited for
