@@ -2,8 +2,9 @@
 
 The parent polls the child, and a thread of the child replies, which takes the lock. Silence counts
 only while that thread could have run: not while it is stopped (a debugger, SIGSTOP), and not while
-it waits for a CPU. Linux reports both (`/proc/<pid>/task/<tid>`); on other systems the watch is
-off. This module knows neither runners nor agents.
+any thread of the child waits for a CPU, because that thread may hold the lock. Linux reports both
+(`/proc/<pid>/task/<tid>`); on other systems the watch is off. This module knows neither runners nor
+agents.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,15 +72,14 @@ class SignsOfLife:
         """
         patience_seconds: how long the child may keep the lock.
         ask: sends the poll. hear: reads the child's pending messages.
-        on_silence: called once, with a description of the silence and the stacks of the child's
-            threads.
+        on_silence: called once, with a sentence that says what happened and the stacks of the child's threads.
         """
         self._loop, self._pid, self._patience_seconds = asyncio.get_running_loop(), pid, patience_seconds
         self._ask, self._hear, self._on_silence = ask, hear, on_silence
         self._interval = min(_MOST_SECONDS_BETWEEN_QUESTIONS, patience_seconds / _QUESTIONS_IN_PATIENCE)
         self._alive: Alive | None = None
         self._answered, self._silent_seconds = True, 0.0
-        self._before = _Moment(0.0, 0.0, "S")
+        self._before = _Moment(0.0, {})
         self._timer: asyncio.TimerHandle | None = None
 
     def answer(self, alive: Alive) -> None:
@@ -101,7 +101,7 @@ class SignsOfLife:
             self._answered, self._silent_seconds = False, 0.0
             self._ask()
         elif now is not None:
-            could_run = min(now.time - self._before.time, 2 * self._interval) - (now.waited - self._before.waited)
+            could_run = min(now.time - self._before.time, 2 * self._interval) - now.longest_wait_since(self._before)
             self._silent_seconds += 0.0 if now.is_stopped or self._before.is_stopped else max(0.0, could_run)
         self._before = now or self._before
         if self._silent_seconds < self._patience_seconds:
@@ -128,33 +128,68 @@ class SignsOfLife:
         )
 
 
-class _Moment(NamedTuple):
+class _Thread(NamedTuple):
     """The state of a thread at one time."""
+
+    state: str
+    """The kernel's letter for the thread's state."""
+    ran: float
+    """Seconds for which the thread has had a CPU so far."""
+    waited: float
+    """Seconds for which the thread has waited for a CPU so far. A wait counts once it is over."""
+
+
+class _Moment(NamedTuple):
+    """The state of a process at one time."""
 
     time: float
     """Monotonic clock, seconds."""
-    waited: float
-    """Seconds for which the thread has waited for a CPU so far."""
-    state: str
-    """The kernel's letter for the thread's state."""
+    threads: Mapping[str, _Thread]
+    """The threads by number."""
+    answering: str = ""
+    """The number of the thread that replies."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the thread is stopped, traced, waiting for a disk or gone, so that silence means
+        """Whether the replying thread is stopped, traced or waits for a disk, so silence means
         nothing.
         """
-        return self.state not in ("S", "R")
+        answering = self.threads.get(self.answering)
+        return answering is not None and answering.state not in ("S", "R")
+
+    def longest_wait_since(self, before: _Moment) -> float:
+        """Return the seconds since `before` in which one thread waited for a CPU; of several threads, the longest.
+
+        The waiting thread may hold the lock, and then the replying thread sleeps without being to
+        blame.
+        """
+        return max(
+            (_wait(before.threads.get(number), now, self.time - before.time) for number, now in self.threads.items()),
+            default=0.0,
+        )
+
+
+def _wait(before: _Thread | None, now: _Thread, seconds: float) -> float:
+    """Return for how many of the last `seconds` a thread waited for a CPU."""
+    if before is None:
+        return now.waited
+    if before.state == now.state == "R":  # it wanted to run all the time; its present wait is not counted yet
+        return seconds - (now.ran - before.ran)
+    return now.waited - before.waited
 
 
 def _moment(pid: int, thread_id: int) -> _Moment | None:
-    """Return the state of a thread now; None if the thread is gone."""
-    folder = Path(f"/proc/{pid}/task/{thread_id}")
+    """Return the state of a process now; None if the replying thread is gone."""
+    threads: dict[str, _Thread] = {}
     try:
-        state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-        waited = int((folder / "schedstat").read_text().split()[1]) / 1e9
+        for folder in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                ran, waited = (int(figure) / 1e9 for figure in (folder / "schedstat").read_text().split()[:2])
+                threads[folder.name] = _Thread(state, ran, waited)
     except (OSError, IndexError, ValueError):
         return None
-    return _Moment(time.monotonic(), waited, state)
+    return _Moment(time.monotonic(), threads, str(thread_id)) if str(thread_id) in threads else None
 
 
 def _busy_places(stacks: str) -> str:
