@@ -94,7 +94,9 @@ RETRY_OF: Final = "leyden.retry_of"
 """The span id of the failed try that this call is sent again after; both have one `CALL_INDEX`."""
 
 SENT_TIME: Final = "leyden.sent_time"
-"""When the agent's process sent a model call, in Unix seconds by its own clock; an instrumented HTTP client says so."""
+"""When the agent's process sent a model call, in Unix seconds by its own clock, from an
+instrumented HTTP client.
+"""
 
 # In a rollout's metadata: what `LLMProxy(deterministic_seed=...)` derives the seeds of its calls from, in place of its id
 SAMPLING_KEY: Final = "leyden.sampling_key"

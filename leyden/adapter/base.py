@@ -33,7 +33,10 @@ class TraceAdapter(Adapter[Sequence[Span], Target], Generic[Target]):
 def log_result(
     adapter: object, source: Sequence[Span], what: str, found: Sequence[object], refused: Sequence[str] = ()
 ) -> None:
-    """Log at DEBUG what an adapter made of an attempt. refused: why things that are among `found` cannot be trained on."""
+    """Log at DEBUG how many items an adapter made of an attempt.
+
+    refused: the reasons why items among `found` cannot be trained on.
+    """
     if not logger.isEnabledFor(logging.DEBUG) or not source:
         return
     reasons = "".join(f", {count} refused: {reason}" for reason, count in Counter(refused).items())

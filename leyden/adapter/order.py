@@ -5,9 +5,10 @@ and other steps are compared with calls by time, so the gateway's times are firs
 
 1. An instrumented HTTP client says when it sent a call (`leyden.sent_time`, by the agent's clock). The difference to the start that the
    gateway recorded is the offset of the two clocks, plus the way there, which is shortest in the attempt's smallest difference.
-2. Other clients say nothing. Then the times are believed, unless the order in which the store received the spans (`sequence_id`)
-   contradicts them: a call reaches the store within moments of its end. Then each call is placed between the spans that arrived
-   before it and after it.
+2. Other clients say nothing. Their calls keep the gateway's times, unless the order in which the
+   store received the spans (`sequence_id`) contradicts them: a call reaches the store within
+   moments of its end. Then each call is placed between the spans that arrived before it and after
+   it.
 
 Spans of other processes and machines keep their own times, because nothing says what their clocks showed. So do all spans of a trace
 that no store has numbered (`sequence_id` 0).
@@ -26,7 +27,7 @@ _DELIVERY_SECONDS = 0.5
 
 
 def in_order(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans by start, the gateway's converted to the agent's clock. Of spans with one id the first is kept."""
+    """Return the spans by start time on the agent's clock. Of spans with one id the first is kept."""
     first: dict[str, Span] = {}
     for span in sorted(on_agents_clock(spans), key=moment):
         first.setdefault(span.span_id, span)

@@ -81,7 +81,7 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
         return triplets
 
     def _chosen(self, source: Sequence[Span], selected: list[SelectedCall]) -> list[SelectedCall]:
-        """Return those of the selected calls that become triplets: here all, whatever recorded them."""
+        """Return the selected calls that become triplets: by default all of them."""
         return selected
 
     def visualize(
@@ -99,10 +99,13 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
 
 
 class TraceToTriplet(TracerTraceToTriplet):
-    """The gateway's record of an attempt that has one, otherwise the calls that the tracer saw. The trainer's default.
+    """Make triplets of the gateway's record, or of the tracer's spans if there is none.
 
-    In an attempt with a gateway's record a call without one is left out, because it went to another model than the one behind the
-    gateway. A call that the gateway and the tracer both recorded is one triplet, with the gateway's tokens and the tracer's agent.
+    This is the trainer's default.
+
+    In an attempt with a gateway's record, calls that the gateway did not record are left out,
+    because they went to another model. A call that the gateway and the tracer both recorded becomes
+    one triplet, with the gateway's tokens and the tracer's agent.
     Options and metadata are those of `TracerTraceToTriplet`.
     """
 

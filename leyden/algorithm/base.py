@@ -156,7 +156,9 @@ class Algorithm(ABC):
         self._concurrency = concurrency
 
     def get_concurrency(self) -> int | None:
-        """How many rollouts the runners work on at once, as far as it is known; None without a Trainer."""
+        """Return how many rollouts the runners work on at once; None if unknown or without a
+        Trainer.
+        """
         return self._concurrency
 
     def set_run(self, run: Run) -> None:

@@ -25,8 +25,9 @@ _DATASETS = ("train_dataset", "val_dataset")
 class FunctionalAlgorithm(Algorithm):
     """A function with the parameters of its choice: store, adapter, llm_proxy, initial_resources, run, train_dataset, val_dataset.
 
-    A function that takes `run` can be started again after a failure: `run.resume` says so, `run.directory` is where it can keep its
-    state, and ids derived from `run.run_id` meet the rollouts that it had enqueued.
+    A function that takes `run` can be started again after a failure. Then `run.resume` is true,
+    `run.directory` keeps its state, and ids derived from `run.run_id` find the rollouts that it had
+    enqueued.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -19,7 +19,7 @@ __all__ = ["Baseline", "FastAlgorithm"]
 logger = logging.getLogger(__name__)
 
 _AT_LEAST = 128
-"""Rollouts enqueued at a time where the runners are few or unknown."""
+"""Rollouts enqueued at a time if the runners are few or unknown."""
 _LET_GO = 100
 """Rollouts that have been reported are let go together, when there are so many."""
 
@@ -33,14 +33,17 @@ class FastAlgorithm(Algorithm):
 class Baseline(FastAlgorithm):
     """Run every task once an epoch and log each rollout's status, reward and spans.
 
-    A run with a directory can be resumed, and started again after a failure: rollouts that it had enqueued are met again by their ids.
-    Without a Trainer, `set_store` is all that it needs: `await Baseline().run(train, val)` enqueues for the runners of that store.
+    A run with a directory can be resumed, and restarted after a failure: it finds the rollouts that
+    it had enqueued by their ids. Without a Trainer, call `set_store` and then `await
+    Baseline().run(train, val)`, which enqueues for the runners of that store.
 
     n_epochs: how often to go through both data sets.
     train_split: without a validation set, this share of the training set is run in mode `train` and the rest in mode `val`.
-    polling_interval: nothing polls; the longest time in seconds between two lines of progress.
+    polling_interval: the longest time in seconds between two progress lines. The wait itself is by
+        event.
     max_queue_length: rollouts that are enqueued and not finished at a time; a new one is enqueued when one has finished. None:
-        twice as many as the runners work on at once (`concurrency` of each), at least 128, and more where they turn out to work on more.
+        twice as many as the runners work on at once (`concurrency` of each), at least 128, and more
+        if they work on more.
     span_verbosity: `none`, `keys` (names), or `key_values` (names and attributes) of each rollout's spans.
     """
 
@@ -135,12 +138,16 @@ class Baseline(FastAlgorithm):
                 logger.info("epoch %d: %d of %d rollouts finished, mean reward %s", epoch + 1, finished, total, mean)
 
     def _rollout_id(self, epoch: int, place: int, task: Any) -> str | None:
-        """Return the id under which a resumed or restarted run meets the rollout again; None for a run that nothing outlives."""
+        """Return the id by which a resumed or restarted run finds the rollout; None if the run
+        cannot be resumed.
+        """
         run = self.get_run()
         return None if run.directory is None else ids.derived_id("ro", run.run_id, epoch, place, as_json(task))
 
     async def _is_starved(self, most: int) -> bool:
-        """Whether the runners work on more at once than was known: nothing waits, and most of what was enqueued is under way."""
+        """Whether the runners could take more: none of the rollouts waits, and most of them are
+        under way.
+        """
         count = (await self.get_store().statistics())["rollouts_by_status"].get
         waiting, under_way = count("queuing", 0) + count("requeuing", 0), count("preparing", 0) + count("running", 0)
         return waiting == 0 and under_way > most / 2

@@ -1,14 +1,15 @@
 """The languages in which programs talk to models: OpenAI's chat, completions, responses and embeddings, Anthropic's messages.
 
 Pure functions of JSON values and bytes: no I/O, no knowledge of agents, engines or the gateway. Chat is the hub. Each other
-dialect translates its requests and answers to chat and back, whole and as a stream; what cannot be said raises `Untranslatable`,
-which names the field, and fields that nobody knows survive.
+dialect translates its requests and answers to chat and back, whole and as a stream; a field that
+has no counterpart raises `Untranslatable`, which names it. Unknown fields survive.
 
 - `base`: what a dialect is, and the table of them;
 - `passage`: one call on its way between two dialects;
-- `chat`: token ids and log-probabilities: asked for, hidden again, put together from a stream;
+- `chat`: request token ids and log-probabilities, hide them from clients, assemble them
+  from streams;
 - `messages`, `responses`: the translations, in `request`, `answer` and `stream`;
-- `checks`: what is wrong with a request before any model sees it;
+- `checks`: refuse malformed requests before any model sees them;
 - `encoding`, `errors`, `fields`: JSON and events as bytes, errors for each kind of client, reading fields.
 
 To add a dialect, write its six translations and the table of its fields, and put a line into `base.DIALECTS`.

@@ -1,8 +1,9 @@
-"""What is wrong with a request before any model sees it: JSON that cannot be recorded, and fields of the wrong type.
+"""Check a request before any model sees it: its JSON, and the types of its fields.
 
-A server would answer such a request with an error of its own, or read it differently than the record says. The tables hold the
-fields that a dialect's API defines, each with the JSON types that it takes; null is the same as leaving a field out. Fields that
-are not in the table, and the values themselves, are the server's to judge.
+A server would reject a malformed request with an error of its own, or read it differently than the
+gateway's record says. The tables hold the fields that a dialect's API defines, each with the JSON
+types that it takes; null is the same as leaving a field out. The server checks all other fields,
+and the values themselves.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _NAMES: Mapping[Types, str] = {
     (bool, int): "true, false or an integer",
 }
 _OF_OBJECTS = ("messages", "tools")
-"""Lists that hold objects alone."""
+"""Fields whose lists hold only objects."""
 
 _SAMPLING: FieldTypes = {
     "stream": BOOLEAN,
@@ -124,7 +125,7 @@ class WrongType(ValueError):
     """A field of a request has a type that its API does not take."""
 
     def __init__(self, field: str, wanted: str, value: Any) -> None:
-        """field: where it stands, as `messages[2]`."""
+        """field: the path of the field, such as `messages[2]`."""
         super().__init__(f"{field} must be {wanted}, got {shown(value)}")
         self.field = field
 

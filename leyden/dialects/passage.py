@@ -40,7 +40,8 @@ class Passage:
         """raw, request: the agent's body, as bytes and parsed. whole: the request to translate, where that one only refers
         to earlier turns. model: the upstream's name for the model.
 
-        seed: used where the upstream's dialect has seeds and the agent gave none. Raises Untranslatable, WrongType.
+        seed: used if the upstream's dialect has seeds and the agent gave none. Raises
+            Untranslatable, WrongType.
         """
         self.client = client
         self.upstream = upstream

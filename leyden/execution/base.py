@@ -41,13 +41,13 @@ class PortableRunnerBundle(RunnerBundle, Protocol):
 
     @property
     def concurrency(self) -> int | None:
-        """How many attempts each worker has in flight at most; None where that is not known."""
+        """How many attempts each worker has in flight at most; None if unknown."""
         ...
 
     async def __call__(
         self, store: LightningStore, worker_id: int, event: Latch, *, at_most: int | None = None
     ) -> None:
-        """Run one worker. at_most: see `Runner.most_at_first`."""
+        """Run one worker. at_most: how many attempts it may have in flight at first."""
         ...
 
     def init(self) -> None: ...

@@ -48,14 +48,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The order to begin."""
+    """The command to begin."""
 
     at_most: int | None = None
-    """How many attempts may be in flight to begin with; see `Runner.most_at_first`."""
+    """How many attempts may be in flight at first, as in `Runner.most_at_first`."""
 
 
 Order = Begin | Literal["stop", "ask"]
-"""`ask`: the child answers with `Alive`."""
+"""A command to the child. It replies to `ask` with `Alive`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Link(Protocol):
     begin: Latch
     stop: Latch
     at_most: int | None
-    """See `Begin`."""
+    """How many attempts may be in flight at first; None: no limit of its own."""
 
     def say(self, word: Word) -> None:
         """Tell them."""

@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 async def run_in_thread(work: Coroutine[Any, Any, T], *, name: str) -> T:
-    """Return what the coroutine returns, or raise what it raises. Cancelling this cancels the coroutine and waits for its end."""
+    """Run the coroutine and return its result or raise its error. Cancelling waits for its end."""
     here, outcome = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
     loop = asyncio.new_event_loop()
     task = loop.create_task(work, context=contextvars.copy_context())
 
     strays: list[BaseException] = []
-    """What another task raised that ends a loop (SystemExit)."""
+    """An exception of another task that ends the loop (SystemExit)."""
 
     def settle() -> None:
         if strays:

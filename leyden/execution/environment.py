@@ -1,4 +1,4 @@
-"""What the environment says about where a run's parts are, under our names or under Agent Lightning's."""
+"""Read where a run's parts are from environment variables: Leyden's names, or Agent Lightning's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from leyden.errors import ConfigError
 
 
 def named_variable(name: str) -> tuple[str, str] | None:
-    """Return LEYDEN_<name>, or else AGL_<name>: the name that is set, and its value. None if neither is."""
+    """Return name and value of LEYDEN_<name>, or else of AGL_<name>; None if neither is set."""
     found = ((full, os.environ.get(full)) for full in (f"LEYDEN_{name}", f"AGL_{name}"))
     return next(((full, value) for full, value in found if value), None)
 
@@ -20,7 +20,10 @@ def variable(name: str) -> str | None:
 
 
 def managed_store() -> bool:
-    """Return what MANAGED_STORE says, True by default. Raise ConfigError if it is neither true nor false."""
+    """Return the value of MANAGED_STORE, True by default.
+
+    Raise ConfigError if it is neither true nor false.
+    """
     name, given = named_variable("MANAGED_STORE") or ("LEYDEN_MANAGED_STORE", "1")
     if given.lower() not in ("0", "1", "true", "false", "yes", "no"):
         raise ConfigError(f"{name} is {given!r}; possible: 0, 1")

@@ -29,7 +29,7 @@ class StopSignal(Latch):
         super().__init__()
         self.asked, self.obeyed = Latch(), Latch()
         self.deserted = Latch()
-        """Set when all runners have ended by themselves while the algorithm goes on."""
+        """Set when all runners have ended by themselves while the algorithm still runs."""
 
     async def end_runners(self) -> None:
         """Let them drain as when a run is stopped from outside, and wait until they have ended."""

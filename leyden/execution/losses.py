@@ -1,7 +1,8 @@
-"""What a runner that died leaves in the store: attempts that no process works on any more.
+"""End the attempts that a dead runner left in the store.
 
-One of them usually ended the process; the others are interrupted, which does not count against `max_attempts`. It knows the store. Whether
-another attempt follows a failed one is the policy of each rollout (`RolloutConfig.retry_condition`).
+Usually one attempt ended the process. The others are interrupted, which does not count against
+`max_attempts`. This module knows the store. The rollout decides whether another attempt follows a
+failed one (`RolloutConfig.retry_condition`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, Rollout
 
 _MOST_DEATHS = 10
-"""An attempt that was interrupted so often by the death of its process is blamed for the next one, although it was not alone.
+"""An attempt of a rollout that has shared so many deaths is blamed for the next, even if not alone.
 
-The strategy halves what shares a process after each such death, so of 64 attempts the culprit is alone after six. This limit ends what
-runners that take each other's rollouts would go on with for ever.
+The strategy halves the attempts in a process after each such death, so of 64 attempts the culprit
+is alone after six. Runners that take each other's rollouts could repeat this for ever; the limit
+ends it.
 """
 _SHARED_DEATH = "shared_runner_died"
 
@@ -28,7 +30,7 @@ async def end_attempts(
 ) -> int:
     """End every attempt that this worker has begun and not ended.
 
-    culprit: the attempt that ended the process, where that is known.
+    culprit: the attempt that ended the process; None if unknown.
     one_is_to_blame: the culprit is among the attempts that were in flight, so a single one is the culprit.
     Returns how many attempts were interrupted because any of them may be the culprit; 0 when the culprit is known.
     """
@@ -57,7 +59,7 @@ async def end_attempts(
 
 
 async def _shared_deaths(store: LightningStore, rollout: AttemptedRollout) -> int:
-    """How many attempts of the rollout ended with a process whose culprit is not known."""
+    """Return how many attempts of the rollout ended with a process whose culprit is unknown."""
     if rollout.attempt.sequence_id <= _MOST_DEATHS:
         return 0
     attempts = await store.query_attempts(rollout.rollout_id)

@@ -1,6 +1,7 @@
-"""A store that is called on one event loop, whatever thread uses it: for a store that is not safe for threads.
+"""Call a store that is not safe for threads on one event loop, from any thread.
 
-It knows nothing of the store's methods: it hands over every coroutine function and passes on everything else.
+The wrapper knows none of the store's methods: it hands coroutine functions to that loop, and passes
+on everything else.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from leyden.store.base import LightningStore
 
 
 def on_this_loop(store: LightningStore) -> LightningStore:
-    """Return the store for use from any thread; its methods run on the loop that is running now, while that runs."""
+    """Return a wrapper of the store for any thread.
+
+    Its methods run on the loop that is running now.
+    """
     return cast(LightningStore, _OnOneLoop(store, asyncio.get_running_loop()))
 
 

@@ -38,16 +38,16 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
     """Each runner in a process of its own on this machine.
 
     n_runners, drain_seconds: see SupervisedExecutionStrategy.
-    start_method: of the processes: `forkserver` where there is one, else `spawn`. With `fork` they begin with all that this process has
-        loaded, and with locks that its other threads hold.
+    start_method: how processes start: `forkserver` if available, else `spawn`. With `fork` they
+        inherit all that this process has loaded, and the locks that its other threads hold.
     daemon: daemonic processes, whose agents cannot use `multiprocessing`. None of them outlives this process either way.
     cpu_affinity: the CPUs of each runner, one list for each; None: any.
     gpus_per_runner: how many GPUs each runner sees, no two of them the same; None: all see all.
     memory_bytes: how much memory each runner's process, and each process that its agents start, may allocate (RLIMIT_DATA): beyond it an
         agent gets a MemoryError, or its runner ends and is started again. None: no limit.
     lock_seconds: how long a call in a runner's process may hold Python's lock (the GIL), so that no other thread there runs, before the
-        process is killed and started again. Time in which the process is stopped or gets no CPU does not count. None: for ever. Only
-        Linux tells what is needed to notice this.
+        process is killed and started again. Time in which the process is stopped or gets no CPU
+        does not count. None: for ever. Works on Linux only.
     """
 
     def __init__(

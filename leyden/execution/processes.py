@@ -36,7 +36,7 @@ _AT_ONCE_SECONDS = 1.0
 """A process that has worked for less time died at once."""
 _CANCEL_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
-"""How long a process may take to end after it has said that its work is over. What keeps it then is killed with it."""
+"""How long a process may take to end after it reported that its work is over. Then it is killed."""
 _DEATHS_IN_A_ROW = 5
 _FIRST_PAUSE_SECONDS = 0.1
 """Before a runner is started again; twice as long after each death at once."""
@@ -58,7 +58,7 @@ class Ending:
     final: bool = False
     """There cannot be another one."""
     culprit: str | None = None
-    """The attempt that ended it, where that is known."""
+    """The attempt that ended the process; None if unknown."""
 
     def __str__(self) -> str:
         return f"{self.how}; its own traceback:\n{self.failure.traceback}" if self.failure else self.how
@@ -103,7 +103,7 @@ class RunnerProcess:
         daemon: bool,
         lock_seconds: float | None,
     ) -> None:
-        """lock_seconds: see ProcessExecutionStrategy."""
+        """lock_seconds: how long a call may hold Python's lock; see ProcessExecutionStrategy."""
         self._loop = asyncio.get_running_loop()
         self._started = self._prepared_at = time.monotonic()
         self._finished, self._failure = False, None
@@ -217,14 +217,18 @@ class RunnerProcess:
 
 
 class Supervisor:
-    """Keeps a process alive for each worker until `stop` is open; one of `Runners` (`together.py`).
+    """Keep a process alive for each worker until `stop` is open. Implements `Runners`
+    (`together.py`).
 
     launch: starts the process of a worker.
     ready: workers begin when it is open.
-    on_loss: called with each worker whose process died, how, and how many attempts it could have in flight (None: any number). It
-        returns the number of attempts one of which is to blame; 0 where it knows which, or none was in flight.
-    on_return: told of it again when its next process is about to begin: what the dead one had asked for may have come in meanwhile.
-    at_once_seconds: a process that has worked for less time died at once; the time after which its end is heard of is in it.
+    on_loss: called when a worker's process died, with the worker, how it died, and how many
+        attempts it could have in flight (None: any number). Returns the number of attempts one of
+        which is to blame; 0 if the culprit is known or none was in flight.
+    on_return: called again before the worker's next process begins, because a claim of the dead
+        process may have arrived meanwhile.
+    at_once_seconds: a process that worked for less time counts as dead at once. The time until its
+        end is noticed is included.
     """
 
     def __init__(
@@ -278,7 +282,7 @@ class Supervisor:
             self._stopped.cancel()
 
     async def _keep(self, worker_id: int) -> None:
-        """One worker's process, and the next one when it dies.
+        """Run one worker's process, and start the next one when it dies.
 
         When several attempts were in flight and one of them is to blame, the next process begins with half as many, and so on until
         the culprit is alone.

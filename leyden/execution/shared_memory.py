@@ -35,11 +35,14 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         `algorithm`: the algorithm; the runners share a loop in another thread, the same for every run of the process. `runner`: the
         runners with their async agents; the algorithm has a thread and a loop of its own. Sync agents have a thread each in both cases
         (`Trainer.dev` calls them on the thread that called it).
-    managed_store: True keeps a store that says that it is not safe for threads (`capabilities["thread_safe"]`) on one loop: calls from
-        elsewhere are handed over. All of Leyden's own stores are safe and used as they are. False uses any store as it is. None takes
-        LEYDEN_MANAGED_STORE (AGL_MANAGED_STORE), else True.
-    daemon: whether the program may end while a sync agent still runs, one whose time was over for example. False: it waits for it.
-    drain_seconds: how long runners may finish what is under way when a run is stopped from outside, before they are cancelled.
+    managed_store: True runs a store that is not safe for threads (`capabilities["thread_safe"]`) on
+        one loop, to which other threads hand their calls. Leyden's own stores are safe and used as
+        they are. False uses any store as it is. None takes LEYDEN_MANAGED_STORE
+        (AGL_MANAGED_STORE), else True.
+    daemon: whether the program may end while a sync agent still runs, for example after its
+        timeout. False: the program waits for the agent.
+    drain_seconds: how long runners may finish attempts in flight when a run is stopped from
+        outside, before they are cancelled.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
-"""Notice a process that holds Python's lock (the GIL) for ever: no thread of it runs, so it cannot say anything itself.
+"""Notice a process that holds Python's lock (the GIL) for ever and cannot report it itself.
 
-The parent asks now and then, and a thread of the child answers, which takes the lock. Time without an answer counts only as far as
-that thread could have run: not while it is stopped (a debugger, SIGSTOP), and not while a thread of the child, which may hold the
-lock, waits for a CPU. Linux tells both (`/proc/<pid>/task/<tid>`); on other systems nothing is noticed. This module knows neither
-runners nor agents.
+The parent polls the child, and a thread of the child replies, which takes the lock. Silence counts
+only while that thread could have run: not while it is stopped (a debugger, SIGSTOP), and not while
+any thread of the child waits for a CPU, because that thread may hold the lock. Linux reports both
+(`/proc/<pid>/task/<tid>`); on other systems the watch is off. This module knows neither runners nor
+agents.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ _IDLE_FILES = ("selectors.py", "threading.py", "connection.py", "queue.py", "soc
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The child's answer, and what the parent needs to look at a child that does not answer."""
+    """The child's reply, with what the parent needs to examine a child that stays silent."""
 
     thread_id: int
-    """The kernel's id of the thread that answers."""
+    """The kernel's id of the thread that replies."""
     stacks: int
     """The child's descriptor of the file to which its signal handler writes the stacks of its threads."""
 
 
 def stacks_signal() -> int:
-    """The signal that makes a child write the stacks of its threads, whatever holds the lock."""
+    """The signal on which a child writes the stacks of its threads, even if the lock is held."""
     return signal.SIGRTMAX - 3
 
 
 def prepare_answers() -> Callable[[], Alive | None]:
-    """In the child: return what its answering thread calls for an answer; None where silence is not noticed."""
+    """In the child: return the function that makes replies; None if this system has no watch."""
     if not _NOTICED:
         return lambda: None
     stacks = os.memfd_create("leyden-stacks")
@@ -57,7 +58,7 @@ def prepare_answers() -> Callable[[], Alive | None]:
 
 
 class SignsOfLife:
-    """Asks a child whether it is alive, on the running event loop."""
+    """Poll a child for signs of life, on the running event loop."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class SignsOfLife:
     ) -> None:
         """
         patience_seconds: how long the child may keep the lock.
-        ask: sends the question. hear: takes in what the child has sent meanwhile.
+        ask: sends the poll. hear: reads the child's pending messages.
         on_silence: called once, with a sentence that says what happened and the stacks of the child's threads.
         """
         self._loop, self._pid, self._patience_seconds = asyncio.get_running_loop(), pid, patience_seconds
@@ -82,13 +83,13 @@ class SignsOfLife:
         self._timer: asyncio.TimerHandle | None = None
 
     def answer(self, alive: Alive) -> None:
-        """The child has answered, or said for the first time who will."""
+        """Record a reply of the child. The first one names the thread that replies."""
         if self._timer is None and self._alive is None:
             self._timer = self._loop.call_later(self._interval, self._look)
         self._alive, self._answered = alive, True
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -128,36 +129,39 @@ class SignsOfLife:
 
 
 class _Thread(NamedTuple):
-    """A thread at one time."""
+    """The state of a thread at one time."""
 
     state: str
-    """The kernel's letter."""
+    """The kernel's letter for the thread's state."""
     ran: float
-    """Seconds for which it has had a CPU so far."""
+    """Seconds for which the thread has had a CPU so far."""
     waited: float
-    """Seconds for which it has waited for a CPU so far; a wait counts once it is over."""
+    """Seconds for which the thread has waited for a CPU so far. A wait counts once it is over."""
 
 
 class _Moment(NamedTuple):
-    """A process at one time."""
+    """The state of a process at one time."""
 
     time: float
-    """Monotonic."""
+    """Monotonic clock, seconds."""
     threads: Mapping[str, _Thread]
-    """By number."""
+    """The threads by number."""
     answering: str = ""
-    """The number of the thread that answers."""
+    """The number of the thread that replies."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the answering thread is stopped, traced, or waits for a disk: then its silence says nothing."""
+        """Whether the replying thread is stopped, traced or waits for a disk, so silence means
+        nothing.
+        """
         answering = self.threads.get(self.answering)
         return answering is not None and answering.state not in ("S", "R")
 
     def longest_wait_since(self, before: _Moment) -> float:
         """Return the seconds since `before` in which one thread waited for a CPU; of several threads, the longest.
 
-        The thread that waits may hold the lock, and then the answering thread sleeps without being to blame.
+        The waiting thread may hold the lock, and then the replying thread sleeps without being to
+        blame.
         """
         return max(
             (_wait(before.threads.get(number), now, self.time - before.time) for number, now in self.threads.items()),
@@ -175,7 +179,7 @@ def _wait(before: _Thread | None, now: _Thread, seconds: float) -> float:
 
 
 def _moment(pid: int, thread_id: int) -> _Moment | None:
-    """Return the threads of a process; None when the one that answers is gone."""
+    """Return the state of a process now; None if the replying thread is gone."""
     threads: dict[str, _Thread] = {}
     try:
         for folder in Path(f"/proc/{pid}/task").iterdir():
@@ -189,7 +193,7 @@ def _moment(pid: int, thread_id: int) -> _Moment | None:
 
 
 def _busy_places(stacks: str) -> str:
-    """Where those threads are that do not wait in the standard library, innermost frames only."""
+    """Return the innermost frames of the threads that do not wait in the standard library."""
     innermost = [_FRAME.search(stack) for stack in stacks.split("\n\n")]
     return "; ".join(
         f"{frame['file']}:{frame['line']} in {frame['name']}"

@@ -2,8 +2,7 @@
 
 An agent calls the gateway as it would call OpenAI's or Anthropic's API; the base URL carries the ids of its rollout and
 attempt. The gateway passes the bytes on to the model, or translates them where the model's server speaks another dialect,
-passes the answer back as it comes, and writes down behind the answer what was said, to the exact token, as one span for
-each call.
+passes the answer back as it comes, and then records the call as one span, to the exact token.
 
 What lives here:
 
@@ -12,12 +11,12 @@ What lives here:
 - `app`: the routes, and who may call;
 - `exchange`: one call under way;
 - `relay`: the way of one call to a model and back;
-- `transport`, `litellm_transport`: how a server is asked;
+- `transport`, `litellm_transport`: how a request reaches a server;
 - `attempts`: which attempts may call;
 - `upstream`: the models behind the gateway;
 - `gate`, `limits`: what holds calls up or refuses them;
 - `balance`: which server of a model takes a call;
-- `figures`: how the servers do;
+- `figures`: counts and latencies of the servers;
 - `buffering`: whose streams lose token ids;
 - `retries`: calls that a client sends again;
 - `responses`: the earlier turns of the Responses API, while an attempt lasts;
@@ -25,7 +24,7 @@ What lives here:
 - `prefixes`: how much of each prompt was there already;
 - `recorder`: the queue between the answer and the store;
 - `workers`: the gateway in several processes;
-- `remote`: what a gateway is in another process;
+- `remote`: a gateway that another process runs;
 - `refusal`: the gateway's own errors.
 
 It knows neither agents nor algorithms nor engines: it is given a store and a list of models. The formats are in

@@ -159,7 +159,9 @@ class GatewayApp:
         return None
 
     async def _finish(self, scope: Scope, send: Send, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt that a runner in another process (`remote.py`) made, and answer when its record is complete."""
+        """End an attempt that a runner in another process (`remote.py`) made, and reply when its
+        record is complete.
+        """
         if not hmac.compare_digest(header(scope, b"authorization") or b"", f"Bearer {self._control_key()}".encode()):
             raise Refusal(
                 401,

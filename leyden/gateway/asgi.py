@@ -86,7 +86,7 @@ def trace_parent(scope: Scope) -> tuple[str, str] | None:
 
 
 def sent_time(scope: Scope) -> float | None:
-    """When the agent's process sent the call, in Unix seconds by its clock; None if its client does not say."""
+    """Return when the agent's process sent the call, in Unix seconds by its clock, or None."""
     try:
         sent = float(header(scope, b"x-leyden-sent") or b"nan")
     except ValueError:
@@ -157,7 +157,7 @@ def _text(raw: bytes) -> str:
 
 
 async def read_request(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body of the request. Raises RequestRefused and ClientGone."""
+    """Return the whole body of the request. Raise RequestRefused or ClientGone."""
     option = "max_body_bytes (--max-body-mb)"
     return await read_body(dict(scope["headers"]), receive, max_bytes=max_bytes, option=option, unpack=False)
 

@@ -87,7 +87,7 @@ class Attempts:
 
     @property
     def n_ended(self) -> int:
-        """How many ended attempts are remembered."""
+        """Return how many ended attempts are remembered."""
         return len(self._ended)
 
     async def admit(self, rollout_id: str, attempt_id: str, *, call_index: int | None = None) -> Admission:
@@ -142,7 +142,9 @@ class Attempts:
             self._ended.pop(next(iter(self._ended)), None)
 
     async def end_if_known(self, rollout_id: str, attempt_id: str) -> None:
-        """`end` an attempt that a caller names over HTTP. Raise Refusal, and remember nothing, if the store does not know its ids."""
+        """End an attempt that a caller names over HTTP. Raise Refusal, and store nothing, if its
+        ids are unknown.
+        """
         key = (rollout_id, attempt_id)
         live = self._live.get(key)
         admitted = live is not None and live.check_again_at > 0
@@ -181,14 +183,16 @@ class Attempts:
         return f"the rollout is over: {rollout.status}" if rollout.finished else None
 
     async def _find(self, rollout_id: str, attempt_id: str) -> Attempt:
-        """Return the attempt with this id. The store's own word "latest" is none: a record needs one attempt, for ever."""
+        """Return the attempt with this id. "latest" is refused, because a record needs one fixed
+        attempt.
+        """
         attempt = await self._store.get_attempt_by_id(rollout_id, attempt_id)
         if attempt.attempt_id != attempt_id:
             raise UnknownAttempt(f"{attempt_id!r} is not an id; the latest attempt is {attempt.attempt_id!r}")
         return attempt
 
     async def _sampling_key(self, rollout: Rollout, attempt: Attempt) -> str:
-        """The rollout's key with the number of its failures so far.
+        """Return the rollout's key with the number of its failures so far.
 
         A retry samples anew, because the same responses would fail in the same way. An attempt that follows an interrupted one
         samples what that one would have sampled, so that a resumed run equals one that was never stopped.
@@ -210,7 +214,7 @@ class Attempts:
 
 @contextlib.contextmanager
 def _looking_up(key: AttemptKey) -> Generator[None]:
-    """Turn what the store raises about an attempt into a Refusal: 404 for unknown ids, 503 if the store cannot say."""
+    """Turn the store's errors about an attempt into a Refusal: 404 for unknown ids, else 503."""
     rollout_id, attempt_id = key
     try:
         yield

@@ -1,7 +1,8 @@
-"""Which servers lose token ids when they stream, and are asked for whole answers for a while instead.
+"""Choose whole answers for a while from servers that lose token ids when they stream.
 
-Learned from the answers themselves, for each server of each model. One lossy stream may be an accident, so streaming is tried
-again after a pause, by one call. A server that loses ids again is asked for whole answers twice as long, up to an hour.
+The gateway learns this from the answers, for each server of each model. One lossy stream may be an
+accident, so one call tries streaming again after a pause. If the server loses ids again, the pause
+doubles, up to an hour.
 
 Everything runs in the gateway's event loop. It knows answers in chat, and no HTTP.
 """
@@ -30,23 +31,23 @@ class _Lossy:
     """A server whose last stream lost ids."""
 
     losses: int = 0
-    """Lossy streams in a row, not counting those that were under way together."""
+    """Lossy streams in a row. Streams that were under way together count once."""
     stream_again_at: float = 0.0
     probing: bool = False
-    """A call tries whether streams keep their ids again."""
+    """Whether a call under way tests if streams keep their ids again."""
     whole_has_ids: bool = True
-    """False: whole answers have no ids either, so streams pass as they come."""
+    """Whether whole answers have ids. If not, streams pass as they come."""
 
 
 class Buffering:
-    """Decides whether to ask a server for a stream or for a whole answer, which the agent gets as a stream all the same."""
+    """Decide whether a server sends a stream or a whole answer. The agent always gets a stream."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lossy: dict[tuple[str, str], _Lossy] = {}
 
     def wanted(self, model: UpstreamModel) -> bool:
-        """Return whether this stream should be put together from a whole answer. Ask once for each call."""
+        """Return whether to make this stream from a whole answer. Call it once for each call."""
         server = self._lossy.get((model.model_name, model.address))
         if server is None:
             return False
@@ -57,7 +58,7 @@ class Buffering:
         return server.whole_has_ids
 
     def learn(self, model: UpstreamModel, answer: Json, *, streamed: bool) -> None:
-        """Take note of whether a finished answer, in chat, has kept its ids."""
+        """Record whether a finished answer, in chat, has kept its ids."""
         key = (model.model_name, model.address)
         server = self._lossy.get(key)
         if not _can_be_judged(answer):
@@ -71,7 +72,7 @@ class Buffering:
                 server = self._lossy[key] = _Lossy()
                 self._pause(server)
                 logger.warning(
-                    "%s loses token ids of model %r in streams (%s): it is asked for whole answers for now, and agents get them "
+                    "%s loses token ids of model %r in streams (%s): the gateway requests whole answers for now, and agents get them "
                     "as streams. Newer versions of its server may keep them.",
                     model.address,
                     model.model_name,

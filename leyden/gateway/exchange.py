@@ -34,7 +34,7 @@ class Exchange:
     mode: str | None = None
     """Of the rollout."""
     sampling_key: str = ""
-    """Of the attempt, for the seeds of its calls."""
+    """The key of the attempt, from which the seeds of its calls are derived."""
     spent: Spent = field(default_factory=Spent)
     """By the attempt."""
     tried: Try | None = None

@@ -1,7 +1,8 @@
-"""How the servers behind the gateway do: what they were asked, how they failed, how long they took.
+"""Measure the servers behind the gateway: their requests, failures and latencies.
 
-Counted in memory, reported to the store as samples every few seconds. It judges no server: which one takes a call is in `balance`.
-Counting happens in the gateway's event loop; `statuses` may be called from any thread.
+The numbers are counted in memory and reported to the store as samples every few seconds. This
+module judges no server: `balance` chooses the server of a call. Count in the gateway's event loop
+only; `statuses` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MOST_RECENT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a server did not answer a request as it should."""
+    """The reason why a server failed a request."""
 
     reason: str
     """One word: unreachable, incomplete, timeout, garbage or failed."""
@@ -45,16 +46,19 @@ class UpstreamStatus:
     model_name: str
     address: str
     healthy: bool
-    """Its last answer was well. False: other servers of the model are preferred for a while, if there are any."""
+    """Whether the last answer was good.
+
+    If not, other servers of the model are preferred for a while.
+    """
     problem: str | None
     """The last failure of a server that is not healthy."""
     requests: int
-    """Sent to it since the gateway began."""
+    """Requests sent to the server since the gateway began."""
     errors: dict[str, int]
-    """How many of them failed, by reason."""
+    """How many requests failed, by reason."""
     in_flight: int
     latency_p50_seconds: float | None
-    """The median time to the end of an answer, of those in the last minute; None where there were none."""
+    """The median time to the end of an answer in the last minute; None without an answer."""
     latency_p95_seconds: float | None
 
 
@@ -65,13 +69,13 @@ class _Server:
     in_flight: int = 0
     problem: str | None = None
     seconds: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_RECENT))
-    """Of answers: when they ended, and how long they took."""
+    """When each recent answer ended, and how long it took."""
     changed: bool = True
-    """Since the last report."""
+    """Whether the numbers changed since the last report."""
 
 
 class UpstreamFigures:
-    """Counts what servers are asked and answer."""
+    """Count the requests to each server and their outcomes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -86,7 +90,9 @@ class UpstreamFigures:
         return self._clock()
 
     def end(self, model: UpstreamModel, began: float, *, well: bool | None, failure: Failure | None) -> None:
-        """Count how a request ended. well: None where that says nothing about the server. failure: where `well` is False."""
+        """Count how a request ended. well: None if the end says nothing about the server. failure:
+        the reason if `well` is False.
+        """
         server = self._servers[model.model_name, redact(model.address)]
         server.in_flight -= 1
         server.changed = True
@@ -99,7 +105,9 @@ class UpstreamFigures:
             server.problem = failure.message
 
     def statuses(self) -> list[UpstreamStatus]:
-        """Return the servers that were asked anything, in the order of their first request."""
+        """Return the status of each server that had a request, in the order of their first
+        requests.
+        """
         return [_status(*key, server, self._clock()) for key, server in list(self._servers.items())]
 
     async def report(self, store: LightningStore, gateway: str, connections: Callable[[], int]) -> None:
@@ -110,10 +118,12 @@ class UpstreamFigures:
                 try:
                     await store.add_many_samples(samples)
                 except LeydenError as error:
-                    logger.info("the figures of the gateway's servers could not be written to %s: %s", store.url, error)
+                    logger.info("the metrics of the gateway's servers could not be written to %s: %s", store.url, error)
 
     def samples(self, gateway: str, connections: int) -> list[Sample]:
-        """Return the figures of the servers that were asked since the last report, are at work, or are not well."""
+        """Return the samples of servers that had requests since the last report, are at work, or
+        are unhealthy.
+        """
         now, found = time.time(), list[Sample]()
         for key, server in self._servers.items():
             if server.changed or server.in_flight or server.problem is not None:
@@ -158,5 +168,7 @@ def _figures(status: UpstreamStatus) -> dict[str, float]:
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:
-    """The smallest value that at least this share of all does not exceed (nearest rank)."""
+    """Return the smallest value that at least this share of all values does not exceed (nearest
+    rank).
+    """
     return ordered[math.ceil(share * len(ordered)) - 1] if ordered else None

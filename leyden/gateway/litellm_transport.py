@@ -57,7 +57,7 @@ class LitellmTransport:
                 await client.close()
 
     async def is_up(self, model: UpstreamModel) -> bool:
-        """See Transport.is_up. A provider is never the run's own, so its absence is not the end of anything."""
+        """Return True: a provider is never the run's own engine, so its absence ends no run."""
         return True
 
     @asynccontextmanager

@@ -86,7 +86,7 @@ class LLMProxy:
         max_body_bytes: int = MAX_BODY_BYTES,
         connection_limits: ConnectionLimits | None = None,
     ) -> None:
-        """Nothing is opened before `start`.
+        """Set the options. The gateway opens its port in `start`.
 
         port: None takes a free one.
         timeout_seconds: the longest time for one answer of the upstream, a stream's last byte and an agent that reads slowly included.
@@ -107,7 +107,8 @@ class LLMProxy:
         written behind the answer, and a crash of this process loses the last few hundredths of a second.
         max_body_bytes: of one request; a larger one is refused with 413.
         store: where calls are recorded; of a `LightningStoreServer`, the store that it serves.
-        connection_limits: how long an agent may take to send a request or fetch an answer; None: see `ConnectionLimits`.
+        connection_limits: how long an agent may take to send a request or fetch an answer; None:
+            the defaults of `ConnectionLimits`.
         model_list: `UpstreamModel`s, `LLM`s, or mappings with the fields of the former; Agent Lightning's entries with `litellm_params`,
         too. A model that is named several times has several servers. An attempt stays with one while it is well.
         Raises ConfigError.
@@ -204,8 +205,8 @@ class LLMProxy:
     def share_control(self, secret: str | None) -> None:
         """Let runners that were started elsewhere (`FoundGateways`) end attempts here if they know `secret`.
 
-        None, or an empty secret, stands for the gateway's token, which such runners find in their resources. Without a token either,
-        every program on this machine may end attempts.
+        None, or an empty secret, stands for the gateway's token, which such runners find in their
+        resources. If there is no token either, every program on this machine may end attempts.
         """
         self._control_key = control_key_of(secret or self._token)
 
@@ -297,9 +298,10 @@ class LLMProxy:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running.recorder.flush(key), running.loop))
 
     def upstreams(self) -> list[UpstreamStatus]:
-        """Return how the models' servers do: requests, failures by reason, latency, and what is wrong with one that is not well.
+        """Return the status of each server: requests, failures by reason, latency, and the problem
+        if unhealthy.
 
-        Servers that were not asked anything since `start` are left out.
+        Servers without a request since `start` are left out.
         """
         return [] if self._running is None else self._running.figures.statuses()
 
@@ -471,7 +473,7 @@ class _Running:
 
 
 def _checked_store(store: Any) -> LightningStore:
-    """Return the store itself. A server of this process is not asked over HTTP."""
+    """Return the store itself. If a server of this process is given, calls bypass HTTP."""
     store = store.store if isinstance(store, LightningStoreServer) else store
     if not isinstance(store, LightningStore):
         raise ConfigError(

@@ -39,7 +39,7 @@ class ModelCall:
     retry_of: str | None = None
     """The span id of the failed try that this one follows."""
     sent_time: float | None = None
-    """When the agent's process sent the call, by that process's clock; None if its client does not say."""
+    """When the agent's process sent the call, by that process's clock; None if unknown."""
     end_time: float = 0.0
     request: Json = field(default_factory=dict[str, Any])
     """The agent's request, in chat whatever it came in; the seed that the gateway added is part of it."""

@@ -161,7 +161,7 @@ class Relay:
             return
         finally:
             self._gate.leave()
-        # The end of the run cancels the call before this is over, unless nobody notices that the engine is dead.
+        # The end of the run cancels the call before this is over, unless the dead engine goes unnoticed.
         await asyncio.sleep(self._options.timeout_seconds)
         raise refusal
 
@@ -195,7 +195,7 @@ class Relay:
                     await asyncio.sleep(_RETRY_SECONDS * 2 ** len(tried) * random.uniform(0.5, 1.5))
 
     async def _try(self, exchange: Exchange, model: UpstreamModel, chances: _Chances) -> None:
-        """Ask one server and take note of how it does. Raise _Again if the call may be sent once more."""
+        """Try one server and record its health. Raise _Again if the call may be sent once more."""
         exchange.status = well = failure = None
         exchange.price_per_million = model.price_per_million
         self._balancer.begin(model)
@@ -431,7 +431,7 @@ class _Again(Exception):
 
 
 class _EngineLost(Exception):
-    """The run's own engine has died, and with it the answer."""
+    """The run's own engine has died during the call."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)

@@ -31,10 +31,12 @@ def end_path(rollout_id: str, attempt_id: str) -> str:
 
 
 def control_key_of(secret: str | None) -> str:
-    """The control key that gateway and runners derive from the secret that they share, so that the secret is never sent.
+    """Return the control key that gateway and runners derive from their shared secret, which is
+    never sent.
 
-    secret: the store's token, else the gateway's. None gives a key that everybody can make: neither server has a token then, so
-    every program on this machine may end an attempt in the store, too.
+    secret: the store's token, else the gateway's. None gives a key that any program can make.
+        Neither server has a token then, so every program on this machine may also end an attempt in
+        the store.
     """
     return hmac.digest((secret or "").encode(), b"leyden gateway control", "sha256").hex()
 
@@ -67,11 +69,13 @@ class FoundGateways:
     """An `AttemptRecorder` for attempts whose gateways are named by their resources (each `ProxyLLM`)."""
 
     def __init__(self, secret: str | None) -> None:
-        """secret: the one that the gateways were given (`LLMProxy.share_control`); None takes the token in each gateway's resource."""
+        """secret: the gateways' secret (`LLMProxy.share_control`); None: the token in each
+        gateway's resource.
+        """
         self._secret = secret
         self._sessions = PerLoop(_session)
         self._found: dict[tuple[str, str], dict[str, str]] = {}
-        """By attempt: the gateways' base URLs, each with its control key."""
+        """The gateways' base URLs by attempt, each with its control key."""
 
     def __reduce__(self) -> tuple[Callable[..., FoundGateways], tuple[Any, ...]]:
         return FoundGateways, (self._secret,)

@@ -54,7 +54,7 @@ class Transport(Protocol):
         ...
 
     async def is_up(self, model: UpstreamModel) -> bool:
-        """Return whether the server takes requests at all, asked after it was lost."""
+        """Return whether the server accepts requests. It is called after a connection was lost."""
         ...
 
 
@@ -96,7 +96,10 @@ class HttpTransport:
             raise ServerGone(error, began=began) from error
 
     async def is_up(self, model: UpstreamModel) -> bool:
-        """See Transport.is_up. Any answer will do, and a server that is silent is busy."""
+        """Return whether the server accepts requests.
+
+        Any reply counts, and a silent server counts as busy.
+        """
         try:
             async with self._session.get(model.url("models"), timeout=aiohttp.ClientTimeout(total=_IS_UP_SECONDS)):
                 return True
@@ -118,7 +121,10 @@ class _HttpAnswer:
         return downstream_headers(self._response)
 
     async def read(self) -> bytes:
-        """The body. An error that quotes the server's own key back loses it, because agents read errors."""
+        """Return the body.
+
+        A quoted key of the server is removed from an error, because agents read errors.
+        """
         body = await self._response.read()
         return body if self.status < 300 else self._model.without_key(body)
 

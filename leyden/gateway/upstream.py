@@ -131,7 +131,7 @@ class UpstreamModel:
         return next((dialect for dialect in spoken if dialect.translates), None) if client.translates else None
 
     def without_key(self, body: bytes) -> bytes:
-        """Return `body` with the server's key or password replaced by `***`, wherever it stands."""
+        """Return `body` with each occurrence of the server's key or password replaced by `***`."""
         for secret in (self.api_key, *(self.login or ())[1:]):
             if secret:
                 body = body.replace(secret.encode(), HIDDEN.encode())

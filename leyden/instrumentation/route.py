@@ -26,7 +26,8 @@ __all__ = ["MODEL_HOSTS", "ROUTE_KEY", "SENT_HEADER", "Redirection", "Route", "c
 MODEL_HOSTS: Final = ("api.openai.com", "api.anthropic.com")
 ROUTE_KEY: Final = otel_context.create_key("leyden-route")
 SENT_HEADER: Final = "x-leyden-sent"
-"""Tells the gateway when the agent's process sent a call: Unix seconds by that process's clock."""
+"""The header in which the agent's process says when it sent a call: Unix seconds by its own clock.
+"""
 _KEY_HEADERS: Final = ("x-api-key", "api-key")
 
 

@@ -1,4 +1,4 @@
-"""What an agent may return, and how it is recorded.
+"""Record the value that an agent returns.
 
 | returned | recorded |
 |---|---|

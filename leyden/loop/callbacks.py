@@ -120,12 +120,11 @@ class EarlyStopping(Callback):
     restore_best_weights: when the fit ends, stopped or not, the vessel is given the state that it had at the best look. The last checkpoint
         holds the last state, so a run that is resumed goes on from there; the best one is beside it in the checkpoint.
     compat: "qlib" for the rules that Qlib took from Keras 2.9: monitor is "reward" by default,
-        looks are at validations whatever it is, and each look counts before it is judged, so that
-        patience 0 stops at the second iteration even if it improved. A metric that is not there is
-        a warning.
-    Raises ConfigError, with the names that are most like it, when the metric is not there. NaN is
-    no improvement. A resumed run continues to count; one that had been stopped stops again at once,
-    unless it is given more patience.
+        it looks at validations for any monitor, and each look counts before it is judged, so that
+        patience 0 stops at the second iteration even if it improved. A missing metric is a warning.
+    Raises ConfigError with the nearest names when the metric is missing. NaN is no improvement. A
+    resumed run continues to count; one that had been stopped stops again at once, unless it is
+    given more patience.
     """
 
     runs_last: ClassVar[int] = 2

@@ -1,14 +1,15 @@
-"""Checkpoints: directories that are whole or do not exist, and say what is in them.
+"""Checkpoints: directories that are whole or do not exist, with a manifest of their contents.
 
     checkpoints/step-000012/
       manifest.json      format, versions, iteration, config, size and sha256 of every other file
       state.json         the loop, its callbacks and writers, random states
       vessel/...         what the vessel wrote (tensors, JSON)
       callbacks/...      what callbacks wrote that is no JSON (the best weights)
-    checkpoints/latest -> step-000012      if it is asked for
+    checkpoints/latest -> step-000012      optional
     checkpoints/superseded/step-000015     newer than the one that a later run was resumed from
 
-One is written aside, made durable and renamed; it never changes afterwards. No pickle: reading one runs no code of it.
+A checkpoint is written aside, made durable and renamed, and never changes afterwards. It holds no
+pickle, so reading it runs no code.
 The store knows no loop: `Checkpoint` (a callback) decides when to save, the vessel decides what.
 """
 
@@ -62,7 +63,10 @@ class SavedCheckpoint:
 
     @property
     def vessel_state(self) -> Any:
-        """The value that the vessel's `state_dict` returned. Raises CheckpointError for a vessel that saved files of its own."""
+        """Return the vessel's `state_dict` value.
+
+        Raise CheckpointError if the vessel saved files of its own.
+        """
         return read_state(self.vessel_path)
 
     @property
@@ -161,7 +165,9 @@ class CheckpointStore:
                 aside.unlink()
 
     def supersede(self, iteration: int, files: Sequence[str] = ()) -> Path:
-        """Move a checkpoint and the named files beside it into `superseded/`, out of sight of `steps` and `latest`. Return its new path.
+        """Move a checkpoint and the named files beside it into `superseded/`. Return its new path.
+
+        `steps` and `latest` no longer find it.
 
         A superseded checkpoint of the same iteration is replaced. Repeating it after a kill is
         safe.

@@ -109,7 +109,7 @@ class Checkpoint(Callback):
         self.best_iter: int | None = None
         self._files: dict[str, str] = {}
         self._gone: set[str] = set()
-        """Files that the newest save made superfluous. A kill may have come before their removal."""
+        """Files that the newest save made superfluous and that a kill may have left behind."""
 
     def latest(self) -> SavedCheckpoint | None:
         """The checkpoint to resume from, None if there is none yet. Raises CheckpointError; see `CheckpointStore.latest`."""
@@ -171,7 +171,10 @@ class Checkpoint(Callback):
             )
 
     def _newer(self, loop: TrainLoop) -> list[int]:
-        """Return the steps of the intact checkpoints after this run's iteration. Raise CheckpointError unless it continues an older one."""
+        """Return the steps of the intact checkpoints after this run's iteration.
+
+        Raise CheckpointError unless the run continues an older one.
+        """
         newer = [step for step in self.store.steps() if step > loop.current_iter and self.store.damage(step) is None]
         came_from = loop.resumed_from
         if newer and (came_from is None or came_from.resolve().parent != self.store.dirpath.resolve()):
@@ -240,7 +243,7 @@ class Checkpoint(Callback):
     # ---- saving --------------------------------------------------------------------------------------------------------
 
     def _save(self, loop: TrainLoop, vessel: Vessel, *, in_time: bool) -> HookResult:
-        """in_time: at an iteration at which every metric of the filename is to be expected."""
+        """Save now. in_time: whether every metric of the filename is expected at this iteration."""
         iteration = loop.current_iter
         name = None if self.filename is None else _filled_in(self.filename, iteration, loop.metrics, strict=in_time)
         saving = save_vessel(vessel, self.store.prepare(iteration))
@@ -263,7 +266,10 @@ class Checkpoint(Callback):
         self._saved(iteration)
 
     def _gather(self, loop: TrainLoop, vessel: Vessel, name: str | None) -> Callable[[], None]:
-        """Gather all that others have to be asked for. Return the function that writes it, in any thread."""
+        """Collect the state of all parts of the run.
+
+        Return a function that writes it in any thread.
+        """
         iteration, best = loop.current_iter, self.best_iter
         self._gone = set()
         if name is not None:
@@ -333,8 +339,11 @@ def _fields(filename: str) -> list[str]:
 
 
 class _Filename(string.Formatter):
-    """Fields are whole names, `val/reward` or `loss.actor`; nothing is looked up in them. A name that is not there is `nan`, or strictly
-    an error."""
+    """Format a file name.
+
+    A field is a whole name, such as `val/reward` or `loss.actor`. A missing name is `nan`, or an
+    error if strict.
+    """
 
     def __init__(self, *, strict: bool) -> None:
         super().__init__()

@@ -344,7 +344,7 @@ class MetricsAggregator:
 
     reducers: name -> "mean" (of every name that is not here), "sum" or "last". None: a `reward` is summed, as over the steps of an
         episode; give `{}` to average it too, as over the episodes of a stage.
-    loglevel: values below it are passed over.
+    loglevel: values below this level are dropped.
     """
 
     def __init__(self, reducers: Mapping[str, str] | None = None, *, loglevel: int = LogLevel.PERIODIC) -> None:

@@ -1,7 +1,7 @@
 """The process-wide random states, as JSON: Python's, and those of NumPy and torch where something has loaded them.
 
-Generators that a policy owns are part of the policy's state, not of this. Nothing here imports
-torch before a saved run had it.
+Generators that a policy owns are part of the policy's state, not of this. torch is imported only if
+the saved run had it.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ class Resumable(Protocol):
 
 
 class TrainLoop:
-    """One run of training. A TrainLoop runs once; `leyden.rl.Trainer`, which is one, starts again with each fit.
+    """One run of training. A TrainLoop runs once. Its subclass `leyden.rl.Trainer` starts again
+    with each fit.
 
     max_iters: iterations in all, including those before a resume. A finished run continues when
         this grew. None: until `stop`.
@@ -133,7 +134,7 @@ class TrainLoop:
         self._stage_started_at = time.monotonic()
 
     def initialize_iter(self) -> None:
-        """Begin an iteration: its metrics are empty, so that no value of an earlier one is taken for its own."""
+        """Begin an iteration with empty metrics, without values of an earlier iteration."""
         self.metrics = {}
 
     @property
@@ -143,7 +144,7 @@ class TrainLoop:
 
     @property
     def goes_on(self) -> bool:
-        """Whether another iteration follows, as things are."""
+        """Whether another iteration follows in the present state."""
         return not self.should_stop and (self.max_iters is None or self.current_iter < self.max_iters)
 
     @property
@@ -166,7 +167,10 @@ class TrainLoop:
     # ---- drivers -------------------------------------------------------------------------------------------------------
 
     def run(self, vessel: Vessel, *, resume: Resumable | None = None) -> None:
-        """Train, in this thread. Raises ConfigError if the vessel or a hook is asynchronous, and whatever they raise."""
+        """Train in this thread.
+
+        Raise ConfigError if the vessel or a hook is asynchronous. Errors of both pass through.
+        """
         self._drive(self._flow(vessel, resume))
 
     def _drive(self, flow: Flow) -> None:
@@ -302,7 +306,9 @@ class TrainLoop:
     # ---- state ---------------------------------------------------------------------------------------------------------
 
     def run_state(self) -> dict[str, Any]:
-        """Everything but the vessel, as JSON. All that the writers have written is on disk when this returns."""
+        """Return the state of the run without the vessel, as JSON, after flushing the writers to
+        disk.
+        """
         return {
             "current_iter": self.current_iter,
             "current_stage": self.current_stage,
@@ -381,7 +387,7 @@ def _throwing(flow: Flow, error: BaseException) -> Callable[[], object]:
 
 
 def keyed(parts: Sequence[Stateful]) -> dict[str, Stateful]:
-    """The parts by `state_key`. A key that is taken already gets the first free number: `csvwriter`, `csvwriter2`."""
+    """Return the parts by `state_key`. A repeated key gets the first free number: `csvwriter2`."""
     keyed: dict[str, Stateful] = {}
     for part in parts:
         key, number = part.state_key, 2

@@ -1,6 +1,8 @@
-"""How busy, full and warm this machine's NVIDIA GPUs are, asked of the driver's own library: no package, no process for each question.
+"""Read load, memory and temperature of NVIDIA GPUs from the driver's library, without a package or
+a process.
 
-It knows the few calls of NVML that this takes. Without a driver there are no figures, and that is no error.
+It knows the few calls of NVML that this takes. Without a driver there are no numbers, which is no
+error.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 __all__ = ["gpu_figures"]
 
 _OF_THE_CHIP = 0
-"""NVML_TEMPERATURE_GPU."""
+"""NVML_TEMPERATURE_GPU, the sensor on the chip."""
 
 
 class _Utilization(ctypes.Structure):
@@ -26,10 +28,12 @@ class _Memory(ctypes.Structure):
 
 
 def gpu_figures() -> Mapping[str, float]:
-    """Return the figures of the GPUs that CUDA_VISIBLE_DEVICES lets this process see; nothing where there is none.
+    """Return the metrics of the GPUs that CUDA_VISIBLE_DEVICES shows to this process; empty without
+    a GPU.
 
-    `gpu_percent` and `gpu_memory_percent` are of the GPU where each is highest. Figures of one GPU carry its index in the machine:
-    `gpu_device_percent:0`. What a GPU does not tell is left out.
+    `gpu_percent` and `gpu_memory_percent` are maxima over the GPUs. Metrics of one GPU carry its
+    index in the machine:
+    `gpu_device_percent:0`. Values that a GPU does not report are left out.
     """
     figures: dict[str, float] = {}
     for position, device in enumerate(_visible()):

@@ -36,7 +36,9 @@ WORKER_FIGURES: Final[Mapping[str, str]] = {
 
 
 def base_name(figure: str) -> str:
-    """Return the name of a figure without what it is about: `gpu_device_percent` of `gpu_device_percent:0`."""
+    """Return the metric's name without its subject: `gpu_device_percent` for
+    `gpu_device_percent:0`.
+    """
     return figure.partition(":")[0]
 
 
@@ -61,7 +63,7 @@ def has_ended(worker: Worker) -> bool:
 
 
 def figures_of(worker: Worker, known: Container[str]) -> dict[str, float]:
-    """Return the numbers of its last heartbeat whose names are known, by name."""
+    """Return the known metrics of a worker's last heartbeat, by name."""
     stats = worker.heartbeat_stats or {}
     return {
         name: float(value)

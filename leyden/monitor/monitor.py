@@ -53,7 +53,7 @@ _PROBE_SECONDS = 10.0
 _FORGET_SECONDS = 3600.0
 """A worker that was silent for so long is looked at no more."""
 _UPSTREAM_SECONDS = 6 * REPORT_SECONDS
-"""For so long a gateway's samples are of interest."""
+"""How long a gateway's samples count, in seconds."""
 _MOST_WORKERS = 10_000
 _END_SECONDS = 5.0
 
@@ -125,9 +125,9 @@ class Watch:
         self._heard: dict[str, tuple[float | None, float]] = {}
         """Of each worker its last heartbeat by the store's clock, and when we learned of it by ours."""
         self._upstreams: dict[str, float] = {}
-        """Of each subject of a gateway's samples, when we last read a new one."""
+        """When a new sample was last read, for each subject of gateways' samples."""
         self._read_until: dict[tuple[str, str], float] = {}
-        """Of each of their series, the time of the newest sample that was read."""
+        """The time of the newest sample that was read, for each series of a gateway."""
         self._counts: dict[str, Mapping[str, float]] = {}
         self._totals: dict[str, float] = dict.fromkeys(_COUNTERS, 0.0)
         self._unwritten: deque[Sample] = deque(maxlen=10_000)
@@ -191,7 +191,10 @@ class Watch:
         return workers
 
     async def _read_upstreams(self, now: float) -> None:
-        """Add what gateways have written to the series that rules read. One that is silent is at rest or has ended."""
+        """Add the gateways' samples to the series that rules read.
+
+        A silent gateway is idle or has ended.
+        """
         for name in self._reach:
             if base_name(name) in UPSTREAM_FIGURES:
                 for sample in await self._store.query_samples(name=name, measured_from=now - _UPSTREAM_SECONDS):

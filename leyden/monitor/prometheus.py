@@ -124,7 +124,7 @@ def _of_figures(workers: Iterable[Worker], samples: Iterable[Sample], now: float
 
 
 def _of_gateways(samples: Iterable[Sample]) -> Iterator[_Family]:
-    """What gateways have measured last, of themselves and of the servers behind them."""
+    """Return the newest samples of gateways about themselves and the servers behind them."""
     latest: dict[str, dict[tuple[str, str], float]] = {}
     for sample in samples:
         name, _, reason = sample.name.partition(":")

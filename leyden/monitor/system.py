@@ -34,7 +34,8 @@ FIGURES: Final[Mapping[str, str]] = {
     "process_cpu_percent": "CPU time of the process; 100 is one core.",
     "process_rss_bytes": "Resident memory of the process.",
 }
-"""What `SystemProbe.read` tells, but for text and ids. `gpu_device_*` have the index of their GPU behind a colon."""
+"""The numbers that `SystemProbe.read` returns. `gpu_device_*` end with a colon and the GPU's index.
+"""
 
 MACHINE_FIGURES: Final = frozenset(
     {"cpu_percent", "memory_percent", "disk_free_percent", "io_seconds", "network_bytes_per_second"}

@@ -1,7 +1,8 @@
-"""What a gateway measures of the model servers behind it, and how its series are named.
+"""Names of the series in which a gateway reports the model servers behind it.
 
-The gateway writes them into its store as samples, and the monitor and `/metrics` read them there, so that it does not matter which
-process has the gateway. A series is about one server of one model: `Sample.worker_id` is its subject.
+The gateway writes them into its store as samples, and the monitor and `/metrics` read them there,
+so the gateway may run in any process. A series is about one server of one model: `Sample.worker_id`
+is its subject.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 __all__ = ["REPORT_SECONDS", "UPSTREAM_FIGURES", "upstream_subject"]
 
 REPORT_SECONDS: Final = 10.0
-"""Between two samples of a gateway, while there is something to say."""
+"""Seconds between two samples of a gateway that has something to report."""
 
 UPSTREAM_FIGURES: Final[Mapping[str, str]] = {
     "upstream_healthy": "1 while a model's server is well, 0 from a failure until it answers again.",
@@ -24,9 +25,9 @@ UPSTREAM_FIGURES: Final[Mapping[str, str]] = {
     "upstream_latency_p95_seconds": "The 95th percentile of that time.",
     "gateway_connections": "Connections that agents have open to the gateway.",
 }
-"""What a gateway tells, by the name of the series; `upstream_failures:timeout` has its reason behind a colon."""
+"""The series of a gateway by name. `upstream_failures:timeout` has its reason behind a colon."""
 
 
 def upstream_subject(model: str, address: str, gateway: str) -> str:
-    """Return whom a series is about."""
+    """Return the subject of a series: the server and its gateway."""
     return f"{model} at {address} behind {gateway}"

@@ -1,8 +1,8 @@
 """Buffers that policies learn from: all of one collect (`RolloutBuffer`), or the newest transitions of many (`ReplayBuffer`).
 
 Both are filled in two halves of a step, since an environment's observations are views that its next step overwrites: `decided` before it,
-`happened` after it. Arrays are allocated at the first step, in the shapes and types that the environment and the policy really give. It
-knows no policy; what an algorithm makes of the data is the algorithm's affair.
+`happened` after it. Arrays are allocated at the first step, in the shapes and types that the
+environment and the policy really give. This module knows no policy and no algorithm.
 
 Shapes: T vector steps, N environments, n of them acting, S stored transitions.
 """
@@ -65,7 +65,8 @@ class FinalObservations(NamedTuple):
 
 
 class RolloutBuffer:
-    """All transitions of one collect, time-major: arrays (T, N, ...) and a mask of what happened.
+    """All transitions of one collect, time-major: arrays (T, N, ...) and a mask of the steps that
+    happened.
 
     It drops nothing: it grows with the collect, or raises ConfigError where a limit was given. The next collect begins it anew. Arrays
     hold `capacity` rows, of which the first `n_rows` are in use.
@@ -102,7 +103,7 @@ class RolloutBuffer:
         self._final.clear()
 
     def decided(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
-        """See `Buffer`. Raises ConfigError when a limit is reached."""
+        """Store the decided half of a step. Raise ConfigError when a limit is reached."""
         if self.size is not None and self.n_steps + len(actions) > self.size:
             raise ConfigError(
                 f"the rollout buffer is full: its size is {self.size} transitions and this collect has more. Leave buffer_size out so that "
@@ -180,7 +181,7 @@ class RolloutBuffer:
         self._allocated = True
 
     def _grow(self) -> None:
-        """Double the rows. With a limit that is needed too: environments are idle at times."""
+        """Double the rows, also below the limit, because idle environments leave gaps."""
         more = self.capacity
 
         def longer(array: Array) -> Array:

@@ -1,4 +1,5 @@
-"""How a child process of `leyden.rl` starts and ends: environment workers, and the producers of a `DataQueue`.
+"""Start and end child processes of `leyden.rl`: environment workers, and producers of a
+`DataQueue`.
 
 A child leaves Ctrl-C and SIGTERM to its parent, and ends when the parent has gone. This module knows no environments.
 """
@@ -26,7 +27,7 @@ _PRELOADED: Final = ["leyden.rl.env.worker"]
 
 
 def process_context(start_method: StartMethod | None) -> Any:
-    """Return the multiprocessing context of a start method; None: forkserver where there is one.
+    """Return the multiprocessing context of a start method; None: forkserver if available.
 
     Raises ConfigError for a method that this platform lacks, and for a main script that children cannot import.
     """
@@ -53,7 +54,8 @@ def process_context(start_method: StartMethod | None) -> Any:
 def without_sigterm() -> Generator[None]:
     """Start children with SIGTERM blocked, a forkserver for good.
 
-    SIGTERM is often sent to a whole group of processes, and then the parent's to handle. `become_child` unblocks it.
+    SIGTERM often goes to a whole group of processes, and the parent should handle it.
+    `become_child` unblocks it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -74,7 +76,7 @@ def become_child() -> None:
 
 
 def refuse_in_a_worker() -> None:
-    """End a worker that makes environments, or trains, while it imports the main script: it would repeat what that does."""
+    """Exit if a worker makes environments, or trains, while it imports the main script."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
@@ -82,7 +84,7 @@ def refuse_in_a_worker() -> None:
 
 
 def ending_of(process: Any, seconds: float) -> str:
-    """Return how a process ended, in words, after waiting for it at most so long. Raises ConfigError for a missing guard."""
+    """Wait for a process and describe its end. Raise ConfigError for a missing guard."""
     process.join(seconds)
     code = process.exitcode
     if code == GUARD_MISSING:
@@ -94,7 +96,7 @@ def ending_of(process: Any, seconds: float) -> str:
 
 
 def end_process(process: Any, seconds: float = 0.0) -> None:
-    """Wait for a process at most so long, then kill it. Nothing of it is left."""
+    """Wait for a process at most so long, then kill it. Free its resources."""
     if seconds > 0:
         process.join(seconds)
     if process.is_alive():

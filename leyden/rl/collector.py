@@ -65,11 +65,14 @@ class CollectResult:
     lengths: NDArray[np.int64]
     """(n_episodes,), steps."""
     metrics: dict[str, float]
-    """Means over episodes: reward, steps_per_episode, and what episodes logged (over those that logged it). `lost` counts the episodes
-    that were left out, if the environment skips those that fail."""
+    """Means over episodes: reward, steps_per_episode, and each logged metric over the episodes that
+    logged it. If the environment skips failed episodes, `lost` counts them.
+    """
     seconds: float
     lost: tuple[EpisodeLost, ...] = ()
-    """Episodes that could not be finished, each with its reason: those that were begun again too."""
+    """Episodes that could not be finished, each with its reason, including episodes that were
+    retried.
+    """
 
     @property
     def n_lost(self) -> int:

@@ -1,7 +1,8 @@
-"""What simulators, interpreters and rewards have in common: they can look at the environment that holds them, and log to it.
+"""The base of simulators, interpreters and rewards: access to the environment, and logging.
 
-The reference is weak, is set by `EnvWrapper`, and does not travel: a component that is copied or sent to another process arrives without
-it. A component is of one environment at a time; the last one that took it has it.
+`EnvWrapper` sets a weak reference to the environment. A component that is copied or sent to another
+process arrives without it. A component belongs to one environment at a time: the last one that took
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class EnvComponent:
         self._take_env(env)
 
     def log(self, name: str, value: float) -> None:
-        """Note a number of this step, for writers and for the stage's metrics. Raises ConfigError outside an environment."""
+        """Log a number of this step for writers and the stage's metrics.
+
+        Raise ConfigError outside an environment.
+        """
         if (env := self.env) is None:
             raise ConfigError(
                 f"{type(self).__name__}.log({name!r}) outside an environment; log from `step` or `reward`, when an EnvWrapper has it"

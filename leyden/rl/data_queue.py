@@ -5,8 +5,9 @@
             ...
 
 A `SeedPlan` in the process that made the queue decides the order. Threads of that process take items directly. Other processes, which get
-the queue by `fork` or as an argument, ask for one item after another over a socket. What a process held when it was killed is handed out
-again. This module knows no environments; a vectorised environment draws from a queue as from any other `SeedSource`.
+the queue by `fork` or as an argument, ask for one item after another over a socket. The queue hands
+out again the item of a process that was killed. This module knows no environments; a vectorised
+environment draws from a queue as from any other `SeedSource`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _AGAIN_SECONDS: Final = 0.1
 
 
 class _Address(NamedTuple):
-    """Where other processes find a queue."""
+    """The address at which other processes find a queue."""
 
     path: str
     key: bytes
@@ -56,13 +57,14 @@ class _Broken(NamedTuple):
 
 
 class DataQueue(Generic[T]):
-    """Items of a data set, each once in each pass.
+    """The items of a data set, each once in each pass.
 
     `with` (or `activate`) starts the producers and lets other processes take part; its end (or `cleanup`) ends all that was started.
     Without producers and in one process the queue works outside of `with` too.
 
     A consumer holds the item that it took last until it asks for the next, or ends. If its process is killed, another consumer gets that
-    item: no item is lost, and one may be worked on twice. Consumers that came to the end before do not wait for it; ask the queue again.
+    item: no item is lost, and one may be worked on twice. Consumers that reached the end before do
+    not wait for it, so ask the queue again.
     """
 
     def __init__(
@@ -107,7 +109,10 @@ class DataQueue(Generic[T]):
         return self
 
     def cleanup(self) -> None:
-        """End all that `activate` started. Items that nobody has taken are taken first when the queue is activated again."""
+        """Stop everything that `activate` started.
+
+        Items not yet taken come first after the next `activate`.
+        """
         self._at_home("cleanup")
         if self._address is not None:
             _ACTIVE.pop(self._address.path, None)
@@ -133,7 +138,7 @@ class DataQueue(Generic[T]):
     # ---- for consumers -------------------------------------------------------------------------------------------------
 
     def get(self, block: bool = True, timeout_seconds: float | None = None) -> T:
-        """Return the next item; the one that this process took before is done with.
+        """Return the next item, and mark the previous item of this process as done.
 
         Raises StopIteration at the end, TimeoutError if no item came within `timeout_seconds` (None: the queue's), or at once if not
         `block`.
@@ -155,7 +160,10 @@ class DataQueue(Generic[T]):
         self._end.put(item, 0.0 if not block else timeout_seconds)
 
     def mark_as_done(self) -> None:
-        """No more items come: none are put, and the data set is not read on. Items that were read are still handed out."""
+        """End the queue: refuse `put`, and read no more of the data set.
+
+        Items already read are still handed out.
+        """
         self._end.mark_as_done()
 
     def _next(self, timeout_seconds: float | None) -> Seed[T] | None:
@@ -175,15 +183,15 @@ class DataQueue(Generic[T]):
         return self._end.exhausted
 
     def take(self) -> Seed[T] | None:
-        """Return the next seed, or None. It is to be finished or given back."""
+        """Return the next seed, or None at the end. The caller must finish it or give it back."""
         return self._end.take(self._timeout_seconds)
 
     def give_back(self, seed: Seed[T]) -> None:
-        """Its episode was lost: it is taken again, before any other."""
+        """Return a seed whose episode was lost. It is taken again before any other."""
         self._end.give_back(seed)
 
     def finish(self, seed: Seed[T]) -> None:
-        """Its episode is over."""
+        """Mark the episode of a seed as finished."""
         self._end.finish(seed)
 
     # ---- where it is ---------------------------------------------------------------------------------------------------
@@ -205,11 +213,13 @@ class DataQueue(Generic[T]):
 
 
 _ACTIVE: weakref.WeakValueDictionary[str, DataQueue[Any]] = weakref.WeakValueDictionary()
-"""The queues that this process made and activated, by address: one that comes back is itself again."""
+"""The active queues of this process by address, so that a queue that is sent back unpickles to
+itself.
+"""
 
 
 def active_queue(path: str) -> DataQueue[Any] | None:
-    """Return the queue of this process that has the address, if there is one."""
+    """Return this process's queue with the address, or None."""
     return _ACTIVE.get(path)
 
 
@@ -235,7 +245,7 @@ class _Home:
         self._dataset, self._plan = dataset, plan
         self._n_producers, self._maxsize = n_producers, maxsize
         self._changed = threading.Condition()
-        """Guards all that follows."""
+        """Guards the attributes below."""
         self._put: deque[Seed[Any]] = deque()
         self._n_put = 0
         self._put_held: set[int] = set()
@@ -385,7 +395,10 @@ class _Home:
                 self._changed.notify_all()
 
     def _request_more(self, producers: Producers) -> bool:
-        """Request what there is room for, two items for each producer at most. Return whether any is to be received."""
+        """Request as many items as fit, at most two for each producer.
+
+        Return whether any is still to be received.
+        """
         while len(self._requested) < min(2 * len(producers), self._maxsize - len(self._ahead)) and not self._done:
             if (seed := self._plan.take_index()) is None:
                 break
@@ -395,7 +408,7 @@ class _Home:
 
 
 class _Server:
-    """Lets other processes take part: one thread for each."""
+    """Serve the other processes, with one thread for each."""
 
     def __init__(self, home: _Home) -> None:
         self._home = home
@@ -414,7 +427,7 @@ class _Server:
         _SERVERS.add(self)
 
     def close(self) -> None:
-        """Hang up. Nothing is left behind."""
+        """Close all connections and end the threads."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`
@@ -429,7 +442,7 @@ class _Server:
             self._folder.cleanup()
 
     def forget(self) -> None:
-        """Close what a fork brought along; the parent's own are untouched."""
+        """Close the descriptors that a fork inherited. The parent's stay open."""
         self._socket.close()
         for connection in list(self._connections):
             connection.close()
@@ -448,7 +461,7 @@ class _Server:
             thread.start()
 
     def _serve(self, connection: Connection) -> None:
-        """Answer one process until it says goodbye, or dies: then what it held is given back."""
+        """Serve one process until it leaves or dies. Give back the item of a dead process."""
         held: dict[int, Seed[Any]] = {}
         try:
             deliver_challenge(connection, self.address.key)
@@ -536,7 +549,7 @@ class _Away:
         return self._ask("exhausted")
 
     def take_next(self, timeout_seconds: float | None) -> Seed[Any] | None:
-        """Take an item; the one that was taken before is done with."""
+        """Take an item, and mark the previous one as done."""
         if self._taken is not None:
             taken, self._taken = self._taken, None
             self.finish(taken)

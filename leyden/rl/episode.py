@@ -19,4 +19,4 @@ class EpisodeLost:
     reason: str
     """In one line."""
     again: bool = False
-    """Whether its seed is taken again; False: it is left out."""
+    """Whether the episode's seed is taken again; False: the seed is left out."""

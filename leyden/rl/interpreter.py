@@ -32,8 +32,11 @@ class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
     """From a simulator's state to an observation."""
 
     strict: bool = True
-    """False: cast observations to the space's dtype and warn once, instead of raising, when one leaves the space's bounds.
-    NaN and other shapes are refused all the same. A class or an instance may set it."""
+    """Whether an observation outside the space's bounds is an error.
+
+    If False, observations are cast to the space's dtype, and the first one outside the bounds logs
+    a warning. NaN and other shapes are errors in either case. A class or an instance may set it.
+    """
     _conformer: Conformer | None = None
 
     @property

@@ -1,7 +1,7 @@
 """Processes that read a data set's items ahead, in order.
 
-A producer that dies is replaced and reads again what it had not delivered. This module knows no queue: `leyden.rl.data_queue` decides
-what is read, and keeps it.
+A producer that dies is replaced, and its undelivered items are read again. This module knows no
+queue: `leyden.rl.data_queue` decides which items are read, and keeps them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Producers:
     """N processes that read items by index. `request` and `receive` are for one thread, `close` for any."""
 
     def __init__(self, dataset: Any, n: int) -> None:
-        """Raises ConfigError when the data set cannot go to another process."""
+        """Start the processes. Raise ConfigError if the data set cannot be pickled."""
         try:
             packed = cloudpickle.dumps(dataset)  # pyright: ignore[reportUnknownMemberType] -- untyped
         except Exception as error:
@@ -49,18 +49,19 @@ class Producers:
 
     @property
     def pids(self) -> list[int]:
-        """The processes."""
+        """Return the ids of the processes."""
         return [producer.process.pid for producer in self._producers]
 
     def request(self, index: int) -> None:
-        """Have an item read."""
+        """Request the item with this index."""
         self._producers[self._requested % len(self)].request(index)
         self._requested += 1
 
     def receive(self) -> Any:
         """Wait for the item that was requested first of those not yet received.
 
-        Raises what the data set raised, SimulatorError when the item kills its producers, and DataQueueClosed after `close`.
+        Raises the data set's own error, SimulatorError if the item kills its producers, and
+        DataQueueClosed after `close`.
         """
         producer = self._producers[self._received % len(self)]
         deaths = 0
@@ -89,7 +90,7 @@ class Producers:
             return item
 
     def close(self) -> None:
-        """Kill the processes, reads under way included. Nothing of them is left."""
+        """Kill the processes, even during a read. `reap` frees their descriptors."""
         self._closed = True
         for producer in self._producers:
             producer.kill()
@@ -114,7 +115,7 @@ class _Producer:
         return pickle.loads(data)
 
     def restart(self) -> None:
-        """Start another process in its place, and ask that for all that is still to come."""
+        """Start another process in its place, and request all undelivered items from it."""
         self._connection.close()
         end_process(self.process)
         self._start()
@@ -123,7 +124,10 @@ class _Producer:
                 self._connection.send(index)
 
     def kill(self) -> None:
-        """Kill it, which wakes a thread that waits for it. It reads only, so nothing is left half done."""
+        """Kill the process, which wakes a thread that waits for it.
+
+        This is safe, because a producer only reads.
+        """
         with contextlib.suppress(ValueError, AttributeError):  # it is being replaced: closed, or not started yet
             self.process.kill()
 

@@ -1,9 +1,9 @@
 """Seeds: what episodes begin with, each exactly once.
 
 A `SeedPlan` is an order over the items of a data set and a place in it. It lives in the process that hands seeds out; workers are given
-an item and take none. So nothing is shared between processes or has to be drained, the end of the plan is known at once, a lost worker's
-seed is taken again, and the place is a few numbers in a checkpoint. For consumers in other processes see `leyden.rl.data_queue`. This
-module knows no environment.
+an item and take none. So processes share nothing, the end of the plan is known at once, a lost
+worker's seed is taken again, and a checkpoint needs only a few numbers. For consumers in other
+processes see `leyden.rl.data_queue`. This module knows no environment.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class SeedPlan(Generic[T]):
 
 
 class _IteratorSeeds:
-    """The items of an iterator, one by one. The next item is fetched when it is asked for."""
+    """The items of an iterator, one by one. An item is fetched when it is taken."""
 
     def __init__(self, items: Iterator[Any], entropy: int) -> None:
         self._items = items

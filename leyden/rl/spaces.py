@@ -48,7 +48,8 @@ def checker(space: AnySpace) -> Check:
 
 
 class Conformer:
-    """Casts samples to a space and lets them leave its bounds: what is asked of observations that the user did not write.
+    """Cast samples to a space and let them leave its bounds: the check for other people's
+    environments.
 
     `note` describes the first sample that left the bounds of a Box. Shape, NaN, and values that a cast would change (but for the
     precision of floats) are refused as `checker` refuses them.
@@ -66,7 +67,7 @@ class Conformer:
 
 
 def conformer(space: AnySpace) -> Conformer:
-    """Return the lenient check of a space; see `Conformer`."""
+    """Return the lenient check of a space, a `Conformer`."""
     if isinstance(space, spaces.Dict):
         return _DictConformer(cast(AnySpace, space))
     if isinstance(space, spaces.Tuple):
@@ -101,7 +102,10 @@ class _NumberConformer(Conformer):
         return cast_array if type(self.space) is not spaces.Discrete or array.shape else self._dtype.type(cast_array)
 
     def _leave_bounds(self, sample: NDArray[Any]) -> None:
-        """Note it, and check shape and NaN alone from now on. Raises GymSpaceValidationError where more is wrong than bounds."""
+        """Note the sample, and check only shape and NaN from now on.
+
+        Raise GymSpaceValidationError for any other error.
+        """
         space = self.space
         if type(space) is not spaces.Box:
             raise _refuse(space, sample)

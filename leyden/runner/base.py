@@ -79,19 +79,20 @@ class ParallelWorkerBase:
 
 
 class Runner(ParallelWorkerBase, ABC, Generic[T]):
-    """Claims rollouts from a store and runs one agent on them. `T`: the type of the agent's tasks."""
+    """Claim rollouts from a store and run one agent on them. `T`: the type of the agent's tasks."""
 
     concurrency: int = 1
-    """How many rollouts it works on at a time."""
+    """How many rollouts the runner works on at a time."""
     most_at_first: int | None = None
-    """How many rollouts `iter` may have in flight to begin with, one more with each that ends; None: as many as it may at all.
+    """How many rollouts `iter` may have in flight at first. Each that ends adds one. None:
+    `concurrency`.
 
     An execution strategy sets it after one of several rollouts has ended the process that they shared.
     """
 
     debugger: Debugger | None = None
-    """How sync agents are called for someone with a debugger: then there is one rollout at a time, without limits of time, and Ctrl-C and
-    the debugger's "quit" end the run. None: no debugger.
+    """How to call sync agents under a debugger. Rollouts then run one at a time without time
+    limits, and Ctrl-C or the debugger's "quit" ends the run. None: no debugger.
     """
 
     @abstractmethod
@@ -134,7 +135,9 @@ class Runner(ParallelWorkerBase, ABC, Generic[T]):
         recorders: Sequence[AttemptRecorder] = (),
         worker_id: int | None = None,
     ) -> RunContext[Self]:
-        """Return a block, for `with` or `async with`, in which this runner is ready for `step` or `iter`; for scripts and tests.
+        """Return a block, for `with` or `async with`, in which this runner can `step` or `iter`.
+
+        It is made for scripts and tests.
 
         worker_id: 0 by default.
         """
@@ -156,7 +159,7 @@ class Runner(ParallelWorkerBase, ABC, Generic[T]):
 
 
 class RunContext(Generic[R]):
-    """A block that is entered with `with` or with `async with`; both do the same, since nothing in it waits."""
+    """The block of `run_context`, for `with` or `async with`, which do the same."""
 
     def __init__(self, block: AbstractContextManager[R, bool | None]) -> None:
         self._block = block

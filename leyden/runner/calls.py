@@ -176,7 +176,7 @@ async def call_sync(agent: Callable[[], Any], timeout_seconds: float | None, *, 
 # ---- for someone with a debugger -----------------------------------------------------------------------------------------
 
 Debugger = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Calls a sync agent where someone with a debugger expects it."""
+"""A function that calls a sync agent on the thread that a debugger expects."""
 
 
 class QuitDebugging(Exception):
@@ -193,7 +193,10 @@ async def call_here(agent: Callable[[], Any]) -> Any:
 
 
 class LentThread:
-    """A thread that calls what an event loop in another thread wants called there; a Debugger."""
+    """A thread that makes the calls that an event loop in another thread requests.
+
+    Implements Debugger.
+    """
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -216,7 +219,10 @@ class LentThread:
         return await future
 
     def serve(self) -> None:
-        """Call in this thread whatever is wanted, until `end`. Raises KeyboardInterrupt, also out of an agent."""
+        """Run the requested calls in this thread until `end`.
+
+        Raise KeyboardInterrupt, also out of an agent.
+        """
         while (call := self._calls.get()) is not None:
             call()
 
@@ -235,7 +241,10 @@ def _settle(future: asyncio.Future[Any], result: Any, failure: BaseException | N
 
 
 async def call_to_debug(agent: Callable[[], Awaitable[Any]]) -> Any:
-    """Return what the agent returns, without a limit of time. Raise what it raises, as an Exception; QuitDebugging to end the run."""
+    """Call the agent without a time limit and return its result.
+
+    Raise its error as an Exception, or QuitDebugging to end the run.
+    """
     try:
         return await agent()
     except asyncio.CancelledError:

@@ -91,7 +91,9 @@ class InFlight:
 
 
 def attempt_in_flight() -> InFlight | None:
-    """Return the attempt whose agent calls this, in any of its tasks and threads; None outside an agent."""
+    """Return the attempt of the calling agent, in any of its tasks and threads; None outside an
+    agent.
+    """
     return _ATTEMPT.get()
 
 
@@ -138,7 +140,9 @@ class LagWatchdog:
     _by_loop: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LagWatchdog]] = weakref.WeakKeyDictionary()
 
     def __init__(self, *, looks: bool = True) -> None:
-        """looks: False for a loop that someone may hold up with a debugger: then there is no thread."""
+        """looks: whether to watch the loop from a thread; False for a loop that a debugger may
+        stop.
+        """
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._users = 0
         self._in_flight: set[InFlight] = set()
@@ -161,7 +165,9 @@ class LagWatchdog:
     @classmethod
     @contextlib.contextmanager
     def beside_this_loop(cls, *, looks: bool = True) -> Generator[LagWatchdog]:
-        """Yield the running loop's watchdog, which ends with its last user. looks: see `__init__`, for a new one."""
+        """Yield the running loop's watchdog, which ends with its last user. looks: whether a new
+        one watches.
+        """
         loop = asyncio.get_running_loop()
         watchdog = cls._by_loop.get(loop)
         if watchdog is None:

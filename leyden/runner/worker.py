@@ -35,7 +35,7 @@ class WorkerBundle:
 
     @property
     def concurrency(self) -> int | None:
-        """See PortableRunnerBundle."""
+        """Return how many attempts each worker has in flight at most; None if unknown."""
         return getattr(self.runner, "concurrency", None)
 
     async def __call__(

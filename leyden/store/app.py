@@ -107,14 +107,15 @@ class StoreApp:
         traffic: Traffic | None = None,
     ) -> None:
         """
-        token: what a client must send as `Authorization: Bearer`; None: nothing.
-        guard: refuses requests of other sites' pages; None: one for a server that is reached by any name.
+        token: the secret that a client must send as `Authorization: Bearer`; None: no secret.
+        guard: refuses requests of other sites' pages; None: a guard that accepts any host name.
         max_body_bytes: of one request, as sent and unpacked; a larger one is refused with 413.
-        pages: what a GET at these paths shows, without a token: they say nothing of what is in the store.
-        mounts: who answers a POST at these paths.
+        pages: the responses to GET at these paths. They need no token, because they show nothing of
+            the store.
+        mounts: handlers of POST at these paths.
         claims_from: until it is open the queue looks empty; None: it is open.
-        views: who answers a GET at these paths, for those who have the token.
-        traffic: where requests are counted; views are given it.
+        views: handlers of GET at these paths; they need the token.
+        traffic: counts the requests; views get it.
         """
         self._store = store
         self._in_json = store if isinstance(store, InJson) else None

@@ -95,7 +95,11 @@ class LightningStore(ABC):
 
     @abstractmethod
     async def statistics(self) -> StoreStatistics:
-        """Count everything. The cost grows with the rollouts under way and the workers, not with the history or the queue."""
+        """Return the numbers of rollouts, attempts, spans and so on.
+
+        The cost grows with the rollouts under way and the workers, not with the history or the
+        queue.
+        """
 
     @abstractmethod
     async def close(self) -> None:
@@ -141,7 +145,10 @@ class LightningStore(ABC):
         rollout_id: str | None = None,
         pin: str | None = None,
     ) -> Rollout:
-        """Put a new rollout in the queue (`queuing`, no attempt): `enqueue_many_rollouts` with one request, with its contract."""
+        """Put a new rollout in the queue (`queuing`, no attempt).
+
+        The contract is that of `enqueue_many_rollouts` with one request.
+        """
         request = EnqueueRolloutRequest(
             input=input,
             mode=mode,
@@ -263,15 +270,18 @@ class LightningStore(ABC):
         sort_by: str | None = "sequence_id",
         sort_order: SortOrder = "asc",
     ) -> PaginatedResult[Span]:
-        """Spans of a rollout, of one attempt or of all (`attempt_id` None), tokens included; without a `rollout_id`, of every rollout.
+        """Return the spans of a rollout or of one of its attempts, tokens included.
+
+        `attempt_id` None means all attempts; without a `rollout_id`, spans of every rollout.
 
         The latest attempt ("latest") of a rollout that was not claimed yet has no spans.
         `filter_logic` joins the filters from `trace_id` to `kind`. The ids of rollout and attempt, the time range (`start_time` in
         `[started_from, started_before)`, Unix seconds) and the `attributes` always hold. An attribute has a value if both are equal and of
         one kind, strings, booleans or numbers: 1 is 1.0, and neither True nor "1".
-        Across all rollouts, order is by arrival unless `sort_by` says otherwise (sequence ids, which compare within an attempt only,
-        mean arrival too), and an attribute must be one that `index_span_attribute` was told. A search by time, by name (joined by "and")
-        or by attribute then reads no more spans than match in one of them; any other reads them all.
+        Across all rollouts, order is by arrival unless `sort_by` says otherwise (sequence ids
+        compare within an attempt only, so they mean arrival too), and an attribute must be indexed
+        (`index_span_attribute`). A search by time, by name (joined by "and") or by attribute then
+        reads no more spans than match in one of them; any other reads them all.
         Raises UnknownRollout, UnknownAttempt, ConfigError for a bad `sort_by`, `limit` (0 or below -1) or `offset` (negative), for an
         `attempt_id` without `rollout_id`, for a list as an attribute's value and for an attribute without an index across all rollouts.
         """
@@ -301,18 +311,21 @@ class LightningStore(ABC):
         limit: int = 1000,
         timeout_seconds: float = 0.0,
     ) -> SpanPage:
-        """Up to `limit` spans in the order of their arrival, and the cursor `after` with which to ask for what comes behind them.
+        """Return up to `limit` spans in order of arrival, and the cursor `after` of the next page.
 
-        after: a cursor returned before; None for the first span there is; "latest" for none of those that are there now. Left out:
-            what is new to this store object, which remembers the cursor of its last page and begins with the first span there is.
-            All threads and tasks that share the object share that cursor, and each span is returned to one of them. It is kept in
-            memory alone: another object, another client of a server or a restarted process begins at the first span again, so a
-            caller that must go on after a restart keeps `page.after` and gives it.
+        after: a cursor returned before; None to begin at the first span; "latest" to skip all spans
+            that exist now. Left out: the spans that are new to this store object, which remembers
+            the cursor of its last page and begins at the first span. All threads and tasks that
+            share the object share that cursor, and each span is returned to one of them. The cursor
+            is in memory only: another object, another client of a server or a restarted process
+            begins at the first span again. To continue after a restart, keep `page.after` and pass
+            it.
         rollout_ids: only spans of these (unknown ones may come later); with it `after` must be given.
-        Waits, by event, up to `timeout_seconds` for the first span. Every span is returned once for a cursor, whoever adds it, across
-        restarts too; one that retention removed before is left out.
-        Raises ConfigError for a cursor that this store did not make. Safe to retry where `after` is given; without it, a page that
-        was returned is not returned again.
+        Waits, by event, up to `timeout_seconds` for the first span. For a cursor each span is
+        returned once, also across restarts and from any writer. Spans that retention has removed
+        are left out.
+        Raises ConfigError for a cursor that this store did not make. Safe to retry with `after`;
+        without it, a page that was returned is not returned again.
         """
 
     async def watch_spans(
@@ -341,11 +354,14 @@ class LightningStore(ABC):
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Rollout]:
-        """Rollouts that match; each that has an attempt is an `AttemptedRollout` with its latest one. Default order: as enqueued.
+        """Return the rollouts that match, by default in the order in which they were enqueued.
+
+        A rollout with an attempt is an `AttemptedRollout` with its latest one.
 
         `sort_by` is one of rollout_id, start_time, end_time, status, mode, resources_id. Rollouts without a value come last.
-        A page in the default order, by rollout_id, start_time or end_time, of all rollouts or of some statuses, costs what it holds and
-        skips, however many rollouts there are (waiting ones by start_time: what the queue holds). Other filters and orders look at more.
+        In the default order, by rollout_id, start_time or end_time, with no filter but `status_in`,
+        the cost grows with `limit` and `offset`, not with the store. Sorting waiting rollouts by
+        start_time reads the whole queue. Other filters and orders read more rollouts.
         The page's total is exact without a filter and with `status_in` alone; see `PaginatedResult.exact`.
         Raises ConfigError for a bad sort or page.
         """

@@ -61,9 +61,12 @@ _LARGE_BYTES = 64 * 2**10
 _MOST_SPANS = 100_000
 """Of one request, and so of the room and the time that one may take."""
 _MOST_PARTS = 200_000
-"""Of one request: groups of spans, spans, and what else a group holds. Empty ones take two bytes to send."""
+"""The most parts of one request: groups, spans, and other contents of a group.
+
+An empty part takes two bytes to send.
+"""
 _RESOURCE_BYTES = 2**20
-"""Of one resource."""
+"""The most bytes of one resource."""
 _SPAN_BYTES = 16 * 2**20
 """Of one span in protobuf: many times the longest conversation."""
 _NAMED = 3
@@ -185,10 +188,10 @@ def _written(response: ExportTraceServiceResponse, encoding: str) -> bytes:
 
 
 def read_spans(body: bytes, encoding: str) -> ReceivedSpans:
-    """The spans of an `ExportTraceServiceRequest` in `PROTOBUF` or `JSON`.
+    """Return the spans of an `ExportTraceServiceRequest` in `PROTOBUF` or `JSON`.
 
-    Raises ValueError, saying where, for a body that is not one, or that has more than 100,000 spans or 200,000 parts: nothing of it
-    is taken then.
+    Raises ValueError, which says where, for a body that is malformed or has more than 100,000 spans
+    or 200,000 parts. No span is taken then.
     """
     if encoding == JSON and has_too_many_parts(body):
         raise ValueError(f"the body has more than {MAX_JSON_PARTS:,} objects and lists; send fewer spans at a time")

@@ -63,13 +63,13 @@ class LightningStoreServer:
         """
         port: 0 takes a free one.
         socket_path: of a Unix socket to serve on instead of a port; only this user reaches it, and `stop` removes it.
-        token: what clients must show. Without one, only this machine is served.
+        token: the secret that clients must send. Without one, only this machine is served.
         insecure: serve other machines without a token.
         max_body_bytes: of one request; a larger one is refused with 413.
-        retention: what the store keeps; None: everything.
+        retention: the rule by which the store drops finished rollouts; None: it keeps all.
         claims_from: until it is open the queue looks empty to clients; None: it is open.
-        views: what a GET at these paths shows beside the store, for those who have the token (`monitor.prometheus.metrics` is one).
-        connection_limits: how long a client may take; None: see `ConnectionLimits`.
+        views: further handlers of GET, such as `monitor.prometheus.metrics`; they need the token.
+        connection_limits: how long a client may take; None: the defaults of `ConnectionLimits`.
         Raises ConfigError for an address that other machines reach, without token or `insecure`, and for an empty token.
         """
         if socket_path is not None and (host, port) != ("127.0.0.1", 0):

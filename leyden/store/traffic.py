@@ -34,7 +34,7 @@ class Traffic:
     """Requests by method and status, and the durations of those that did not wait by themselves for something to happen."""
 
     def __init__(self, connections: Callable[[], int] = lambda: 0) -> None:
-        """connections: how many are open at the moment."""
+        """connections: returns the number of open connections."""
         self.connections = connections
         self.requests: dict[tuple[str, int], int] = {}
         self.durations: dict[str, Durations] = {}

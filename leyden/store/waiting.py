@@ -28,7 +28,7 @@ class WaitingStore(LightningStore):
         self._signals = signals
         self._reading = threading.Lock()
         self._read_up_to: str | None = None
-        """The cursor of callers who give none."""
+        """The cursor for callers that pass none."""
 
     @abstractmethod
     async def _claim(self, limit: int, worker_id: str | None, claim_id: str | None) -> Sequence[AttemptedRollout]:

@@ -92,7 +92,10 @@ class Route:
     repeatable: bool = True
     """Whether a client may send it again without knowing what became of it the first time; see the protocol."""
     left_out: tuple[tuple[str, Any], ...] = ()
-    """What a request means that leaves these parameters out, where the protocol's default is about the caller's own store object."""
+    """Values of parameters that a request leaves out.
+
+    The protocol's defaults would concern the caller's own store object.
+    """
     cached: bool = False
     """Whether the answer has an ETag, so that a client need not load it twice."""
     echoes: bool = False
@@ -475,7 +478,10 @@ def _load(adapter: TypeAdapter[Any], body: bytes) -> Any:
 
 
 MOST_ITEMS = 20_000
-"""Of one request in bulk, which is one transaction that others wait behind: about half a second."""
+"""The most items of one bulk request.
+
+It is one transaction, which delays other writes by about half a second.
+"""
 _SHORT: TypeAdapter[list[tuple[int, int]]] = TypeAdapter(list[tuple[int, int]])
 """Of each span that was added: its place among those that were sent, its sequence id."""
 

@@ -33,7 +33,7 @@ Json = dict[str, Any]
 _WORDS = ("lightning", "jar", "Größe", "left", "42", "higher", "雷", "no", "perhaps", "🌩", "yes", "run")
 _KEPT = 100_000
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)
-"""What reading a request raises that is not as its API has it."""
+"""Errors that reading a malformed request raises."""
 _IDS = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "messages": "msg_", "responses": "resp_"}
 
 
@@ -58,11 +58,12 @@ class FakeUpstream:
         policy_version: int | None = None,
         fault: Callable[[Json], Misbehaviour | None] | None = None,
     ) -> None:
-        """reply: what to answer a request with, given its body; without one, words that follow from prompt and seed.
+        """reply: returns the response to a request's body; without it, text derived from prompt and
+        seed.
 
         delay_seconds: how long each answer takes.
         policy_version: claimed for every token, if given.
-        fault: what goes wrong with a request, given its body, if `misbehave` has nothing for it.
+        fault: returns the fault for a request's body, if `misbehave` has none for it.
         """
         self.model = model
         self.calls: deque[ServedCall] = deque(maxlen=_KEPT)

@@ -43,11 +43,14 @@ class Tracer(ABC):
         self.prepare()
 
     def init_worker(self, worker_id: int, store: LightningStore) -> None:
-        """Bind the worker's store, to which the traces of attempts go that name no other. Called in each worker, before it works."""
+        """Bind the worker's store, the default for traces of attempts.
+
+        Each worker calls this before it works.
+        """
         self._worker_stores = {**self._worker_stores, worker_id: store}
 
     def teardown_worker(self, worker_id: int) -> None:
-        """Let the worker's store go. Called in each worker, after it has worked."""
+        """Release the worker's store. Each worker calls this after its work."""
         self._worker_stores = {key: store for key, store in self._worker_stores.items() if key != worker_id}
 
     def teardown(self) -> None:
@@ -61,7 +64,8 @@ class Tracer(ABC):
         rollout_id: str | None = None,
         attempt_id: str | None = None,
     ) -> TraceContext:
-        """A trace around a block: `async with tracer.trace_context(...) as trace:`, or `with` where nothing can be awaited.
+        """Return a trace around a block: `async with tracer.trace_context(...) as trace:`, or
+        `with` in sync code.
 
         With `rollout_id` and `attempt_id` the spans are recorded for that attempt in `store`, by default the store that `init_worker`
         was given. Leaving the block raises if they could not be recorded. Without ids, or without any store, the spans stay in

@@ -33,7 +33,10 @@ logger = logging.getLogger(__name__)
 _FLUSH_SECONDS = 0.2
 _FLUSH_SPANS = 64
 _MOST_SPANS = 5000
-"""Of one request; after a time without the store, more may be waiting than a server takes at once."""
+"""The most spans of one request.
+
+After an outage of the store, more may wait than a server accepts at once.
+"""
 _RETRY_SECONDS = 1.0
 _LATE_TRIES = 60
 _EXIT_SECONDS = 2.0

@@ -1,7 +1,8 @@
 """The front door: put an agent, an algorithm and data together and run them.
 
-Lives here: `Trainer`, the resolution of component specs, the registry of short names, and run directories. It knows every part by its
-protocol and no part's inside. A new component needs one line in `registry.py`, or a call of `register_component`.
+Lives here: `Trainer`, the resolution of component specs, the registry of short names, and run
+directories. It knows every part by its protocol only. A new component needs one line in
+`registry.py`, or a call of `register_component`.
 """
 
 from leyden.trainer.init_utils import build_component, instantiate_component, instantiate_from_spec, load_class

@@ -19,8 +19,9 @@ T = TypeVar("T")
 def run_for_debugging(work: Coroutine[Any, Any, T], lent: LentThread | None) -> T:
     """Return the coroutine's result, with all agent code on the calling thread.
 
-    lent: where a loop runs in this thread already (a notebook), the Debugger of the runners: the coroutine runs in another thread, and
-        the calling thread calls the sync agents meanwhile. None: the loop of the agents runs in this thread.
+    lent: the runners' Debugger if a loop runs in this thread already (a notebook). The coroutine
+        then runs in another thread, and the calling thread calls the sync agents. None: the agents'
+        loop runs in this thread.
     """
     try:
         if lent is None:

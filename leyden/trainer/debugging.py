@@ -1,4 +1,4 @@
-"""A run for someone with a debugger: agent code on the thread that called, one rollout at a time, without limits of time."""
+"""Run under a debugger: agent code on the calling thread, one rollout at a time, no time limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leyden.runner.calls import LentThread, call_here
 
 
 class _Parts(Protocol):
-    """The parts of a trainer that a run for a debugger takes the place of."""
+    """The parts of a trainer that a run under a debugger replaces."""
 
     strategy: ExecutionStrategy
     runner: Runner[Any]
@@ -22,9 +22,10 @@ class _Parts(Protocol):
 
 @contextlib.contextmanager
 def for_debugging(parts: _Parts) -> Generator[LentThread | None]:
-    """Give the trainer a strategy and a runner for a debugger, while the block runs.
+    """Replace the trainer's strategy and runner by those for a debugger, while the block runs.
 
-    Yields the thread that sync agents are called on, if that is not the one of the run's loop: a loop runs on it already.
+    Yields the thread that calls sync agents, if the run's loop has another thread because a loop
+    runs here already.
     """
     lent = LentThread() if _a_loop_runs_here() else None
     before = parts.strategy, parts.runner

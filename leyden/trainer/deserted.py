@@ -1,6 +1,7 @@
-"""What becomes of an algorithm whose runners have all ended by themselves, because each had done its `max_rollouts`.
+"""End an algorithm whose runners have all ended because each had done its `max_rollouts`.
 
-It goes on as long as it needs no runner. When a rollout is left that nobody will run, it would wait for ever, so its work is cancelled.
+The algorithm goes on as long as it needs no runner. If a rollout is left that no runner will run,
+it would wait for ever, so its work is cancelled.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from leyden.store.base import LightningStore
 from leyden.types.rollout import ROLLOUT_FINISHED
 
 _LOOK_SECONDS = 1.0
-"""How often an algorithm that goes on alone is looked after: rarely, and only until it ends."""
+"""Seconds between two checks of an algorithm that goes on without runners."""
 
 
 async def until_done_or_deserted(work: asyncio.Task[None], event: StopSignal, store: LightningStore) -> int:

@@ -1,7 +1,7 @@
 """Turn specs into instances, at the edge. A spec is an instance, a class, a factory, an import path, a registered name or a dict.
 
-Inside Leyden only instances exist. Every refusal says what was given and what is possible. To make a name known, call
-`register_component` (registry.py).
+Inside Leyden only instances exist. Every error names the given spec and the possible ones. To make
+a name known, call `register_component` (registry.py).
 """
 
 from __future__ import annotations
@@ -109,7 +109,10 @@ def instantiate_from_spec(
     dict_default_cls: Callable[..., Any] | None = None,
     registry: Registry | None = None,
 ) -> Any:
-    """Return what a name, an import path or a dict means, of any type. The parameters are those of `build_component`."""
+    """Return the object of any type that a name, an import path or a dict means.
+
+    Parameters as in `build_component`.
+    """
     target: Any = spec
     arguments: dict[str, Any] = {}
     if not isinstance(spec, str):

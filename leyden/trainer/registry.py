@@ -78,7 +78,7 @@ def register_component(kind: str, name: str, component: Component) -> None:
 
 
 def registered_components(kind: str) -> dict[str, Component]:
-    """Return what the short names of a kind of component stand for. Raises ConfigError for an unknown kind."""
+    """Return the components of a kind by short name. Raise ConfigError for an unknown kind."""
     return dict(_registry(kind))
 
 

@@ -34,7 +34,7 @@ def check_restarts(most: int, algorithm: Algorithm | None, *, keeps_checkpoints:
 
 
 def _why_not(algorithm: Algorithm | None) -> str:
-    """Say why this algorithm cannot be started again, and what would make it possible."""
+    """Return why this algorithm cannot be started again, and what would make it possible."""
     if algorithm is None:
         return "there is no algorithm; give one"
     name = type(algorithm).__name__

@@ -81,7 +81,7 @@ class Trainer:
     initial_resources: what agents are given until the algorithm knows better.
     tracer, adapter, runner, strategy: OtelTracer, TraceToTriplet, LitAgentRunner and `shm` by default.
     port: where the store is served to runners in other processes (the strategy's `server_port`); with it, `cs` is the default strategy.
-    daemon: the strategy's option of that name.
+    daemon: the strategy's option `daemon`.
     store: by default a SQLite file in the run directory (`fit`), or memory (`dev`); or the URL of any (see `open_store`).
     llm_proxy: the gateway; one is made when the algorithm needs it.
     hooks: called at four points of every attempt.
@@ -92,7 +92,8 @@ class Trainer:
         takes `run`. When no restart is left the error of the last failure is raised; earlier ones are in the log.
     run_dir: where the run is kept; by default a new directory under `.leyden/`.
     retention: what the store keeps of finished rollouts, and always what a resume would read again; by default everything.
-    monitor: True watches the workers and the store, and writes alerts to the log; a Monitor does as it was told.
+    monitor: True watches the workers and the store, and writes alerts to the log; a Monitor uses
+        its own options.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class Trainer:
         require_used(self.runner, **options, tracer=None if tracer is None else self.tracer)
         self._store_spec = store
         self._run_store: LightningStore | None = None
-        """Of the run under way, or opened after it to be read."""
+        """The store of the run under way, or of the last run, opened for reading."""
         self._last_file: str | None = None
         self.llm_proxy = _optional(llm_proxy, LLMProxy, "llm_proxy")
         self.hooks = checked_hooks(hooks)
@@ -168,12 +169,12 @@ class Trainer:
 
     @property
     def max_rollouts(self) -> int | None:
-        """After how many rollouts each runner ends; None if there is no limit."""
+        """Return after how many rollouts each runner ends; None without a limit."""
         return getattr(self.runner, "max_rollouts", None)
 
     @property
     def store(self) -> LightningStore | None:
-        """The store of the run under way, for hooks, agents, algorithms and other threads.
+        """Return the store of the run under way, for hooks, agents, algorithms and other threads.
 
         Outside a run: the store that the trainer was given as an instance. Otherwise the store of the last run: one in memory as
         it is, one in a file opened read-only (the next run or another process may own it). None before the first run, and for a
@@ -226,10 +227,12 @@ class Trainer:
     def dev(
         self, agent: LitAgent[Any], train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> RunSummary:
-        """Run the agent on the data without training it, in memory: a quick look whether everything fits together.
+        """Run the agent on the data without training it, in memory: a quick check that everything
+        fits together.
 
-        Made for debuggers: the agent runs on the thread that called this, in this process, whatever the strategy; one rollout at a
-        time, without limits of time. What an agent raises is logged with its traceback. Ctrl-C, and the debugger's "quit", end the run.
+        Made for debuggers: the agent runs on the calling thread, in this process, with any
+        strategy; one rollout at a time, without time limits. An agent's error is logged with its
+        traceback. Ctrl-C, and the debugger's "quit", end the run.
         Under a running event loop (a notebook), async agents run in another thread.
         The algorithm must be a FastAlgorithm; `Baseline()` when there is none. Raises TypeError for another one.
         """
@@ -344,7 +347,7 @@ class Trainer:
             if run.resume:
                 await store.release_claims(worker_ids=self._claimants(run, store))
             sweeper = Sweeper(store, retention=self.retention)
-            if self.runner.debugger is None:  # nobody's time is over while someone stands at a breakpoint
+            if self.runner.debugger is None:  # no time limit holds at a breakpoint
                 await stack.enter_async_context(sweeper)
             if self.monitor is not None and self.strategy.runs_algorithm:
                 await stack.enter_async_context(self.monitor.watch(store))
@@ -604,7 +607,10 @@ def _required(
 
 
 def _client_server() -> type[ExecutionStrategy]:
-    """Return the strategy that a port is for; its module brings a server, which other runs do without."""
+    """Return the client-server strategy.
+
+    Importing its module here spares other runs the server's imports.
+    """
     from leyden.execution.client_server import ClientServerExecutionStrategy
 
     return ClientServerExecutionStrategy

@@ -109,7 +109,7 @@ class PromptTemplate(Resource):
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """The placeholders' names, each once, in order of appearance.
+        """Return the placeholders' names, each once, in order of appearance.
 
         Raises ConfigError for a placeholder that is no plain name, for a brace without its partner, and
         for an engine other than `f-string`.
@@ -119,7 +119,8 @@ class PromptTemplate(Resource):
     def format(self, **values: Any) -> str:
         """Return the template with `str(value)` in the place of each placeholder.
 
-        Raises ConfigError for a placeholder without a value, and for what `placeholders` refuses.
+        Raises ConfigError for a placeholder without a value, and for a template that `placeholders`
+        refuses.
         """
         parts = self._parts()
         if missing := next((name for _, name in parts if name is not None and name not in values), None):
@@ -127,7 +128,7 @@ class PromptTemplate(Resource):
         return "".join(literal if name is None else f"{literal}{values[name]!s}" for literal, name in parts)
 
     def _parts(self) -> list[tuple[str, str | None]]:
-        """The template as pairs of literal text and the name of the placeholder behind it."""
+        """Return the template as pairs of literal text and the placeholder's name behind it."""
         if self.engine != "f-string":
             raise ConfigError(f"a {self.engine!r} template is rendered by its own library; only 'f-string' is built in")
         try:

@@ -1,7 +1,8 @@
 """Serve an ASGI application on a listening socket, with uvicorn's HTTP protocol and without its effects on the process.
 
 `uvicorn.Server` sets the levels and handlers of the process's loggers, installs signal handlers and wakes ten times a
-second to see whether to stop. That is right for a program, and wrong for one part of somebody's program.
+second to see whether to stop. That is right for a program, but wrong for a library in another
+program.
 
 uvicorn waits for its clients without limit. `ConnectionLimits` says how long a client of ours may take. One timer for each server
 looks at all its connections, so that a request costs nothing more. This module knows no routes.
@@ -46,7 +47,7 @@ _HEADER_FIELDS = 1000
 _PIPELINED = 100
 """The most requests that wait for their turn on one connection. Each takes 2 kB and only 20 bytes to send."""
 _LOOKS = 8
-"""How often the connections are looked at within the shortest limit."""
+"""How often the connections are checked within the shortest limit."""
 _SPARE_DESCRIPTORS = 64
 """File descriptors that clients leave to the rest of the process, or an eighth of its limit if that is less."""
 _COMPLAINT_SECONDS = 60.0
@@ -54,10 +55,12 @@ _COMPLAINT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How long a client may take. The server closes a connection that takes longer, and says so in the log."""
+    """Limits on the time a client may take. The server closes slower connections and logs how many."""
 
     head_seconds: float = 30.0
-    """For the whole head of a request: from the opening of a connection, later from the first byte."""
+    """Time for the whole head of a request, from the opening of a connection, later from the first
+    byte.
+    """
     stall_seconds: float = 60.0
     """In each such period a body must bring `stall_bytes` or its end, and a waiting answer must be fetched as fast. The time in which
     the server does not read, or has nothing to send, does not count."""
@@ -106,7 +109,7 @@ class AsgiServer:
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """Return how many connections are open."""
         return len(self._state.connections)
 
     async def stop(self, *, grace_seconds: float, give_up: Callable[[], object]) -> None:
@@ -145,7 +148,7 @@ class AsgiServer:
 
 
 class _Awaited(Enum):
-    """What the server waits for on a connection whose client has the next move."""
+    """The next action that the server expects from a client."""
 
     HEAD = "did not send the whole head of a request"
     BODY = "did not send the body of a request"
@@ -156,16 +159,18 @@ _Untyped: Any = object  # the mixin's `super()` is one of uvicorn's protocols, w
 
 
 class _Limited(_Untyped):
-    """A protocol of uvicorn's that says what it waits for, so that `_Watch` can judge for how long."""
+    """A protocol of uvicorn's that reports the action it waits for, so that `_Watch` can time it."""
 
     watch: _Watch
     _body_bytes = 0
-    """Received on this connection so far."""
+    """Bytes received on this connection so far."""
     _pauses = 0
     """How often the client did not read fast enough."""
     _opened_at = 0.0
     _seen: tuple[_Awaited, object] | None = None
-    """What the server waited for when the watch last looked: the kind, and which request or pause."""
+    """The action awaited at the watch's last check: its kind, and which request or pause it
+    concerns.
+    """
     _seen_since = 0.0
     _seen_progress = 0
 
@@ -179,7 +184,7 @@ class _Limited(_Untyped):
         super().pause_writing()  # pyright: ignore[reportUnknownMemberType] -- see _Untyped
 
     def overdue(self, now: float, limits: ConnectionLimits) -> _Awaited | None:
-        """What the client should have done by now; None if nothing is late."""
+        """Return the action that the client is late with; None if it is in time."""
         found = self._awaited()
         if found is None:
             self._seen = None
@@ -197,7 +202,9 @@ class _Limited(_Untyped):
         return kind
 
     def _awaited(self) -> tuple[_Awaited, object, int] | None:
-        """What the client has to do next, for which request, and how far it is; None while it is the server's turn."""
+        """Return the client's next action, its request and its progress; None if the server acts
+        next.
+        """
         transport, flow, cycle = self.transport, self.flow, self.cycle
         if transport.is_closing() or flow.write_paused:
             return _Awaited.FETCH, self._pauses, -transport.get_write_buffer_size()
@@ -215,11 +222,11 @@ class _Limited(_Untyped):
 
     @property
     def idle_order(self) -> tuple[bool, float]:
-        """Which idle connection is closed first: one that never had a request, and of these the oldest."""
+        """Return the order of closing: connections without a request first, then the oldest."""
         return self.cycle is not None, self._opened_at
 
     def end(self, late: _Awaited) -> None:
-        """Close the connection. A client whose request is half sent is told why."""
+        """Close the connection. A client whose request is half sent gets the reason."""
         if late is _Awaited.FETCH:
             self.transport.abort()
             return
@@ -287,7 +294,7 @@ class _TooManyRequests(Exception):
 
 
 class _Watch:
-    """Closes the connections of one server whose clients take too long, and counts them in the log."""
+    """Close connections of one server whose clients take too long, and count them in the log."""
 
     def __init__(self, state: ServerState, limits: ConnectionLimits) -> None:
         self._state = state
@@ -295,25 +302,30 @@ class _Watch:
         self._interval = min(limits.head_seconds, limits.stall_seconds) / _LOOKS
         self._timer: asyncio.TimerHandle | None = None
         self._clock = 0.0
-        """Seconds in which this server could have read what clients sent; when the process stands still, so does it."""
+        """Seconds in which this server could have read from clients.
+
+        It stops while the process stands still.
+        """
         self._looked_at = 0.0
         self._complaints: dict[str, tuple[int, str]] = {}
-        """Which, how often, and of which client the last one was."""
+        """Each complaint, how often it occurred, and the last client that caused it."""
         self._complained_at = float("-inf")
 
     def start(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
-        """Look at the connections from now on, until `stop`."""
+        """Watch the connections until `stop`."""
         self._looked_at = loop.time()
         self._timer = loop.call_later(self._interval, self._look, loop, listener)
 
     def stop(self) -> None:
-        """End the timer, and log what is not yet said."""
+        """End the timer, and log the counts not yet reported."""
         if self._timer is not None:
             self._timer.cancel()
             self._complain()
 
     def make_room(self, newcomer: Any) -> None:
-        """Close idle connections when file descriptors run short, or else the new one: the process needs some for itself."""
+        """Close idle connections, or else the new one, when the process runs short of file
+        descriptors.
+        """
         opened, most = newcomer.transport.get_extra_info("socket"), _most_descriptors()
         spare = min(_SPARE_DESCRIPTORS, most // 8)
         if opened is None or opened.fileno() < most - spare:
@@ -419,10 +431,11 @@ class AsgiThread:
     ) -> None:
         """
         name: of the thread.
-        limits, http: see AsgiServer.
+        limits, http: as of AsgiServer.
         grace_seconds: how long answers under way may take when it stops; a second later their connections are broken.
-        stopping: called in the thread's loop before that, to end at once what only waits.
-        beside: what is entered in that loop before the first request, and left after the last.
+        stopping: called in the thread's loop before that, to end requests that only wait.
+        beside: a context that is entered in that loop before the first request and left after the
+            last.
         """
         self._app = app
         self._name = name
@@ -445,7 +458,7 @@ class AsgiThread:
 
     @property
     def connections(self) -> int:
-        """How many connections are open. From any thread."""
+        """Return how many connections are open. Safe from any thread."""
         return 0 if self._server is None else self._server.connections
 
     def stop(self) -> None:

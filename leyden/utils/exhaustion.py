@@ -1,6 +1,7 @@
-"""Say by name which resource of the machine has run out when something fails for want of it.
+"""Name the resource of the machine whose exhaustion made an operation fail.
 
-It knows exceptions, and neither agents nor stores. To know another resource, add it to `_RESOURCES`.
+This module knows exceptions, but neither agents nor stores. To cover another resource, add it to
+`_RESOURCES`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from dataclasses import dataclass
 __all__ = ["exhausted_resource", "warn_if_exhausted"]
 
 _PAUSE_SECONDS = 60.0
-"""Between two warnings of one resource: when one runs out, hundreds of attempts fail at once."""
+"""Seconds between two warnings of one resource, because hundreds of attempts may fail at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Resource:
-    """What can run out, and how that is recognised."""
+    """A resource that can run out, and the errors by which that is recognised."""
 
     name: str
     remedy: str
@@ -33,7 +34,7 @@ class _Resource:
     """Parts of messages, for errors that another process or library has made into text."""
 
     def is_named_by(self, error: BaseException) -> bool:
-        """Whether this very error says that the resource has run out."""
+        """Whether this error itself, without its causes, says that the resource has run out."""
         if isinstance(error, MemoryError) and errno.ENOMEM in self.numbers:
             return True
         if isinstance(error, OSError) and error.errno in self.numbers:
@@ -87,7 +88,7 @@ _warned_at: dict[str, float] = {}
 
 
 def exhausted_resource(error: BaseException) -> str | None:
-    """Return which resource has run out and what to do, if that is why `error` was raised, else None."""
+    """Return the exhausted resource that caused `error`, with a remedy; None for another cause."""
     for cause in _causes(error):
         for resource in _RESOURCES:
             if resource.is_named_by(cause):
@@ -96,7 +97,9 @@ def exhausted_resource(error: BaseException) -> str | None:
 
 
 def warn_if_exhausted(logger: logging.Logger, subject: str, error: BaseException) -> None:
-    """Log a warning if `error` was raised because a resource has run out: at most one a minute for each resource."""
+    """Log a warning if an exhausted resource caused `error`, at most once a minute for each
+    resource.
+    """
     found = exhausted_resource(error)
     if found is None:
         return
@@ -109,7 +112,7 @@ def warn_if_exhausted(logger: logging.Logger, subject: str, error: BaseException
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from or while handling, and the members of groups; each once."""
+    """Return the error, its causes and contexts, and the members of groups, each once."""
     waiting, seen = [error], set[int]()
     while waiting:
         one = waiting.pop()

@@ -1,4 +1,4 @@
-"""What every HTTP server here does before it answers: check who sends the request, and read its body within limits.
+"""Check the sender of an HTTP request, and read its body within limits.
 
 `SiteGuard` refuses what the page of another web site made a browser send; `read_body` refuses what is too large. They raise
 `RequestRefused`, and the application gives the refusal the form that its clients read. This module knows no routes and no sockets.
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from leyden.utils.asgi import Receive
 
 MAX_BODY_BYTES: Final = 64 * 2**20
-"""The most of one request, as sent and unpacked, where the user does not say otherwise."""
+"""The default limit of one request's body, as sent and unpacked."""
 _DRAIN: Final = 8
 """A body that is refused is read, and forgotten, up to so many times the limit, so that the client reads the answer."""
 _GZIP_MEMBERS: Final = 2000
-"""The most gzip files that may stand one behind the other in a body. An empty one takes 20 bytes, and costs as much as 64 KiB."""
+"""The most gzip members of one body. An empty one takes 20 bytes, and costs as much as 64 KiB."""
 _OWN_PAGE: Final = (b"same-origin", b"none")
-"""Values of Sec-Fetch-Site: a page of this server sent the request, or the user did (an address typed, a bookmark)."""
+"""Values of Sec-Fetch-Site for a page of this server, and for the user (a typed address, a
+bookmark).
+"""
 
 
 MAX_JSON_PARTS: Final = 500_000
@@ -35,7 +37,7 @@ _JSON_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 class RequestRefused(Exception):
-    """A request that the server does not take."""
+    """The server refuses a request."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         """status: the HTTP status of the answer. code: a word for programs. message: what is wrong and what the client can do."""
@@ -59,14 +61,16 @@ class SiteGuard:
 
     def __init__(self, *, local_only: bool, also: Iterable[str] = ()) -> None:
         """
-        local_only: refuse every `Host` that is not a name of this machine, because another site can let its own name stand for
-        127.0.0.1 (DNS rebinding). Servers without a token need this.
+        local_only: refuse every `Host` that is not a name of this machine, because another site can
+            point its own name to 127.0.0.1 (DNS rebinding). Servers without a token need this.
         also: further host names that a server with `local_only` is called by.
         """
         self._names = frozenset(name.lower() for name in also) if local_only else None
 
     def check(self, scope: Mapping[str, Any]) -> None:
-        """Raise RequestRefused: 403 for a request of another site's page, 400 for a request with two `Host` headers."""
+        """Raise RequestRefused: 403 for a request of another site's page, 400 for two `Host`
+        headers.
+        """
         host = origin = fetched_by = None
         for name, value in scope["headers"]:
             if name == b"host":
@@ -83,7 +87,7 @@ class SiteGuard:
                 raise RequestRefused(
                     403,
                     "foreign_request",
-                    f"the host {called!r} is not this machine: a server without a token answers as 127.0.0.1 or localhost only; "
+                    f"the host {called!r} is not this machine: a server without a token serves the names 127.0.0.1 and localhost only; "
                     "use one of these names, or start the server with a token",
                 )
         if fetched_by is not None:
@@ -101,7 +105,10 @@ class SiteGuard:
 
 
 def _follows_a_link(scope: Mapping[str, Any]) -> bool:
-    """Whether the browser opens a page of this server for its user, who clicked a link elsewhere. The other page sees nothing of it."""
+    """Whether the browser opens a page of this server by a link elsewhere.
+
+    The other page cannot read it.
+    """
     headers = dict(scope["headers"])
     opens = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
     return opens and scope["method"] == "GET"
@@ -114,7 +121,9 @@ def _same_place(origin: bytes, host: bytes | None) -> bool:
 
 @lru_cache(maxsize=64)
 def _called(host: bytes) -> tuple[str, bool]:
-    """The name in a `Host` header, in lower case and without its port, and whether it always means this machine."""
+    """Return the name in a `Host` header, in lower case without its port, and whether it always
+    means this machine.
+    """
     text = host.decode("latin-1")
     try:
         name = urlsplit(f"//{text}").hostname or ""
@@ -126,16 +135,17 @@ def _called(host: bytes) -> tuple[str, bool]:
 async def read_body(
     headers: Mapping[bytes, bytes], receive: Receive, *, max_bytes: int, option: str | None = None, unpack: bool = True
 ) -> bytes:
-    """Return the body of a request, and never hold more of it than the limit.
+    """Return the body of a request, holding at most the limit in memory.
 
-    max_bytes: of the body, as sent and unpacked. option: how the user of this server raises that limit, if there is a way.
+    max_bytes: of the body, as sent and unpacked. option: the option that raises this limit, for the
+        message.
     unpack: read gzip; without it a body is returned as it came.
     Raises RequestRefused (413 for a body that is too large, 400 and 415 for one that cannot be unpacked) and ClientGone.
     """
     encoding = headers.get(b"content-encoding", b"identity").lower() if unpack else b"identity"
     if encoding not in (b"identity", b"gzip"):
         raise RequestRefused(
-            415, "unknown_encoding", f"content-encoding {encoding.decode('latin-1')!r} is not read here; possible: gzip"
+            415, "unknown_encoding", f"content-encoding {encoding.decode('latin-1')!r} is not supported; use gzip"
         )
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > max_bytes:
@@ -205,7 +215,7 @@ def _too_large(max_bytes: int, option: str | None) -> RequestRefused:
     return RequestRefused(
         413,
         "body_too_large",
-        f"the body is larger than the {max_bytes:,} bytes that this server takes at once; send less at a time{larger}",
+        f"the body is larger than the {max_bytes:,} bytes that this server accepts in one request; send less at a time{larger}",
     )
 
 

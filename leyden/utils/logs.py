@@ -1,8 +1,9 @@
 """Leyden's log lines, shown to a person.
 
-Levels: WARNING is what needs attention, INFO what a run came to, DEBUG each event of each rollout: enqueued, claimed, attempt begun, spans
-and model calls, attempt ended and why, resources, stages of the loop, what adapters made. Each of these lines begins with the id that it
-is about, so `grep <rollout id>` follows one rollout. Tasks and messages are shown as a `Preview`.
+Levels: WARNING for problems that need attention, INFO for the outcome of a run, DEBUG for each
+event of each rollout: enqueued, claimed, attempt begun, spans and model calls, attempt ended and
+why, resources, stages of the loop, triplets made. Each DEBUG line begins with its subject's id, so
+`grep <rollout id>` follows one rollout. Tasks and messages are shown as a `Preview`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _short.maxlevel = 4
 
 
 class Preview:
-    """A value as at most 200 characters of one line, with the passwords of addresses hidden. Made when a line is written, not before."""
+    """A value as at most 200 characters of one line, with passwords of addresses hidden.
+
+    The text is made only when a line is written.
+    """
 
     __slots__ = ("_value",)
 

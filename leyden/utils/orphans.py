@@ -1,8 +1,9 @@
 """Processes that left their group and lost their parent, known by a mark that they inherit.
 
-There are two marks. A variable in the environment survives everything but a program that is started with another environment, and a fork
-that runs no program. On Linux an unusual resource limit survives these too: the limit on the CPU time of real-time threads
-(`RLIMIT_RTTIME`), which is far beyond any time here and limits nothing. This module knows neither runners nor programs.
+There are two marks. An environment variable is lost by a program that is started with another
+environment, and by a fork that runs no program. On Linux these keep the second mark, an unusual
+resource limit on the CPU time of real-time threads (`RLIMIT_RTTIME`), which is too high to limit
+anything. This module knows neither runners nor programs.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ _ROUNDS = 10
 """Of killing, since what is killed may have forked meanwhile."""
 _LIMIT: int | None = getattr(psutil, "RLIMIT_RTTIME", None)
 _OURS = 1 << 62
-"""Of the limit, in microseconds: more than a hundred thousand years."""
+"""The part of the limit that marks our processes, in microseconds: more than a hundred thousand
+years.
+"""
 _WORKER_BITS = 20
 
 
 def carry_mark(mark: str | None) -> None:
-    """Mark this process, and with it all that comes from it, by the resource limit; None takes the mark away."""
+    """Mark this process and its future children by the resource limit; None removes the mark."""
     if _LIMIT is None:
         return
     _, most = resource.getrlimit(_LIMIT)
-    with contextlib.suppress(ValueError, OSError):  # somebody has set the limit lower: then the variable alone tells
+    with contextlib.suppress(ValueError, OSError):  # a lower hard limit: only the variable marks
         resource.setrlimit(_LIMIT, (resource.RLIM_INFINITY if mark is None else _limit_of(mark), most))
 
 
@@ -74,7 +77,9 @@ def _has_limit(process: psutil.Process, mark: str, all_below: bool) -> bool:
 
 
 def _limit_of(mark: str) -> int:
-    """The number that stands for a mark: the run in its upper bits, the worker in its lower ones."""
+    """Return the limit that encodes a mark: the run in its upper bits, the worker in its lower
+    ones.
+    """
     run, _, worker = mark.partition(".")
     number = int.from_bytes(hashlib.sha256(run.encode()).digest()[:5])
     return _OURS | number << _WORKER_BITS | (int(worker or 0) + 1) % (1 << _WORKER_BITS)

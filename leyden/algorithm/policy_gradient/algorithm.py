@@ -71,7 +71,7 @@ class PolicyGradient(IterativeAlgorithm):
     backend: the policy.
     n_steps: steps in all.
     tasks_per_step, rollouts_per_task: a step samples their product; the rollouts of one task are a group.
-    minibatch_size: rollouts in each optimizer step, about; None: all of the step's.
+    minibatch_size: rollouts in each optimizer step, about; None: all rollouts of the step.
     epochs: passes over the step's rollouts.
     scale_advantages: divide by the group's standard deviation.
     warmup_steps: steps over which the learning rate rises from a fraction to its full value.
@@ -79,8 +79,9 @@ class PolicyGradient(IterativeAlgorithm):
     timeout_seconds, max_attempts: of each rollout.
     val_every_n_steps: run the validation set after every so many steps, and after the last.
     resource_name: the name under which agents find the policy.
-    agent_match: a regular expression; only the calls of agents in whose names it finds something are trained (`TracerTraceToTriplet`
-        says whose a call is). The others' words are context, and need no tokens. None: all calls.
+    agent_match: a regular expression; only calls of agents whose names it matches are trained
+        (`TracerTraceToTriplet` finds a call's agent). Other agents' messages are context, and need
+        no tokens. None: all calls.
     seed: of tasks and minibatches.
     """
 
@@ -240,9 +241,10 @@ class PolicyGradient(IterativeAlgorithm):
         return collected
 
     async def _enqueue(self, mode: RolloutMode, iteration: int, inputs: Sequence[Any]) -> Sequence[Rollout]:
-        """The rollouts of one stage; those that an earlier process enqueued are met again, finished or not.
+        """Enqueue the rollouts of one stage, or find them if an earlier process enqueued them.
 
-        A stage in which every rollout had failed is sampled anew, under other ids: what broke it may have been mended since.
+        A stage in which every rollout had failed is sampled anew, under other ids, because the
+        cause may have been fixed since.
         """
         generation = 0
         while True:
@@ -272,9 +274,11 @@ class PolicyGradient(IterativeAlgorithm):
         )
 
     async def _wait(self, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
-        """Return all of them, finished. Raise EngineError if the policy has died, because the calls that lost it wait for that.
+        """Return all rollouts of the stage, finished. Raise EngineError if the policy has died,
+        because its calls wait for the run to end.
 
-        The wait ends by event; its timeout is only the time between two looks at the progress and at the policy.
+        The wait ends by event. Its timeout is the interval at which progress and policy are
+        checked.
         """
         look = asyncio.create_task(self.backend.statistics())
         try:
@@ -368,7 +372,7 @@ class PolicyGradient(IterativeAlgorithm):
 
 
 def _of_agents(triplets: Sequence[Triplet], spans: Sequence[Span], agent_match: re.Pattern[str]) -> list[Triplet]:
-    """Return the triplets of the calls whose nearest agent has a matching name, whichever span of a call the adapter has named."""
+    """Return the triplets of the calls whose nearest agent's name matches."""
     calls = select_calls(spans, TraceTree.from_spans(spans), agent_match=agent_match.pattern, repair_hierarchy=True)
     chosen = {span.span_id for call in calls for span in call.view.spans}
     return [triplet for triplet in triplets if triplet.metadata.get("span_id") in chosen]

@@ -42,7 +42,8 @@ class _Running:
 
 
 class LogWriter:
-    """Takes the rows of one run: [load_state_dict], open, write ..., close; then it may serve another run in the same way.
+    """Write the rows of one run: [load_state_dict], open, write ..., close. Then it may serve
+    another run.
 
     loglevel: take the values that a step logged at this level or above.
     rows: which rows it takes: "stage" (a row for each training and validation stage), "episode" or "step".

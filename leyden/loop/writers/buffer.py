@@ -1,4 +1,6 @@
-"""`LogBuffer`: the metrics of episodes while they are collected, and a callback that hears of each change."""
+"""`LogBuffer`: keep the metrics of episodes while they are collected, and report each change to a
+callback.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ class LogBuffer(LogWriter):
     callback: called as `callback(on_episode, on_collect, log_buffer)`: with (True, False, self)
         after each episode, and with (False, True, self) when a collect is over. `rl.Trainer` keeps
         its `metrics` up to date with one.
-    loglevel: as of every writer; see `LogWriter`.
+    loglevel: take values logged at this level or above.
 
     An episode's metrics are its `reward`, `steps_per_episode`, and one value for each name that was
     logged in it. A metric that some episodes lack is averaged over the episodes that have it (Qlib
@@ -36,7 +38,7 @@ class LogBuffer(LogWriter):
         self._counts: dict[str, int] = {}
 
     def clear(self) -> None:
-        """Forget the episodes too."""
+        """Reset the counters and forget the episodes."""
         super().clear()
         self._forget()
 
@@ -65,7 +67,9 @@ class LogBuffer(LogWriter):
         return {name: total / self._counts[name] for name, total in self._sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, the newest episode's metrics and the means' sums and counts."""
+        """Return the counters, the newest episode's metrics, and the sums and counts behind the
+        means.
+        """
         own = {"latest_metrics": self._latest, "aggregated_metrics": self._sums, "counts": self._counts}
         return {**super().state_dict(), **{name: value and dict(value) for name, value in own.items()}}
 

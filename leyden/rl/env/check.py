@@ -45,10 +45,11 @@ def check_simulator(
     max_steps: int = 1000,
     seed: int = 0,
 ) -> SimulatorReport:
-    """Run one trajectory with actions sampled from the action space and say what is wrong. Raises nothing that the parts raise.
+    """Run one trajectory with sampled actions and report its errors. Errors of the parts are
+    reported, not raised.
 
-    initial_state: an item of the data set; left out where simulators are made with no argument. max_steps: a trajectory that is longer is
-    noted, not refused. seed: of the actions and of `self.env.np_random`.
+    initial_state: an item of the data set; leave it out if simulators take no argument. max_steps:
+        a longer trajectory is noted, not refused. seed: of the actions and of `self.env.np_random`.
     """
     problems: list[str] = []
     notes: list[str] = []

@@ -41,15 +41,16 @@ def vectorize_env(
 ) -> FiniteVectorEnv:
     """Make `concurrency` environments over `seeds`, each of which begins one episode.
 
-    env_factory: makes an EnvWrapper or any gymnasium.Env, and is called once for each environment, in the process where that will live;
-        or a list with one factory for each. An id of Gymnasium's registry does too; its environments begin with `reset(seed=...)` alone.
+    env_factory: makes an EnvWrapper or any gymnasium.Env. It is called once for each environment,
+        in the environment's process. A list has one factory for each. An id of Gymnasium's registry
+        is possible too; its environments begin with `reset(seed=...)` alone.
         For one with options give `partial(gymnasium.make, id, ...)`.
     env_type: `dummy` (one after another, here), `thread`, `subproc` (worker processes), `shmem` (worker processes, for spaces of a fixed
         size only).
     seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None: simulators are made with no argument, for ever,
         and an id's environments begin with 0, 1, 2 and so on.
-    The other options: see the classes. Raises ConfigError for an option that this kind has no use for, and for an id that Gymnasium does
-    not know.
+    The other options are those of the environment classes. Raises ConfigError for an option that
+    this kind does not use, and for an id that Gymnasium does not know.
     """
     if isinstance(env_factory, str) or callable(env_factory):
         env_factory = [env_factory] * concurrency

@@ -89,7 +89,8 @@ class EnvGroup:
             if slot.env.observation_space != first.observation_space or slot.env.action_space != first.action_space:
                 raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
         self.own_seeds = common_seeds([getattr(slot.env, "seed_iterator", None) for slot in self._slots])
-        """The seed iterator that the environments were made with; None: the vectorised environment has the seeds."""
+        """The environments' common seed iterator; None if the vectorised environment has the seeds.
+        """
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -100,7 +101,7 @@ class EnvGroup:
         return int(self._progress[0])
 
     def open(self, layout: Layout, actions: Layout, rows: Rows, progress: Any = None) -> None:
-        """Set where results go from now on.
+        """Set the array for results.
 
         progress: an array of one number, which will be `at_work`; None: a list of the group's own.
         """
@@ -269,7 +270,7 @@ class _GymSlot(_Slot):
         self._check = checker(env.observation_space)
         self._conformer = conformer(env.observation_space)
         self._conforms = False
-        """Whether observations have to be cast, or leave their bounds: the strict check is faster where they need not."""
+        """Whether observations need the lenient check, which is slower than the strict one."""
 
     def begin(self, seed: Seed[Any]) -> Any:
         super().begin(seed)
@@ -314,7 +315,9 @@ class _GymSlot(_Slot):
         return obs, reward, terminated, truncated, info
 
     def _said(self, said: dict[str, Any]) -> dict[str, Any]:
-        """Return the environment's info without the names that are Leyden's; add the numbers of its `log` up."""
+        """Return the environment's info without Leyden's own names, and add up the numbers of its
+        `log`.
+        """
         info = {name: value for name, value in said.items() if name not in _LEYDENS}
         log = info.pop("log", None)
         if isinstance(log, Mapping):

@@ -61,7 +61,7 @@ class _Lost(Exception):
 
 
 class _TimedOut(_Lost):
-    """A worker has not answered in time."""
+    """A worker has not replied in time."""
 
 
 class _Worker:
@@ -128,7 +128,10 @@ class _Worker:
         self.channel = Channel(answers_in, orders_out)
 
     def ready(self, timeout_seconds: float | None, quiet_seconds: float) -> Ready:
-        """Wait until its environments are made; log a warning after each `quiet_seconds`. Raises _Lost if they never are."""
+        """Wait until the environments are made, with a warning each `quiet_seconds`.
+
+        Raise _Lost if the worker fails.
+        """
         began, after = time.monotonic(), quiet_seconds
         end = math.inf if timeout_seconds is None else timeout_seconds
         while True:
@@ -146,12 +149,12 @@ class _Worker:
 
     @property
     def described(self) -> str:
-        """Its environments, in words."""
+        """Describe the environments of the worker, in words."""
         part = self.part
         return f"environment {part.start}" if len(part) == 1 else f"environments {part.start} to {part.stop - 1}"
 
     def answer(self, timeout_seconds: float | None) -> Any:
-        """Return its answer. Raises _Lost if that never comes."""
+        """Return the reply of the worker. Raise _Lost if none comes."""
         assert self.channel is not None
         try:
             answer = self.channel.receive(timeout_seconds)
@@ -203,12 +206,14 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         step_timeout_seconds: float | None = None,
         seed: int | WorkerSeeds | None = None,
     ) -> None:
-        """workers: processes; None: one for each core, at most one for each environment. start_method: None: forkserver where there is one.
+        """workers: processes; None: one for each core, at most one for each environment.
+        start_method: None: forkserver if available.
 
         step_timeout_seconds: how long a worker may take for the making, a reset or a step of all its environments; None: for ever.
         seed: of the global generators (random, NumPy, torch) of the workers, which all differ. None: drawn from this process's generators,
             so a program that seeds these repeats its workers' numbers.
-        A worker that dies while it makes its environments is started anew, unless `on_worker_error` is `raise`.
+        A worker that dies while it makes its environments is restarted, unless `on_worker_error` is
+        `raise`.
         Raises SimulatorError when environments cannot be made, ConfigError when a factory cannot go to another process.
         """
         refuse_in_a_worker()
@@ -283,7 +288,10 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             raise SimulatorError(f"environments of worker {worker.number} could not be opened: {lost.how}") from None
 
     def _first_ready(self, worker: _Worker) -> Ready:
-        """Wait for a worker that was just started; one that dies is started again, unless failures are to be raised."""
+        """Wait for a worker that was just started.
+
+        Restart one that dies, unless failures are raised.
+        """
         for attempt in range(_STARTS):
             try:
                 return worker.ready(self._timeout, self._quiet_seconds)
@@ -404,7 +412,9 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
 
 
 class FiniteShmemVectorEnv(FiniteSubprocVectorEnv):
-    """Environments in worker processes, for spaces of a fixed size only: refuses others, so that a step never costs messages."""
+    """Environments in worker processes with observations in shared memory, so that a step costs no
+    messages. Other spaces are refused.
+    """
 
     _needs_fixed_size = True
 

@@ -18,7 +18,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeeds:
-    """What the seeds of all workers derive from, one number for each library."""
+    """Root of the seeds of all workers: one number for each library."""
 
     random: int
     numpy: int
@@ -28,7 +28,8 @@ class WorkerSeeds:
     def draw(cls) -> WorkerSeeds:
         """Draw each number from this process's generator of that library.
 
-        A program that seeds its generators therefore repeats its workers' numbers too, and one that does not gets others each time.
+        A program that seeds its generators therefore repeats its workers' numbers. Otherwise they
+        differ each time.
         """
         of_numpy = int(np.random.randint(2**63 - 1, dtype=np.int64))
         torch: Any = sys.modules.get("torch")

@@ -59,8 +59,10 @@ class VectorStep(NamedTuple):
     truncated: Mask
     """(N,): a limit ended the episode, or it was lost."""
     infos: Mapping[int, Mapping[str, Any]]
-    """By environment, where there is any: `episode` (EpisodeStats) when one ended, `lost` (EpisodeLost) when one could not be finished,
-    `log` if a writer wants steps, `aux_info` if there is a collector, and whatever a Gymnasium environment's own info has."""
+    """Info by environment, for environments that have any: `episode` (EpisodeStats) when an episode
+    ended, `lost` (EpisodeLost) when one could not be finished, `log` if a writer wants steps,
+    `aux_info` if there is a collector, and the info of a Gymnasium environment.
+    """
 
 
 class FiniteVectorEnv(ABC):
@@ -76,7 +78,8 @@ class FiniteVectorEnv(ABC):
         max_retries: int = 3,
         quiet_seconds: float = 60.0,
     ) -> None:
-        """on_worker_error: what becomes of an episode whose simulator fails or hangs, or whose worker dies.
+        """on_worker_error: how to treat an episode whose simulator fails or hangs, or whose worker
+        dies.
             `raise`: raise SimulatorError and give the seed back.
             `skip`: leave the seed out. SimulatorError if no episode ends any more: as many are skipped in a row as one pass has seeds, at
             most 1,000, at least `max_retries` + 1.
@@ -140,7 +143,7 @@ class FiniteVectorEnv(ABC):
         """Leave nothing behind."""
 
     def _busy(self) -> int | None:
-        """The number of the environment that is at work now, as another thread sees it; None where that is not known."""
+        """Return the number of the environment at work, for another thread; None if unknown."""
         return None
 
     def _open(self, observation_space: AnySpace, action_space: AnySpace, rows: Rows | None = None) -> None:
@@ -343,7 +346,7 @@ class FiniteVectorEnv(ABC):
             failure, seed = self._skipped[0]
             n, self._skipped = len(self._skipped), []
             raise self._error(
-                failure, seed, f"{n} episodes in a row failed and were skipped, the first of them so: "
+                failure, seed, f"{n} episodes in a row failed and were skipped; the first: "
             ) from failure.error
 
     def _skip(self, failure: Failure, seed: Seed[Any]) -> None:
@@ -391,7 +394,9 @@ class FiniteVectorEnv(ABC):
     # ---- work ----------------------------------------------------------------------------------------------------------
 
     def _where(self) -> tuple[int, str] | None:
-        """Which piece of work is under way, by number and in words, as another thread sees it; None if there is none."""
+        """Return the piece of work under way, by number and in words, for another thread; None if
+        idle.
+        """
         if not self._at_work:
             return None
         works, env = self._works, self._busy()
@@ -402,7 +407,7 @@ class FiniteVectorEnv(ABC):
         return works, f"environment {env}{self._of_worker(env)}, at step {int(self._lengths[env])}{of_seed}, has"
 
     def _of_worker(self, env: int) -> str:
-        """Where the environment runs, in words."""
+        """Describe where the environment runs, in words."""
         return ""
 
     def _working(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -434,7 +439,7 @@ def _watch(of: weakref.ref[FiniteVectorEnv], quiet_seconds: float, ended: thread
         waits = looks - 1
         if where is not None and waits and waits & (waits - 1) == 0:  # after 1, 2, 4, 8 times so long
             logger.warning(
-                "%s said nothing for %g s. It is waited for; step_timeout_seconds (of 'subproc' and 'shmem') ends a simulator that hangs",
+                "%s said nothing for %g s. It goes on; step_timeout_seconds (of 'subproc' and 'shmem') ends a simulator that hangs",
                 where[1],
                 quiet_seconds * waits,
             )

@@ -193,7 +193,10 @@ def _serve(
 
 
 def _send(channel: Channel, results: Results) -> None:
-    """Send results. What a Gymnasium environment says in its info may not be picklable; then that is left out, with a note."""
+    """Send results.
+
+    If a Gymnasium environment's info cannot be pickled, leave it out and add a note.
+    """
     try:
         channel.send(results)
     except OSError:

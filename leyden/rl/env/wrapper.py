@@ -67,8 +67,8 @@ class EnvWrapper(
     ) -> None:
         """simulator_fn: makes a simulator of a seed's item; without seeds it is called with nothing.
 
-        seed_iterator: of an environment by itself. Environments of a vectorised one may have one DataQueue in common; better, leave it
-            out and give the seeds to `vectorize_env`.
+        seed_iterator: the seeds of an environment that is used alone. For a vectorised environment,
+            give the seeds to `vectorize_env` instead; a common DataQueue works too.
         """
         for part in (state_interpreter, action_interpreter, reward_fn, aux_info_collector):
             if part is not None:
@@ -125,7 +125,7 @@ class EnvWrapper(
 
     @property
     def np_random(self) -> np.random.Generator:
-        """The generator that simulators, interpreters and rewards draw from.
+        """Return the generator that simulators, interpreters and rewards draw from.
 
         In a vectorised environment each episode has one of its own, seeded from the seed plan's seed and the episode's number, so the
         numbers depend neither on the kind of environment nor on the number of workers.
@@ -141,7 +141,7 @@ class EnvWrapper(
     def begin(self, item: Any, entropy: tuple[int, int] | None = None) -> ObsType:
         """Begin an episode with an item, or with NO_ITEM, and return its first observation.
 
-        entropy: seeds `np_random` for this episode; None: `np_random` goes on.
+        entropy: seeds `np_random` for this episode; None: `np_random` keeps its state.
         """
         self._entropy = entropy
         self.logger.reset()

@@ -170,7 +170,7 @@ class TrainerOptions:
     episode_per_collect: int
     batch_size: int | None = None
     repeat_per_collect: int | None = None
-    """None, of this and of batch_size: the default of the policy's `update`."""
+    """For this and batch_size, None means the default of the policy's `update`."""
     val_every_n_epoch: int | None = None
     earlystop_patience: int | None = None
     checkpoint_path: str | None = None
@@ -233,7 +233,7 @@ def _read(path: Path, inside: tuple[Path, ...]) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a mapping in which a key stands twice, where YAML's own takes the last value in silence."""
+    """Refuse a mapping with a repeated key. YAML's own loader silently takes the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if key.value != "<<"]

@@ -33,7 +33,9 @@ Space = gymnasium.Space[Any]
 
 
 class DQN(TorchPolicy):
-    """Q-learning with a network (arXiv:1312.5602; double: arXiv:1509.06461); the names are Qlib's, the defaults are those that learn.
+    """Q-learning with a network (arXiv:1312.5602; double: arXiv:1509.06461).
+
+    The arguments have Qlib's names, but defaults of their own.
 
     target = sum of n rewards + discount^n * Q_target(s', argmax_a Q(s', a)), where the sum stops at an episode's end; an episode that
     a limit cut off is continued by the value of its last observation, one that ended is not.

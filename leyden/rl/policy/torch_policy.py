@@ -1,7 +1,8 @@
-"""What policies with a torch module share: the module, its optimizer, one random generator, their state, and weights from files.
+"""The base of policies with a torch module: module, optimizer, random generator, state, and weight
+files.
 
-It knows no algorithm. A subclass makes its module, calls `_own`, and steps with `_step`; what else its next update depends on goes through
-`_more_state` and `_load_more`.
+The base knows no algorithm. A subclass makes its module, calls `_own`, and steps with `_step`.
+Other state goes through `_more_state` and `_load_more`.
 
 Torch uses several threads for one operation, which costs more than it gains for networks of the
 size that simulators need (twice the CPU time for a small recurrent network). `act` and `update`

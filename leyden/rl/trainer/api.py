@@ -57,7 +57,10 @@ def backtest(
     finite_env_type: FiniteEnvType = "subproc",
     concurrency: int = 2,
 ) -> Mapping[str, Any]:
-    """Run each initial state once with `policy` as it is, and write what happens to `logger`. Return the metrics."""
+    """Run each initial state once with an unchanged `policy`, and write its rows to `logger`.
+
+    Return the metrics.
+    """
     vessel = TrainingVessel(
         simulator_fn=simulator_fn,
         state_interpreter=state_interpreter,

@@ -44,12 +44,12 @@ __all__ = ["Trainer"]
 
 
 class Trainer(TrainLoop):
-    """Trains vessels; each `fit` is one run. Callbacks get the trainer and the vessel in every hook.
+    """Train vessels; each `fit` is one run. Callbacks get the trainer and the vessel in every hook.
 
     max_iters: iterations in all, including those before a resume; None: until a callback stops the
         run.
     val_every_n_iters: validate after every so many iterations; None: never.
-    loggers: writers of metrics: of stages, episodes or steps, as each says.
+    loggers: writers of metrics; each takes the rows of stages, episodes or steps.
     callbacks: called between the stages.
     finite_env_type: where the simulators run: "dummy" (here), "thread", "subproc", "shmem".
     concurrency: the number of simulators that run at once.
@@ -136,7 +136,8 @@ class Trainer(TrainLoop):
     # ---- runs ----------------------------------------------------------------------------------------------------------
 
     def fit(self, vessel: TrainingVesselBase[Any], ckpt_path: str | Path | Resumable | None = None) -> None:
-        """Train `vessel`, from the beginning, from a checkpoint, or from the state that was loaded since the last fit.
+        """Train `vessel` from the beginning, from a checkpoint, or from a state loaded since the
+        last fit.
 
         ckpt_path: a checkpoint's directory, a directory of checkpoints (its newest intact one), a
             `.pth` file of `Checkpoint`, or the value of `Checkpoint.latest()`; None: no checkpoint.
@@ -237,7 +238,7 @@ class Trainer(TrainLoop):
     def _draw_worker_seeds(self) -> None:
         """Draw the seeds of the workers' generators before a checkpoint's random states are restored.
 
-        The restored states are then those that were saved.
+        The restore then ends with exactly the saved states.
         """
         if self.finite_env_type in ("subproc", "shmem") and "seed" not in self.env_options:
             self._worker_seeds = WorkerSeeds.draw()
@@ -293,7 +294,7 @@ class Trainer(TrainLoop):
     # ---- state ---------------------------------------------------------------------------------------------------------
 
     def run_state(self) -> dict[str, Any]:
-        """Everything but the vessel, as JSON."""
+        """Return the state of the run without the vessel, as JSON."""
         return {**super().run_state(), "current_episode": self.current_episode, "total_steps": self.total_steps}
 
     def load_run_state(self, state: dict[str, Any]) -> None:
@@ -302,7 +303,8 @@ class Trainer(TrainLoop):
         self.current_episode, self.total_steps = state["current_episode"], state["total_steps"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a run continues from: vessel, callbacks, loggers, counters, flags, metrics, random states.
+        """Return the state of a run: vessel, callbacks, loggers, counters, flags, metrics, random
+        states.
 
         The weights that `EarlyStopping` keeps are in its checkpoints only.
         """
@@ -344,7 +346,10 @@ def _environment(
     aux_info: Any,
     min_loglevel: LogLevel,
 ) -> EnvWrapper[Any, Any, Any, Any, Any]:
-    """Make one environment. Its interpreters and reward are copies, because each knows the environment that it is in."""
+    """Make one environment.
+
+    Its interpreters and reward are copies, because each knows its environment.
+    """
     own = map(_copy, (state_interpreter, action_interpreter, reward, aux_info))
     state_interpreter, action_interpreter, reward, aux_info = own
     return EnvWrapper(

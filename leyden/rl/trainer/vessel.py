@@ -90,7 +90,7 @@ class TrainingVesselBase(Generic[InitialStateType]):
     def require_stage(self, stage: Stage) -> None:
         """Raise ConfigError unless the vessel can run this stage, before anything has begun.
 
-        SeedIteratorNotAvailable, which is one, says that it has no initial states for the stage.
+        It is a SeedIteratorNotAvailable if the vessel has no initial states for the stage.
         """
         seeds, run, _ = _STAGES[stage]
         if _is_method_of(TrainingVesselBase, self, seeds):
@@ -167,7 +167,8 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
     initial states once.
 
     train_initial_states, val_initial_states, test_initial_states: with length and index; None: that stage is not available. The first
-        is shuffled anew in each pass, and stages go on where the one before ended; the others are taken in order.
+        is shuffled anew in each pass, and each stage continues after the previous one; the others
+        are taken in order.
     buffer_size: steps that the policy's buffer holds; None: PPO's grows with the collect, DQN's has room for 20,000.
     update_kwargs: given to `policy.update`.
     seed: of the shuffling.

@@ -314,7 +314,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _drop_mark() -> None:
-    """Take off the runner's mark (`leyden.utils.orphans`): this process outlives the runner to end the program in good order."""
+    """Remove the runner's mark (`leyden.utils.orphans`), so that this process can outlive the
+    runner and end the program.
+    """
     import resource
 
     _, most = resource.getrlimit(_REAL_TIME_LIMIT)

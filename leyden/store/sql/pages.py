@@ -91,7 +91,8 @@ def within_reach(rows: int) -> int:
 def total_of(
     tx: Transaction, query: str, where: str, parameters: dict[str, Any], *, found: int, limit: int, offset: int
 ) -> tuple[int, bool]:
-    """How many items match in all, for a page on which `found` of them are, and whether that is exact.
+    """Return how many items match in all, for a page with `found` of them, and whether that is
+    exact.
 
     At most `COUNTED` items behind the page are counted, so that a page costs what it holds. With more, the total is a lower bound.
     """

@@ -253,9 +253,10 @@ class PostgresTransaction:
         self.now = self._cursor.fetchone()[0]
 
     def commit(self, connection: int | None, number: int, news: Sequence[str]) -> None:
-        """Count this as the `number`th commit of a connection, write the totals, tell the other stores the news (ASCII), and commit.
+        """Count the `number`th commit of a connection, write the totals, notify the other stores
+        (ASCII), and commit.
 
-        All of it is one message.
+        All of this is one message to the server.
         """
         statements = [] if connection is None else [f"SELECT count_commit({connection}, {number})"]
         if self._tallied:  # the last row that is locked, so that those who wait for it hold nothing that is waited for

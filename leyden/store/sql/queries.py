@@ -46,12 +46,12 @@ def parse_queries(text: str, shared: Mapping[str, str] | None = None) -> Mapping
 
 @cache
 def adding(totals: Sequence[str]) -> str:
-    """The statement that adds a value to each of these columns of the one row of `totals`."""
+    """Return the statement that adds a value to each of these columns of `totals`' one row."""
     return f"UPDATE totals SET {', '.join(f'{total} = {total} + ?' for total in totals)} WHERE shard = 0"
 
 
 def counting(query: str, where: str, most: int) -> str:
-    """The statement that counts the rows of a query with filters, up to `most`."""
+    """Return the statement that counts the rows of a query with filters, up to `most`."""
     return f"SELECT count(*) FROM ({query}{where} LIMIT {most}) AS matching"
 
 

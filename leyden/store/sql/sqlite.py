@@ -144,7 +144,10 @@ class SqliteTransaction:
                 self._tallied[total] = self._tallied.get(total, 0) + by
 
     def write_totals(self) -> None:
-        """Write what the operation said with `tally`. Called when it is over, before the commit."""
+        """Write the changes that the operation passed to `tally`.
+
+        Call it at the end, before the commit.
+        """
         if self._tallied:
             self._cursor.execute(adding(tuple(self._tallied)), tuple(self._tallied.values()))
 

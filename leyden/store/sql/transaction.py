@@ -20,7 +20,7 @@ Row = Sequence[Any]
 Total = Literal["enqueued", "forgotten", "succeeded", "failed", "cancelled", "attempts", "spans", "bytes", "resources"]
 """A count that the database keeps in its table `totals`. Attempts, spans and bytes are those of finished rollouts.
 
-enqueued, forgotten: rollouts that were made, in whatever way, and those of them that are gone.
+enqueued, forgotten: rollouts ever made in any way, and rollouts removed since.
 """
 TOTALS: tuple[Total, ...] = get_args(Total)
 """The columns of `get_totals`."""
@@ -88,7 +88,10 @@ class Transaction(Protocol):
         ...
 
     def tally(self, changes: Mapping[Total, int], /) -> None:
-        """Say by how much kept counts change. The driver writes it before the commit, in one statement for the whole operation."""
+        """Add to the kept counts.
+
+        The driver writes all changes of an operation before the commit, in one statement.
+        """
         ...
 
     def run(self, query: str, /, **parameters: Any) -> int:

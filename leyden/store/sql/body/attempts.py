@@ -358,7 +358,7 @@ def move_rollout(tx: Transaction, row: Row, status: RolloutStatus) -> None:
 
 
 def _size_of_attempts(tx: Transaction, row: Row) -> Sequence[int]:
-    """How many bytes all attempts of the rollout take, and how many spans they have."""
+    """Return how many bytes all attempts of the rollout take, and how many spans they have."""
     if row[ATTEMPTS] > 1:
         return tx.all("sum_attempts", seq=row[SEQ])[0]
     return (0, 0) if row[ATTEMPT] is None else row[ATTEMPT_SIZE]

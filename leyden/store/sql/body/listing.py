@@ -1,9 +1,9 @@
-"""Pages of rollouts, read by the indexes that hold them in the order asked for.
+"""Pages of rollouts, read from the indexes that hold them in the requested order.
 
-A page costs what it holds and what it skips (`offset`), however many rollouts there are: in the order of arrival, by
-`start_time`, `end_time` and `rollout_id`; of all rollouts or of some statuses. An index holds one status in order, so a page of
-several statuses merges one short run of each. Other filters and orders look at rollouts until the page is full, or at all of
-them.
+The cost of a page grows with its size and its `offset`, not with the store: in the order of
+arrival, by `start_time`, `end_time` and `rollout_id`; of all rollouts or of some statuses. An index
+holds one status in order, so a page of several statuses merges one short run of each. Other filters
+and orders look at rollouts until the page is full, or at all of them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def query_rollouts(
 
 
 def _at(tx: Transaction, seqs: Sequence[int]) -> list[Row]:
-    """The rows of `select_rollouts` with these numbers, in this order."""
+    """Return the rows of `select_rollouts` with these numbers, in this order."""
     rows = {row[SEQ]: row for row in tx.all("select_rollouts_at", seqs=json.dumps(seqs))} if seqs else {}
     return [rows[seq] for seq in seqs]
 
@@ -83,7 +83,10 @@ _HOLDS = {
     "running": _WORKED_ON,
     **dict.fromkeys(FINAL_STATUSES, "r.end_time IS NOT NULL"),
 }
-"""What is true of every rollout of a status, by which an index finds those rollouts; a partial one only where its condition is said."""
+"""The condition by which an index finds the rollouts of a status.
+
+SQL uses a partial index only if the query states its condition.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +95,13 @@ class _Runs:
 
     tx: Transaction
     filters: Filters
-    """All but those of the status, which is each run's own."""
+    """The filters without the status, which each run adds."""
     sort_order: SortOrder
     reach: int
-    """Up to which place rollouts are wanted."""
+    """The place of the last rollout that the page needs."""
 
     def in_order(self, sort_by: str | None, statuses: Sequence[str] | None) -> list[int]:
-        """The numbers of the first rollouts of these statuses (None: of all)."""
+        """Return the numbers of the first rollouts of these statuses (None: of all)."""
         each_status = [None] if statuses is None else statuses
         if sort_by is None:
             return self._merged([self._run("select_rollout_seqs", status=status) for status in each_status])
@@ -112,7 +115,9 @@ class _Runs:
         return seqs[: self.reach]
 
     def _run(self, query: str, column: str | None = None, status: str | None = None, ended: bool = True) -> list[Row]:
-        """Rollouts of one status (None: of all) by a column and their number. ended: False leaves out those that have ended."""
+        """Read rollouts of one status (None: of all) by a column and their number. ended: whether
+        to include ended ones.
+        """
         always = Filters("and", parameters=self.filters.parameters)
         always.equal("r.status", status)
         if not ended and status is None:
@@ -129,5 +134,5 @@ class _Runs:
 
 
 def _place(row: Row) -> tuple[Any, ...]:
-    """Where a row belongs among those of other runs: by its time, where there is one, then by its number."""
+    """Return the sort key of a row among other runs: its time, if any, then its number."""
     return tuple(row[::-1])

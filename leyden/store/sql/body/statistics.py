@@ -1,7 +1,8 @@
-"""How much is in a store, from the counts that its database keeps (`tx.tally`).
+"""Count the contents of a store from the counts that its database keeps (`tx.tally`).
 
-What is finished is counted when it ends, and what waits is what is left over. So only the rollouts that were claimed and are
-not finished are looked at, and the cost does not grow with the history or the queue.
+A rollout is counted when it is enqueued and when it finishes, and waiting rollouts are the rest. So
+only claimed, unfinished rollouts are read, and the cost does not grow with the history or the
+queue.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FINAL_STATUSES: Sequence[Total] = ("succeeded", "failed", "cancelled")
 
 
 def counts(tx: Transaction) -> tuple[dict[str, int], dict[str, int]]:
-    """How many of each noun, and how many rollouts of each status that there is."""
+    """Return how many of each noun there are, and how many rollouts of each status."""
     tx.expect(None)
     totals, under_way = kept_totals(tx), tx.all("count_under_way")
     nouns = {
@@ -33,23 +34,23 @@ def counts(tx: Transaction) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def count_by_status(tx: Transaction) -> Mapping[str, int]:
-    """How many rollouts of each status."""
+    """Return how many rollouts each status has."""
     return _by_status(kept_totals(tx), {row[0]: row[1] for row in tx.all("count_under_way")})
 
 
 def count_rollouts(tx: Transaction) -> int:
-    """How many rollouts there are in all."""
+    """Return how many rollouts there are in all."""
     totals = kept_totals(tx)
     return totals["enqueued"] - totals["forgotten"]
 
 
 def count_spans(tx: Transaction) -> int:
-    """How many spans there are in all."""
+    """Return how many spans there are in all."""
     return kept_totals(tx)["spans"] + sum(row[3] for row in tx.all("count_under_way"))
 
 
 def kept_totals(tx: Transaction) -> dict[Total, int]:
-    """The counts that the database keeps."""
+    """Return the counts that the database keeps."""
     return dict(zip(TOTALS, tx.all("get_totals")[0], strict=True))
 
 
