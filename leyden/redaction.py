@@ -2,7 +2,7 @@
 
 `redact` is the one rule. Leyden's errors apply it to their messages, `utils.text.storable` to the text of
 foreign exceptions, and the command line to what it logs. It knows the forms in which addresses carry
-credentials, and no credential itself. To cover another form, add a pattern here.
+credentials and the form of the gateway's keys, and no credential itself. To cover another form, add a pattern here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ _QUERY = re.compile(
 _CONNECTION = re.compile(r"\b((?:ssl)?password\s*=\s*)(?!\.\.\.)(?:'(?:[^'\\]|\\.)*'|[^\s'\"&;,)]+)", re.I)
 """`password=...` in a connection string of libpq."""
 
+_ATTEMPT_KEY = re.compile(r"(\bsk-leyden-\S+?\.)[0-9a-f]{40}\b")
+"""An attempt's API key (`leyden.utils.attempt_key`). Its ids stay, the part that proves it goes."""
+
 
 def redact(text: str) -> str:
-    """Return `text` with each password or key that an address in it carries replaced by `***`."""
+    """Return `text` with `***` for each password or key in an address, and for the secret of an attempt's key."""
+    if "sk-leyden-" in text:
+        text = _ATTEMPT_KEY.sub(rf"\1{HIDDEN}", text)
     if "://" in text:
         text = _LOGIN.sub(rf"\1:{HIDDEN}@", text)
         text = _QUERY.sub(rf"\1{HIDDEN}", text)

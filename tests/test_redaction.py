@@ -11,6 +11,7 @@ from leyden.gateway.upstream import UpstreamModel
 from leyden.redaction import redact
 from leyden.store import open_store
 from leyden.types import LLM
+from leyden.utils.attempt_key import attempt_key
 from leyden.utils.text import describe_error, storable
 
 
@@ -38,6 +39,15 @@ def test_a_password_in_an_address_is_hidden(text: str, shown: str) -> None:
     assert str(StoreError(text)) == shown
     assert storable(text) == shown
     assert describe_error(ValueError(text)) == shown
+
+
+def test_the_secret_of_an_attempts_key_is_hidden_and_its_ids_stay() -> None:
+    """Clients quote the key that they were given, in their own errors."""
+    key = attempt_key("tok", "ro-1", "at-2")
+    text = f"401: Bearer {key} is not valid, '{key}'"
+    shown = "401: Bearer sk-leyden-ro-1.at-2.*** is not valid, 'sk-leyden-ro-1.at-2.***'"
+    assert describe_error(ValueError(text)) == shown
+    assert storable(text) == shown
 
 
 @pytest.mark.parametrize(

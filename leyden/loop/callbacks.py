@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from leyden.errors import ConfigError
-from leyden.loop.metrics import MetricsRow, monitored
+from leyden.loop.metrics import MetricsRow, monitored, warn_of_misspelling
 from leyden.loop.state_files import load_vessel, save_vessel
 from leyden.loop.writers import CsvWriter
 from leyden.options import check_number
@@ -151,6 +151,7 @@ class EarlyStopping(Callback):
         self.restore_best_weights, self.compat = restore_best_weights, compat
         self._at_validations = compat == "qlib" or self.monitor.startswith("val/")
         self._best_weights: tempfile.TemporaryDirectory[str] | None = None
+        self._name_checked = False
         self._forget()
 
     @property
@@ -177,8 +178,13 @@ class EarlyStopping(Callback):
             loop.stop()
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Look at a training metric."""
-        return None if self._at_validations else self._look(loop, vessel)
+        """Look at a training metric. The first time, warn of a validation metric that looks misspelt."""
+        if not self._at_validations:
+            return self._look(loop, vessel)
+        if not self._name_checked:
+            self._name_checked = True
+            warn_of_misspelling(loop.metrics, self.monitor, "EarlyStopping")
+        return None
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Look at a validation metric."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from leyden.errors import CheckpointError, ConfigError
 from leyden.loop.callbacks import Callback, HookResult
 from leyden.loop.checkpoint import CALLBACKS, CheckpointStore, SavedCheckpoint, link_beside
-from leyden.loop.metrics import monitored, nearest
+from leyden.loop.metrics import monitored, nearest, warn_of_misspelling
 from leyden.loop.pth import write_pth
 from leyden.loop.state_files import StatefulVessel, save_vessel
 from leyden.options import check_number
@@ -102,6 +102,7 @@ class Checkpoint(Callback):
         self.last_saved = 0
         """The iteration of the newest checkpoint that this run wrote or was resumed from."""
         self._clock, self._saved_at = clock, 0.0
+        self._name_checked = False
         self._forget()
 
     def _forget(self) -> None:
@@ -207,9 +208,14 @@ class Checkpoint(Callback):
             (self.store.dirpath / name).unlink(missing_ok=True)
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Look at a training metric."""
-        if self.monitor is not None and not self.monitor.startswith("val/"):
+        """Look at a training metric. The first time, warn of a validation metric that looks misspelt."""
+        if self.monitor is None:
+            return
+        if not self.monitor.startswith("val/"):
             self._look(loop, self.monitor)
+        elif not self._name_checked:
+            self._name_checked = True
+            warn_of_misspelling(loop.metrics, self.monitor, "Checkpoint")
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Look at a validation metric."""

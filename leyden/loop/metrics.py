@@ -13,6 +13,7 @@ To add a way to reduce many values to one, add a line to `REDUCERS`; to add a ki
 from __future__ import annotations
 
 import difflib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +42,10 @@ __all__ = [
     "monitored",
     "nearest",
     "number",
+    "warn_of_misspelling",
 ]
+
+logger = logging.getLogger(__name__)
 
 MetricValue: TypeAlias = float | int | str
 Metrics: TypeAlias = Mapping[str, MetricValue]
@@ -233,12 +237,26 @@ def monitored(metrics: Metrics, name: str, reader: str) -> float:
     raise ConfigError(f"{reader} needs the metric {name!r}, which is not there{nearest(name, metrics)}")
 
 
+def warn_of_misspelling(metrics: Metrics, name: str, reader: str) -> None:
+    """Log a warning if `name`, a metric of validations, looks like a misspelt name of `metrics`, those of a training stage.
+
+    The first validation may be hours away, and only there can it be known that the metric is missing.
+    """
+    plain = name.removeprefix("val/")
+    if plain != name and plain not in metrics and (like := _most_like(plain, metrics)):
+        logger.warning("%s waits for the metric %r; did you mean 'val/%s'?", reader, name, like[0])
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return the end of an error message about an unknown name: the names most like it, then all."""
     known = sorted(names)
-    like = difflib.get_close_matches(name, known, n=2, cutoff=0.7)
+    like = _most_like(name, known)
     meant = f"; did you mean {' or '.join(map(repr, like))}?" if like else "."
     return f"{meant} There are: {', '.join(known) or 'none'}"
+
+
+def _most_like(name: str, names: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(name, list(names), n=2, cutoff=0.7)
 
 
 def clean_metrics(metrics: object, *, source: str) -> dict[str, MetricValue]:

@@ -384,6 +384,22 @@ def test_a_misspelt_metric_is_named_with_the_nearest_ones() -> None:
         trainer_of(val_every_n_iters=1, callbacks=[EarlyStopping("val/rewrad")]).fit(vessel_of())
 
 
+def test_a_misspelt_metric_of_validations_is_suspected_long_before_the_first_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callbacks = [
+        EarlyStopping("val/rewrad"),
+        Checkpoint(tmp_path, monitor="val/rewrad"),
+        EarlyStopping("val/of_its_own"),
+    ]
+    trainer_of(max_iters=2, val_every_n_iters=9, callbacks=callbacks).fit(vessel_of())
+    suspected = [message for message in caplog.messages if "did you mean" in message]
+    assert suspected == [
+        f"{reader} waits for the metric 'val/rewrad'; did you mean 'val/reward'?"
+        for reader in ("Checkpoint", "EarlyStopping")
+    ]
+
+
 def test_qlibs_early_stopping_warns_of_a_missing_metric_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     trainer = trainer_of(val_every_n_iters=1, callbacks=[EarlyStopping("pa", compat="qlib")])
     trainer.fit(vessel_of())
