@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from leyden.errors import LeydenError
@@ -68,6 +68,8 @@ class _Server:
     """Of answers: when they ended, and how long they took."""
     changed: bool = True
     """Since the last report."""
+    serves: bool = True
+    """False: it is not in the gateway's list any more."""
 
 
 class UpstreamFigures:
@@ -90,6 +92,8 @@ class UpstreamFigures:
         server = self._servers[model.model_name, redact(model.address)]
         server.in_flight -= 1
         server.changed = True
+        if not server.serves and not server.in_flight:
+            del self._servers[model.model_name, redact(model.address)]
         if well:
             now = self._clock()
             server.seconds.append((now, now - began))
@@ -97,6 +101,14 @@ class UpstreamFigures:
         elif failure is not None:
             server.errors[failure.reason] += 1
             server.problem = failure.message
+
+    def keep(self, models: Iterable[UpstreamModel]) -> None:
+        """Forget every other server, one that works on a request when it has ended: nobody can mend what is not used any more."""
+        keys = {(model.model_name, redact(model.address)) for model in models}
+        for key, server in list(self._servers.items()):
+            server.serves = key in keys
+            if not server.serves and not server.in_flight:
+                del self._servers[key]
 
     def statuses(self) -> list[UpstreamStatus]:
         """Return the servers that were asked anything, in the order of their first request."""
