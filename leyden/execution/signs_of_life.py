@@ -1,8 +1,9 @@
 """Notice a process that holds Python's lock (the GIL) for ever: no thread of it runs, so it cannot say anything itself.
 
 The parent asks now and then, and a thread of the child answers, which takes the lock. Time without an answer counts only as far as
-that thread could have run: not while it is stopped (a debugger, SIGSTOP), and not while it waits for a CPU. Linux tells both
-(`/proc/<pid>/task/<tid>`); on other systems nothing is noticed. This module knows neither runners nor agents.
+that thread could have run: not while it is stopped (a debugger, SIGSTOP), and not while a thread of the child, which may hold the
+lock, waits for a CPU. Linux tells both (`/proc/<pid>/task/<tid>`); on other systems nothing is noticed. This module knows neither
+runners nor agents.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ class SignsOfLife:
         self._interval = min(_MOST_SECONDS_BETWEEN_QUESTIONS, patience_seconds / _QUESTIONS_IN_PATIENCE)
         self._alive: Alive | None = None
         self._answered, self._silent_seconds = True, 0.0
-        self._before = _Moment(0.0, 0.0, "S")
+        self._before = _Moment(0.0, {})
         self._timer: asyncio.TimerHandle | None = None
 
     def answer(self, alive: Alive) -> None:
@@ -99,7 +100,7 @@ class SignsOfLife:
             self._answered, self._silent_seconds = False, 0.0
             self._ask()
         elif now is not None:
-            could_run = min(now.time - self._before.time, 2 * self._interval) - (now.waited - self._before.waited)
+            could_run = min(now.time - self._before.time, 2 * self._interval) - now.longest_wait_since(self._before)
             self._silent_seconds += 0.0 if now.is_stopped or self._before.is_stopped else max(0.0, could_run)
         self._before = now or self._before
         if self._silent_seconds < self._patience_seconds:
@@ -126,31 +127,65 @@ class SignsOfLife:
         )
 
 
-class _Moment(NamedTuple):
+class _Thread(NamedTuple):
     """A thread at one time."""
+
+    state: str
+    """The kernel's letter."""
+    ran: float
+    """Seconds for which it has had a CPU so far."""
+    waited: float
+    """Seconds for which it has waited for a CPU so far; a wait counts once it is over."""
+
+
+class _Moment(NamedTuple):
+    """A process at one time."""
 
     time: float
     """Monotonic."""
-    waited: float
-    """Seconds for which it has waited for a CPU so far."""
-    state: str
-    """The kernel's letter."""
+    threads: Mapping[str, _Thread]
+    """By number."""
+    answering: str = ""
+    """The number of the thread that answers."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is stopped, traced, waits for a disk or is gone: then its silence says nothing."""
-        return self.state not in ("S", "R")
+        """Whether the answering thread is stopped, traced, or waits for a disk: then its silence says nothing."""
+        answering = self.threads.get(self.answering)
+        return answering is not None and answering.state not in ("S", "R")
+
+    def longest_wait_since(self, before: _Moment) -> float:
+        """Return the seconds since `before` in which one thread waited for a CPU; of several threads, the longest.
+
+        The thread that waits may hold the lock, and then the answering thread sleeps without being to blame.
+        """
+        return max(
+            (_wait(before.threads.get(number), now, self.time - before.time) for number, now in self.threads.items()),
+            default=0.0,
+        )
+
+
+def _wait(before: _Thread | None, now: _Thread, seconds: float) -> float:
+    """Return for how many of the last `seconds` a thread waited for a CPU."""
+    if before is None:
+        return now.waited
+    if before.state == now.state == "R":  # it wanted to run all the time; its present wait is not counted yet
+        return seconds - (now.ran - before.ran)
+    return now.waited - before.waited
 
 
 def _moment(pid: int, thread_id: int) -> _Moment | None:
-    """None when the thread is gone."""
-    folder = Path(f"/proc/{pid}/task/{thread_id}")
+    """Return the threads of a process; None when the one that answers is gone."""
+    threads: dict[str, _Thread] = {}
     try:
-        state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-        waited = int((folder / "schedstat").read_text().split()[1]) / 1e9
+        for folder in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                ran, waited = (int(figure) / 1e9 for figure in (folder / "schedstat").read_text().split()[:2])
+                threads[folder.name] = _Thread(state, ran, waited)
     except (OSError, IndexError, ValueError):
         return None
-    return _Moment(time.monotonic(), waited, state)
+    return _Moment(time.monotonic(), threads, str(thread_id)) if str(thread_id) in threads else None
 
 
 def _busy_places(stacks: str) -> str:
