@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from leyden.errors import LeydenError
@@ -72,6 +72,8 @@ class _Server:
     """When each recent answer ended, and how long it took."""
     changed: bool = True
     """Whether the numbers changed since the last report."""
+    serves: bool = True
+    """Whether the gateway still has the server in its list."""
 
 
 class UpstreamFigures:
@@ -96,6 +98,8 @@ class UpstreamFigures:
         server = self._servers[model.model_name, redact(model.address)]
         server.in_flight -= 1
         server.changed = True
+        if not server.serves and not server.in_flight:
+            del self._servers[model.model_name, redact(model.address)]
         if well:
             now = self._clock()
             server.seconds.append((now, now - began))
@@ -103,6 +107,17 @@ class UpstreamFigures:
         elif failure is not None:
             server.errors[failure.reason] += 1
             server.problem = failure.message
+
+    def keep(self, models: Iterable[UpstreamModel]) -> None:
+        """Drop every other server; one with a request in flight is dropped when that has ended.
+
+        Otherwise the gateway would report a server as ill for ever that it no longer uses.
+        """
+        keys = {(model.model_name, redact(model.address)) for model in models}
+        for key, server in list(self._servers.items()):
+            server.serves = key in keys
+            if not server.serves and not server.in_flight:
+                del self._servers[key]
 
     def statuses(self) -> list[UpstreamStatus]:
         """Return the status of each server that had a request, in the order of their first

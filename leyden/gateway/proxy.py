@@ -190,6 +190,10 @@ class LLMProxy:
     def update_model_list(self, model_list: ModelList) -> None:
         """Serve these models from the next call on; no restart. Raises ConfigError, and the old list stays."""
         self._models = self._checked(model_list)
+        if (running := self._running) is not None:
+            servers = [server for servers in self._models.values() for server in servers]
+            with contextlib.suppress(RuntimeError):  # stopped this very moment
+                running.loop.call_soon_threadsafe(running.figures.keep, servers)
 
     def _checked(self, model_list: ModelList) -> dict[str, tuple[UpstreamModel, ...]]:
         models = upstream_models(model_list)

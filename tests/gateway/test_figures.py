@@ -100,6 +100,28 @@ def test_a_server_at_rest_is_reported_no_more_and_one_that_is_ill_always() -> No
     ]
 
 
+async def test_a_server_that_left_the_list_is_reported_no_more(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    async with LLMProxy(model_list=[upstream.llm()], store=store, upstream_retries=0) as proxy:
+        caller = await new_caller(proxy, store)
+        async with caller.client:
+            await upstream.stop()
+            await ask_in_vain(caller)
+            assert [status.healthy for status in proxy.upstreams()] == [False]
+            proxy.update_model_list([UpstreamModel("other", "http://127.0.0.1:1/v1")])
+            await until(lambda: not proxy.upstreams())
+
+
+def test_a_server_that_leaves_the_list_during_a_request_is_forgotten_after_it() -> None:
+    counted, model = UpstreamFigures(), UpstreamModel("m", "http://gpu:8000/v1")
+    began = counted.begin(model)
+    counted.keep([])
+    assert [status.in_flight for status in counted.statuses()] == [1]
+    counted.end(model, began, well=False, failure=Failure("timeout", "it was silent"))
+    assert counted.statuses() == []
+
+
 def test_a_server_that_is_well_again_is_reported_once_more() -> None:
     counted = UpstreamFigures()
     model = UpstreamModel(model_name="m", endpoint="http://host/v1")
