@@ -163,12 +163,14 @@ def _is_method_of(cls: type, vessel: TrainingVesselBase[Any], name: str) -> bool
 
 
 class TrainingVessel(TrainingVesselBase[InitialStateType]):
-    """Each training stage collects `episode_per_iter` episodes and updates the policy once; validation and test run each of their
-    initial states once.
+    """A policy with its simulator, interpreters and reward, trained on initial states.
 
-    train_initial_states, val_initial_states, test_initial_states: with length and index; None: that stage is not available. The first
-        is shuffled anew in each pass, and each stage continues after the previous one; the others
-        are taken in order.
+    Each training stage collects `episode_per_iter` episodes and updates the policy once. Validation
+    and test run each of their initial states once.
+
+    train_initial_states, val_initial_states, test_initial_states: sequences with length and index;
+        None: that stage is not available. Training states are shuffled anew in each pass, and each
+        stage continues after the previous one. The others are taken in order.
     buffer_size: steps that the policy's buffer holds; None: PPO's grows with the collect, DQN's has room for 20,000.
     update_kwargs: given to `policy.update`.
     seed: of the shuffling.
