@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 HIDDEN = "***"
+_SECRET_WORDS = ("password", "secret", "token", "key")
 
 _LOGIN = re.compile(r"(://[^\s:/?#@]*):(?:[^\s/]*|(?!\d+/|[^\s/]*\])(?:(?!://)[^\s'\"])*)@")
 """`scheme://user:password@host`, in which the password may hold a colon, a slash or an at sign. A port and a path are no password."""
@@ -24,6 +25,13 @@ _CONNECTION = re.compile(r"\b((?:ssl)?password\s*=\s*)(?!\.\.\.)(?:'(?:[^'\\]|\\
 _ATTEMPT_KEY = re.compile(r"(\bsk-leyden-\S+?\.)[0-9a-f]{40}\b")
 """An attempt's API key (`leyden.utils.attempt_key`). Its ids stay, the part that proves it goes."""
 
+_HEADER = re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)(?!sk-leyden-)[^\s'\",;)]+", re.I)
+"""The value of an HTTP header, as programs print it."""
+_MEMBER = re.compile(
+    r"(['\"](?:[a-z_-]*(?:password|secret|token)|[a-z_-]*api_?key)['\"]\s*:\s*(['\"]))(?!\2).*?\2", re.I
+)
+"""A text in JSON or in a Python dict whose name says that it is secret."""
+
 
 def redact(text: str) -> str:
     """Return `text` with `***` for each password or key in an address, and for the secret of an attempt's key."""
@@ -32,6 +40,11 @@ def redact(text: str) -> str:
     if "://" in text:
         text = _LOGIN.sub(rf"\1:{HIDDEN}@", text)
         text = _QUERY.sub(rf"\1{HIDDEN}", text)
-    if "password" in text.lower():
+    folded = text.lower()
+    if "password" in folded:
         text = _CONNECTION.sub(rf"\1{HIDDEN}", text)
+    if "authorization" in folded:
+        text = _HEADER.sub(rf"\1{HIDDEN}", text)
+    if any(word in folded for word in _SECRET_WORDS):
+        text = _MEMBER.sub(rf"\1{HIDDEN}\2", text)
     return text

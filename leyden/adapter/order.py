@@ -3,8 +3,10 @@
 The agent's process times its own spans; the gateway times the model calls that it records, with a clock that may be seconds off. Rewards
 and other steps are compared with calls by time, so the gateway's times are first converted to the agent's clock:
 
-1. An instrumented HTTP client says when it sent a call (`leyden.sent_time`, by the agent's clock). The difference to the start that the
-   gateway recorded is the offset of the two clocks, plus the way there, which is shortest in the attempt's smallest difference.
+1. An agent on the gateway's machine has the gateway's clock. Elsewhere, an instrumented HTTP client
+   says when it sent a call (`leyden.sent_time`, by the agent's clock). The difference to the start
+   that the gateway recorded is the offset of the two clocks, plus the way there, which is shortest in
+   the attempt's smallest difference.
 2. Other clients say nothing. Their calls keep the gateway's times, unless the order in which the
    store received the spans (`sequence_id`) contradicts them: a call reaches the store within
    moments of its end. Then each call is placed between the spans that arrived before it and after

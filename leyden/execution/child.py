@@ -231,7 +231,7 @@ class _Link:
         self.stop = Latch()
         self.at_most: int | None = None
         self._connection = connection
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()  # a signal handler of an agent may call os._exit meanwhile
         self._parent = parent
         self._left_behind = surroundings.left_behind
         self._mark = surroundings.environment.get(RUNNER_MARK)

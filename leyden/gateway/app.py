@@ -223,7 +223,7 @@ class GatewayApp:
             operation=dialect.operation,
             start_time=start_time,
             retry_of=None if earlier is None else earlier.span_id,
-            sent_time=sent_time(scope),
+            sent_time=sent_time(scope, start_time),
         )
         tried = self._relay.retries.begin(
             (rollout_id, attempt_id),

@@ -85,13 +85,23 @@ def trace_parent(scope: Scope) -> tuple[str, str] | None:
     return (found[1].decode(), found[2].decode()) if found else None
 
 
-def sent_time(scope: Scope) -> float | None:
-    """Return when the agent's process sent the call, in Unix seconds by its clock, or None."""
+def sent_time(scope: Scope, arrived: float) -> float | None:
+    """Return when the agent's process sent the call, in Unix seconds by its clock, or None.
+
+    arrived: when the call came in, by this machine's clock. A client on this machine has the same
+    clock, so it need not say when it sent the call.
+    """
+    if header(scope, b"x-leyden-sent") is None and _is_near(scope.get("client")):
+        return arrived
     try:
         sent = float(header(scope, b"x-leyden-sent") or b"nan")
     except ValueError:
         return None
     return sent if math.isfinite(sent) else None
+
+
+def _is_near(client: tuple[str, int] | None) -> bool:
+    return client is not None and client[0] in ("127.0.0.1", "::1")
 
 
 def attempt_of_headers(scope: Scope) -> tuple[str, str] | None:

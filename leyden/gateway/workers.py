@@ -41,8 +41,10 @@ from leyden.gateway.asgi import (
     attempt_of_headers,
     end_to_end,
     given_key,
+    header,
     read_request,
     send_refusal,
+    sent_time,
     speaks_anthropic,
 )
 from leyden.gateway.attempts import AttemptKey
@@ -326,6 +328,8 @@ class _Dispatch:
         url = yarl.URL(f"http://worker{path}" + (f"?{query}" if query else ""), encoded=True)
         hosts = [(name, value) for name, value in scope["headers"] if name == b"host"]  # the other worker checks it
         headers = as_text([*hosts, *end_to_end(scope["headers"])])
+        if header(scope, b"x-leyden-sent") is None and (sent := sent_time(scope, time.time())) is not None:
+            headers.append(("x-leyden-sent", repr(sent)))  # the other worker does not see where the call came from
         deadline = time.monotonic() + _AWAY_SECONDS
         while True:
             try:

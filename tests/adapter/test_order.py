@@ -172,6 +172,30 @@ def test_spans_that_no_store_has_numbered_are_ordered_by_their_clocks():
     assert [value for _, value in learned(spans)["gateway"]] == [0.1, 0.2]
 
 
+async def test_a_call_that_the_store_gets_late_keeps_its_reward_where_the_agent_is_on_the_gateways_machine():
+    async with FakeUpstream() as upstream, InMemoryLightningStore() as store:
+        async with LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+            begun = await store.start_rollout("task")
+            ids = begun.rollout_id, begun.attempt.attempt_id
+            llm = proxy.as_resource(*ids)
+            async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+                for _ in range(2):
+                    await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": "hi"}])
+            proxy.end_attempt(*ids)
+            await proxy.flush(*ids)
+        first, second = sorted(await store.query_spans(*ids), key=lambda span: span.start_time or 0.0)
+    late = second.model_copy(
+        update={
+            "start_time": second.start_time + 100.0,
+            "end_time": second.end_time + 105.0,
+            "sequence_id": 3,
+            "attributes": second.attributes | {semconv.SENT_TIME: second.attributes[semconv.SENT_TIME] + 100.0},
+        }
+    )
+    given = reward(1.0, late.end_time + 2.0, id=2)
+    assert [triplet.reward for triplet in LlmProxyTraceToTriplet().adapt([first, given, late])] == [None, 1.0]
+
+
 async def test_a_real_agents_rewards_are_matched_whatever_its_gateways_clock_says():
     """The calls take a millisecond, so the store numbers rewards and calls in the order of their batches."""
     async with (

@@ -1,6 +1,8 @@
 -- Counts that are kept, and orders for pages: see SQLite's `0003_totals.sql`. A finished rollout changes one of several rows of
 -- `totals`, so that stores that finish rollouts at the same time seldom wait for each other.
 
+LOCK TABLE rollouts, attempts, spans IN SHARE ROW EXCLUSIVE MODE; -- what is written meanwhile would not be counted
+
 CREATE TABLE totals (
     shard INTEGER PRIMARY KEY,
     enqueued BIGINT NOT NULL DEFAULT 0, -- rollouts, whatever became of them
