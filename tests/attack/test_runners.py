@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
+import time
 
 import psutil
 import pytest
@@ -24,9 +26,23 @@ SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signa
 RETRIED = ly.RolloutConfig(timeout_seconds=10, max_attempts=100, retry_condition=["failed", "timeout"])
 
 
+SETTLED_SECONDS = 4.0
+"""Runners are struck when they have worked for a while. One that dies within its first second five times in a row ends the run."""
+
+
+def settled() -> list[psutil.Process]:
+    """The runners that are old enough to be struck."""
+    found = list[psutil.Process]()
+    for runner in runners():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if time.time() - runner.create_time() > SETTLED_SECONDS:
+                found.append(runner)
+    return found
+
+
 async def strike(chance: random.Random) -> signal.Signals | None:
     """Send a random signal to a random runner, and return it. One that was stopped goes on, or is killed, a moment later."""
-    if not (alive := await asyncio.to_thread(runners)):
+    if not (alive := await asyncio.to_thread(settled)):
         return None
     victim, number = chance.choice(alive), chance.choice(SIGNALS)
     try:
