@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from typing import TypeGuard
 
-from leyden.errors import IllegalTransition, UnknownRollout
+from leyden.errors import IllegalTransition, UnknownAttempt, UnknownRollout
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout, Rollout
 
@@ -49,7 +49,8 @@ async def end_attempts(
 
     async def end(rollout: AttemptedRollout) -> None:
         metadata = {"reason_kind": "runner_died", "reason": reason} if rollout.rollout_id in blamed_ids else interrupted
-        with contextlib.suppress(IllegalTransition, UnknownRollout):  # somebody else has ended it meanwhile
+        # Another process may have ended the attempt meanwhile, or the store has undone the claim of a client that is gone.
+        with contextlib.suppress(IllegalTransition, UnknownAttempt, UnknownRollout):
             await store.update_attempt(
                 rollout.rollout_id, rollout.attempt.attempt_id, status="failed", metadata=metadata
             )

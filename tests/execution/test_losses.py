@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import leyden as ly
 from leyden.execution.losses import end_attempts
+
+
+class UndoesAClaim(ly.InMemoryLightningStore):
+    """A store that undoes a claim behind a query, as a server does when it finds that the client of the claim is gone."""
+
+    async def query_rollouts(self, **filters: Any) -> Any:
+        found = await super().query_rollouts(**filters)
+        await self.undo_claim("claim")
+        return found
 
 
 async def lose(store: ly.LightningStore, worker: str, *, one_is_to_blame: bool = True) -> int:
@@ -37,3 +48,11 @@ async def test_a_single_attempt_is_the_culprit_unless_the_culprit_may_have_ended
         await store.dequeue_rollout("worker")
         assert await lose(store, "worker") == 0
         assert (await store.get_rollout_by_id(rollout.rollout_id)).status == "failed"
+
+
+async def test_an_attempt_whose_claim_is_undone_meanwhile_does_not_end_the_run() -> None:
+    async with UndoesAClaim() as store:
+        rollout = await store.enqueue_rollout("task")
+        assert await store.dequeue_rollout("worker", claim_id="claim")
+        await lose(store, "worker")
+        assert (await store.get_rollout_by_id(rollout.rollout_id)).status == "queuing"

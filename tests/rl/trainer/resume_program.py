@@ -43,7 +43,7 @@ def main(directory: Path, policy: str, kind: Any, kill_in: int, max_iters: int =
         concurrency=3,
     )
     trainer.fit(vessel, ckpt_path=checkpoint.latest())
-    (directory / "end").mkdir()
+    (directory / "end").mkdir(exist_ok=True)  # a process may have been killed behind this line
     write_state(vessel.state_dict(), directory / "end")
 
 
