@@ -104,7 +104,8 @@ class LLMProxy:
         sampling_overrides: by mode ("train", "val", "test"), fields that replace those of every request of such rollouts, named as the
         agents' API names them: {"val": {"temperature": 0}}.
         durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
-        written behind the answer, and a crash of this process loses the last few hundredths of a second.
+        written behind the answer, and a crash of this process loses the last moments: hundredths of a second, and
+        a second or more when the machine is busy.
         max_body_bytes: of one request; a larger one is refused with 413.
         store: where calls are recorded; of a `LightningStoreServer`, the store that it serves.
         connection_limits: how long an agent may take to send a request or fetch an answer; None:

@@ -5,7 +5,7 @@ when the store cannot keep up, answers wait, and nothing is dropped. It knows th
 of HTTP.
 
 All of it runs in the gateway's event loop, but for `settled`. A crash of the process loses the calls that were not
-written yet, at most the last few hundredths of a second.
+written yet, the last few hundredths of a second, more on a busy machine.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ async def test_an_actor_that_is_killed_is_started_again_and_each_rollout_is_done
         seen.append(await deaths.pids(2))
 
     failed = await each_once(RayExecutionStrategy(2, address=cluster.address), kill_one)
-    assert failed["runner_died"] >= 1
+    assert failed.keys() & {"interrupted", "runner_died"}, "the death cost no attempt"  # one that was alone is to blame
     assert seen[1] - seen[0], "nobody took the dead one's place"
 
 
@@ -138,7 +138,7 @@ async def test_a_node_that_is_killed_costs_no_rollout(cluster: Any) -> None:
         seen.append(await deaths.pids(2))
 
     failed = await each_once(RayExecutionStrategy(3, address=cluster.address), kill_the_node)
-    assert failed["runner_died"] >= 1
+    assert failed.keys() & {"interrupted", "runner_died"}, "the death cost no attempt"  # one that was alone is to blame
     assert not seen[0] & seen[1]
     cluster.remove_node(node, allow_graceful=False)
 
