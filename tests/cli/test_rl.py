@@ -147,6 +147,7 @@ def test_the_replay_ratio_of_a_file_is_that_of_dqn(work: Path, option: str, rati
     assert float(first["gradient_steps"]) == math.ceil(ratio * int(first["total_steps"]) / 4)
 
 
+@pytest.mark.slow
 def test_training_needs_nothing_that_the_extra_does_not_install(work: Path) -> None:
     """A process in which the packages of other extras cannot be imported, as after `pip install 'leyden[rl]'`."""
     program = (

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.engine import tiny
 
 LOAD = """
@@ -22,6 +24,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_code_that_comes_with_a_model_is_neither_run_nor_asked_about(tmp_path: Path) -> None:
     model, ran = tiny.make(tmp_path / "model"), tmp_path / "ran"
     (model / "evil.py").write_text(

@@ -199,6 +199,7 @@ async def test_an_agent_that_leaves_is_gone_for_the_model_too(
             await client.close()
 
 
+@pytest.mark.faults
 async def test_a_worker_that_is_killed_is_started_again(
     store: LightningStore, server: LightningStoreServer, upstream: FakeUpstream
 ) -> None:
@@ -212,6 +213,7 @@ async def test_a_worker_that_is_killed_is_started_again(
         await until(lambda: len(workers_of(process)) == N_WORKERS)
 
 
+@pytest.mark.faults
 async def test_an_answer_under_way_breaks_off_when_its_worker_dies(
     store: LightningStore, server: LightningStoreServer, tmp_path: Path
 ) -> None:
