@@ -76,7 +76,7 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
 def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
     with _quietly_alone():
         try:
-            # code that comes with a model is never run, and nobody is asked on a terminal whether it should be
+            # Code that comes with a model is never run, and transformers must not ask on a terminal whether it should be.
             return factory.from_pretrained(str(name), trust_remote_code=False, **options)
         except Exception as error:  # loading fails in as many ways as there are formats
             raise EngineError(
