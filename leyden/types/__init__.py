@@ -41,6 +41,7 @@ from leyden.types.rollout import (
     UpdateAttemptRequest,
     failure_reason,
 )
+from leyden.types.run import FINAL_RUN_STATUSES, MetricPoint, RunRecord, RunStatus, current_run_id
 from leyden.types.sample import Sample
 from leyden.types.span import (
     Attributes,
@@ -63,6 +64,7 @@ from leyden.types.worker import Worker, WorkerStatus
 __all__ = [
     "ATTEMPT_FINISHED",
     "ATTEMPT_TRANSITIONS",
+    "FINAL_RUN_STATUSES",
     "LLM",
     "OVERTAKES",
     "ROLLOUT_FINISHED",
@@ -75,6 +77,7 @@ __all__ = [
     "Attributes",
     "EnqueueRolloutRequest",
     "FilterLogic",
+    "MetricPoint",
     "NamedResources",
     "News",
     "PaginatedResult",
@@ -90,6 +93,8 @@ __all__ = [
     "RolloutConfig",
     "RolloutMode",
     "RolloutStatus",
+    "RunRecord",
+    "RunStatus",
     "Sample",
     "SortOrder",
     "Span",
@@ -111,6 +116,7 @@ __all__ = [
     "attempt_after_span",
     "check_attempt_transition",
     "check_rollout_transition",
+    "current_run_id",
     "failure_reason",
     "find_final_reward",
     "find_reward_spans",

@@ -1,0 +1,63 @@
+"""Runs and their metrics, as a store and a run folder keep them.
+
+A run is one call of a trainer's `fit`, with every resume of it. To record something more about a
+run, add it to `RunRecord.config`: it is JSON, and no store looks into it.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["FINAL_RUN_STATUSES", "MetricPoint", "RunRecord", "RunStatus", "current_run_id"]
+
+current_run_id: ContextVar[str | None] = ContextVar("leyden_run_id", default=None)
+"""The run whose algorithm is at work here. New rollouts belong to it unless the caller names another run."""
+
+RunStatus: TypeAlias = Literal["running", "succeeded", "failed", "stopped"]
+"""`stopped`: somebody ended the run (Ctrl-C, SIGTERM, cancellation), or a limit did, before the algorithm was done."""
+
+FINAL_RUN_STATUSES: Final[frozenset[RunStatus]] = frozenset({"succeeded", "failed", "stopped"})
+
+
+class RunRecord(BaseModel):
+    """A run: what it was started with, how it is, and how it ended.
+
+    A run whose process was killed stays `running`; its heartbeat is then old.
+    """
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+    run_id: str
+    name: str
+    """For people: the name of the run's folder, unless the user chose another."""
+    kind: str
+    """What worked on it: `fit`, `dev`, `eval`, `rl`."""
+    status: RunStatus = "running"
+    start_time: float
+    """Unix seconds. A resume keeps it."""
+    end_time: float | None = None
+    last_heartbeat_time: float | None = None
+    """Unix seconds."""
+    cause: str | None = None
+    """Why the run ended without success, in one line; None while it runs and after success."""
+    config: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """The resolved configuration, as JSON: algorithm, options, model, data sets, seed, package versions."""
+
+
+class MetricPoint(BaseModel):
+    """One number that a stage of a run ended with. (stage, iteration, name) is unique within a run."""
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+    stage: str
+    """`train`, `val` or `test`."""
+    iteration: int
+    """Finished iterations: train 3 is the third step, val 3 the policy after it, val 0 the one before any."""
+    name: str
+    value: float | None
+    """None: the value was NaN or infinite, which JSON lacks."""
+    time: float
+    """When it was reported, in Unix seconds."""
