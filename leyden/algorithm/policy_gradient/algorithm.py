@@ -406,7 +406,8 @@ def _note_answers(
     answers: Answers, rollout: Rollout, triplets: Sequence[Triplet], spans: Sequence[Span], reward: float
 ) -> None:
     """Count the answers of a rollout; the first rollout of a step is its example."""
-    cut = {span.span_id for span in spans if "length" in (span.attributes.get(semconv.GEN_AI_FINISH_REASONS) or ())}
+    reasons = {span.span_id: span.attributes.get(semconv.GEN_AI_FINISH_REASONS) for span in spans}
+    cut = {span_id for span_id, found in reasons.items() if isinstance(found, list | tuple) and "length" in found}
     for triplet in triplets:
         answers.add(triplet.response.token_ids, cut=triplet.metadata.get("span_id") in cut)
     if triplets and answers.example is None:

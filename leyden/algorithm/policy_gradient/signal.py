@@ -1,7 +1,7 @@
 """Whether a run can learn anything: warnings about groups without signal, a reward that never moves, and collapsed answers.
 
 Pure: `SignalWatch.look` takes what a step saw and returns the warnings that are due. To watch for
-something more, add a symptom to `_symptom`; the first symptom in the list that a step shows counts.
+something more, add a symptom to `SignalWatch._find`; the first one that a step shows counts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from leyden.utils.figures import figure
 from leyden.utils.logs import Preview
@@ -58,6 +58,14 @@ class Answers:
         self.distinct.add(tuple(token_ids))
 
 
+class _Symptom(NamedTuple):
+    """What a step shows if it cannot teach anything."""
+
+    name: str
+    description: str
+    causes: list[str]
+
+
 @dataclass(slots=True)
 class SignalWatch:
     """Looks at every step, and warns once of each symptom that lasts; then after twice as many steps, and so on.
@@ -86,11 +94,11 @@ class SignalWatch:
         if rewards:
             self._rewards.append(sum(rewards) / len(rewards))
         found = self._find(rewards, flat, n_groups, answers)
-        symptom = found[0] if found else None
+        symptom = found.name if found else None
         if symptom != self._symptom:
             self._symptom, self._first_step, self._due = symptom, step, _PATIENCE
         if found is not None:
-            self._newest = self._warning(step, found[1], found[2], answers)
+            self._newest = self._warning(step, found, answers)
         lasted = step - self._first_step + 1
         if symptom is not None and lasted >= self._due:
             self._due = 2 * lasted
@@ -102,48 +110,34 @@ class SignalWatch:
         return []
 
     def end(self, step: int) -> list[str]:
-        """Return the warning about a run that ends after step `step` and was too short for a warning, if every step showed the symptom."""
+        """Return the warning about a run that was too short for one, if each of its steps showed the symptom."""
         all_steps = self._symptom is not None and step - self._first_step + 1 >= len(self._rewards) > 0
         return [self._newest] if all_steps and self._due == _PATIENCE else []
 
-    def _find(
-        self, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers
-    ) -> tuple[str, str, list[str]] | None:
-        """Return the name of the step's symptom, a description and the usual causes; None if it shows none."""
-        several = answers.n > 1
-        asked_for_one = self.max_tokens == 1
+    def _find(self, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers) -> _Symptom | None:
+        several, asked_for_one = answers.n > 1, self.max_tokens == 1
         too_large = f"a learning rate that is too large (it is {figure(self.learning_rate)})"
         if several and answers.longest == 0:
-            return "empty", "all answers are empty", [too_large, "a chat template that ends the answer at once"]
-        if several and len(answers.distinct) == 1:
-            return (
-                "identical",
-                f"all {answers.n:,} answers are identical",
-                [too_large, "a temperature that is too low", "tasks that all have one answer"],
+            return _Symptom(
+                "empty", "all answers are empty", [too_large, "a chat template that ends the answer at once"]
             )
+        if several and len(answers.distinct) == 1:
+            causes = [too_large, "a temperature that is too low", "tasks that all have one answer"]
+            return _Symptom("identical", f"all {answers.n:,} answers are identical", causes)
         if several and answers.longest == 1 and not asked_for_one and flat:
-            return "one token", "no answer has more than one token", [too_large, "a reward that prefers short answers"]
+            causes = [too_large, "a reward that prefers short answers"]
+            return _Symptom("one token", "no answer has more than one token", causes)
         if several and answers.cut == answers.n and not asked_for_one:
             limit = "" if self.max_tokens is None else f"={self.max_tokens}"
-            return (
-                "cut",
-                f"all {answers.n:,} answers were cut by max_tokens{limit}",
-                ["a max_tokens that is too small", "a model that does not end its answers"],
-            )
+            causes = ["a max_tokens that is too small", "a model that does not end its answers"]
+            return _Symptom("cut", f"all {answers.n:,} answers were cut by max_tokens{limit}", causes)
         if flat and rewards:
-            low, high = min(rewards), max(rewards)
-            values = f"{figure(low)} in every rollout" if low == high else f"from {figure(low)} to {figure(high)}"
-            cut = [f"answers that were cut by max_tokens ({answers.cut:,} of {answers.n:,})"] if answers.cut else []
-            return (
-                "flat",
-                f"nothing to learn, because in each of the {n_groups:,} groups all rewards are equal ({values})",
-                [*cut, "tasks that are too hard or too easy for the model", "a reward that ignores the answer"],
-            )
+            return _flat(rewards, n_groups, answers)
         return None
 
-    def _warning(self, step: int, what: str, causes: Sequence[str], answers: Answers) -> str:
+    def _warning(self, step: int, symptom: _Symptom, answers: Answers) -> str:
         steps = f"step {step}" if step == self._first_step else f"steps {self._first_step} to {step}"
-        return f"{steps}: {what}. Usual causes: {', '.join(causes)}.{_shown(answers)}"
+        return f"{steps}: {symptom.description}. Usual causes: {', '.join(symptom.causes)}.{_shown(answers)}"
 
     def _unmoved(self, answers: Answers) -> str:
         first, second = _halves(self._rewards)
@@ -153,6 +147,17 @@ class SignalWatch:
             f"(it is {figure(self.learning_rate)}), too few rollouts for so noisy a reward, a reward that ignores the "
             f"answer, tasks that are too hard or too easy.{_shown(answers)}"
         )
+
+
+def _flat(rewards: Sequence[float], n_groups: int, answers: Answers) -> _Symptom:
+    low, high = min(rewards), max(rewards)
+    values = f"{figure(low)} in every rollout" if low == high else f"from {figure(low)} to {figure(high)}"
+    cut = [f"answers that were cut by max_tokens ({answers.cut:,} of {answers.n:,})"] if answers.cut else []
+    return _Symptom(
+        "flat",
+        f"nothing to learn, because in each of the {n_groups:,} groups all rewards are equal ({values})",
+        [*cut, "tasks that are too hard or too easy for the model", "a reward that ignores the answer"],
+    )
 
 
 def _shown(answers: Answers) -> str:
@@ -166,7 +171,7 @@ def _text(answer: Any) -> str:
         texts = [message.get("content") for message in messages]
         if all(isinstance(text, str) for text in texts):
             return "\n".join(cast("list[str]", texts))
-    return answer if isinstance(answer, str) else repr(answer)
+    return answer if isinstance(answer, str) else repr(cast(object, answer))
 
 
 def _halves(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
