@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
@@ -11,13 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.columns import Columns
-from rich.console import Console
-from rich.panel import Panel
 
 from leyden.errors import ConfigError, LeydenError, RunInterrupted
-
-__all__ = ["demo"]
 
 
 def demo(
@@ -49,6 +43,12 @@ def demo(
       leyden demo --resume .leyden/20261121-101500-demo-ab12
     """
     _require_demo_packages()
+    import asyncio
+
+    from rich.columns import Columns
+    from rich.console import Console
+    from rich.panel import Panel
+
     from leyden.demo.run import DemoOptions, draw_curve, games_before_and_after, python_line, run_demo, start_run
     from leyden.utils.logs import setup_logging
 
