@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from leyden.errors import ConfigError, LeydenError
+from leyden.utils.extras import install_extra
 
 __all__ = ["rl_commands"]
 
@@ -155,4 +156,4 @@ def _require_rl_packages() -> None:
 
     missing = [name for name in ("numpy", "gymnasium", "torch") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"leyden rl needs {', '.join(missing)}; install it with: pip install 'leyden[rl]'")
+        raise ConfigError(f"leyden rl needs {', '.join(missing)}; {install_extra('rl')}")
