@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from leyden.errors import ConfigError, LeydenError, RunInterrupted
+from leyden.utils.extras import install_extra
 
 
 def demo(
@@ -100,4 +101,4 @@ def _require_demo_packages() -> None:
         name for name in ("torch", "transformers", "openai", "matplotlib") if importlib.util.find_spec(name) is None
     ]
     if missing:
-        raise ConfigError(f"the demo needs {', '.join(missing)}; install it with: pip install 'leyden[demo]'")
+        raise ConfigError(f"the demo needs {', '.join(missing)}; {install_extra('demo')}")

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from leyden.errors import ConfigError, LeydenError
+from leyden.utils.extras import install_extra
 
 rl_commands = typer.Typer(help="Train and test policies in simulators.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -148,4 +149,4 @@ def _require_rl_packages() -> None:
 
     missing = [name for name in ("numpy", "gymnasium", "torch") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"leyden rl needs {', '.join(missing)}; install it with: pip install 'leyden[rl]'")
+        raise ConfigError(f"leyden rl needs {', '.join(missing)}; {install_extra('rl')}")
