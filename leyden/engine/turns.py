@@ -77,21 +77,27 @@ class Turns:
         """
         for call_ids in reversed(calls_of_turns):
             turn = self._turns.get(call_ids)
-            if turn is None or (place := self._end_of(turn, text, read)) is None:
+            if turn is None or (place := self._end_of(turn, call_ids, text, read)) is None:
                 continue
             self._turns.move_to_end(call_ids)
             return turn.token_ids, place
         return None
 
-    def _end_of(self, turn: Turn, text: str, read: Read) -> int | None:
-        """Where the turn ends in the template's text; None unless that text is proven to say what was sampled."""
+    def _end_of(self, turn: Turn, call_ids: tuple[str, ...], text: str, read: Read) -> int | None:
+        """Where the turn ends in the template's text; None unless that text is proven to say what was sampled.
+
+        A template that shows the ids of calls says more than the model did, which did not know them.
+        """
         if turn.prompt_digest != _digest(text[: turn.prompt_length]):
             return None
         found = [(at, end) for end in self._ends if (at := text.find(end, turn.prompt_length)) >= 0]
         if not found:
             return None
         at, end = min(found)
-        if turn.end not in ("", end) or turn.meaning != _meaning(*read(text[turn.prompt_length : at])):
+        written = text[turn.prompt_length : at]
+        if turn.end not in ("", end) or any(call_id in written for call_id in call_ids):
+            return None
+        if turn.meaning != _meaning(*read(written)):
             return None
         return at + len(turn.end)
 

@@ -10,8 +10,19 @@ from collections.abc import Mapping
 
 from leyden.engine.tools.base import Call, Reader, Schemas, ToolParser, parse
 from leyden.engine.tools.hermes import Hermes
+from leyden.engine.tools.llama3_json import Llama3Json
+from leyden.engine.tools.mistral import Mistral
+from leyden.engine.tools.qwen3_coder import Qwen3Coder
 
 __all__ = ["PARSERS", "Call", "Reader", "Schemas", "ToolParser", "parse"]
 
-PARSERS: Mapping[str, ToolParser] = {parser.name: parser for parser in (Hermes(),)}
+PARSERS: Mapping[str, ToolParser] = {
+    parser.name: parser
+    for parser in (
+        Hermes(),
+        Qwen3Coder(),
+        Llama3Json(),
+        Mistral(),
+    )
+}
 """By name."""

@@ -146,13 +146,13 @@ def parse(text: str, parser: ToolParser, schemas: Schemas) -> tuple[str, list[Ca
     return Reader(parser, schemas).feed(text, final=True)
 
 
-def json_object(text: str) -> Json | None:
-    """The JSON object that `text` is, white space around it aside; None if it is anything else."""
+def decode_json(text: str, start: int) -> tuple[Any, int] | None:
+    """The JSON value that begins at `start`, after white space, and where it ends; None if none is complete there."""
+    start += len(text[start:]) - len(text[start:].lstrip())
     try:
-        value: Any = json.loads(text, parse_constant=_refuse_constant)
+        return _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):
         return None
-    return cast(Json, value) if isinstance(value, dict) else None
 
 
 def call_of(value: Any, *names: str) -> Call | None:
@@ -169,6 +169,9 @@ def call_of(value: Any, *names: str) -> Call | None:
 
 def _refuse_constant(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _is_unicode(text: str) -> bool:

@@ -5,7 +5,7 @@ Models that write it: Nous Hermes 2 Pro and 3, Qwen2.5, Qwen3, and many that wer
 
 from __future__ import annotations
 
-from leyden.engine.tools.base import Found, Outcome, Schemas, ToolParser, call_of, json_object
+from leyden.engine.tools.base import Found, Outcome, Schemas, ToolParser, call_of, decode_json
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 
@@ -20,13 +20,15 @@ class Hermes(ToolParser):
 
     def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
         """Read one call. A response that ends after the object may lack the closing tag."""
-        end = text.find(_END)
-        while end >= 0:
-            call = call_of(json_object(text[len(_BEGIN) : end]), "arguments")
-            if call is not None:
-                return Found((call,), end + len(_END))
-            end = text.find(_END, end + 1)  # this one may stand within a string of the arguments
-        if not final:
+        if not final and _END not in text:
             return "unfinished"
-        call = call_of(json_object(text[len(_BEGIN) :]), "arguments")
-        return "not a call" if call is None else Found((call,), len(text))
+        found = decode_json(text, len(_BEGIN))
+        call = None if found is None else call_of(found[0], "arguments")
+        if found is None or call is None:
+            return "not a call" if final or found else "unfinished"
+        rest = text[found[1] :].lstrip()
+        if rest.startswith(_END):
+            return Found((call,), len(text) - len(rest) + len(_END))
+        if final and not rest:
+            return Found((call,), len(text))
+        return "not a call" if final or not _END.startswith(rest) else "unfinished"
