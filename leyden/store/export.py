@@ -61,6 +61,8 @@ _COLUMNS = {
         "mode": "string",
         "priority": "int32",
         "resources_id": "string",
+        "run_id": "string",
+        "group_id": "string",
         "reward": "float64",
         "start_time": "float64",
         "end_time": "float64",

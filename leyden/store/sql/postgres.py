@@ -53,6 +53,7 @@ _LOCKS = {
     "get_span_target": "lock_rollouts",
     "pin_rollout": "lock_rollouts",
     "forget_rollout": "lock_rollout_of_seq",
+    "get_run": "lock_run",
     "unpin": "lock_pin",
     "get_claim": "lock_claim_id",
     "get_resources": "lock_resources",
