@@ -30,7 +30,7 @@ def pretend(request: dict[str, Any]) -> Reply:
     """The model: it asks for the weather where it was not told, and tells it where it was."""
     said = json.dumps(request)
     if known := re.search(r"It is always sunny in ([\w-]+)", said):
-        return Reply(f"The weather in {known[1]} is sunny.")
+        return Reply(f"It is always sunny in {known[1]}!")
     if asked := re.search(r"weather in ([\w-]+)\?", said):
         return Reply(calls=(Call("get_weather", json.dumps({"city": asked[1]})),))
     return Reply("I can only tell the weather.")
