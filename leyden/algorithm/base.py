@@ -6,12 +6,11 @@ import inspect
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.adapter import TraceAdapter
 from leyden.errors import ConfigError
+from leyden.runs import Run
 from leyden.store.base import LightningStore
 from leyden.types import NamedResources
 from leyden.utils.latch import Latch
@@ -25,20 +24,6 @@ T = TypeVar("T")
 
 Dataset = Sequence[T]
 """Tasks: anything with a length and items (a list, a Hugging Face data set)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Where a run keeps what outlives it."""
-
-    run_id: str
-    """Names the run; the ids of its rollouts are derived from it, so that a resumed run meets its own rollouts."""
-    directory: Path | None = None
-    """None: nothing outlives the run (a store in memory)."""
-    resume: bool = False
-    """Continue from the newest checkpoint in `directory`."""
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Anything the caller wants beside the checkpoints; written to the run's manifest."""
 
 
 class Algorithm(ABC):

@@ -5,9 +5,6 @@ It knows nothing of training. All that Leyden asks of it is the decorator, and t
 
 from __future__ import annotations
 
-import functools
-
-from openai import AsyncOpenAI
 from openai.resources.chat.completions import AsyncCompletions
 from openai.types.chat import ChatCompletionMessageParam
 
@@ -18,15 +15,10 @@ from leyden.types import LLM
 __all__ = ["play"]
 
 
-@functools.cache
-def _client() -> AsyncOpenAI:
-    return AsyncOpenAI(base_url="http://unused", api_key="unused")  # one connection pool for all games
-
-
 @llm_rollout
 async def play(task: dict[str, int], llm: LLM) -> float:
     """Play one game for the secret in `task`; 1.0 when it was found, 0.0 when not."""
-    completions: AsyncCompletions = _client().with_options(base_url=llm.endpoint).chat.completions
+    completions: AsyncCompletions = llm.openai().chat.completions
     game = Game(task["secret"])
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": game.prompt()}]
     while not game.done:
