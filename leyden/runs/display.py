@@ -15,7 +15,8 @@ __all__ = ["closing_summary", "first_line"]
 
 def first_line(run: Run, config: Mapping[str, Any]) -> str:
     """Return the line that a run begins with: where it is kept, and on what it works."""
-    return f"run {run.directory or run.run_id}: {(config.get('algorithm') or {}).get('name', 'no algorithm')}"
+    algorithm: Any = config.get("algorithm") or {}
+    return f"run {run.directory or run.run_id}: {algorithm.get('name', 'no algorithm')}"
 
 
 def closing_summary(summary: RunSummary, width: int = 80) -> str:

@@ -72,6 +72,7 @@ from leyden.types.run import current_run_id
 from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback
+from leyden.utils.logs import notice
 from leyden.utils.text import describe_error
 
 __all__ = ["Trainer"]
@@ -638,6 +639,7 @@ class Trainer:
         if algorithm is None or not algorithm.holds_runners:
             ready.set()
         if algorithm is None:
+            notice(logger, "waiting for rollouts that others enqueue in %s; Ctrl-C ends", store.url)
             await (until_stopped_or_deserted(event) if isinstance(event, StopSignal) else event.wait_async())
             return 0
 
