@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.columns import Columns
-from rich.console import Console
-from rich.panel import Panel
 
 from leyden.errors import ConfigError, LeydenError, RunInterrupted
+from leyden.utils.extras import install_extra
 
-__all__ = ["demo"]
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def demo(
@@ -53,6 +51,12 @@ def demo(
       leyden demo --resume .leyden/20261121-101500-demo-ab12 --steps 60
     """
     _require_demo_packages()
+    import asyncio
+
+    from rich.columns import Columns
+    from rich.console import Console
+    from rich.panel import Panel
+
     from leyden.demo.run import (
         DemoOptions,
         draw_curve,
@@ -133,4 +137,4 @@ def _require_demo_packages() -> None:
         name for name in ("torch", "transformers", "openai", "matplotlib") if importlib.util.find_spec(name) is None
     ]
     if missing:
-        raise ConfigError(f"the demo needs {', '.join(missing)}; install it with: pip install 'leyden[demo]'")
+        raise ConfigError(f"the demo needs {', '.join(missing)}; {install_extra('demo')}")

@@ -43,9 +43,8 @@ def test_the_first_line_says_what_a_run_is_about_in_the_room_that_there_is() -> 
     assert first_line(RUN, CONFIG, width=120) == (
         "run 20261122-101500-ab12 | PolicyGradient on tiny-model (117k weights) | 32 tasks, 8 x 16 rollouts a step"
     )
-    assert (
-        first_line(RUN, CONFIG, width=80)
-        == ("run 20261122-101500-ab12 | PolicyGradient on tiny-model (117k weights) | 32 tasks")[:80]
+    assert first_line(RUN, CONFIG, width=84) == (
+        "run 20261122-101500-ab12 | PolicyGradient on tiny-model (117k weights) | 32 tasks"
     )
     assert first_line(RUN, CONFIG, width=60) == "run 20261122-101500-ab12 | PolicyGradient on tiny-model"
     assert first_line(Run("dev"), {}, width=60) == "run"
