@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
@@ -11,13 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.columns import Columns
-from rich.console import Console
-from rich.panel import Panel
 
 from leyden.errors import ConfigError, LeydenError, RunInterrupted
-
-__all__ = ["demo"]
+from leyden.utils.extras import install_extra
 
 
 def demo(
@@ -49,6 +44,12 @@ def demo(
       leyden demo --resume .leyden/20261121-101500-demo-ab12
     """
     _require_demo_packages()
+    import asyncio
+
+    from rich.columns import Columns
+    from rich.console import Console
+    from rich.panel import Panel
+
     from leyden.demo.run import DemoOptions, draw_curve, games_before_and_after, python_line, run_demo, start_run
     from leyden.utils.logs import setup_logging
 
@@ -100,4 +101,4 @@ def _require_demo_packages() -> None:
         name for name in ("torch", "transformers", "openai", "matplotlib") if importlib.util.find_spec(name) is None
     ]
     if missing:
-        raise ConfigError(f"the demo needs {', '.join(missing)}; install it with: pip install 'leyden[demo]'")
+        raise ConfigError(f"the demo needs {', '.join(missing)}; {install_extra('demo')}")

@@ -5,7 +5,6 @@ It knows nothing of training. All that Leyden asks of it is the decorator, and t
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 from leyden.demo.game import Game
@@ -13,23 +12,15 @@ from leyden.litagent import llm_rollout
 from leyden.types import LLM
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
     from openai.types.chat import ChatCompletionMessageParam
 
 __all__ = ["play"]
 
 
-@functools.cache
-def _client() -> AsyncOpenAI:
-    from openai import AsyncOpenAI
-
-    return AsyncOpenAI(base_url="http://unused", api_key="unused")  # one connection pool for all games
-
-
 @llm_rollout
 async def play(task: dict[str, int], llm: LLM) -> float:
     """Play one game for the secret in `task`; 1.0 when it was found, 0.0 when not."""
-    client = _client().with_options(base_url=llm.endpoint)
+    client = llm.openai()
     game = Game(task["secret"])
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": game.prompt()}]
     while not game.done:

@@ -74,6 +74,11 @@ def start_run(directory: Path, options: DemoOptions) -> None:
         raise ConfigError(
             f"{directory} holds a run already: continue it with leyden demo --resume {directory}, or choose another --run-dir"
         )
+    if inside := next(directory.glob(f"*/{MANIFEST}"), None):
+        raise ConfigError(
+            f"{directory} is a folder of runs ({inside.parent.name} is one); "
+            f"choose a new folder, such as --run-dir {directory / 'demo'}"
+        )
     try:
         private_directory(directory)
         write_file(directory / _OPTIONS_FILE, json.dumps(asdict(options)))

@@ -26,9 +26,11 @@ from leyden.engine.base import (
     Sample,
     SamplingParams,
 )
+from leyden.engine.tools import PARSERS
 from leyden.errors import ConfigError, EngineError
 from leyden.options import check_token
 from leyden.types import LLM, TrainingSequence
+from leyden.utils.extras import install_extra
 from leyden.utils.listening import is_loopback, listen, netloc
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class EmbeddedBackend(PolicyBackend):
         deterministic: bool = False,
         seed: int = 0,
         threads: int | None = 1,
+        tool_parser: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         api_key: str | None = None,
@@ -80,6 +83,8 @@ class EmbeddedBackend(PolicyBackend):
             Without it a seed is honoured up to rounding: other rows in the batch change the last bits of a probability.
         seed: of the sampler, for requests that have none.
         threads: of torch, for decoding and for training each; None leaves torch's default.
+        tool_parser: the form in which the model writes tool calls, such as "hermes"; None takes the one that reads
+            what the chat template writes.
         host, port: of the endpoint; port 0 takes a free one. Any address but loopback needs `api_key`.
         control_key: also serve training, to whoever has this key (how `IsolatedBackend` drives its child).
         """
@@ -92,7 +97,10 @@ class EmbeddedBackend(PolicyBackend):
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
         if max_length is not None and max_length < 2:
             raise ConfigError(f"max_length is {max_length}; it must be at least 2: a prompt token and a response token")
+        if tool_parser is not None and tool_parser not in PARSERS:
+            raise ConfigError(f"tool_parser={tool_parser!r} is not known; known: {', '.join(PARSERS)}")
         self.model_name = model_name
+        self._tool_parser = tool_parser
         self._source = (model, tokenizer, device, dtype)
         self._max_batch_rows = max_batch_rows
         self._max_length = max_length
@@ -177,7 +185,7 @@ class EmbeddedBackend(PolicyBackend):
                 import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
                 import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
             except ImportError as error:
-                raise EngineError(f"the embedded engine needs {error.name!r}: pip install 'leyden[torch]'") from error
+                raise EngineError(f"the embedded engine needs {error.name!r}: {install_extra('torch')}") from error
             executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leyden-trainer")
             try:
                 # On the training thread, so that torch's settings for it are made where they are used.
@@ -228,6 +236,7 @@ class EmbeddedBackend(PolicyBackend):
             eos_ids=policy.eos_ids,
             deterministic=self._deterministic,
             api_key=self._api_key,
+            tool_parser=self._tool_parser,
             control_key=self._control_key,
         )
         routes = control_routes(self) if self._control_key else None

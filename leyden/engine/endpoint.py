@@ -13,22 +13,17 @@ import hmac
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from leyden.dialects import openai_error, sse_event, usage
+from leyden.engine.answers import Choice, chunk, response
+from leyden.engine.chat import Chat, Prompt, Reply
 from leyden.engine.decoder import Decoder, Generation
-from leyden.engine.text import StreamedText, Text, cut_at_stop
-from leyden.engine.wire import (
-    Choice,
-    CompletionRequest,
-    Kind,
-    RequestError,
-    chunk,
-    parse_request,
-    response,
-)
+from leyden.engine.refusal import RequestError
+from leyden.engine.text import Text
+from leyden.engine.wire import CompletionRequest, Kind, parse_request
 from leyden.errors import LeydenError
 from leyden.utils.http import MAX_BODY_BYTES, ClientGone, RequestRefused, SiteGuard, read_body
 
@@ -53,6 +48,8 @@ class EndpointOptions:
     eos_ids: frozenset[int]
     deterministic: bool
     api_key: str | None
+    tool_parser: str | None = None
+    """The name of a parser of tool calls; None takes the one that reads what the chat template writes."""
     control_key: str | None = None
     """What the extra routes demand."""
 
@@ -72,6 +69,9 @@ class Endpoint:
         """extra: further POST routes, for callers with the control key."""
         self._decoder = decoder
         self._text = text
+        self._chat = None
+        if text is not None:
+            self._chat = Chat(text, model=options.model_name, eos_ids=options.eos_ids, tool_parser=options.tool_parser)
         self._options = options
         self._extra = dict(extra or {})
         self._guard = guard
@@ -115,37 +115,40 @@ class Endpoint:
 
     async def _complete(self, body: bytes, kind: Kind, receive: Receive, send: Send) -> None:
         request = parse_request(body, kind)
-        prompt_ids = self._prompt(request)
-        call = _Call(self._generations(request, prompt_ids))
+        prompt = self._prompt(request)
+        replies = [self._reply(request, prompt, index) for index in range(request.n)]
+        call = _Call(self._generations(request, prompt.token_ids))
         call.bind()
         self._decoder.submit(call.generations)
         gone = asyncio.ensure_future(_disconnect(receive))
         gone.add_done_callback(call.cancel)
+        streams = [
+            _Stream(index, generation, reply)
+            for index, (generation, reply) in enumerate(zip(call.generations, replies, strict=True))
+        ]
         try:
             if request.stream:
-                await self._stream(request, prompt_ids, call, send)
+                await self._stream(request, prompt, call, streams, send)
             else:
-                await self._whole(request, prompt_ids, call, send)
+                await self._whole(request, prompt, call, streams, send)
         finally:
             call.cancel()
             gone.cancel()
 
-    async def _whole(self, request: CompletionRequest, prompt_ids: list[int], call: _Call, send: Send) -> None:
+    async def _whole(
+        self, request: CompletionRequest, prompt: Prompt, call: _Call, streams: list[_Stream], send: Send
+    ) -> None:
         if not await call.finished():
             return
-        choices = [
-            Choice(index, self._answer_text(request, g), g.token_ids, g.logprobs, g.policy_versions, g.finish_reason)
-            for index, g in enumerate(call.generations)
-        ]
-        await _answer(send, 200, response(request, _response_id(request), prompt_ids, choices, self._piece))
+        choices = [choice for stream in streams if (choice := self._take(stream, prompt)) is not None]
+        await _answer(send, 200, response(request, _response_id(request), prompt.token_ids, choices, self._piece))
 
-    async def _stream(self, request: CompletionRequest, prompt_ids: list[int], call: _Call, send: Send) -> None:
-        """One chunk for each token as it is sampled; the text may lag behind its tokens by an unfinished character."""
+    async def _stream(
+        self, request: CompletionRequest, prompt: Prompt, call: _Call, streams: list[_Stream], send: Send
+    ) -> None:
+        """One chunk for each token as it is sampled; the text may lag behind its tokens until it is certain."""
         response_id = _response_id(request)
-        streams = [
-            _Stream(g, StreamedText(self._text, request.stops) if self._text else None) for g in call.generations
-        ]
-        first: list[int] | None = prompt_ids
+        first: list[int] | None = prompt.token_ids
         started = False
         try:
             while not all(stream.ended for stream in streams):
@@ -154,8 +157,8 @@ class Endpoint:
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                     started = True
-                for index, stream in enumerate(streams):
-                    choice = stream.take(index)
+                for stream in streams:
+                    choice = self._take(stream, prompt)
                     if choice is not None:
                         data = chunk(request, response_id, choice, self._piece, prompt_ids=first)
                         first = None
@@ -165,12 +168,22 @@ class Endpoint:
                 raise
             await send(_sse(openai_error(500, str(error))))
         if request.include_usage:
-            counted = usage(len(prompt_ids), sum(len(g.token_ids) for g in call.generations))
+            counted = usage(len(prompt.token_ids), sum(len(g.token_ids) for g in call.generations))
             data = chunk(request, response_id, None, self._piece, counted=counted)
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    def _prompt(self, request: CompletionRequest) -> list[int]:
+    def _take(self, stream: _Stream, prompt: Prompt) -> Choice | None:
+        """What is new in a stream; its end is remembered before the client can know of it."""
+        choice = stream.take()
+        if stream.ended and choice is not None and self._chat is not None and stream.reply is not None:
+            self._chat.ended(prompt, stream.generation.token_ids, stream.reply)
+        return choice
+
+    def _reply(self, request: CompletionRequest, prompt: Prompt, index: int) -> Reply | None:
+        return None if self._chat is None else self._chat.reply(request, prompt, index)
+
+    def _prompt(self, request: CompletionRequest) -> Prompt:
         options = self._options
         if request.model != options.model_name:
             raise RequestError(
@@ -181,7 +194,8 @@ class Endpoint:
             )
         if options.deterministic and request.seed is None:
             raise RequestError("'seed' is missing: this engine runs in deterministic mode and needs one", param="seed")
-        prompt_ids = self._prompt_ids(request)
+        prompt = self._read_prompt(request)
+        prompt_ids = prompt.token_ids
         field = "prompt" if request.kind == "text_completion" else "messages"
         if not prompt_ids:
             raise RequestError(f"{field!r} has no tokens", param=field)
@@ -191,32 +205,23 @@ class Endpoint:
                 param=field,
                 code="context_length_exceeded",
             )
-        return prompt_ids
+        return prompt
 
-    def _prompt_ids(self, request: CompletionRequest) -> list[int]:
+    def _read_prompt(self, request: CompletionRequest) -> Prompt:
         if isinstance(request.prompt, list):
             bad = next((token for token in request.prompt if token >= self._options.n_vocabulary), None)
             if bad is not None:
                 raise RequestError(
                     f"'prompt' has the token id {bad}; the vocabulary has {self._options.n_vocabulary}", param="prompt"
                 )
-            return request.prompt
-        if self._text is None:
+            return Prompt(request.prompt)
+        if self._text is None or self._chat is None:
             raise RequestError(
                 "this engine has no tokenizer; send 'prompt' to /v1/completions as token ids", param="prompt"
             )
         if request.kind == "text_completion":
-            return self._text.encode(request.prompt, special=True)
-        if not self._text.has_chat_template:
-            raise RequestError(
-                "the model's tokenizer has no chat template; use /v1/completions",
-                param="messages",
-                code="no_chat_template",
-            )
-        try:
-            return self._text.chat_prompt(request.messages)
-        except Exception as error:  # a template raises whatever it likes about messages that it does not take
-            raise RequestError(f"the chat template refuses the messages: {error}", param="messages") from error
+            return Prompt(self._text.encode(request.prompt, special=True))
+        return self._chat.prompt(request)
 
     def _generations(self, request: CompletionRequest, prompt_ids: list[int]) -> list[Generation]:
         options, stops, text = self._options, request.stops, self._text
@@ -236,13 +241,22 @@ class Endpoint:
                 loop=loop,
                 notify=_nobody,
                 streams=request.stream,
-                ends_text=functools.partial(text.ends_with_stop, stops) if stops and text else None,
+                ends_text=self._ends_text(request),
             )
             for index in range(request.n)
         ]
 
-    def _answer_text(self, request: CompletionRequest, generation: Generation) -> str:
-        return cut_at_stop(self._text.decode(generation.token_ids), request.stops) if self._text else ""
+    def _ends_text(self, request: CompletionRequest) -> Callable[[Sequence[int]], bool] | None:
+        """What ends a response besides its tokens: a stop string, and the first tool call if one is all that is wanted."""
+        stops, text, chat = request.stops, self._text, self._chat
+        if text is None or chat is None:
+            return None
+        ends: list[Callable[[Sequence[int]], bool]] = []
+        if stops:
+            ends.append(functools.partial(text.ends_with_stop, stops))
+        if request.may_call and not request.parallel_tool_calls:
+            ends.append(functools.partial(chat.has_call, schemas=request.schemas))
+        return (lambda ids: any(end(ids) for end in ends)) if ends else None
 
     def _piece(self, token_id: int) -> tuple[str, list[int]]:
         return self._text.piece(token_id) if self._text else (f"token_id:{token_id}", [])
@@ -294,32 +308,42 @@ class _Call:
 
 
 class _Stream:
-    """How much of one generation has been sent."""
+    """How much of one generation has been handed out."""
 
-    def __init__(self, generation: Generation, text: StreamedText | None) -> None:
-        self._generation = generation
-        self._text = text
+    def __init__(self, index: int, generation: Generation, reply: Reply | None) -> None:
+        """index: which choice it is. reply: None if there is no tokenizer."""
+        self._index = index
+        self.generation = generation
+        self.reply = reply
         self._n_sent = 0
+        self._n_calls = 0
         self.ended = False
 
-    def take(self, index: int) -> Choice | None:
-        """What is new since the last time, None when nothing is."""
-        generation = self._generation
-        finish_reason = generation.finish_reason  # read first: when it is set, the tokens are complete
+    def take(self) -> Choice | None:
+        """Return what is new since the last time, None when nothing is."""
+        generation = self.generation
+        finish_reason: str | None = generation.finish_reason  # read first: when it is set, the tokens are complete
         n = len(generation.logprobs)
         if self.ended or (n == self._n_sent and finish_reason is None):
             return None
         start, self._n_sent = self._n_sent, n
         self.ended = finish_reason is not None
-        text = self._text.advance(generation.token_ids[:n], final=self.ended) if self._text else ""
+        text, calls = "", list[Any]()
+        if self.reply is not None:
+            text, calls = self.reply.advance(generation.token_ids[:n], final=self.ended)
+        first_call, self._n_calls = self._n_calls, self._n_calls + len(calls)
+        if finish_reason == "stop" and self._n_calls:
+            finish_reason = "tool_calls"
         return Choice(
-            index,
+            self._index,
             text,
             generation.token_ids[start:n],
             generation.logprobs[start:n],
             generation.policy_versions[start:n],
             finish_reason,
+            calls,
             begins=start == 0,
+            first_call=first_call,
         )
 
 

@@ -1,29 +1,24 @@
-"""Between text and token ids: chat prompts, responses, single tokens, stop strings, text that arrives in pieces.
+"""Between text and token ids: responses, single tokens, stop strings, text that arrives in pieces.
 
 It knows a tokenizer of transformers and nothing else. Its methods may be called from several threads.
 """
 
 from __future__ import annotations
 
-import json
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 __all__ = ["StreamedText", "Text"]
 
-_REMEMBERED_PROMPTS = 4096
-_REMEMBERED_LENGTH = 8192
-"""Characters; longer prompts are seldom the same twice, and would fill the memory."""
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Text:
-    """A tokenizer with its chat template, remembering recent prompts: agents repeat theirs a lot."""
+    """A tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self._prompts: OrderedDict[str, list[int]] = OrderedDict()
         self._pieces: dict[int, tuple[str, list[int]]] = {}
         # The Rust tokenizer underneath does no clean-up and is an order of magnitude quicker to call.
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
@@ -38,32 +33,30 @@ class Text:
     def has_chat_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def chat_prompt(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The ids of a conversation, ready for the assistant's turn; do not change the list.
-
-        Raises what the template raises when it refuses the messages.
-        """
-        key = json.dumps(messages)
-        ids = self._prompts.get(key)
-        if ids is not None:
-            self._prompts.move_to_end(key)
-            return ids
-        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        ids = self.encode(text, special=False)
-        if len(key) <= _REMEMBERED_LENGTH:
-            self._prompts[key] = ids
-            while len(self._prompts) > _REMEMBERED_PROMPTS:
-                self._prompts.popitem(last=False)
-        return ids
-
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids. special: add the tokens that the tokenizer puts around a plain text."""
         if self._backend is not None:
             return self._backend.encode(text, add_special_tokens=special).ids
         return self.tokenizer.encode(text, add_special_tokens=special)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
+    def decode(self, ids: Sequence[int], kept: AbstractSet[int] = frozenset()) -> str:
+        """Return the text without special tokens, but for those in `kept`."""
+        if kept.isdisjoint(ids):
+            return self._decode(ids)
+        parts: list[str] = []
+        start = 0
+        for place, token in enumerate(ids):
+            if token in kept:
+                parts += [self._decode(ids[start:place]), self.piece(token)[0]]
+                start = place + 1
+        return "".join([*parts, self._decode(ids[start:])])
+
+    def special_ids(self, tokens: Iterable[str]) -> frozenset[int]:
+        """Return the ids of those `tokens` that `decode` leaves out."""
+        known: dict[int, Any] = self.tokenizer.added_tokens_decoder
+        return frozenset(number for number, token in known.items() if token.special and token.content in tokens)
+
+    def _decode(self, ids: Sequence[int]) -> str:
         if self._decode_directly:
             return self._backend.decode(ids, skip_special_tokens=True)
         return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -88,15 +81,17 @@ class Text:
 class StreamedText:
     """The text of a growing list of ids, in pieces that are final."""
 
-    def __init__(self, text: Text, stops: Sequence[str]) -> None:
+    def __init__(self, text: Text, stops: Sequence[str], kept: AbstractSet[int] = frozenset()) -> None:
+        """kept: special tokens that are part of the text."""
         self._text = text
         self._stops = stops
+        self._kept = kept
         self._sent = 0
         """Characters handed out."""
 
     def advance(self, ids: Sequence[int], *, final: bool) -> str:
         """What can be sent now: no unfinished character, nothing that may turn out to begin a stop string."""
-        whole = cut_at_stop(self._text.decode(ids), self._stops)
+        whole = cut_at_stop(self._text.decode(ids, self._kept), self._stops)
         end = len(whole) if final else self._safe_end(whole)
         piece = whole[self._sent : end]
         self._sent = max(self._sent, end)

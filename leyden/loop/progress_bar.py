@@ -50,7 +50,13 @@ class ProgressBar(Callback):
 
     def on_progress(self, loop: TrainLoop, progress: Progress) -> None:
         """Show how far the stage is."""
-        self._display.progress(progress.done, progress.total, progress.counts)
+        self._display.progress(
+            progress.done,
+            progress.total,
+            seconds=progress.seconds,
+            counts=progress.counts,
+            stage=loop.current_stage,
+        )
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Show the step's metrics."""

@@ -51,11 +51,11 @@ class ProgressDisplay:
         self._state = _State(tuple(metrics), unit)
         self._shown: _Terminal | _Lines | None = None
 
-    def start(self, *, iteration: int | None = 0, total: int | None = None) -> None:
+    def start(self, *, iteration: int = 0, total: int | None = None) -> None:
         """Begin to show.
 
-        iteration: how many iterations are done; None for a run that has none, which shows its stage alone.
-        total: iterations in all; None if unknown.
+        iteration: how many iterations are done.
+        total: iterations in all. None if unknown: until one is done, the stage is shown alone.
         """
         self.close()
         stream = self._stream or sys.stderr
@@ -70,12 +70,22 @@ class ProgressDisplay:
         """Show the stage that begins."""
         self._state.stage = _Stage(stage)
 
-    def progress(self, done: int, total: int, counts: Mapping[str, float] | None = None) -> None:
-        """Show that `done` of `total` are done in the stage, and rates of the other `counts`."""
-        stage = self._state.stage
-        self._state.stage = _Stage(
-            stage.name, done, total, dict(counts or {}), stage.started, time.monotonic() - stage.started
-        )
+    def progress(
+        self,
+        done: int,
+        total: int,
+        *,
+        seconds: float,
+        counts: Mapping[str, float] | None = None,
+        stage: str | None = None,
+    ) -> None:
+        """Show that `done` of `total` are done after `seconds` in the stage, and rates of the other `counts`.
+
+        stage: its name; None: the one that was begun.
+        """
+        old = self._state.stage
+        name = old.name if stage is None else stage
+        self._state.stage = _Stage(name, done, total, dict(counts or {}), old.started, seconds)
 
     def update(self, metrics: Mapping[str, Any]) -> None:
         """Show these values of the metrics."""
@@ -111,13 +121,14 @@ class _Stage:
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     """Between its begin and its newest report."""
+    reported_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
 class _State:
     metrics: tuple[str, ...]
     unit: str
-    iteration: int | None = 0
+    iteration: int = 0
     total: int | None = None
     stage: _Stage = field(default_factory=_Stage)
     newest: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -126,10 +137,15 @@ class _State:
     counted_at: float = 0.0
     """When the newest iteration was counted."""
 
-    def begin(self, iteration: int | None, total: int | None) -> None:
-        self.iteration, self.total, self.first_iteration = iteration, total, iteration or 0
+    def begin(self, iteration: int, total: int | None) -> None:
+        self.iteration, self.total, self.first_iteration = iteration, total, iteration
         self.stage, self.newest = _Stage(), {}
         self.started_at = self.counted_at = time.monotonic()
+
+    @property
+    def in_iterations(self) -> bool:
+        """Whether the run is known to have iterations; one that has none shows its stage alone."""
+        return self.total is not None or self.iteration > 0
 
     @property
     def label(self) -> str:
@@ -138,7 +154,7 @@ class _State:
     @property
     def fraction(self) -> float | None:
         """The share of the iterations that are done."""
-        return None if not self.total or self.iteration is None else self.iteration / self.total
+        return self.iteration / self.total if self.total else None
 
     def values(self) -> list[str]:
         newest = dict(self.newest)  # another thread may add to it
@@ -153,11 +169,12 @@ class _State:
 
     def seconds_left(self) -> float | None:
         """Time left, from the mean duration of what this process has seen; None while it has seen nothing."""
-        if self.iteration is None:
+        if not self.in_iterations:
             stage = self.stage
             if not stage.total or not stage.done or stage.done >= stage.total:
                 return None
-            return (time.monotonic() - stage.started) * (stage.total - stage.done) / stage.done
+            left = stage.seconds * (stage.total - stage.done) / stage.done
+            return max(0.0, left - (time.monotonic() - stage.reported_at))
         seen = self.iteration - self.first_iteration
         if seen == 0 or self.total is None or self.iteration >= self.total:
             return None
@@ -218,7 +235,7 @@ def _run_line(state: _State, width: int) -> Line:
 
 def _stage_line(state: _State, width: int) -> Line:
     """Return the stage's line; it holds the metrics too if the run has no iterations."""
-    if state.iteration is None:
+    if not state.in_iterations:
         return fitted(
             f"{state.stage.name} {state.counts()}".strip(), state.values(), state.rates(), state.left(), width
         )
@@ -256,7 +273,7 @@ class _Lines:
                 continue
             state = self._state
             under_way = f"{state.stage.name} {state.counts()}".strip()
-            label = [] if state.iteration is None else [state.label]
+            label = [state.label] if state.in_iterations else []
             self._write([*label, under_way, *state.values(), *state.rates(), state.left()])
 
     def _write(self, parts: Iterable[str]) -> None:
@@ -288,15 +305,15 @@ class _Terminal:
 
     def close(self) -> None:
         """Leave the run's line, and the stage's only where there is no other."""
-        self._stage_shown = self._state.iteration is None
+        self._stage_shown = not self._state.in_iterations
         self._stack.close()
 
     def _draw(self) -> Group:
         state, width = self._state, self._console.width
         lines: list[Text] = []
-        if state.iteration is not None:
+        if state.in_iterations:
             lines.append(self._drawn(_run_line(state, width), state.fraction))
-        if self._stage_shown and state.stage.name:
+        if self._stage_shown and (state.stage.name or state.stage.total):
             lines.append(self._drawn(_stage_line(state, width), state.stage_fraction()))
         return Group(*lines)
 

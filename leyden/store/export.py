@@ -40,6 +40,7 @@ from leyden.types import (
     find_final_reward,
 )
 from leyden.utils.atomic import ASIDE, commit_directory
+from leyden.utils.extras import install_extra
 
 __all__ = ["Exported", "export_parquet"]
 
@@ -362,6 +363,4 @@ def _arrow() -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"an export to Parquet needs pyarrow ({error}); install it with: pip install 'leyden[export]'"
-        ) from error
+        raise ConfigError(f"an export to Parquet needs pyarrow ({error}); {install_extra('export')}") from error

@@ -55,6 +55,7 @@ from leyden.types import NamedResources, Retention
 from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback
+from leyden.utils.logs import notice
 
 __all__ = ["Trainer"]
 
@@ -494,6 +495,7 @@ class Trainer:
         if algorithm is None or not algorithm.holds_runners:
             ready.set()
         if algorithm is None:
+            notice(logger, "waiting for rollouts that others enqueue in %s; Ctrl-C ends", store.url)
             await (until_stopped_or_deserted(event) if isinstance(event, StopSignal) else event.wait_async())
             return 0
 

@@ -17,7 +17,7 @@ import reprlib
 import sys
 from typing import TextIO
 
-__all__ = ["Preview", "configure_logger", "line_formatter", "setup_child_logging", "setup_logging"]
+__all__ = ["Preview", "configure_logger", "line_formatter", "notice", "setup_child_logging", "setup_logging"]
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -105,6 +105,30 @@ def configure_logger(level: int | str = logging.INFO, name: str = "leyden") -> l
     if name != "leyden":
         logger.setLevel(_checked(level))
     return logger
+
+
+def notice(logger: logging.Logger, message: str, *args: object) -> None:
+    """Log at INFO, and write the message to standard error if no handler shows INFO there.
+
+    For the few messages that a user needs without having set up logging, such as what a process
+    waits for.
+    """
+    logger.info(message, *args)
+    if not _is_shown(logger):
+        sys.stderr.write(f"{message % args}\n")
+        sys.stderr.flush()
+
+
+def _is_shown(logger: logging.Logger) -> bool:
+    """Return whether a handler that is not a file's takes the logger's INFO records."""
+    if not logger.isEnabledFor(logging.INFO):
+        return False
+    place: logging.Logger | None = logger
+    while place is not None:
+        if any(each.level <= logging.INFO and not isinstance(each, logging.FileHandler) for each in place.handlers):
+            return True
+        place = place.parent if place.propagate else None
+    return False
 
 
 class _LineFormatter(logging.Formatter):

@@ -46,18 +46,3 @@ def test_a_stop_string_is_seen_with_the_token_that_completes_it(text: str, stop:
         assert seen == len((text[: text.index(stop)] + stop).encode())
     else:
         assert seen is None
-
-
-def test_a_prompt_is_remembered_and_told_apart_from_others():
-    first = TEXT.chat_prompt([{"role": "user", "content": "a"}])
-    assert TEXT.chat_prompt([{"role": "user", "content": "a"}]) is first
-    assert TEXT.chat_prompt([{"role": "user", "content": "b"}]) != first
-    assert TEXT.chat_prompt([{"role": "system", "content": "a"}]) != first
-
-
-def test_the_next_turns_prompt_extends_this_ones_ids():
-    messages = [{"role": "user", "content": "0..9"}]
-    prompt = TEXT.chat_prompt(messages)
-    answer = [*TEXT.encode("5", special=False), 2]
-    messages += [{"role": "assistant", "content": TEXT.decode(answer)}, {"role": "user", "content": "higher"}]
-    assert TEXT.chat_prompt(messages)[: len(prompt) + len(answer)] == prompt + answer

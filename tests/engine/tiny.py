@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,20 @@ TEMPLATE = (
 SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each byte, and the three special tokens before them."""
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())))}
+def tokenizer(template: str = TEMPLATE, *, end: str = SPECIAL[2], more: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One token for each byte, and the special tokens before them: three, of which `end` ends a turn, and `more`."""
+    special = (*SPECIAL[:2], end, *more)
+    vocabulary = {token: index for index, token in enumerate((*special, *sorted(pre_tokenizers.ByteLevel.alphabet())))}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=SPECIAL[0], eos_token=SPECIAL[2], additional_special_tokens=[SPECIAL[1]]
+        tokenizer_object=backend,
+        pad_token=SPECIAL[0],
+        eos_token=end,
+        additional_special_tokens=[SPECIAL[1], *more],
     )
-    fast.chat_template = TEMPLATE
+    fast.chat_template = template
     return fast
 
 

@@ -102,15 +102,14 @@ def test_off_a_terminal_a_long_iteration_gets_a_line_now_and_then() -> None:
 def test_a_run_without_iterations_shows_its_stage() -> None:
     stream = io.StringIO()
     display = ProgressDisplay(stream=stream, line_seconds=0.02)
-    display.start(iteration=None)
-    display.begin_stage("train")
-    display.progress(50, 200)
+    display.start()
+    display.progress(50, 200, seconds=2.0, stage="train")
     display.update({"reward": 0.25})
     deadline = time.monotonic() + 20
     while "reward" not in stream.getvalue() and time.monotonic() < deadline:
         threading.Event().wait(0.005)
     display.close()
-    assert re.search(r"^train 50/200 rollouts  reward 0.25  .* rollouts/s  0:\d\d left$", stream.getvalue(), re.M)
+    assert re.search(r"^train 50/200 rollouts  reward 0.25  25 rollouts/s  0:0[456] left$", stream.getvalue(), re.M)
 
 
 def test_a_line_keeps_what_matters_at_any_width() -> None:

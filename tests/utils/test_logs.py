@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from leyden.utils.logs import configure_logger, line_formatter, setup_logging
+from leyden.utils.logs import configure_logger, line_formatter, notice, setup_logging
 
 LONG = " ".join(f"word{number}" for number in range(60))
 
@@ -111,3 +111,14 @@ def test_an_unknown_level_in_the_environment_is_reported_and_the_given_one_holds
     assert fresh_logger.level == logging.ERROR
     setup_logging()
     assert "WARNING LEYDEN_LOG is 'loud', which is no level; possible: debug" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("level", [None, "WARNING", "INFO"])
+def test_a_notice_is_shown_once_whether_logging_is_set_up_or_not(
+    level: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if level is not None:
+        setup_logging(level)
+    notice(logging.getLogger("leyden.test"), "waiting for %s", "rollouts")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("waiting for rollouts")

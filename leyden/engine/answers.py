@@ -1,0 +1,115 @@
+"""Responses in OpenAI's wire format, whole and in chunks. Pure functions; they know no model and no server.
+
+Conventions beyond OpenAI's are vLLM's: `return_token_ids` puts `prompt_token_ids` at the top and `token_ids` in each
+choice. Leyden's own: `policy_versions` in each choice, one for each token.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from leyden.dialects import Json, sse_event, usage
+from leyden.engine.wire import CompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer, whole or the part that one chunk carries."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+    policy_versions: list[int]
+    finish_reason: str | None
+    calls: Sequence[Json] = ()
+    """Tool calls, as the wire format has them."""
+    begins: bool = True
+    """It is the first chunk of its choice."""
+    first_call: int = 0
+    """The number of the first of `calls` within its choice."""
+
+
+Pieces = Callable[[int], tuple[str, list[int]]]
+
+
+def response(
+    request: CompletionRequest, response_id: str, prompt_ids: list[int], choices: list[Choice], pieces: Pieces
+) -> bytes:
+    """The body of an answer that is not streamed."""
+    body = _head(request, response_id, request.kind)
+    if request.return_token_ids:
+        body["prompt_token_ids"] = prompt_ids
+    body["choices"] = [_choice(request, choice, pieces, chunked=False) for choice in choices]
+    body["usage"] = usage(len(prompt_ids), sum(len(choice.token_ids) for choice in choices))
+    return json.dumps(body).encode()
+
+
+def chunk(
+    request: CompletionRequest,
+    response_id: str,
+    choice: Choice | None,
+    pieces: Pieces,
+    *,
+    prompt_ids: list[int] | None = None,
+    counted: Json | None = None,
+) -> bytes:
+    """One server-sent event. prompt_ids: it is the answer's first. counted: the usage, where there is no choice."""
+    body = _head(request, response_id, f"{request.kind}.chunk" if request.kind == "chat.completion" else request.kind)
+    if prompt_ids is not None and request.return_token_ids:
+        body["prompt_token_ids"] = prompt_ids
+    body["choices"] = [] if choice is None else [_choice(request, choice, pieces, chunked=True)]
+    if request.include_usage:
+        body["usage"] = counted
+    return sse_event(json.dumps(body).encode())
+
+
+def _head(request: CompletionRequest, response_id: str, kind: str) -> Json:
+    return {"id": response_id, "object": kind, "created": int(time.time()), "model": request.model}
+
+
+def _choice(request: CompletionRequest, choice: Choice, pieces: Pieces, *, chunked: bool) -> Json:
+    body: Json = {"index": choice.index, "finish_reason": choice.finish_reason, "logprobs": None}
+    if request.kind == "text_completion":
+        body["text"] = choice.text
+    elif chunked:
+        body["delta"] = _delta(choice)
+    else:
+        body["message"] = {"role": "assistant", "content": choice.text}
+        if choice.calls:
+            body["message"] |= {"content": choice.text or None, "tool_calls": list(choice.calls)}
+    if request.logprobs:
+        body["logprobs"] = _logprobs(request, choice, pieces)
+    if request.return_token_ids:
+        body["token_ids"] = choice.token_ids
+        body["policy_versions"] = choice.policy_versions
+    return body
+
+
+def _delta(choice: Choice) -> Json:
+    delta: Json = {"role": "assistant"} if choice.begins else {}
+    delta["content"] = choice.text
+    if choice.calls:
+        numbered = enumerate(choice.calls, choice.first_call)
+        delta |= {"content": choice.text or None, "tool_calls": [{"index": index, **call} for index, call in numbered]}
+    return delta
+
+
+def _logprobs(request: CompletionRequest, choice: Choice, pieces: Pieces) -> Json:
+    tokens = [pieces(token) for token in choice.token_ids]
+    if request.kind == "text_completion":
+        return {
+            "tokens": [text for text, _ in tokens],
+            "token_logprobs": choice.logprobs,
+            "top_logprobs": None,
+            "text_offset": [],
+        }
+    return {
+        "content": [
+            {"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []}
+            for (text, raw), logprob in zip(tokens, choice.logprobs, strict=True)
+        ]
+    }

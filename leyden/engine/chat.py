@@ -1,0 +1,270 @@
+"""Conversations through a model's chat template: prompts with tools, responses with tool calls.
+
+`Chat` renders a request to a prompt, chooses the parser of tool calls, and remembers responses that called tools, so that
+the next prompt continues their exact ids. `Reply` is one response while it grows. It knows a tokenizer, and no model, no
+decoder and no HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, cast
+
+from leyden.engine.text import StreamedText, Text
+from leyden.engine.tools import PARSERS, Call, Reader, Schemas, ToolParser, parse
+from leyden.engine.turns import Turns
+from leyden.engine.wire import CompletionRequest, RequestError
+
+Json = dict[str, Any]
+
+_REMEMBERED_PROMPTS = 4096
+_REMEMBERED_LENGTH = 8192
+"""Characters; longer prompts are seldom the same twice, and would fill the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the policy continues."""
+
+    token_ids: list[int]
+    """Shape (P,); do not change it."""
+    text: str = ""
+    """As the chat template wrote it; empty for a text completion."""
+
+
+class Chat:
+    """A tokenizer's chat template. It remembers recent prompts, because agents repeat theirs a lot."""
+
+    def __init__(self, text: Text, *, model: str, eos_ids: frozenset[int], tool_parser: str | None) -> None:
+        """
+        model: its name, for errors.
+        eos_ids: the tokens that end a turn.
+        tool_parser: the name of a parser of tool calls; None takes the one that reads what the template writes.
+        """
+        self._text = text
+        self._model = model
+        self._tool_parser = tool_parser
+        self._prompts: OrderedDict[str, Prompt] = OrderedDict()
+        self._ends = {token: text.piece(token)[0] for token in eos_ids}
+        self._turns = Turns(list(self._ends.values()))
+
+    def prompt(self, request: CompletionRequest) -> Prompt:
+        """Return the prompt of a conversation, ready for the assistant's turn.
+
+        Raise RequestError if the template cannot express the request.
+        """
+        self._check(request)
+        key = json.dumps([request.messages, request.tools])
+        prompt = self._prompts.get(key)
+        if prompt is not None:
+            self._prompts.move_to_end(key)
+            return prompt
+        try:
+            text = self._render(request.messages, request.tools)
+        except Exception as error:  # a template raises whatever it likes about messages that it does not take
+            raise RequestError(f"the chat template refuses the messages: {error}", param="messages") from error
+        calls_of_turns = [
+            tuple(str(call["id"]) for call in message["tool_calls"])
+            for message in request.messages
+            if message.get("tool_calls")
+        ]
+        if calls_of_turns:
+            return self._continued(text, calls_of_turns, request.schemas)
+        prompt = Prompt(self._text.encode(text, special=False), text)
+        if len(key) <= _REMEMBERED_LENGTH:
+            self._prompts[key] = prompt
+            while len(self._prompts) > _REMEMBERED_PROMPTS:
+                self._prompts.popitem(last=False)
+        return prompt
+
+    def reply(self, request: CompletionRequest, prompt: Prompt, index: int) -> Reply:
+        """Return the reader of one response. index: which of the request's choices it is."""
+        parser = self.parser if request.may_call else None
+        if parser is None:
+            return Reply(StreamedText(self._text, request.stops), None, _no_id)
+        kept = self._kept
+
+        def new_id(said: str) -> str:
+            length = parser.call_id_length
+            if request.seed is None:
+                digits = secrets.token_hex(12)
+            else:
+                known = json.dumps([request.seed, index, prompt.token_ids, said])
+                digits = blake2b(known.encode(), digest_size=12).hexdigest()
+            return f"call_{digits}" if length is None else digits[:length]
+
+        return Reply(StreamedText(self._text, request.stops, kept), Reader(parser, request.schemas), new_id)
+
+    def ended(self, prompt: Prompt, response_ids: Sequence[int], reply: Reply) -> None:
+        """Remember a response that called tools."""
+        if reply.calls:
+            end = self._ends.get(response_ids[-1], "")
+            answer = (reply.content, reply.calls)
+            self._turns.add(reply.call_ids, prompt.text, prompt.token_ids, response_ids, answer, end)
+
+    def has_call(self, ids: Sequence[int], schemas: Schemas) -> bool:
+        """Whether the last of `ids` completes a tool call."""
+        parser = self.parser
+        assert parser is not None, "the request was checked"
+        tail = ids[-(len(parser.end) + 4) :]  # a token holds at least one byte, but for an unfinished character
+        if parser.end not in self._text.decode(tail, self._kept):
+            return False
+        return bool(parse(self._text.decode(ids, self._kept), parser, schemas)[1])
+
+    def _continued(self, text: str, calls_of_turns: list[tuple[str, ...]], schemas: Schemas) -> Prompt:
+        """The prompt whose beginning has the ids that were sampled, where that can be proven."""
+        parser = self.parser
+        known = None
+        if parser is not None:
+            known = self._turns.longest(text, calls_of_turns, lambda turn: parse(turn, parser, schemas))
+        if known is None:
+            return Prompt(self._text.encode(text, special=False), text)
+        token_ids, place = known
+        return Prompt([*token_ids, *self._text.encode(text[place:], special=False)], text)
+
+    # ---- what the template can express ----------------------------------------------------------
+
+    @cached_property
+    def parser(self) -> ToolParser | None:
+        """The parser of tool calls: the one that was named, or the first that reads what the template writes."""
+        if self._tool_parser is not None:
+            return PARSERS[self._tool_parser]
+        for parser in PARSERS.values():
+            if parse(self._probed_turn, parser, _PROBE_SCHEMAS)[1] == [_PROBE]:
+                return parser
+        return None
+
+    @cached_property
+    def _kept(self) -> frozenset[int]:
+        return frozenset() if self.parser is None else self._text.special_ids(self.parser.tokens)
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        return _PROBE.name in self._attempt([_QUESTION], add_generation_prompt=True)
+
+    @cached_property
+    def _shows_calls(self) -> bool:
+        return bool(self._probed_turn)
+
+    @cached_property
+    def _probed_turn(self) -> str:
+        """What the template writes for a turn that calls a tool; empty if it drops the call or the tool's answer."""
+        begun = self._attempt([_QUESTION], add_generation_prompt=True)
+        whole = self._attempt([_QUESTION, _PROBE_CALL, _PROBE_RESULT], add_generation_prompt=True)
+        start = len(begun) if whole.startswith(begun) else whole.find(_QUESTION["content"]) + len(_QUESTION["content"])
+        turn, result, _ = whole[start:].partition(_PROBE_RESULT["content"])
+        if not result or _PROBE.name not in turn:
+            return ""
+        return turn[: min((at for end in self._ends.values() if (at := turn.find(end)) >= 0), default=len(turn))]
+
+    def _attempt(self, messages: list[Json], **options: Any) -> str:
+        """What the template writes; empty if it refuses."""
+        try:
+            return self._render(messages, [_PROBE_TOOL], **options)
+        except Exception:  # noqa: BLE001 -- a template raises whatever it likes about messages that it does not take
+            return ""
+
+    def _check(self, request: CompletionRequest) -> None:
+        """Raise RequestError for a request that the template cannot express."""
+        if not self._text.has_chat_template:
+            raise RequestError(
+                f"the tokenizer of the model {self._model!r} has no chat template; use /v1/completions",
+                param="messages",
+                code="no_chat_template",
+            )
+        if request.tools and not self._shows_tools:
+            raise RequestError(
+                f"the chat template of the model {self._model!r} has no place for tools, so the model cannot know of "
+                f"them; save the tokenizer with a template that renders 'tools', or send none",
+                param="tools",
+                code="template_without_tools",
+            )
+        if any(message["role"] == "tool" or message.get("tool_calls") for message in request.messages) and (
+            not self._shows_calls
+        ):
+            raise RequestError(
+                f"the chat template of the model {self._model!r} drops tool calls or their results; save the tokenizer "
+                f"with a template that renders 'tool_calls' and the role 'tool'",
+                param="messages",
+                code="template_without_tool_calls",
+            )
+        if request.may_call and self.parser is None:
+            raise RequestError(
+                f"the chat template of the model {self._model!r} writes tool calls in a form that is not known here; "
+                f"name the form with the engine's option tool_parser (known: {', '.join(PARSERS)}), "
+                f"or send tool_choice='none'",
+                param="tools",
+                code="no_tool_parser",
+            )
+
+    def _render(self, messages: list[Json], tools: list[Json], *, add_generation_prompt: bool = True) -> str:
+        text: Any = self._text.tokenizer.apply_chat_template(
+            messages, tools=tools or None, add_generation_prompt=add_generation_prompt, tokenize=False
+        )
+        return cast(str, text)
+
+
+class Reply:
+    """One response while it grows: its content, and the tools that it calls."""
+
+    def __init__(self, text: StreamedText, reader: Reader | None, new_id: Callable[[str], str]) -> None:
+        """new_id: makes the id of a call from what the response says up to it."""
+        self._text = text
+        self._reader = reader
+        self._new_id = new_id
+        self.content = ""
+        self.calls: list[Call] = []
+        self.call_ids: list[str] = []
+
+    def advance(self, ids: Sequence[int], *, final: bool) -> tuple[str, list[Json]]:
+        """Return what is new and certain: content, and calls as OpenAI's wire format has them.
+
+        ids: all ids of the response so far. final: no more will come.
+        """
+        piece = self._text.advance(ids, final=final)
+        if self._reader is None:
+            self.content += piece
+            return piece, []
+        piece, calls = self._reader.feed(piece, final=final)
+        self.content += piece
+        wired: list[Json] = []
+        for call in calls:
+            self.calls.append(call)
+            self.call_ids.append(self._new_id(json.dumps([[call.name, call.arguments] for call in self.calls])))
+            function = {"name": call.name, "arguments": call.arguments_text}
+            wired.append({"id": self.call_ids[-1], "type": "function", "function": function})
+        return piece, wired
+
+
+def _no_id(_: str) -> str:
+    raise AssertionError("a response without tools calls none")
+
+
+_PROBE = Call("leyden_probe", {"word": "sesame"})
+_PROBE_PARAMETERS: Json = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "description": "A word."}},
+    "required": ["word"],
+}
+_PROBE_SCHEMAS: Schemas = {_PROBE.name: _PROBE_PARAMETERS}
+_PROBE_TOOL: Json = {
+    "type": "function",
+    "function": {"name": _PROBE.name, "description": "A probe.", "parameters": _PROBE_PARAMETERS},
+}
+_PROBE_ID = "leyden000"
+"""Nine letters and digits, which Mistral's template demands."""
+_QUESTION: Json = {"role": "user", "content": "Which tools are there?"}
+_PROBE_CALL: Json = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": _PROBE_ID, "type": "function", "function": {"name": _PROBE.name, "arguments": _PROBE.arguments}}
+    ],
+}
+_PROBE_RESULT: Json = {"role": "tool", "tool_call_id": _PROBE_ID, "name": _PROBE.name, "content": "The cave is open."}

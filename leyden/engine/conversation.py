@@ -1,0 +1,144 @@
+"""Messages and tools of a chat request, checked and brought into the form that chat templates take. Pure functions.
+
+Chat templates of Hugging Face want the arguments of a call as an object where OpenAI's wire format has JSON text, one
+string of content where it allows parts, and no fields that are null.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from leyden.dialects import Json
+from leyden.engine.refusal import RequestError, shown
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_OF_FUNCTIONS = ("name", "description", "parameters")
+_NOT_FOR_TEMPLATES = ("strict",)
+"""Fields of a function that speak to the server, not to the model."""
+
+
+def read_messages(given: list[Any]) -> list[Json]:
+    """Return the messages as chat templates take them. Raise RequestError, which names the message and its field."""
+    if not given:
+        raise RequestError("'messages' must be a list of at least one message, got []", param="messages")
+    messages: list[Json] = []
+    names: dict[str, str] = {}
+    for index, item in enumerate(given):
+        message = _message(item, f"messages[{index}]")
+        for call in cast(list[Json], message.get("tool_calls", [])):
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool" and message.get("tool_call_id") in names:
+            message.setdefault("name", names[message["tool_call_id"]])  # some templates show it
+        messages.append(message)
+    return messages
+
+
+def _message(item: Any, where: str) -> Json:
+    given = _object(item, where)
+    role = given.get("role")
+    if not isinstance(role, str):
+        raise _wrong(f"{where}.role", "a string", role)
+    if role == "function" or given.get("function_call") is not None:
+        raise RequestError(
+            f"{where} is in OpenAI's old form of function calls; use 'tool_calls' and the role 'tool'", param="messages"
+        )
+    message = {name: value for name, value in given.items() if value is not None}
+    message["role"] = "system" if role == "developer" else role  # templates know no developer
+    message["content"] = _content(given.get("content"), f"{where}.content")
+    calls = message.pop("tool_calls", [])
+    if not isinstance(calls, list):
+        raise _wrong(f"{where}.tool_calls", "a list", calls)
+    if calls:
+        if role != "assistant":
+            raise _wrong(f"{where}.role", "'assistant', because the message has tool_calls", role)
+        numbered = enumerate(cast(list[Any], calls))
+        message["tool_calls"] = [_call(call, f"{where}.tool_calls[{number}]") for number, call in numbered]
+    return message
+
+
+def _content(value: Any, where: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise _wrong(where, "a string or a list of text parts", value)
+    texts: list[str] = []
+    for number, item in enumerate(cast(list[Any], value)):
+        text = _object(item, f"{where}[{number}]").get("text")
+        if not isinstance(text, str):
+            raise _wrong(f"{where}[{number}]", "a text part (this engine reads text alone)", item)
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(item: Any, where: str) -> Json:
+    given = _object(item, where)
+    if given.get("type", "function") != "function":
+        raise _wrong(f"{where}.type", "'function'", given["type"])
+    function = _object(given.get("function"), f"{where}.function")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise _wrong(f"{where}.function.name", "a string", name)
+    arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
+    call_id = given.get("id") or ""
+    if not isinstance(call_id, str):
+        raise _wrong(f"{where}.id", "a string", call_id)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _arguments(value: Any, where: str) -> Json:
+    if value is None or value == "":
+        return {}
+    try:
+        parsed: Any = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where} is not JSON ({error}): {shown(value)}", param="messages") from error
+    if not isinstance(parsed, dict):
+        raise _wrong(where, "the JSON text of an object", value)
+    return cast(Json, parsed)
+
+
+def read_tools(given: list[Any]) -> list[Json]:
+    """Return the tools as chat templates take them. Raise RequestError, which names the tool and its field."""
+    tools = [_tool(item, f"tools[{index}]") for index, item in enumerate(given)]
+    names = [tool["function"]["name"] for tool in tools]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise RequestError(f"'tools' has two functions with the name {doubled!r}", param="tools")
+    return tools
+
+
+def _tool(item: Any, where: str) -> Json:
+    given = _object(item, where)
+    if given.get("type") != "function":
+        raise _wrong(f"{where}.type", "'function' (the engine knows no other tools)", given.get("type"))
+    function = _object(given.get("function"), f"{where}.function")
+    name, description = function.get("name"), function.get("description")
+    if not isinstance(name, str) or not name:
+        raise _wrong(f"{where}.function.name", "a string", name)
+    if not (description is None or isinstance(description, str)):
+        raise _wrong(f"{where}.function.description", "a string", description)
+    if function.get("parameters") is not None:
+        _object(function["parameters"], f"{where}.function.parameters")
+    # One order, so that one tool has one rendering.
+    known = {field: function[field] for field in _OF_FUNCTIONS if function.get(field) is not None}
+    others = {field: value for field, value in function.items() if field not in (*_OF_FUNCTIONS, *_NOT_FOR_TEMPLATES)}
+    return {"type": "function", "function": {**known, **others}}
+
+
+def read_tool_choice(given: Any, tools: list[Json]) -> str:
+    """Return "none" or "auto". Raise RequestError for a choice that is not known or not supported."""
+    if given not in ("none", "auto"):
+        raise _wrong("tool_choice", "'none' or 'auto' (nothing else is supported)", given)
+    return cast(str, given)
+
+
+def _object(value: Any, where: str) -> Json:
+    if not isinstance(value, dict):
+        raise _wrong(where, "an object", value)
+    return cast(Json, value)
+
+
+def _wrong(where: str, wanted: str, got: Any) -> RequestError:
+    return RequestError(f"{where} must be {wanted}, got {shown(got)}", param=where.partition("[")[0])

@@ -1,0 +1,183 @@
+"""Tool calls in a model's text: what a parser is, and how it reads a response that arrives in pieces.
+
+A parser knows the form in which one family of models writes a call. It is a pure function of text: no tokens, no
+templates, no requests. `Reader` does what all forms have in common: it finds where a call may begin, holds back text
+that may still become one, and returns text that is no call as content.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+Json = dict[str, Any]
+Schemas = Mapping[str, Json]
+"""The JSON schema of each tool's arguments, by the tool's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a tool."""
+
+    name: str
+    arguments: Json
+
+    @property
+    def arguments_text(self) -> str:
+        """The arguments as JSON text, as OpenAI's wire format has them."""
+        text = json.dumps(self.arguments, ensure_ascii=False)
+        return text if _is_unicode(text) else json.dumps(self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Calls at the beginning of a text."""
+
+    calls: tuple[Call, ...]
+    length: int
+    """How many characters they take, the marker included."""
+
+
+Outcome = Found | Literal["unfinished", "not a call"]
+"""What stands at a marker. "unfinished": more text decides."""
+
+
+class ToolParser(ABC):
+    """One way of writing calls."""
+
+    name: ClassVar[str]
+    """In the registry."""
+    markers: ClassVar[tuple[str, ...]]
+    """What a call begins with."""
+    tokens: ClassVar[tuple[str, ...]]
+    """Tokens of the form, which stay in the decoded text even if the tokenizer counts them as special."""
+    end: ClassVar[str]
+    """What every call ends with: text without it holds no complete call."""
+    call_id_length: ClassVar[int | None] = None
+    """The length that the form demands of a call's id; None if any will do."""
+    at_start_only: ClassVar[bool] = False
+    """Whether a call can stand only at the beginning of a response."""
+
+    @abstractmethod
+    def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
+        """Read the calls that begin at the first character of `text`, where a marker stands.
+
+        final: no text follows. An outcome other than "unfinished" must hold whatever follows.
+        """
+
+
+class Reader:
+    """A response read while it arrives: `feed` returns what has become certain.
+
+    Content is the text around the calls, without the white space that separates it from them. Text that looks like a
+    call and is none is content. How the response is cut into pieces does not change what is read.
+    """
+
+    def __init__(self, parser: ToolParser, schemas: Schemas) -> None:
+        self._parser = parser
+        self._schemas = schemas
+        self._rest = ""
+        """Text of which it is not certain yet what it is."""
+        self._space = ""
+        """White space that belongs to the content only if content follows."""
+        self._at_start = True
+        self.n_calls = 0
+
+    def feed(self, piece: str, *, final: bool) -> tuple[str, list[Call]]:
+        """Add text; return the content and the calls that are now certain. final: it is the last piece."""
+        self._rest += piece
+        content, calls = "", list[Call]()
+        while (at := self._marker()) is not None:
+            outcome = self._parser.read(self._rest[at:], self._schemas, final=final)
+            if outcome == "unfinished" and not final:
+                content += self._take(at)
+                return content, calls
+            if isinstance(outcome, Found):
+                content += self._take(at)
+                self._space, self._rest = "", self._rest[outcome.length :]
+                self._at_start = False
+                calls += outcome.calls
+                self.n_calls += len(outcome.calls)
+            else:  # the marker is text like any other
+                content += self._take(at + 1)
+        content += self._take(len(self._rest) if final else self._certain())
+        if final and not self.n_calls:
+            content += self._space
+        return content, calls
+
+    def _marker(self) -> int | None:
+        """Where the next call may begin."""
+        if self._parser.at_start_only:
+            start = len(self._rest) - len(self._rest.lstrip())
+            found = self._at_start and self._rest.startswith(self._parser.markers, start)
+            return start if found else None
+        places = [at for marker in self._parser.markers if (at := self._rest.find(marker)) >= 0]
+        return min(places, default=None)
+
+    def _certain(self) -> int:
+        """The length of the text before what may be the beginning of a marker."""
+        if self._parser.at_start_only:
+            text = self._rest.lstrip()
+            may_begin = self._at_start and any(marker.startswith(text) for marker in self._parser.markers)
+            return 0 if may_begin else len(self._rest)
+        for length in range(max(map(len, self._parser.markers)) - 1, 0, -1):
+            if any(len(marker) > length and self._rest.endswith(marker[:length]) for marker in self._parser.markers):
+                return len(self._rest) - length
+        return len(self._rest)
+
+    def _take(self, length: int) -> str:
+        """Remove the next `length` characters, which are content; return them but for white space at their end."""
+        taken, self._rest = self._rest[:length], self._rest[length:]
+        text = taken.rstrip()
+        if not text:
+            self._space += taken
+            return ""
+        content = self._space + text
+        self._space = taken[len(text) :]
+        self._at_start = False
+        return content
+
+
+def parse(text: str, parser: ToolParser, schemas: Schemas) -> tuple[str, list[Call]]:
+    """The content and the calls of a whole response."""
+    return Reader(parser, schemas).feed(text, final=True)
+
+
+def decode_json(text: str, start: int) -> tuple[Any, int] | None:
+    """The JSON value that begins at `start`, after white space, and where it ends; None if none is complete there."""
+    start += len(text[start:]) - len(text[start:].lstrip())
+    try:
+        return _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+
+
+def call_of(value: Any, *names: str) -> Call | None:
+    """The call that a JSON value describes: an object with "name" and, under one of `names`, the arguments' object."""
+    if not isinstance(value, dict):
+        return None
+    described = cast(Json, value)
+    name = described.get("name")
+    arguments: Any = next((described[field] for field in names if field in described), None)
+    if not isinstance(name, str) or not name or not _is_unicode(name) or not isinstance(arguments, dict):
+        return None
+    return Call(name, cast(Json, arguments))
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text has no half of a surrogate pair, which UTF-8 cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

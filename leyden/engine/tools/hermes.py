@@ -1,0 +1,34 @@
+"""Hermes's form: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once for each call.
+
+Models that write it: Nous Hermes 2 Pro and 3, Qwen2.5, Qwen3, and many that were tuned on their data.
+"""
+
+from __future__ import annotations
+
+from leyden.engine.tools.base import Found, Outcome, Schemas, ToolParser, call_of, decode_json
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+
+
+class Hermes(ToolParser):
+    """A JSON object between two tags."""
+
+    name = "hermes"
+    markers = (_BEGIN,)
+    tokens = (_BEGIN, _END)
+    end = _END
+
+    def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
+        """Read one call. A response that ends after the object may lack the closing tag."""
+        if not final and _END not in text:
+            return "unfinished"
+        found = decode_json(text, len(_BEGIN))
+        call = None if found is None else call_of(found[0], "arguments")
+        if found is None or call is None:
+            return "not a call" if final or found else "unfinished"
+        rest = text[found[1] :].lstrip()
+        if rest.startswith(_END):
+            return Found((call,), len(text) - len(rest) + len(_END))
+        if final and not rest:
+            return Found((call,), len(text))
+        return "not a call" if final or not _END.startswith(rest) else "unfinished"

@@ -1,0 +1,39 @@
+"""Llama's form: the whole response is `{"name": ..., "parameters": {...}}`, or several of them between semicolons.
+
+Models that write it: Llama 3.1, 3.2 and 3.3, sometimes after `<|python_tag|>`. Code for the built-in interpreter, which
+follows that token too, is content.
+"""
+
+from __future__ import annotations
+
+from leyden.engine.tools.base import Call, Found, Outcome, Schemas, ToolParser, call_of, decode_json
+
+_PYTHON_TAG = "<|python_tag|>"
+
+
+class Llama3Json(ToolParser):
+    """JSON objects and nothing else."""
+
+    name = "llama3_json"
+    markers = (_PYTHON_TAG, "{")
+    tokens = (_PYTHON_TAG,)
+    end = "}"
+    at_start_only = True
+
+    def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
+        """Read all calls, at the end of the response: a word after them makes it content."""
+        if not final:
+            return "unfinished"
+        calls: list[Call] = []
+        at = len(_PYTHON_TAG) if text.startswith(_PYTHON_TAG) else 0
+        while (found := decode_json(text, at)) is not None:
+            value, at = found
+            call = call_of(value, "parameters", "arguments")
+            if call is None:
+                return "not a call"
+            calls.append(call)
+            rest = text[at:].lstrip()
+            if not rest:
+                return Found(tuple(calls), len(text))
+            at = len(text) - len(rest.removeprefix(";"))
+        return "not a call"

@@ -1,0 +1,40 @@
+"""Mistral's forms: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, and `[TOOL_CALLS]name[ARGS]{...}`.
+
+Models up to Mistral Nemo and Small 3 write a list after one marker, newer ones a marker for each call. The ids that a
+model writes are not read: each call gets a new one, of the nine letters and digits that Mistral's templates demand.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+from leyden.engine.tools.base import Found, Outcome, Schemas, ToolParser, call_of, decode_json
+
+_MARKER, _ARGUMENTS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_NAME = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+class Mistral(ToolParser):
+    """JSON after a special token."""
+
+    name = "mistral"
+    markers = (_MARKER,)
+    tokens = (_MARKER, _ARGUMENTS, _CALL_ID)
+    end = "}"
+    call_id_length = 9
+
+    def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
+        """Read a list of calls, or one call."""
+        named = _NAME.match(text, len(_MARKER))
+        is_list = text[len(_MARKER) :].lstrip().startswith("[")
+        found = decode_json(text, named.end() if named else len(_MARKER)) if named or is_list else None
+        if found is None:
+            return "not a call" if final else "unfinished"
+        value, end = found
+        if named:
+            call = call_of({"name": named[1], "arguments": value}, "arguments")
+            return "not a call" if call is None else Found((call,), end)
+        calls = [call_of(item, "arguments") for item in cast(list[Any], value)]
+        known = tuple(call for call in calls if call is not None)
+        return Found(known, end) if known and len(known) == len(calls) else "not a call"

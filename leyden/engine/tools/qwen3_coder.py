@@ -1,0 +1,80 @@
+"""Qwen3-Coder's form: XML with the arguments' text as it is.
+
+    <tool_call>
+    <function=get_weather>
+    <parameter=city>
+    Paris
+    </parameter>
+    </function>
+    </tool_call>
+
+The text of an argument becomes a value by the type that the tool's schema gives it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, cast
+
+from leyden.engine.tools.base import Found, Json, Outcome, Schemas, ToolParser, call_of
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_WRAPPED = re.compile(r"<tool_call>\s*<function=([^>\n]+)>\s*(.*?)</function>\s*</tool_call>", re.DOTALL)
+_BARE = re.compile(r"(?:<tool_call>\s*)?<function=([^>\n]+)>\s*(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)
+_PYTHON = {"True": True, "False": False, "None": None}
+"""Values as a template's `string` filter writes them."""
+
+
+class Qwen3Coder(ToolParser):
+    """A tag for the function and one for each argument."""
+
+    name = "qwen3_coder"
+    markers = (_BEGIN, _FUNCTION)
+    tokens = (_BEGIN, _END)
+    end = _FUNCTION_END
+
+    def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
+        """Read one call. The outer tags may be missing, the closing one at the end of a response alone."""
+        is_bare = final or text.startswith(_FUNCTION)
+        found = _WRAPPED.match(text) or (_BARE.match(text) if is_bare else None)
+        if found is None:
+            return "not a call" if final else "unfinished"
+        name, body = found[1], found[2]
+        properties = cast(Json, (schemas.get(name) or {}).get("properties") or {})
+        arguments: Json = {}
+        end = 0
+        for parameter in _PARAMETER.finditer(body):
+            if body[end : parameter.start()].strip():
+                return "not a call"
+            end = parameter.end()
+            arguments[parameter[1]] = _value(parameter[2], properties.get(parameter[1]))
+        call = call_of({"name": name, "arguments": arguments}, "arguments")
+        return "not a call" if call is None or body[end:].strip() else Found((call,), found.end())
+
+
+def _value(text: str, schema: Any) -> Any:
+    """The value of an argument; its text if the schema asks for a string, for nothing, or for what the text is not."""
+    types = _types(schema)
+    if not types or types == {"string"}:
+        return text
+    try:
+        value = _PYTHON[text] if text in _PYTHON else json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if "string" in types and value is not None else value
+
+
+def _types(schema: Any) -> set[str]:
+    """The types that a schema allows, as far as it names them."""
+    if not isinstance(schema, dict):
+        return set()
+    described = cast(Json, schema)
+    named = described.get("type")
+    types = {named} if isinstance(named, str) else set(cast(list[str], named or []))
+    for word in ("anyOf", "oneOf"):
+        for part in cast(list[Any], described.get(word) or []):
+            types |= _types(part)
+    return types

@@ -1,0 +1,256 @@
+"""Chat templates of well-known models: which form of calls they have, what they can express, what the next turn continues.
+
+The templates are in `templates`, as their makers publish them or, where the first line says so, the part that matters.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leyden.engine.chat import Chat
+from leyden.engine.refusal import RequestError
+from leyden.engine.text import Text
+from leyden.engine.tools import PARSERS, Call, parse
+from leyden.engine.wire import CompletionRequest, parse_request
+from tests.engine import tiny
+
+TEMPLATES = Path(__file__).parent / "templates"
+FORMS = {
+    "qwen2.5": "hermes",
+    "qwen3": "hermes",
+    "hermes3": "hermes",
+    "qwen3-coder": "qwen3_coder",
+    "llama3.1": "llama3_json",
+    "mistral": "mistral",
+}
+END = 2
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "flag": {"type": ["boolean", "null"]},
+        "parts": {"anyOf": [{"type": "array"}, {"type": "object"}]},
+        "maybe": {"type": ["string", "null"]},
+    },
+}
+TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": PARAMETERS}}
+USER = {"role": "user", "content": "Where is it?"}
+
+
+def chat(name: str) -> Chat:
+    end = "<|eot_id|>" if name == "llama3.1" else "<|im_end|>"
+    more = ["[TOOL_CALLS]"] if name == "mistral" else []
+    tokenizer = tiny.tokenizer((TEMPLATES / f"{name}.jinja").read_text(), end=end, more=more)
+    return Chat(Text(tokenizer), model="policy", eos_ids=frozenset([END]), tool_parser=None)
+
+
+CHATS = {name: chat(name) for name in FORMS}
+
+
+def request(messages: list[Any], tools: Any = (TOOL,), **options: Any) -> CompletionRequest:
+    body = {"model": "policy", "messages": messages, "tools": list(tools), **options}
+    return parse_request(json.dumps(body).encode(), "chat.completion")
+
+
+def turn(call_id: str, call: Call) -> list[Any]:
+    function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+    calls = [{"id": call_id, "type": "function", "function": function}]
+    return [
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": call_id, "content": "here"},
+    ]
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS.items())
+def test_the_parser_is_the_one_that_reads_what_the_template_writes(name: str, form: str):
+    assert CHATS[name].parser is PARSERS[form]
+
+
+TEXTS = st.text(st.sampled_from('ab \n"\\\u00e9\U0001f600{}[],:;'), max_size=8)
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | TEXTS, lambda x: st.lists(x, max_size=2), max_leaves=3)
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": TEXTS,
+        "count": st.integers(-(10**9), 10**9),
+        "flag": st.none() | st.booleans(),
+        "parts": st.lists(JSON, max_size=2) | st.dictionaries(TEXTS, JSON, max_size=2),
+        "maybe": st.none() | TEXTS.filter(lambda text: text != "None"),
+    },
+)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(sorted(FORMS)), ARGUMENTS)
+def test_a_call_that_a_template_writes_is_read_back(name: str, arguments: dict[str, Any]):
+    begun = CHATS[name].prompt(request([USER]))
+    whole = CHATS[name].prompt(request([USER, *turn("abcdefghi", Call("look", arguments))]))
+    assert whole.text.startswith(begun.text)
+    rest = whole.text[len(begun.text) :]
+    written = rest[: rest.index("<|eot_id|>" if name == "llama3.1" else "<|im_end|>")]
+    parser = CHATS[name].parser
+    assert parser is not None
+    assert parse(written, parser, {"look": PARAMETERS}) == ("", [Call("look", arguments)])
+
+
+SAYS = {
+    "hermes": '<tool_call>{"arguments":{"text":"x"},"name":"look"}</tool_call>',
+    "qwen3_coder": "\n<function=look><parameter=text>x</parameter></function>",
+    "llama3_json": '{ "parameters": {"text":"x"}, "name": "look" }',
+    "mistral": '[TOOL_CALLS] [{"arguments":{"text":"x"},"name":"look"}]',
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_next_turn_continues_what_was_sampled_unless_the_template_adds_to_it(name: str):
+    asked = request([USER])
+    prompt = CHATS[name].prompt(asked)
+    sampled = [*CHATS[name]._text.encode(SAYS[FORMS[name]], special=False), END]
+    reply = CHATS[name].reply(asked, prompt, 0)
+    content, calls = reply.advance(sampled, final=True)
+    assert (content, reply.calls) == ("", [Call("look", {"text": "x"})])
+    CHATS[name].ended(prompt, sampled, reply)
+    following = CHATS[name].prompt(request([USER, *turn(calls[0]["id"], reply.calls[0])]))
+    begun = [*prompt.token_ids, *sampled]
+    if name == "mistral":  # it writes the id of the call, which the model did not
+        assert following.token_ids == CHATS[name]._text.encode(following.text, special=False)
+    else:
+        assert following.token_ids[: len(begun)] == begun
+        rest = CHATS[name]._text.tokenizer.decode(following.token_ids[len(begun) - 1 :])
+        assert following.text.endswith(rest)
+
+
+def test_a_template_that_drops_reasoning_is_obeyed():
+    """Qwen3 drops the reasoning of earlier questions, so the prompt must not continue the ids that hold it."""
+    asked = request([USER])
+    qwen = CHATS["qwen3"]
+    prompt = qwen.prompt(asked)
+    sampled = [*qwen._text.encode("<think>\nHm.\n</think>\n\n" + SAYS["hermes"], special=False), END]
+    reply = qwen.reply(asked, prompt, 0)
+    _, calls = reply.advance(sampled, final=True)
+    qwen.ended(prompt, sampled, reply)
+    messages = [USER, *turn(calls[0]["id"], reply.calls[0])]
+    messages[1]["content"] = reply.content
+    begun = [*prompt.token_ids, *sampled]
+    assert qwen.prompt(request(messages)).token_ids[: len(begun)] == begun
+    later = qwen.prompt(request([*messages, {"role": "user", "content": "Thanks."}]))
+    assert "Hm." not in later.text
+    assert later.token_ids == qwen._text.encode(later.text, special=False)
+
+
+def test_a_prompt_is_remembered_and_told_apart_from_others():
+    qwen = CHATS["qwen2.5"]
+    first = qwen.prompt(request([USER]))
+    assert qwen.prompt(request([dict(USER)])) is first
+    assert qwen.prompt(request([{**USER, "content": "b"}])).token_ids != first.token_ids
+    assert qwen.prompt(request([USER], tools=[])).token_ids != first.token_ids
+
+
+def test_one_tool_has_one_rendering_and_no_word_of_the_servers():
+    function = TOOL["function"]
+    shuffled = {"strict": True, **dict(reversed(function.items()))}
+    prompts = [
+        CHATS["qwen3"].prompt(request([USER], [{"function": it, "type": "function"}])) for it in (shuffled, function)
+    ]
+    assert prompts[0].text == prompts[1].text
+
+
+def test_the_next_turns_prompt_extends_this_ones_ids():
+    plain = Chat(Text(tiny.tokenizer()), model="policy", eos_ids=frozenset([END]), tool_parser=None)
+    messages = [{"role": "user", "content": "0..9"}]
+    prompt = plain.prompt(request(messages, []))
+    messages += [{"role": "assistant", "content": "5"}, {"role": "user", "content": "higher"}]
+    begun = [*prompt.token_ids, *plain._text.encode("5", special=False), END]
+    assert plain.prompt(request(messages, [])).token_ids[: len(begun)] == begun
+
+
+SHOWS_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+ODD = (
+    SHOWS_TOOLS + "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}CALL {{ call.function.name }} {{ call.function.arguments }}{% endfor %}"
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "tools", "says"),
+    [
+        (tiny.TEMPLATE, [USER], [TOOL], "'policy' has no place for tools"),
+        (
+            SHOWS_TOOLS + tiny.TEMPLATE,
+            [USER, *turn("a", Call("look", {}))],
+            [TOOL],
+            "drops tool calls or their results",
+        ),
+        (tiny.TEMPLATE, [USER, *turn("a", Call("look", {}))], [], "the role 'tool'"),
+        (ODD, [USER], [TOOL], r"tool_parser \(known: hermes, qwen3_coder"),
+        ("{{ raise_exception('only system messages') }}", [USER], [], "refuses the messages: only system messages"),
+    ],
+)
+def test_a_request_that_the_template_cannot_express_is_refused(template: str, messages: Any, tools: Any, says: str):
+    odd = Chat(Text(tiny.tokenizer(template)), model="policy", eos_ids=frozenset([END]), tool_parser=None)
+    with pytest.raises(RequestError, match=says):
+        odd.prompt(request(messages, tools))
+
+
+def test_a_parser_that_is_named_is_used_and_no_choice_needs_none():
+    named = Chat(Text(tiny.tokenizer(ODD)), model="policy", eos_ids=frozenset([END]), tool_parser="hermes")
+    assert named.parser is PARSERS["hermes"]
+    assert named.prompt(request([USER])).token_ids
+    unnamed = Chat(Text(tiny.tokenizer(ODD)), model="policy", eos_ids=frozenset([END]), tool_parser=None)
+    assert unnamed.prompt(request([USER], tool_choice="none")).token_ids
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def calling(**changes: Any) -> list[Any]:
+    return [USER, {"role": "assistant", "tool_calls": [{**CALL, **changes}]}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "says"),
+    [
+        ([USER, {"role": "function", "name": "f", "content": "x"}], [], r"messages\[1\] is in OpenAI's old form"),
+        ([{**USER, "tool_calls": [CALL]}], [], r"messages\[0\].role must be 'assistant', because"),
+        (calling(type="custom"), [], r"messages\[1\].tool_calls\[0\].type must be 'function', got \"custom\""),
+        (calling(function={"name": "f", "arguments": "{"}), [], r"tool_calls\[0\].function.arguments is not JSON"),
+        (calling(function={"name": "f", "arguments": "[]"}), [], r"arguments must be the JSON text of an object"),
+        (calling(function={"arguments": "{}"}), [], r"function.name must be a string, got null"),
+        ([USER], [{"type": "web_search"}], r"tools\[0\].type must be 'function'"),
+        ([USER], [{"type": "function"}], r"tools\[0\].function must be an object, got null"),
+        ([USER], [{"type": "function", "function": {"name": ""}}], r"tools\[0\].function.name must be a string"),
+        ([USER], [TOOL, TOOL], "two functions with the name 'look'"),
+    ],
+)
+def test_a_malformed_message_or_tool_is_named(messages: Any, tools: Any, says: str):
+    with pytest.raises(RequestError, match=says):
+        request(messages, tools)
+
+
+def test_messages_reach_the_template_in_its_own_form():
+    asked = request(
+        [
+            {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+            {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "x"}]},
+            {"role": "assistant", "content": "Done.", "tool_calls": []},
+        ]
+    )
+    assert asked.messages == [
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "x", "name": "f"},
+        {"role": "assistant", "content": "Done."},
+    ]

@@ -1,0 +1,169 @@
+"""Parsers of tool calls: what one writes is read back, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from leyden.engine.tools import PARSERS, Call, Reader, ToolParser, parse
+
+HERMES = PARSERS["hermes"]
+TEXTS = st.text(st.sampled_from('a "\\\n<>{}/=[]\u00e9\U0001f600') | st.characters(codec="utf-8"), max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=4,
+)
+NAMES = st.text(st.sampled_from("abc_09-"), min_size=1, max_size=8)
+CALLS = st.lists(st.builds(Call, NAMES, st.dictionaries(TEXTS, VALUES, max_size=3)), min_size=1, max_size=3)
+
+
+def hermes(calls: list[Call]) -> str:
+    return "\n".join(
+        f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': call.arguments})}\n</tool_call>" for call in calls
+    )
+
+
+def in_pieces(text: str, sizes: list[int], parser: ToolParser, schemas: Any) -> tuple[str, list[Call]]:
+    reader, content, calls, start, turn = Reader(parser, schemas), "", list[Call](), 0, 0
+    while True:
+        end = min(len(text), start + sizes[turn % len(sizes)])
+        piece, found = reader.feed(text[start:end], final=end == len(text))
+        content += piece
+        calls += found
+        if end == len(text):
+            return content, calls
+        start, turn = end, turn + 1
+
+
+@settings(max_examples=40)
+@given(CALLS)
+@example([Call("a", {"text": "</tool_call>"}), Call("b", {})])
+def test_hermes_reads_the_calls_that_were_written(calls: list[Call]):
+    assert parse(hermes(calls), HERMES, {}) == ("", calls)
+
+
+COMMON = [
+    "\n",
+    " ",
+    "text",
+    "{",
+    "}",
+    '"',
+    "<",
+    "[",
+    ";",
+    '{"name": "f", "arguments": {}}',
+    '{"name": 1}',
+    "12",
+    "null",
+]
+PIECES = {
+    "hermes": [
+        *("<tool_call>", "</tool_call>", "<tool_", "call>"),
+        '{"name": "f", "arguments": {"x": "</tool_call>"}}',
+        *('<tool_call>{"name": "g", "arguments": {"y": 1}}</tool_call>', "<tool_call>{}</tool_call>"),
+    ],
+    "qwen3_coder": [
+        *("<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=x>", "</parameter>"),
+        "<tool_call>\n<function=g>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+    ],
+    "llama3_json": ["<|python_tag|>", "<|python", '{"name": "g", "parameters": {"x": [1]}}'],
+    "mistral": [
+        *("[TOOL_CALLS]", "[TOOL", "[ARGS]", "[CALL_ID]", "f", "]", ","),
+        *('[TOOL_CALLS] [{"name": "g", "arguments": {}}]', '[TOOL_CALLS]g[ARGS]{"x": 1}'),
+    ],
+}
+OUTPUTS = st.sampled_from(sorted(PARSERS)).flatmap(
+    lambda name: st.tuples(
+        st.just(PARSERS[name]), st.lists(st.sampled_from(COMMON + PIECES[name]), max_size=8).map("".join)
+    )
+)
+SCHEMAS = {"f": {"properties": {"x": {"type": "integer"}}}}
+
+
+@given(OUTPUTS, st.lists(st.integers(1, 5), min_size=1, max_size=4))
+@example((PARSERS["mistral"], "[TOOL_CALLS]12{}"), [13])
+def test_any_text_reads_alike_whole_and_in_pieces(output: tuple[ToolParser, str], sizes: list[int]):
+    parser, text = output
+    assert in_pieces(text, sizes, parser, SCHEMAS) == parse(text, parser, SCHEMAS)
+
+
+@given(OUTPUTS)
+def test_text_without_a_call_is_its_content_to_the_letter(output: tuple[ToolParser, str]):
+    parser, text = output
+    content, calls = parse(text, parser, SCHEMAS)
+    assert calls or content == text
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('Look:\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>', "Look:", [Call("f", {})]),
+        ('<tool_call>{"name": "f", "arguments": {}}</tool_call>\nDone.', "\nDone.", [Call("f", {})]),
+        ('<tool_call>{"name": "f", "arguments": {}}', "", [Call("f", {})]),
+        ('<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', None, []),
+        ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', None, []),
+        ('<tool_call>{"name": "", "arguments": {}}</tool_call>', None, []),
+        ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', None, []),
+        ('<tool_call>[{"name": "f", "arguments": {}}]</tool_call>', None, []),
+        ("<tool_call>" + '{"a":' * 100_000, None, []),
+        (
+            '<tool_call>oops</tool_call> <tool_call>{"name": "f", "arguments": {}}</tool_call>',
+            "<tool_call>oops</tool_call>",
+            [Call("f", {})],
+        ),
+    ],
+)
+def test_hermes_at_its_edges(text: str, content: str | None, calls: list[Call]):
+    """content: None where the text is no call and stays as it is."""
+    assert parse(text, HERMES, {}) == (text if content is None else content, calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "calls"),
+    [
+        ("qwen3_coder", "Hm.\n<function=f>\n</function>", "Hm.", [Call("f", {})]),
+        ("qwen3_coder", "<tool_call><function=f>stray</function></tool_call>", None, []),
+        (
+            "qwen3_coder",
+            "<function=f>\n<parameter=x>\n7\n</parameter>\n<parameter=y>\n7\n</parameter>\n</function>",
+            "",
+            [Call("f", {"x": 7, "y": "7"})],
+        ),
+        ("qwen3_coder", "<function=f><parameter=x>seven</parameter></function>", "", [Call("f", {"x": "seven"})]),
+        ("qwen3_coder", "<function=f><parameter=x>None</parameter></function>", "", [Call("f", {"x": None})]),
+        (
+            "qwen3_coder",
+            "<function=f><parameter=z>a</parameter>b</parameter></function>",
+            "",
+            [Call("f", {"z": "a</parameter>b"})],
+        ),
+        (
+            "llama3_json",
+            '{"name": "f", "parameters": {}}; {"name": "g", "arguments": {}}',
+            "",
+            [Call("f", {}), Call("g", {})],
+        ),
+        ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {}}', "", [Call("f", {})]),
+        ("llama3_json", "<|python_tag|>print(1)", None, []),
+        ("llama3_json", '{"name": "f", "parameters": {}} is my call', None, []),
+        ("llama3_json", 'My call: {"name": "f", "parameters": {}}', None, []),
+        ("mistral", 'So: [TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abc"}]', "So:", [Call("f", {})]),
+        ("mistral", "[TOOL_CALLS]f[CALL_ID]x1[ARGS]{}[TOOL_CALLS]g{}", "", [Call("f", {}), Call("g", {})]),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, 5]', None, []),
+        ("mistral", "[TOOL_CALLS] []", None, []),
+    ],
+)
+def test_other_forms_at_their_edges(name: str, text: str, content: str | None, calls: list[Call]):
+    """content: None where the text is no call and stays as it is."""
+    assert parse(text, PARSERS[name], SCHEMAS) == (text if content is None else content, calls)
+
+
+def test_arguments_are_text_that_utf8_can_hold():
+    assert Call("f", {"x": "\u00e9"}).arguments_text == '{"x": "\u00e9"}'
+    assert Call("f", {"x": "\ud800"}).arguments_text == '{"x": "\\ud800"}'
