@@ -145,6 +145,7 @@ def leyden_logger() -> Iterator[logging.Logger]:
     logger.propagate = before[1]
     logger.handlers[:] = before[2]
     logger.setLevel(before[0])
+    logger.getChild("runner").setLevel(logging.NOTSET)
 
 
 def test_agent_lightnings_function_shows_the_level_that_is_asked_for(
