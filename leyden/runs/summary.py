@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from leyden.loop import MetricValue
+from leyden.runs.display import closing_summary, summary_html
 from leyden.runs.figures import RewardFigures
 from leyden.store.base import LightningStore
 from leyden.types import RolloutStatus, failure_reason
 
 __all__ = ["RunSummary", "count_rollouts"]
-
-_SHOWN_REASONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +44,11 @@ class RunSummary:
     run_id: str = ""
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{count:,} {status}" for status, count in self.rollouts.items() if count) or "none"
-        forgotten = f"; and {self.forgotten:,} that retention has forgotten" if self.forgotten else ""
-        lines = [f"rollouts: {counts}{forgotten}"]
-        shown = list(self.failures.items())[:_SHOWN_REASONS]
-        lines += [f"  {count:,} x {reason:.300}" for reason, count in shown]
-        if len(self.failures) > len(shown):
-            rest = sum(self.failures.values()) - sum(count for _, count in shown)
-            lines.append(f"  {rest:,} x something else ({len(self.failures) - len(shown):,} other reasons)")
-        if self.stopped is not None:
-            lines.append(f"stopped: {self.stopped}")
-        if self.run_dir is not None:
-            lines.append(f"run: {self.run_dir}")
-        return "\n".join(lines)
+        return closing_summary(self)
+
+    def _repr_html_(self) -> str:
+        """Return the summary as a table, for notebooks."""
+        return summary_html(self)
 
 
 async def count_rollouts(store: LightningStore) -> tuple[dict[str, int], dict[str, int]]:
