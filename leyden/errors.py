@@ -35,6 +35,7 @@ __all__ = [
     "UnknownAttempt",
     "UnknownResources",
     "UnknownRollout",
+    "UnknownRun",
     "UnknownWorker",
     "Untranslatable",
 ]
@@ -73,6 +74,10 @@ class UnknownAttempt(LeydenError, ValueError):
 
 class UnknownResources(LeydenError, ValueError):
     """A resources id that this store does not have: it never had it, or its retention has forgotten it."""
+
+
+class UnknownRun(LeydenError, ValueError):
+    """A run id that this store does not have."""
 
 
 class UnknownWorker(LeydenError, ValueError):

@@ -5,10 +5,7 @@ What it is given (`llm`) says where the model is and with which key: behind the 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
-
-from openai import AsyncOpenAI
 
 import leyden as ly
 from leyden.demo.game import NUMBERS, Game
@@ -18,20 +15,14 @@ __all__ = ["TASKS", "play"]
 TASKS = [{"secret": secret} for secret in range(NUMBERS)]
 
 
-@functools.cache
-def client() -> AsyncOpenAI:
-    """One connection pool for all games of a process."""
-    return AsyncOpenAI(base_url="http://unused", api_key="unused")
-
-
 @ly.llm_rollout
 async def play(task: dict[str, int], llm: ly.LLM) -> float:
     """One game; 1.0 when the secret was found in four turns, else 0.0."""
-    model = client().with_options(base_url=llm.endpoint, api_key=llm.api_key)
+    client = llm.openai()
     game = Game(task["secret"])
     messages: list[Any] = [{"role": "user", "content": game.prompt()}]
     while not game.done:
-        answer = await model.chat.completions.create(model=llm.model, messages=messages, **llm.sampling_parameters)
+        answer = await client.chat.completions.create(model=llm.model, messages=messages, **llm.sampling_parameters)
         reply = answer.choices[0].message.content or ""
         messages += [
             {"role": "assistant", "content": reply},

@@ -15,7 +15,7 @@ def get_weather(city: str) -> str:
 
 @ly.rollout
 async def agent(task: dict) -> float:
-    """What Leyden runs: the agent as it is, and what its answer is worth."""
+    """Ask the agent about the task's city; return 1 if its answer has that city's weather."""
     weather_agent = Agent(
         client=OpenAIChatClient(model=MODEL),
         name="weather",
@@ -23,4 +23,4 @@ async def agent(task: dict) -> float:
         tools=[get_weather],
     )
     result = await weather_agent.run(f"What is the weather in {task['city']}?")
-    return float(task["city"] in result.text)
+    return float(f"sunny in {task['city']}" in result.text)

@@ -15,7 +15,7 @@ async def get_weather(city: str) -> str:
 
 @ly.rollout
 async def agent(task: dict) -> float:
-    """What Leyden runs: the agent as it is, and what its answer is worth."""
+    """Ask the agent about the task's city; return 1 if its answer has that city's weather."""
     model_client = OpenAIChatCompletionClient(model=MODEL)
     weather_agent = AssistantAgent(
         name="weather_agent",
@@ -26,4 +26,4 @@ async def agent(task: dict) -> float:
     )
     result = await weather_agent.run(task=f"What is the weather in {task['city']}?")
     await model_client.close()
-    return float(task["city"] in result.messages[-1].content)
+    return float(f"sunny in {task['city']}" in result.messages[-1].content)

@@ -16,7 +16,7 @@ def get_weather(city: str) -> str:
 
 
 def weather_crew() -> Crew:
-    """The crew of the quickstart."""
+    """Return the crew of the quickstart."""
     forecaster = Agent(
         role="Forecaster",
         goal="Say what the weather is like",
@@ -30,13 +30,13 @@ def weather_crew() -> Crew:
 
 @ly.rollout
 async def agent(task: dict) -> float:
-    """What Leyden runs: the agent as it is, and what its answer is worth."""
+    """Ask the agent about the task's city; return 1 if its answer has that city's weather."""
     result = await weather_crew().akickoff(inputs=task)
-    return float(task["city"] in result.raw)
+    return float(f"sunny in {task['city']}" in result.raw)
 
 
 @ly.rollout
 def sync_agent(task: dict) -> float:
-    """The same in a thread."""
+    """Do what `agent` does without an event loop; Leyden runs it in a thread."""
     result = weather_crew().kickoff(inputs=task)
-    return float(task["city"] in result.raw)
+    return float(f"sunny in {task['city']}" in result.raw)

@@ -14,24 +14,24 @@ def get_weather(city: str) -> str:
 
 
 def weather_agent():
-    """The agent of the quickstart."""
+    """Return the agent of the quickstart."""
     return create_agent(ChatOpenAI(model=MODEL), tools=[get_weather], system_prompt="You are a helpful assistant")
 
 
 def question(task: dict) -> dict:
-    """What the agent is asked."""
+    """Return the agent's input for a task."""
     return {"messages": [{"role": "user", "content": f"What is the weather in {task['city']}?"}]}
 
 
 @ly.rollout
 async def agent(task: dict) -> float:
-    """What Leyden runs: the agent as it is, and what its answer is worth."""
+    """Ask the agent about the task's city; return 1 if its answer has that city's weather."""
     answer = await weather_agent().ainvoke(question(task))
-    return float(task["city"] in answer["messages"][-1].content)
+    return float(f"sunny in {task['city']}" in answer["messages"][-1].content)
 
 
 @ly.rollout
 def sync_agent(task: dict) -> float:
-    """The same in a thread."""
+    """Do what `agent` does without an event loop; Leyden runs it in a thread."""
     answer = weather_agent().invoke(question(task))
-    return float(task["city"] in answer["messages"][-1].content)
+    return float(f"sunny in {task['city']}" in answer["messages"][-1].content)

@@ -25,7 +25,7 @@ def get_weather(city: str) -> str:
 
 
 def tool_answers(message) -> list[dict]:
-    """What the model is told next."""
+    """Run the tools that the model called; return their results as messages."""
     return [
         {"role": "tool", "tool_call_id": call.id, "content": get_weather(**json.loads(call.function.arguments))}
         for call in message.tool_calls
@@ -33,7 +33,7 @@ def tool_answers(message) -> list[dict]:
 
 
 def ask(question: str) -> str:
-    """The loop, with the sync client."""
+    """Return the model's answer, after as many tool calls as it wants; sync client."""
     messages = [{"role": "user", "content": question}]
     with OpenAI() as client:
         while True:
@@ -45,7 +45,7 @@ def ask(question: str) -> str:
 
 
 async def ask_async(question: str) -> str:
-    """The loop, with the async client."""
+    """Return the model's answer, after as many tool calls as it wants; async client."""
     messages = [{"role": "user", "content": question}]
     async with AsyncOpenAI() as client:
         while True:
@@ -58,12 +58,12 @@ async def ask_async(question: str) -> str:
 
 @ly.rollout
 async def agent(task: dict) -> float:
-    """What Leyden runs: the agent as it is, and what its answer is worth."""
+    """Ask the agent about the task's city; return 1 if its answer has that city's weather."""
     answer = await ask_async(f"What is the weather in {task['city']}?")
-    return float(task["city"] in answer)
+    return float(f"sunny in {task['city']}" in answer)
 
 
 @ly.rollout
 def sync_agent(task: dict) -> float:
-    """The same in a thread."""
-    return float(task["city"] in ask(f"What is the weather in {task['city']}?"))
+    """Do what `agent` does without an event loop; Leyden runs it in a thread."""
+    return float(f"sunny in {task['city']}" in ask(f"What is the weather in {task['city']}?"))

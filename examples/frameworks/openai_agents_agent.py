@@ -18,13 +18,13 @@ weather_agent = Agent(name="Weather", instructions="You are a helpful agent.", m
 
 @ly.rollout
 async def agent(task: dict) -> float:
-    """What Leyden runs: the agent as it is, and what its answer is worth."""
+    """Ask the agent about the task's city; return 1 if its answer has that city's weather."""
     result = await Runner.run(weather_agent, f"What is the weather in {task['city']}?")
-    return float(task["city"] in result.final_output)
+    return float(f"sunny in {task['city']}" in result.final_output)
 
 
 @ly.rollout
 def sync_agent(task: dict) -> float:
-    """The same in a thread."""
+    """Do what `agent` does without an event loop; Leyden runs it in a thread."""
     result = Runner.run_sync(weather_agent, f"What is the weather in {task['city']}?")
-    return float(task["city"] in result.final_output)
+    return float(f"sunny in {task['city']}" in result.final_output)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import leyden as ly
+from leyden.adapter.transcript import step_lines, token_lines
 from leyden.testing import Call, FakeUpstream, Reply
 
 HERE = Path(__file__).parent
@@ -29,7 +30,7 @@ def pretend(request: dict[str, Any]) -> Reply:
     """The model: it asks for the weather where it was not told, and tells it where it was."""
     said = json.dumps(request)
     if known := re.search(r"It is always sunny in ([\w-]+)", said):
-        return Reply(f"The weather in {known[1]} is sunny.")
+        return Reply(f"It is always sunny in {known[1]}!")
     if asked := re.search(r"weather in ([\w-]+)\?", said):
         return Reply(calls=(Call("get_weather", json.dumps({"city": asked[1]})),))
     return Reply("I can only tell the weather.")
@@ -62,20 +63,8 @@ async def show(name: str, cities: Iterable[str]) -> None:
         for rollout in await store.query_rollouts():
             spans = list(await store.query_spans(rollout.rollout_id))
             print(f"\n{rollout.input}: {rollout.status}, reward {ly.find_final_reward(spans)}")
-            print_below(spans, None, "  ")
-            for trajectory in ly.TraceToTrajectory().adapt(spans):
-                print(
-                    f"  to train on: {len(trajectory.token_ids)} tokens, {sum(trajectory.loss_mask)} of them the model's"
-                )
-
-
-def print_below(spans: Sequence[ly.Span], parent: str | None, indent: str) -> None:
-    """The spans below a span, and what is below them."""
-    known = {span.span_id for span in spans}
-    for span in spans:
-        if span.parent_id == parent or (parent is None and span.parent_id not in known):
-            print(f"{indent}{span.name}")
-            print_below(spans, span.span_id, indent + "  ")
+            for line in [*step_lines(spans), *token_lines(spans)]:
+                print(f"  {line}")
 
 
 def main() -> None:

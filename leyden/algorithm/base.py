@@ -6,14 +6,14 @@ import inspect
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.adapter import TraceAdapter
 from leyden.errors import ConfigError
+from leyden.runs import Run
 from leyden.store.base import LightningStore
 from leyden.types import NamedResources
+from leyden.utils.arguments import KeepsArguments
 from leyden.utils.latch import Latch
 
 if TYPE_CHECKING:
@@ -27,21 +27,7 @@ Dataset = Sequence[T]
 """Tasks: anything with a length and items (a list, a Hugging Face data set)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Where a run keeps what outlives it."""
-
-    run_id: str
-    """Names the run; the ids of its rollouts are derived from it, so that a resumed run meets its own rollouts."""
-    directory: Path | None = None
-    """None: nothing outlives the run (a store in memory)."""
-    resume: bool = False
-    """Continue from the newest checkpoint in `directory`."""
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Anything the caller wants beside the checkpoints; written to the run's manifest."""
-
-
-class Algorithm(ABC):
+class Algorithm(KeepsArguments, ABC):
     """Override `run`, sync or async. The trainer calls the setters first; the getters raise ConfigError for what was not set."""
 
     uses_gateway: bool = False
@@ -66,8 +52,11 @@ class Algorithm(ABC):
     @abstractmethod
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
-    ) -> Awaitable[None] | None:
-        """Do all of the work. Both data sets are optional; an algorithm that needs one says so with a ConfigError."""
+    ) -> Awaitable[Any] | Any:
+        """Do all of the work, and return any result: `RunSummary.result` has it.
+
+        Both data sets are optional; raise ConfigError for one that is needed and missing.
+        """
 
     def is_async(self) -> bool:
         """Whether `run` is a coroutine function."""
@@ -78,6 +67,10 @@ class Algorithm(ABC):
 
         The trainer refuses at once an agent that needs something else.
         """
+        return None
+
+    def trained_model(self) -> Any:
+        """Return the model that is trained, for the record of the run: a folder, a hub name or an object; None: no model."""
         return None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,32 +1,45 @@
-"""The sub-commands by name, and what every one of them shares: errors as one line, exit codes."""
+"""The commands by name, and everything that all of them share: help, errors, exit codes, logging.
+
+A command's module is imported when `leyden` starts, so that every `--help` has its options. Modules
+of commands therefore import nothing heavy (pydantic, rich, aiohttp) outside their functions.
+"""
 
 from __future__ import annotations
 
+import difflib
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from leyden import __version__
 from leyden.cli.demo import demo
 from leyden.cli.gateway import gateway
+from leyden.cli.plot import plot
 from leyden.cli.rl import rl_commands
+from leyden.cli.runs import runs
+from leyden.cli.show import show
 from leyden.cli.store import store
 from leyden.cli.store_export import export
 from leyden.cli.workers import workers
 from leyden.errors import LeydenError
 
-__all__ = ["app", "main"]
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+
+_HELP = "Train any agent, look at its runs, and serve its parts.\n\n`leyden COMMAND -h` shows the options and examples of a command."
 
 app = typer.Typer(
-    help="Train any agent.",
+    help=_HELP,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)
+app.command()(runs)
+app.command()(show)
+app.command()(plot)
 app.command()(gateway)
 app.command()(workers)
 store_commands = typer.Typer(rich_markup_mode=None)
@@ -42,20 +55,71 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=_HELP)
 def common(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(
+            envvar="LEYDEN_LOG",
+            show_envvar=True,
+            case_sensitive=False,
+            help="The least severe log lines to show, on standard error; stands before the command.",
+        ),
+    ] = None,
 ) -> None:
-    """Train any agent."""
+    """Handle the options that stand before the command."""
+    if log_level is not None:
+        os.environ["LEYDEN_LOG"] = log_level  # `setup_logging` reads it here and in child processes
 
 
 def main() -> None:
-    """Run the command line. Errors that Leyden foresees are shown without a traceback, exit code 1; Ctrl-C exits with 130."""
-    console = Console(stderr=True, highlight=False)
+    """Run the command line.
+
+    Exit code 2: the arguments are wrong. 1: an error that Leyden foresees, shown without a
+    traceback. 130: Ctrl-C. Every error message begins with the error.
+    """
     try:
-        app()
-    except LeydenError as error:
-        console.print(f"leyden: {error}", style="red", soft_wrap=True, markup=False)
+        code = app(standalone_mode=False, prog_name="leyden")
+    except _USAGE_ERRORS as error:
+        _show_usage_error(error)
+        sys.exit(2)
+    except typer.Abort:
         sys.exit(1)
+    except LeydenError as error:
+        _show_error(str(error))
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+# typer's versions have this class in different places
+_USAGE_ERRORS: Any = typer.BadParameter.__base__
+
+
+def _show_error(message: str) -> None:
+    typer.secho(f"leyden: {message}", fg="red", err=True)
+
+
+def _show_usage_error(error: Any) -> None:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(error.format_message(), err=True)
+        return
+    _show_error(_sentence(error))
+    if error.ctx is not None:
+        usage = " ".join(error.ctx.get_usage().split())
+        typer.echo(f"{usage}\nTry: {error.ctx.command_path} --help", err=True)
+
+
+def _sentence(error: Any) -> str:
+    option = getattr(error, "option_name", None)
+    if option is not None and hasattr(error, "possibilities"):
+        known = [name for param in error.ctx.command.params for name in param.opts] if error.ctx else []
+        nearest = difflib.get_close_matches(option, known, n=1)
+        possible = f"did you mean {nearest[0]!r}?" if nearest else f"possible: {', '.join(sorted(known))}"
+        return f"there is no option {option!r}; {possible}"
+    message: str = error.format_message().strip().replace("Value error, ", "").removesuffix(".")
+    refused = getattr(error.__cause__, "errors", list[Any])()  # pydantic's, which typer turned into this error
+    given = f", got {refused[0]['input']!r}" if refused and "input" in refused[0] else ""
+    return f"{message[:1].lower()}{message[1:]}{given}"

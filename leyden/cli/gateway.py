@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from leyden.errors import ConfigError
 from leyden.redaction import redact
-
-__all__ = ["DEFAULT_PORT", "gateway"]
 
 DEFAULT_PORT = 4748
 
@@ -66,6 +62,8 @@ def gateway(
       leyden gateway --store http://127.0.0.1:4747 --model policy=http://127.0.0.1:8000/v1 --num-workers 4
       LEYDEN_GATEWAY_TOKEN=secret leyden gateway --host 0.0.0.0 --model policy=http://gpu-1:8000/v1 --durable
     """
+    import asyncio
+
     from leyden.utils.garbage import look_for_cycles_rarely
     from leyden.utils.logs import setup_logging
 
@@ -85,6 +83,8 @@ def _named(given: str) -> dict[str, Any]:
 
 
 async def _serve(store: str, port: int, num_workers: int, options: dict[str, Any]) -> None:
+    import asyncio
+
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -93,9 +93,24 @@ async def _serve(store: str, port: int, num_workers: int, options: dict[str, Any
         who = "with the token" if options["token"] else "without a token"
         names = ", ".join(dict.fromkeys(entry["model_name"] for entry in options["model_list"]))
         by = f", by {num_workers} processes" if num_workers > 1 else ""
-        say = Console(highlight=False).print
-        say(f"serving {names} at {endpoint}, {who}{by}; recording in {recording}", soft_wrap=True, markup=False)
+        typer.echo(f"serving {names} at {endpoint}, {who}{by}; recording in {recording}")
+        checks = asyncio.ensure_future(_report_targets(store, options["model_list"]))
         await ended.wait()
+        checks.cancel()
+        await asyncio.gather(checks, return_exceptions=True)
+
+
+async def _report_targets(store: str, models: Sequence[Mapping[str, Any]]) -> None:
+    """Report on standard error which of the gateway's targets answer, until all of them have answered once."""
+    import asyncio
+
+    from leyden.cli.connecting import connect, is_remote, store_in_words
+
+    targets = [(f"model {entry['model_name']} at {redact(entry['endpoint'])}", entry["endpoint"]) for entry in models]
+    checks = [connect(what, url, meanwhile="calls to it fail") for what, url in targets]
+    if is_remote(store):
+        checks.append(connect(store_in_words(store), store, meanwhile="calls cannot be recorded"))
+    await asyncio.gather(*checks)
 
 
 @asynccontextmanager

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from leyden.errors import ConfigError, LeydenError
-
-__all__ = ["rl_commands"]
+from leyden.utils.extras import install_extra
 
 rl_commands = typer.Typer(help="Train and test policies in simulators.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -73,8 +71,7 @@ def train(
             f"{directory} holds a run already; continue it with --resume {directory}, or give another --run-dir"
         )
     content = json.dumps(read_config(chosen), indent=2, default=str) + "\n"
-    console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(f"run: {directory}")
+    typer.echo(f"run: {directory}")
     how_to_go_on = f"Continue with: leyden rl train --resume {directory}"
     bar = ProgressBar(metrics=("reward", "pa", "val/pa", "loss"), unit="orders")
     private_directory(directory)
@@ -92,8 +89,8 @@ def train(
         _say_stopped(how_to_go_on)
         raise typer.Exit(130)
     shown = [f"{name} {result.metrics[name]:.4g}" for name in ("reward", "pa", "val/pa") if name in result.metrics]
-    console.print(f"trained: {result.iterations} iterations  {'  '.join(shown)}")
-    console.print(f"test:    leyden rl backtest {config_file or chosen} --run {directory}")
+    typer.echo(f"trained: {result.iterations} iterations  {'  '.join(shown)}")
+    typer.echo(f"test:    leyden rl backtest {config_file or chosen} --run {directory}")
 
 
 @rl_commands.command()
@@ -136,18 +133,15 @@ def backtest(
     result = backtest_orders(config, checkpoint, table, tag=orders)
     if json_file is not None:
         json_file.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
-    console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(
+    typer.echo(
         f"{result.n_orders} orders: price advantage {result.pa:+.2f} +- {result.pa_standard_error:.2f} basis points (standard error)"
     )
-    console.print(f"traded: {result.ffr:.1%} of their amounts")
-    console.print(f"table:  {table}")
+    typer.echo(f"traded: {result.ffr:.1%} of their amounts")
+    typer.echo(f"table:  {table}")
 
 
 def _say_stopped(how_to_go_on: str) -> None:
-    Console(stderr=True).print(
-        f"\nstopped; every finished iteration is kept. {how_to_go_on}", soft_wrap=True, markup=False
-    )
+    typer.echo(f"\nstopped; every finished iteration is kept. {how_to_go_on}", err=True)
 
 
 def _require_rl_packages() -> None:
@@ -155,4 +149,4 @@ def _require_rl_packages() -> None:
 
     missing = [name for name in ("numpy", "gymnasium", "torch") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"leyden rl needs {', '.join(missing)}; install it with: pip install 'leyden[rl]'")
+        raise ConfigError(f"leyden rl needs {', '.join(missing)}; {install_extra('rl')}")

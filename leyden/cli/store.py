@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from leyden.errors import ConfigError
 
 if TYPE_CHECKING:
     from leyden.types import Retention
-
-__all__ = ["DEFAULT_PORT", "store"]
 
 DEFAULT_PORT = 4747
 
@@ -67,6 +63,8 @@ def store(
     """
     if context.invoked_subcommand is not None:
         return
+    import asyncio
+
     from leyden.options import check_token
     from leyden.types import Retention
     from leyden.utils.logs import setup_logging
@@ -89,11 +87,12 @@ def store(
 async def _serve(
     url: str, durability: Any, address: dict[str, Any], insecure: bool, retention: Retention, monitor: bool
 ) -> None:
+    import asyncio
+
     from leyden.monitor import Monitor
     from leyden.monitor.prometheus import metrics
     from leyden.store import LightningStoreServer, open_store
 
-    console = Console(highlight=False)
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -101,6 +100,6 @@ async def _serve(
         server = LightningStoreServer(opened, **address, insecure=insecure, retention=retention, views=metrics(opened))
         async with server, Monitor().watch(opened) if monitor else nullcontext():
             who = "with the token" if address["token"] else "without a token"
-            console.print(f"serving {opened.url} at {server.endpoint}, {who}", soft_wrap=True, markup=False)
-            console.print(f"what there is to ask: {server.endpoint}/docs", soft_wrap=True, markup=False)
+            typer.echo(f"serving {opened.url} at {server.endpoint}, {who}")
+            typer.echo(f"API reference: {server.endpoint}/docs")
             await ended.wait()

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from leyden.errors import ConfigError
-from leyden.types import RolloutStatus
 
 if TYPE_CHECKING:
     from leyden.store.export import Exported
-
-__all__ = ["export"]
 
 
 def export(
@@ -39,6 +33,10 @@ def export(
       leyden store export --url http://127.0.0.1:4747 --status succeeded out
       duckdb -c "SELECT mode, avg(reward) FROM 'out/rollouts.parquet' GROUP BY mode"
     """
+    import asyncio
+
+    from leyden.types import RolloutStatus
+
     for name in status or ():
         if name not in get_args(RolloutStatus):
             raise ConfigError(f"--status {name} is none; possible: {', '.join(get_args(RolloutStatus))}")
@@ -49,6 +47,9 @@ def export(
 
 
 async def _export(url: str, token: str | None, directory: Path, status: Any) -> Exported:
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     from leyden.store import open_store
     from leyden.store.export import export_parquet
 

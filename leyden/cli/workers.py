@@ -1,20 +1,16 @@
-"""`leyden workers`: who works on a store, and how they are."""
+"""`leyden workers`: the workers of a store, and how they are."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 if TYPE_CHECKING:
-    from leyden.types import Worker
+    from rich.table import Table
 
-__all__ = ["workers"]
+    from leyden.types import Worker
 
 _FIGURES = {"cpu_percent": "CPU %", "memory_percent": "memory %", "disk_free_percent": "free disk %"}
 _COLOURS = {"healthy": "green", "unhealthy": "red", "ended": "dim"}
@@ -28,33 +24,54 @@ def workers(
     token: Annotated[
         str | None, typer.Option(envvar="LEYDEN_STORE_TOKEN", show_envvar=True, help="What the server asks for.")
     ] = None,
+    wait: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a server that does not answer.")
+    ] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array, for programs.")] = False,
 ) -> None:
-    """Show the workers of a store that were heard of in the last day, and how they are.
+    """Show the workers of a store that reported within the last day, and how they are.
 
     \b
-    Example:
+    Examples:
       leyden workers http://127.0.0.1:4747
+      leyden workers .leyden/20260102-101500-ab12/store.sqlite
+      leyden workers http://127.0.0.1:4747 --json | jq '.[] | select(.health != "healthy")'
     """
-    found = [w for w in asyncio.run(_read(url, token)) if time.time() - (w.last_heartbeat_time or 0) < _SHOWN_SECONDS]
-    console = Console(highlight=False)
-    if found:
-        console.print(_table(found, time.time()))
+    import asyncio
+    import json
+
+    from rich.console import Console
+
+    from leyden.monitor import health_of
+
+    now = time.time()
+    found = [w for w in asyncio.run(_read(url, token, wait)) if now - (w.last_heartbeat_time or 0) < _SHOWN_SECONDS]
+    if as_json:
+        rows = [{**worker.model_dump(mode="json"), "health": health_of(worker, now)} for worker in found]
+        typer.echo(json.dumps(rows, indent=2))
+    elif found:
+        Console(highlight=False).print(_table(found, now))
     else:
-        console.print("no worker was heard of in the last day")
+        typer.echo("no worker reported within the last day")
 
 
-async def _read(url: str, token: str | None) -> list[Worker]:
+async def _read(url: str, token: str | None, wait_seconds: float) -> list[Worker]:
+    from leyden.cli.connecting import answer_of, connect, is_remote, store_in_words
     from leyden.store import open_store
 
-    if url.startswith("http"):
-        opened = open_store(url, token=token)
-    else:
+    if not is_remote(url):
         opened = open_store(url, read_only=not url.startswith("postgres"))
+    else:
+        opened = open_store(url, token=token)
+        await connect(store_in_words(url), url, wait_seconds=wait_seconds)
     async with opened as store:
-        return list(await store.query_workers())
+        return list(await answer_of(store_in_words(url), store.query_workers()))
 
 
 def _table(workers: list[Worker], now: float) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
     from leyden.monitor import health_of
 
     table = Table(box=None, pad_edge=False)

@@ -30,6 +30,7 @@ from leyden.engine.tools import PARSERS
 from leyden.errors import ConfigError, EngineError
 from leyden.options import check_token
 from leyden.types import LLM, TrainingSequence
+from leyden.utils.extras import install_extra
 from leyden.utils.listening import is_loopback, listen, netloc
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class EmbeddedBackend(PolicyBackend):
                 import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
                 import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
             except ImportError as error:
-                raise EngineError(f"the embedded engine needs {error.name!r}: pip install 'leyden[torch]'") from error
+                raise EngineError(f"the embedded engine needs {error.name!r}: {install_extra('torch')}") from error
             executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leyden-trainer")
             try:
                 # On the training thread, so that torch's settings for it are made where they are used.

@@ -20,6 +20,7 @@ from typing import Any
 
 from leyden.engine.control import describe_error
 from leyden.engine.embedded import EmbeddedBackend
+from leyden.utils.logs import setup_child_logging
 
 __all__ = ["main"]
 
@@ -27,7 +28,8 @@ __all__ = ["main"]
 def main() -> None:
     """Serve until the parent goes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    setup_child_logging()
+    logging.getLogger().setLevel(logging.INFO)
     config = json.loads(sys.stdin.readline())
     # A parent that dies while the model is loading must not be outlived either.
     threading.Thread(target=_end_with_parent, args=(config["parent"],), name="leyden-parent-watch", daemon=True).start()

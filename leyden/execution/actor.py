@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import secrets
 import select
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from leyden.execution.child import Begin, Failure, Order, Word, set_log_levels, work
 from leyden.utils.latch import Latch
+from leyden.utils.logs import setup_child_logging
 from leyden.utils.own_loop import run_on_own_loop
 
 __all__ = ["THREADS", "Actor"]
@@ -51,7 +50,7 @@ class Actor:
 
     def run(self) -> Word | None:
         """All of its work: `finished` when it is done, None when it was cancelled."""
-        logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+        setup_child_logging()
         set_log_levels(self._log_levels)
         try:
             run_on_own_loop(_work(self, self._worker_id, self._packed))

@@ -27,6 +27,7 @@ from leyden.execution.travel import unpack
 from leyden.runner.calls import overdue_seconds
 from leyden.runner.watchdog import LagWatchdog, attempt_in_flight
 from leyden.utils.latch import Latch
+from leyden.utils.logs import setup_child_logging
 from leyden.utils.orphans import RUNNER_MARK, carry_mark, kill_marked
 from leyden.utils.own_loop import run_on_own_loop
 
@@ -208,7 +209,7 @@ def _settle(surroundings: Surroundings) -> None:
         os.sched_setaffinity(0, surroundings.cpus)
     if surroundings.memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (surroundings.memory_bytes, surroundings.memory_bytes))
-    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(processName)s %(name)s: %(message)s")
+    setup_child_logging()
     set_log_levels(surroundings.log_levels)
 
 

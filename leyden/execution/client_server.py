@@ -26,6 +26,7 @@ from leyden.store.client import TOKEN_VARIABLE, LightningStoreClient
 from leyden.store.server import LightningStoreServer
 from leyden.utils.latch import Latch
 from leyden.utils.listening import netloc, reachable
+from leyden.utils.logs import notice
 
 __all__ = ["ClientServerExecutionStrategy", "Role"]
 
@@ -123,7 +124,11 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
             store, self.server_host, self.server_port or 0, token=token, remedy=remedy, claims_from=claims_from
         ) as shared:
             if self.role == "algorithm" and isinstance(shared, LightningStoreServer):
-                logger.info("the store is served at %s; start runners with LEYDEN_CURRENT_ROLE=runner", shared.endpoint)
+                notice(
+                    logger,
+                    "the store is served at %s; waiting for runners: start them with LEYDEN_CURRENT_ROLE=runner",
+                    shared.endpoint,
+                )
             yield shared
 
     async def execute(
@@ -136,8 +141,9 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
             async with self._serve(store, claims_from=ready) as server:
                 await self._run_algorithm(algorithm, store, server)
         else:
-            await store.statistics()  # says where it looks, if nobody is there
+            await store.statistics()  # reports a store that does not answer
             if isinstance(store, LightningStoreClient):
+                notice(logger, "connected to %s; waiting for rollouts that the algorithm there enqueues", store.url)
                 algorithm = _AlgorithmElsewhere(ready)
             try:
                 await super().execute(algorithm, runner, store, ready=ready)

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from leyden.errors import ConfigError
+from leyden.utils.extras import install_extra
 
 __all__ = ["Cluster", "connected", "import_ray", "in_words", "room_for"]
 
@@ -65,7 +66,7 @@ def import_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError as error:
-        raise ConfigError(f"strategy 'ray' needs Ray ({error}); install it with: pip install 'leyden[ray]'") from error
+        raise ConfigError(f"strategy 'ray' needs Ray ({error}); {install_extra('ray')}") from error
 
 
 def in_words(resources: Mapping[str, float]) -> str:

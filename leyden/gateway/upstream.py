@@ -15,6 +15,7 @@ from leyden.dialects import DIALECTS, Dialect, DialectName
 from leyden.errors import ConfigError
 from leyden.redaction import HIDDEN
 from leyden.types import LLM, ProxyLLM
+from leyden.utils.extras import install_extra
 
 __all__ = ["UpstreamModel", "upstream_models"]
 
@@ -105,7 +106,7 @@ class UpstreamModel:
             )
         if importlib.util.find_spec("litellm") is None:
             raise ConfigError(
-                f"model_list: {self.model_name!r} has litellm_params, and litellm is not installed: pip install 'leyden[litellm]'"
+                f"model_list: {self.model_name!r} has litellm_params, and litellm is not installed: {install_extra('litellm')}"
             )
 
     @property

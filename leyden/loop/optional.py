@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from leyden.errors import ConfigError
+from leyden.utils.extras import install_extra
 
 __all__ = ["import_optional"]
 
@@ -16,5 +17,5 @@ def import_optional(module: str, *, extra: str, needed_by: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"{needed_by} needs {module.partition('.')[0]}, which cannot be imported ({error}); pip install 'leyden[{extra}]'"
+            f"{needed_by} needs {module.partition('.')[0]}, which cannot be imported ({error}); {install_extra(extra)}"
         ) from error

@@ -24,7 +24,7 @@ from leyden.errors import ConfigError, LeydenError, StoreError
 from leyden.store.base import LightningStore
 from leyden.store.traffic import Traffic
 from leyden.store.wire import LEYDEN_JSON, PREFIX, Route, find_route, status_of, verbs_at
-from leyden.types import AttemptedRollout
+from leyden.types import AttemptedRollout, current_run_id
 from leyden.utils import ids
 from leyden.utils.asgi import Receive, Scope, Send
 from leyden.utils.http import MAX_BODY_BYTES, ClientGone, RequestRefused, SiteGuard, read_body
@@ -139,6 +139,7 @@ class StoreApp:
             task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        current_run_id.set(None)  # the run of a request is the sender's, never one of this process
         headers: Headers = dict(scope["headers"])
         started = time.perf_counter()
         try:

@@ -2,7 +2,7 @@
 
 The protocol knows no database and no network. Contracts that hold for every method:
 
-- Unknown ids raise (`UnknownRollout`, `UnknownAttempt`, `UnknownResources`, `UnknownWorker`); an empty answer means empty.
+- Unknown ids raise (`UnknownRollout`, `UnknownAttempt`, `UnknownResources`, `UnknownWorker`, `UnknownRun`); an empty answer means empty.
 - An id that a caller makes has 1 to 200 printable characters; any other one raises ConfigError where something would get it as its name.
 - Returned objects are the caller's own copies.
 - JSON has no NaN and no infinite number, so no value that is given has one (ConfigError): it could not be told to another process.
@@ -29,6 +29,7 @@ from leyden.types import (
     AttemptStatus,
     EnqueueRolloutRequest,
     FilterLogic,
+    MetricPoint,
     NamedResources,
     News,
     PaginatedResult,
@@ -38,6 +39,8 @@ from leyden.types import (
     RolloutConfig,
     RolloutMode,
     RolloutStatus,
+    RunRecord,
+    RunStatus,
     Sample,
     SortOrder,
     Span,
@@ -48,6 +51,7 @@ from leyden.types import (
     UpdateAttemptRequest,
     Worker,
     WorkerStatus,
+    current_run_id,
 )
 
 __all__ = ["LightningStore", "StoreCapabilities", "StoreStatistics"]
@@ -81,7 +85,7 @@ class StoreStatistics(TypedDict):
 
 
 class LightningStore(ABC):
-    """Rollouts, attempts, spans, resources and workers: one truth for algorithm, runners and gateway."""
+    """Rollouts, attempts, spans, resources, workers and runs: one truth for algorithm, runners and gateway."""
 
     @property
     @abstractmethod
@@ -126,11 +130,18 @@ class LightningStore(ABC):
         priority: int = 0,
         rollout_id: str | None = None,
         attempt_id: str | None = None,
+        run_id: str | Unset | None = UNSET,
+        group_id: str | None = None,
     ) -> AttemptedRollout:
-        """A new rollout, already claimed: status `preparing`, attempt 1. `resources_id` None means the latest there are, if any.
+        """Add a rollout that is claimed already: status `preparing`, attempt 1.
 
-        Raises UnknownResources for a `resources_id` that is not in the store, ConfigError if `rollout_id` is taken.
-        Safe to retry with both ids: where that rollout has that attempt already, both are answered as they are.
+        resources_id: None means the latest resources, if any.
+        run_id: the run that the rollout belongs to; left out, the run whose algorithm makes this
+            call (`current_run_id`), if any; None for no run.
+        group_id: of the caller's choice, for rollouts of one task that are compared with each other.
+        Raises UnknownResources or UnknownRun for an id that is not in the store, ConfigError if
+        `rollout_id` is taken. Safe to retry with both ids: a rollout that has the attempt already
+        is returned as it is.
         """
 
     async def enqueue_rollout(
@@ -144,10 +155,14 @@ class LightningStore(ABC):
         priority: int = 0,
         rollout_id: str | None = None,
         pin: str | None = None,
+        run_id: str | Unset | None = UNSET,
+        group_id: str | None = None,
     ) -> Rollout:
         """Put a new rollout in the queue (`queuing`, no attempt).
 
-        The contract is that of `enqueue_many_rollouts` with one request.
+        run_id: left out, the run whose algorithm makes this call (`current_run_id`), if any; None
+            for no run.
+        The contract is otherwise that of `enqueue_many_rollouts` with one request.
         """
         request = EnqueueRolloutRequest(
             input=input,
@@ -158,6 +173,8 @@ class LightningStore(ABC):
             priority=priority,
             rollout_id=rollout_id,
             pin=pin,
+            run_id=current_run_id.get() if isinstance(run_id, Unset) else run_id,
+            group_id=group_id,
         )
         return (await self.enqueue_many_rollouts([request]))[0]
 
@@ -168,7 +185,7 @@ class LightningStore(ABC):
         `resources_id` None means the latest at this moment, if any. A `rollout_id` that is already there is not enqueued again: the
         stored rollout is returned as it is (whatever its status), so the call is safe to retry where the caller made the ids.
         A request's `pin` holds in either case.
-        Raises UnknownResources, naming the first unknown id.
+        Raises UnknownResources or UnknownRun, naming the first unknown id.
         """
 
     async def dequeue_rollout(
@@ -348,6 +365,8 @@ class LightningStore(ABC):
         rollout_id_in: Sequence[str] | None = None,
         rollout_id_contains: str | None = None,
         mode_in: Sequence[RolloutMode] | None = None,
+        run_id: str | None = None,
+        group_id: str | None = None,
         filter_logic: FilterLogic = "and",
         sort_by: str | None = None,
         sort_order: SortOrder = "asc",
@@ -358,12 +377,17 @@ class LightningStore(ABC):
 
         A rollout with an attempt is an `AttemptedRollout` with its latest one.
 
+        run_id, group_id: only rollouts of this run or group. They always hold; `filter_logic`
+            joins the other filters.
+
         `sort_by` is one of rollout_id, start_time, end_time, status, mode, resources_id. Rollouts without a value come last.
         In the default order, by rollout_id, start_time or end_time, with no filter but `status_in`,
         the cost grows with `limit` and `offset`, not with the store. Sorting waiting rollouts by
-        start_time reads the whole queue. Other filters and orders read more rollouts.
+        start_time reads the whole queue. In the default order, with `run_id` or `group_id` alone,
+        the cost grows with `limit` and `offset`; with other filters and orders beside them, with the
+        rollouts of that run or group. Any other filter or order reads more rollouts.
         The page's total is exact without a filter and with `status_in` alone; see `PaginatedResult.exact`.
-        Raises ConfigError for a bad sort or page.
+        Raises UnknownRun, ConfigError for a bad sort or page. No rollout has an unknown `group_id`.
         """
 
     @abstractmethod
@@ -591,4 +615,94 @@ class LightningStore(ABC):
         """Samples by time, in `[measured_from, measured_before)` (Unix seconds; a missing end is open), of one name, one worker or all.
 
         Reads no more than that name has in that time, or all names. Raises ConfigError for a bad range, order or page.
+        """
+
+    # ---- runs and their metrics ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def start_run(self, run: RunRecord) -> RunRecord:
+        """Add a run, or resume the one that has this id; return it as it is now.
+
+        Either way it is `running`, has a heartbeat of now, no `end_time` and no `cause`, whatever
+        the given record says of these. A run that is resumed gets the given name and config, and
+        keeps its `start_time`.
+        Raises ConfigError for an id, a name or a kind without 1 to 200 printable characters, for
+        another kind than the stored run's, and for a config that is not JSON. Safe to retry.
+        """
+
+    @abstractmethod
+    async def update_run(
+        self,
+        run_id: str,
+        *,
+        status: RunStatus | Unset = UNSET,
+        cause: str | Unset | None = UNSET,
+        config: dict[str, Any] | Unset = UNSET,
+    ) -> RunRecord:
+        """Change what is given, and return the run. Each call is a heartbeat.
+
+        A final status sets `end_time`. A run that has ended keeps its status until `start_run`
+        resumes it; its cause and its config can still change.
+        Raises UnknownRun, IllegalTransition for another status after a final one, ConfigError for a
+        config that is not JSON. Safe to retry.
+        """
+
+    @abstractmethod
+    async def get_run_by_id(self, run_id: str) -> RunRecord:
+        """Return one run. Raises UnknownRun."""
+
+    @abstractmethod
+    async def query_runs(
+        self,
+        *,
+        run_id_in: Sequence[str] | None = None,
+        status_in: Sequence[RunStatus] | None = None,
+        kind_in: Sequence[str] | None = None,
+        limit: int = -1,
+        offset: int = 0,
+        sort_by: str | None = "start_time",
+        sort_order: SortOrder = "desc",
+    ) -> PaginatedResult[RunRecord]:
+        """Return the runs that match every filter, by default the one that started last first.
+
+        `sort_by` is one of run_id, name, kind, status, start_time, end_time, last_heartbeat_time, or
+        None for the order in which they were added. Runs without a value come last.
+        A run whose process was killed is still `running`; its `last_heartbeat_time` tells.
+        Retention forgets no run. Raises ConfigError for a bad sort or page.
+        """
+
+    @abstractmethod
+    async def add_metrics(self, run_id: str, points: Sequence[MetricPoint]) -> None:
+        """Add metrics of a run, in one transaction.
+
+        A point takes the place of an earlier one with its stage, iteration and name; of several in
+        `points` the last counts. An ended run can still get metrics.
+        Raises UnknownRun, ConfigError for a stage or a name without 1 to 200 printable characters, an
+        iteration below 0 and a number that is not finite (None stands for it), and adds nothing then.
+        Safe to retry.
+        """
+
+    @abstractmethod
+    async def query_metrics(
+        self,
+        run_id: str,
+        *,
+        names: Sequence[str] | None = None,
+        stage: str | None = None,
+        iteration_from: int | None = None,
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[MetricPoint]:
+        """Return a run's metrics by iteration, then stage, then name.
+
+        names, stage: only these. iteration_from: only this iteration and later ones; the cost of
+            what comes before it is nothing.
+        Raises UnknownRun, ConfigError for a bad page.
+        """
+
+    @abstractmethod
+    async def cut_metrics(self, run_id: str, *, after_iteration: int) -> None:
+        """Delete a run's metrics of later iterations, as a run needs that resumes from a checkpoint.
+
+        Raises UnknownRun. Safe to retry.
         """

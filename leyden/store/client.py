@@ -24,7 +24,7 @@ from leyden.store.ending import END, EndAnswer, WaitForEnd
 from leyden.store.notify import Signals, check_wait
 from leyden.store.waiting import WaitingStore
 from leyden.store.wire import BY_METHOD, Route, error_from
-from leyden.types import AttemptedRollout, EnqueueRolloutRequest, News, Rollout, SpanPage
+from leyden.types import AttemptedRollout, EnqueueRolloutRequest, News, Rollout, SpanPage, current_run_id
 from leyden.utils import ids
 from leyden.utils.per_loop import PerLoop
 
@@ -158,6 +158,13 @@ class LightningStoreClient(WaitingStore):
     pause_worker = _asks(LightningStore.pause_worker)
     add_many_samples = _asks(LightningStore.add_many_samples)
     query_samples = _asks(LightningStore.query_samples)
+    start_run = _asks(LightningStore.start_run)
+    update_run = _asks(LightningStore.update_run)
+    get_run_by_id = _asks(LightningStore.get_run_by_id)
+    query_runs = _asks(LightningStore.query_runs)
+    add_metrics = _asks(LightningStore.add_metrics)
+    query_metrics = _asks(LightningStore.query_metrics)
+    cut_metrics = _asks(LightningStore.cut_metrics)
 
     async def dequeue_many_rollouts(
         self,
@@ -353,6 +360,8 @@ def _make_ids(method: str, arguments: dict[str, Any]) -> None:
     for name, make in _MADE_HERE.get(method, {}).items():
         if arguments.get(name) is None:
             arguments[name] = make()
+    if method == "start_rollout":
+        arguments.setdefault("run_id", current_run_id.get())
     if method == "enqueue_many_rollouts":
         arguments["rollouts"] = [_with_id(request) for request in arguments["rollouts"]]
 

@@ -34,6 +34,7 @@ from leyden.errors import (
     UnknownAttempt,
     UnknownResources,
     UnknownRollout,
+    UnknownRun,
     UnknownWorker,
 )
 from leyden.store.base import LightningStore
@@ -64,6 +65,7 @@ _STATUS: dict[type[LeydenError], int] = {
     UnknownRollout: 404,
     UnknownAttempt: 404,
     UnknownResources: 404,
+    UnknownRun: 404,
     UnknownWorker: 404,
     IllegalTransition: 409,
     ConfigError: 400,
@@ -337,6 +339,16 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/samples", "add_many_samples", status=201, body_is="samples"),
     Route("GET", "/samples", "query_samples"),
     Route("POST", "/samples/search", "query_samples"),
+    # runs and their metrics
+    Route("POST", "/runs", "start_run", status=201),
+    Route("GET", "/runs", "query_runs"),
+    Route("POST", "/runs/search", "query_runs"),
+    Route("GET", "/runs/{run_id}", "get_run_by_id"),
+    Route("POST", "/runs/{run_id}", "update_run"),
+    Route("POST", "/runs/{run_id}/metrics", "add_metrics", status=201, body_is="points"),
+    Route("GET", "/runs/{run_id}/metrics", "query_metrics"),
+    Route("POST", "/runs/{run_id}/metrics/search", "query_metrics"),
+    Route("POST", "/runs/{run_id}/metrics/cut", "cut_metrics"),
 )
 
 BY_METHOD: Mapping[str, Route] = {route.method: route for route in ROUTES}

@@ -2,7 +2,7 @@
 
 AgentOps's instrumentation and decorators make OpenTelemetry spans, which are collected as `OtelTracer` collects any. Its client, which asks
 for a key and sends to agentops.ai, is never started: while a trace is open `agentops.init()` does nothing. AgentOps is looked for when a
-tracer is made, and not imported otherwise (`pip install leyden[agentops]`).
+tracer is made, and not imported otherwise (extra `agentops`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from opentelemetry import trace as otel_trace
 from leyden.errors import ConfigError
 from leyden.instrumentation import HTTP_CLIENTS, MODEL_HOSTS, Instrumentation
 from leyden.tracer.otel import OtelTracer
+from leyden.utils.extras import install_extra
 from leyden.utils.patching import Patch
 
 __all__ = ["AgentOpsTracer"]
@@ -41,7 +42,7 @@ class AgentOpsTracer(OtelTracer):
     def __init__(self, *, model_hosts: Sequence[str] = MODEL_HOSTS) -> None:
         super().__init__(instrumentation=HTTP_CLIENTS, model_hosts=model_hosts)
         if not _AgentOps.available():
-            raise ConfigError("AgentOpsTracer needs the package agentops: pip install 'leyden[agentops]'")
+            raise ConfigError(f"AgentOpsTracer needs the package agentops: {install_extra('agentops')}")
 
     def while_open(self) -> AbstractContextManager[object]:
         """See Tracer.while_open."""

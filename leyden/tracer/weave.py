@@ -2,7 +2,7 @@
 
 In the place of Weave's client, which needs an account and a server, stands one that makes a span of each call. What needs the server
 (`weave.publish`, datasets, feedback) raises. Weave is looked for when a tracer is made, and not imported otherwise
-(`pip install leyden[weave]`).
+(extra `weave`).
 
 Weave reports to Sentry as it is imported, unless WANDB_ERROR_REPORTING says `false`. The tracer says so before it imports Weave; who
 imports Weave before there is a tracer has to set it.
@@ -22,6 +22,7 @@ from leyden.errors import ConfigError
 from leyden.instrumentation import HTTP_CLIENTS, MODEL_HOSTS, Instrumentation
 from leyden.tracer.otel import OtelTracer
 from leyden.tracer.trace import OpenSpan, current_trace
+from leyden.utils.extras import install_extra
 from leyden.utils.text import as_json
 
 __all__ = ["WeaveTracer"]
@@ -42,7 +43,7 @@ class WeaveTracer(OtelTracer):
     def __init__(self, *, model_hosts: Sequence[str] = MODEL_HOSTS) -> None:
         super().__init__(instrumentation=HTTP_CLIENTS, model_hosts=model_hosts)
         if not _Weave.available():
-            raise ConfigError("WeaveTracer needs the package weave: pip install 'leyden[weave]'")
+            raise ConfigError(f"WeaveTracer needs the package weave: {install_extra('weave')}")
         _import_quietly("weave")
 
     def while_open(self) -> AbstractContextManager[object]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import string
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from leyden.errors import ConfigError
+from leyden.types.openai_clients import async_client, sync_client
 from leyden.utils.attempt_key import attempt_key
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
 
 __all__ = [
     "LLM",
@@ -49,6 +53,27 @@ class LLM(Resource):
     def get_api_key(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str | None:
         """The key for one attempt. A plain LLM has one for all; a ProxyLLM needs both ids."""
         return self.api_key
+
+    def openai(self, rollout_id: str | None = None, attempt_id: str | None = None) -> AsyncOpenAI:
+        """Return an `openai.AsyncOpenAI` client for this model, for code on an event loop.
+
+        The clients of one loop share their connections, so call this in every rollout: it takes 0.05 ms of CPU,
+        where a client with connections of its own takes about 20 ms. The client needs no `async with` and no
+        `close`; the end of the loop closes the connections. The key is this resource's, or else OPENAI_API_KEY.
+        A plain LLM needs no ids; a ProxyLLM needs both.
+
+        Raises ConfigError without the package `openai`, and without a running event loop (use `openai_sync`).
+        """
+        return async_client(self.get_base_url(rollout_id, attempt_id), self.get_api_key(rollout_id, attempt_id))
+
+    def openai_sync(self, rollout_id: str | None = None, attempt_id: str | None = None) -> OpenAI:
+        """Return an `openai.OpenAI` client for this model, for synchronous code in any thread.
+
+        The clients of one process share their connections, as those of `openai` do in one event loop.
+
+        Raises ConfigError without the package `openai`.
+        """
+        return sync_client(self.get_base_url(rollout_id, attempt_id), self.get_api_key(rollout_id, attempt_id))
 
 
 class ProxyLLM(LLM):

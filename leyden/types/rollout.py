@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from leyden.types.run import current_run_id
+
 __all__ = [
     "ATTEMPT_FINISHED",
     "OVERTAKES",
@@ -74,6 +76,10 @@ class Rollout(BaseModel):
     """When it reached a final status."""
     mode: RolloutMode | None = None
     resources_id: str | None = None
+    run_id: str | None = None
+    """The run that it belongs to; None if it was enqueued outside of any run."""
+    group_id: str | None = None
+    """The rollouts of one task that are compared with each other have one group id, of the algorithm's choice."""
     status: RolloutStatus = "queuing"
     priority: Priority = 0
     config: RolloutConfig = Field(default_factory=RolloutConfig)
@@ -153,6 +159,11 @@ class EnqueueRolloutRequest(BaseModel):
     """Chosen by the caller, so that a repeated request is not a second rollout. None: the store makes one."""
     pin: str | None = None
     """Keep the rollout under this name from the first, beside those that are pinned under it (`LightningStore.pin`)."""
+    run_id: str | None = Field(default_factory=current_run_id.get)
+    """The run that the rollout belongs to. Left out: the run whose algorithm makes this request
+    (`current_run_id`), if any; a request that a server reads has none."""
+    group_id: str | None = None
+    """Of the caller's choice, for rollouts of one task that are compared with each other."""
 
 
 class UpdateAttemptRequest(BaseModel):

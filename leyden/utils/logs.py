@@ -1,17 +1,35 @@
-"""Leyden's log lines, shown to a person.
+"""Leyden's log: its levels, its lines and where they are shown.
 
 Levels: WARNING for problems that need attention, INFO for the outcome of a run, DEBUG for each
 event of each rollout: enqueued, claimed, attempt begun, spans and model calls, attempt ended and
 why, resources, stages of the loop, triplets made. Each DEBUG line begins with its subject's id, so
 `grep <rollout id>` follows one rollout. Tasks and messages are shown as a `Preview`.
+
+A record is one line with date, time and level in a file or a pipe. A terminal shows it with
+colours and wraps it at the terminal's width.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import reprlib
+import sys
+from typing import TextIO
 
-__all__ = ["Preview", "configure_logger", "setup_logging"]
+__all__ = ["Preview", "configure_logger", "line_formatter", "notice", "setup_child_logging", "setup_logging"]
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+_POSSIBLE = ", ".join(_LEVELS)
+_LEVEL_VARIABLE = "LEYDEN_LOG"
+_HANDLER_NAME = "leyden-stderr"
+_INDENT = "    "
 
 _PREVIEW_CHARACTERS = 200
 
@@ -39,26 +57,119 @@ class Preview:
         return text if len(text) <= _PREVIEW_CHARACTERS else f"{text[: _PREVIEW_CHARACTERS - 3]}..."
 
 
-def setup_logging(level: int | str = "INFO") -> None:
-    """Show what `leyden` logs on standard error, one readable line each. For scripts and the command line; safe to repeat."""
-    from rich.console import Console
-    from rich.logging import RichHandler
+def line_formatter(*, source: bool = False) -> logging.Formatter:
+    """Return a formatter for files and pipes: `2026-03-01 12:00:00.123 WARNING message`, unwrapped.
 
+    Later lines of a message, and its traceback, are indented under the first one.
+    source: also name the process and the logger, for a stream that several processes write to.
+    """
+    return _LineFormatter(f"%(asctime)s %(levelname)s {'%(processName)s %(name)s: ' if source else ''}%(message)s")
+
+
+def setup_logging(level: int | str = "INFO") -> None:
+    """Write the records of the `leyden` loggers to standard error, for scripts and the command line.
+
+    A file or a pipe gets one line for each record, as `line_formatter` makes it. Safe to repeat.
+
+    level: a number or a name in any case. The environment variable LEYDEN_LOG, if it is set, takes
+        its place: `LEYDEN_LOG=debug python train.py`. A variable that names no level is reported.
+    Raises ValueError for an unknown level.
+    """
+    variable = os.environ.get(_LEVEL_VARIABLE, "")
+    from_variable = _number_of(variable) if variable else None
     logger = logging.getLogger("leyden")
-    logger.setLevel(level)
-    if not any(isinstance(handler, RichHandler) for handler in logger.handlers):
-        handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S")
-        handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.setLevel(_checked(level) if from_variable is None else from_variable)
+    if not any(handler.name == _HANDLER_NAME for handler in logger.handlers):
+        handler = _rich_handler() if sys.stderr is not None and sys.stderr.isatty() else _LineHandler()
+        handler.name = _HANDLER_NAME
         logger.addHandler(handler)
         logger.propagate = False
+    if variable and from_variable is None:
+        logger.warning("%s is %r, which is no level; possible: %s", _LEVEL_VARIABLE, variable, _POSSIBLE)
+
+
+def setup_child_logging() -> None:
+    """Write the records of a child process to standard error, with the names of process and logger."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(line_formatter(source=True))
+    logging.basicConfig(handlers=[handler])
 
 
 def configure_logger(level: int | str = logging.INFO, name: str = "leyden") -> logging.Logger:
-    """Show Leyden's log lines from `level` on, and return the logger of this name at that level.
+    """Call `setup_logging`, and return the logger of this name at that level.
 
     Agent Lightning has this function; new code calls `setup_logging`.
     """
     setup_logging(level)
     logger = logging.getLogger(name)
-    logger.setLevel(level)
+    if name != "leyden":
+        logger.setLevel(_checked(level))
     return logger
+
+
+def notice(logger: logging.Logger, message: str, *args: object) -> None:
+    """Log at INFO, and write the message to standard error if no handler shows INFO there.
+
+    For the few messages that a user needs without having set up logging, such as what a process
+    waits for.
+    """
+    logger.info(message, *args)
+    if not _is_shown(logger):
+        sys.stderr.write(f"{message % args}\n")
+        sys.stderr.flush()
+
+
+def _is_shown(logger: logging.Logger) -> bool:
+    """Return whether a handler that is not a file's takes the logger's INFO records."""
+    if not logger.isEnabledFor(logging.INFO):
+        return False
+    place: logging.Logger | None = logger
+    while place is not None:
+        if any(each.level <= logging.INFO and not isinstance(each, logging.FileHandler) for each in place.handlers):
+            return True
+        place = place.parent if place.propagate else None
+    return False
+
+
+class _LineFormatter(logging.Formatter):
+    default_msec_format = "%s.%03d"
+
+    def format(self, record: logging.LogRecord) -> str:
+        first, *later = super().format(record).splitlines()
+        return "\n".join([first, *(f"{_INDENT}{line}".rstrip() for line in later)])
+
+
+class _LineHandler(logging.StreamHandler[TextIO]):
+    """Writes to the `sys.stderr` of the moment, which a progress bar or a notebook may replace."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+        self.setFormatter(line_formatter())
+
+    @property
+    def stream(self) -> TextIO:  # pyright: ignore[reportIncompatibleVariableOverride] -- as in logging.lastResort
+        return sys.stderr
+
+
+def _rich_handler() -> logging.Handler:
+    from rich.console import Console
+    from rich.logging import RichHandler
+
+    handler = RichHandler(
+        console=Console(stderr=True), show_path=False, omit_repeated_times=False, log_time_format="%H:%M:%S"
+    )
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    return handler
+
+
+def _checked(level: int | str) -> int:
+    if (number := _number_of(level)) is None:
+        raise ValueError(f"level is {level!r}; possible: {_POSSIBLE}")
+    return number
+
+
+def _number_of(level: int | str) -> int | None:
+    """Return the level as a number; None if it is none."""
+    if isinstance(level, int) and not isinstance(level, bool):
+        return level
+    return _LEVELS.get(level.strip().lower()) if isinstance(level, str) else None

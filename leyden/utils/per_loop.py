@@ -27,10 +27,14 @@ class PerLoop(Generic[T]):
         self._generators: dict[asyncio.AbstractEventLoop, AsyncGenerator[T, None]] = {}
 
     async def get(self) -> T:
-        """The running loop's item."""
+        """Return the running loop's item."""
+        return self.get_now()
+
+    def get_now(self) -> T:
+        """Return the running loop's item, from code that cannot await. Raise RuntimeError without a running loop."""
         loop = asyncio.get_running_loop()
         item = self._items.get(loop)
-        return await self._add(loop) if item is None else item
+        return self._add(loop) if item is None else item
 
     async def close(self) -> None:
         """End the items of all loops. A later `get` makes a new one."""
@@ -43,9 +47,9 @@ class PerLoop(Generic[T]):
                 with suppress(RuntimeError):  # it stopped this moment, and ends its generators itself
                     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(generator.aclose(), loop))
 
-    async def _add(self, loop: asyncio.AbstractEventLoop) -> T:
+    def _add(self, loop: asyncio.AbstractEventLoop) -> T:
         generator = self._with_end(loop)
-        item = await anext(generator)
+        item = _first(generator)
         with self._lock:
             for closed in [other for other in self._items if other.is_closed()]:
                 del self._items[closed], self._generators[closed]
@@ -60,3 +64,13 @@ class PerLoop(Generic[T]):
                 with self._lock:
                     self._items.pop(loop, None)
                     self._generators.pop(loop, None)
+
+
+def _first(generator: AsyncGenerator[T, None]) -> T:
+    """Return the first item of a generator that does not wait before it; the running loop registers the generator."""
+    step = generator.__anext__().__await__()
+    try:
+        next(step)
+    except StopIteration as ended:
+        return ended.value
+    raise RuntimeError("a PerLoop's context manager waited while it was entered")

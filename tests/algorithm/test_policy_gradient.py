@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -460,6 +461,30 @@ def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_what_
     ly.Trainer(algorithm=policy_gradient(rows), run_dir=directory).fit(agent, ["a", "b"], resume=True)
     assert (rows.train[0]["rollouts"], rows.train[0]["failed"]) == (6, 0)
     assert Counter(rollout.status for rollout in asyncio.run(stored(directory))) == {"succeeded": 6}
+
+
+# ---- a run that cannot learn ------------------------------------------------------------------------------------------------
+
+
+@ly.llm_rollout
+async def never_rewarded(task: str, llm: ly.LLM) -> float:
+    await ask(llm, **llm.sampling_parameters)
+    return 0.0
+
+
+async def test_a_reward_that_is_always_the_same_is_one_warning_with_an_example(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    algorithm = policy_gradient(Rows(), n_steps=4)
+    async with InMemoryLightningStore() as store:
+        await ly.Trainer(algorithm=algorithm, store=store).afit(never_rewarded, ["good", "bad"])
+        rollouts = await store.query_rollouts(mode_in=["train"])
+    (warning,) = [record.message for record in caplog.records if "nothing to learn" in record.message]
+    assert warning.startswith("steps 1 to 3: nothing to learn, because in each of the 2 groups all rewards are equal")
+    assert re.search(r"Example: task '?(good|bad)'?, answer '.*', reward 0$", warning)
+    groups = Counter((rollout.metadata["step"], rollout.input, rollout.group_id) for rollout in rollouts)
+    assert set(groups.values()) == {3}, "the rollouts of one task in one step are a group"
+    assert len({group for _, _, group in groups}) == len(groups) == 8
 
 
 # ---- learning ---------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from leyden.cli import main
+from leyden.cli.gateway import _report_targets  # pyright: ignore[reportPrivateUsage] -- the command never ends by itself
 from leyden.store import SqliteLightningStore
 from leyden.testing import FakeUpstream
 from leyden.utils.attempt_key import attempt_key
@@ -55,6 +57,24 @@ async def test_it_records_calls_in_the_store_that_is_named_and_ends_by_sigterm(t
         (span,) = await store.query_spans(*ids)
     assert span.tokens is not None
     assert list(span.tokens.response_ids) == truth.response_ids
+
+
+async def test_a_store_and_a_model_that_do_not_answer_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        away = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with FakeUpstream() as upstream, asyncio.timeout(10):
+        models = [{"model_name": name, "endpoint": url} for name, url in (("here", upstream.endpoint), ("away", away))]
+        reporting = asyncio.ensure_future(_report_targets(away, models))
+        said = set[str]()
+        while len(said) < 3:
+            await asyncio.sleep(0.01)
+            said.update(capsys.readouterr().err.splitlines())
+        reporting.cancel()
+    assert said == {
+        f"connected to model here at {upstream.endpoint}",
+        f"model away at {away} does not answer (connection refused); calls to it fail, retrying ...",
+        f"the store at {away} does not answer (connection refused); calls cannot be recorded, retrying ...",
+    }
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,12 @@ def test_a_file_that_is_no_configuration_is_refused(work: Path, name: str, conte
         load_config(name)
 
 
+def test_an_error_of_yaml_names_the_file_and_the_line(work: Path) -> None:
+    (work / "a.yaml").write_text("env: {}\ntrainer: {a: [}\n")
+    with pytest.raises(ConfigError, match=r'in ".*a\.yaml", line 2'):
+        load_config("a.yaml")
+
+
 # ---- processes -----------------------------------------------------------------------------------------------------------
 
 

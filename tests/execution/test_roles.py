@@ -121,11 +121,16 @@ def check(algorithm: Asking) -> None:
 
 
 @pytest.mark.slow
-async def test_agents_on_another_machine_find_the_gateway_and_their_record_is_whole() -> None:
+async def test_agents_on_another_machine_find_the_gateway_and_their_record_is_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     port = two_free_ports()
     async with FakeUpstream() as upstream, runners(port), asyncio.timeout(100):
         await algorithm_side(port, algorithm := Asking(upstream.llm()))
     check(algorithm)
+    said = capsys.readouterr().err
+    assert f":{port}; waiting for runners: start them with LEYDEN_CURRENT_ROLE=runner" in said
+    assert f"connected to http://{MACHINE_A}:{port}; waiting for rollouts that the algorithm there enqueues" in said
 
 
 @pytest.mark.slow

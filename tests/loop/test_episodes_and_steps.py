@@ -254,12 +254,12 @@ def test_the_console_shows_every_nth_episode_with_its_mean_and_the_last() -> Non
     writer = ConsoleWriter(stream, rows="episode", log_every_n_episode=2, total_episodes=3)
     play([writer], [1, 3, 2], n_envs=1)
     assert stream.getvalue().splitlines() == [
-        "[   2/3] train episode 2  reward 6.0000 (3.5000)  inventory 12.0000 (6.5000)  length 3 (2.0000)",
-        "[   3/3] train episode 3  reward 3.0000 (3.3333)  inventory 21.5000 (11.5000)  length 2 (2.0000)",
+        "[   2/3] train episode 2  reward 6 (3.5)  inventory 12 (6.5)  length 3 (2)",
+        "[   3/3] train episode 3  reward 3 (3.333)  inventory 21.5 (11.5)  length 2 (2)",
     ]
     stream = io.StringIO()
     play([ConsoleWriter(stream, rows="step", loglevel=LogLevel.INFO)], [1])
-    assert stream.getvalue() == "[   1] train  note env 0  episode 1  env_id 0  reward 1.0000\n"
+    assert stream.getvalue() == "[   1] train  note env 0  episode 1  env_id 0  reward 1\n"
 
 
 def test_a_writer_may_hear_of_episodes_alone_as_in_qlib() -> None:
@@ -304,5 +304,5 @@ def test_wrong_options_of_writers_are_refused_with_their_value(tmp_path: Path) -
 def test_a_writer_whose_package_is_not_installed_says_what_to_install(kind: Any, extra: str) -> None:
     if importlib.util.find_spec(extra):
         pytest.skip(f"{extra} is installed")
-    with pytest.raises(ConfigError, match=rf"{kind.__name__} needs {extra}.* pip install 'leyden\[{extra}\]'"):
+    with pytest.raises(ConfigError, match=rf"{kind.__name__} needs {extra}.* pip install -e '\.\[{extra}\]'"):
         kind("somewhere")

@@ -128,6 +128,22 @@ def test_the_console_shows_a_row_as_a_line() -> None:
     assert stream.getvalue() == "[   7] train  reward 0.5312  games 12  note two lines\n"
 
 
+def test_the_console_shows_five_figures_unless_others_are_chosen() -> None:
+    many = {f"figure{index}": float(index) for index in range(20)}
+    metrics = {**many, "learning_rate": 1e-5, "loss": -0.00003, "reward": 0.5}
+
+    def line(**options: Any) -> str:
+        stream = io.StringIO()
+        ConsoleWriter(stream, **options).write(row(1, **metrics))
+        return stream.getvalue().removeprefix("[   1] train  ").rstrip()
+
+    assert line() == "reward 0.5  loss -3e-05  figure0 0  figure1 1  figure2 2"
+    assert line(metrics=["learning_rate", "missing", "reward"]) == "learning_rate 1e-05  reward 0.5"
+    assert line(metrics="all").count("  ") == len(metrics) - 1
+    with pytest.raises(ConfigError, match=r"metrics is 'reward'; give a list of names, \['reward'\], or 'all'"):
+        ConsoleWriter(metrics="reward")  # pyright: ignore[reportArgumentType]
+
+
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=4).filter(
     lambda name: name not in ("iteration", "stage", "seconds")
 )

@@ -7,13 +7,14 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from leyden.loop import ProgressBar, TrainLoop
-from leyden.loop.progress_bar import _duration, _number  # pyright: ignore[reportPrivateUsage]
+from leyden.loop.progress_display import Line, ProgressDisplay, fitted
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,21 +59,86 @@ def test_off_a_terminal_an_iteration_is_one_plain_line(monkeypatch: pytest.Monke
     assert len(lines) == 3
     assert lines[0].startswith("iteration 1/3  reward 0.5  mood so [31mso   ")
     assert re.fullmatch(r"iteration 1/3 .* games/s  \S+ tokens/s  0:00 left", lines[0])
-    assert "reward 1.5  val/reward 12.3k" in lines[1]
+    assert "reward 1.5  val/reward 12,345" in lines[1]
     assert lines[2].startswith("iteration 3/3") and "left" not in lines[2]
     assert all(character.isprintable() for line in lines for character in line)
 
 
-def test_numbers_and_times_are_short() -> None:
-    assert [_number(value) for value in (0.12345, 91.23, 999, 1234, 2_500_000, -0.5, 7, "x")] == [
-        *["0.123", "91.2", "999", "1.23k", "2.5M", "-0.5", "7", "x"]
-    ]
-    assert [_duration(seconds) for seconds in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
+class Slow:
+    """A vessel whose steps report nothing until a line about them has been printed."""
+
+    def __init__(self, stream: io.StringIO) -> None:
+        self.stream, self.loop = stream, TrainLoop(max_iters=2)
+
+    def step(self, iteration: int) -> dict[str, Any]:
+        self.loop.progress(3, 8)
+        lines = len(self.stream.getvalue().splitlines())
+        deadline = time.monotonic() + 20
+        while len(self.stream.getvalue().splitlines()) < lines + 2:
+            assert time.monotonic() < deadline, "no line although the iteration is long"
+            threading.Event().wait(0.005)
+        return {"reward": 0.5}
+
+    def validate(self, iteration: int) -> dict[str, Any]:
+        return {}
+
+    def save(self, path: Path) -> None: ...
+    def load(self, path: Path) -> None: ...
+
+
+def test_off_a_terminal_a_long_iteration_gets_a_line_now_and_then() -> None:
+    stream = io.StringIO()
+    bar = ProgressBar(stream=stream)
+    bar._display = ProgressDisplay(stream=stream, line_seconds=0.05)  # pyright: ignore[reportPrivateUsage]
+    vessel = Slow(stream)
+    vessel.loop = TrainLoop(max_iters=2, callbacks=[bar])
+    vessel.loop.run(vessel)
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("iteration 0/2  train 3/8 rollouts")
+    assert any(line.startswith("iteration 1/2  train 3/8 rollouts  reward 0.5") for line in lines)
+    assert not [thread for thread in threading.enumerate() if thread.name == "leyden-progress"]
+
+
+def test_a_run_without_iterations_shows_its_stage() -> None:
+    stream = io.StringIO()
+    display = ProgressDisplay(stream=stream, line_seconds=0.02)
+    display.start()
+    display.progress(50, 200, seconds=2.0, stage="train")
+    display.update({"reward": 0.25})
+    deadline = time.monotonic() + 20
+    while "reward" not in stream.getvalue() and time.monotonic() < deadline:
+        threading.Event().wait(0.005)
+    display.close()
+    assert re.search(r"^train 50/200 rollouts  reward 0.25  25 rollouts/s  0:0[456] left$", stream.getvalue(), re.M)
+
+
+def test_a_line_keeps_what_matters_at_any_width() -> None:
+    label, values, extras, left = (
+        "iteration 120/400",
+        ["reward 0.512", "val/reward 0.61"],
+        ["9.1 rollouts/s"],
+        "1:02:03 left",
+    )
+    lines = {width: fitted(label, values, extras, left, width) for width in range(10, 200)}
+    for width, line in lines.items():
+        used = len(line.label) + (line.bar + 1 if line.bar else 0) + (len(line.text) + 2 if line.text else 0)
+        assert used <= width, (width, line)
+    assert lines[120] == Line(label, 24, "reward 0.512  val/reward 0.61  9.1 rollouts/s  1:02:03 left")
+    assert lines[80] == Line(label, 17, "reward 0.512  val/reward 0.61  1:02:03 left")
+    assert lines[66] == Line(label, 0, "reward 0.512  val/reward 0.61  1:02:03 left")
+    assert lines[60] == Line(label, 14, "reward 0.512  1:02:03 left")
+    assert lines[40] == Line(label, 8, "reward 0.512")
+    assert lines[20] == Line("iteration 120/400  …", 0, "")
 
 
 PROGRAM = """
 import logging, sys, time
+from rich.console import Console
 from leyden.loop import ConsoleWriter, ProgressBar, TrainLoop
+from leyden.utils.logs import setup_logging
+
+setup_logging("WARNING")
+fixed = Console(file=sys.stderr)
 
 early = logging.StreamHandler()  # holds the terminal before the bar begins
 early.setFormatter(logging.Formatter("LOG %(message)s END"))
@@ -82,28 +148,36 @@ class Vessel:
     def step(self, iteration):
         for done in range(5):
             loop.progress(done + 1, 5, tokens=100 * done)
-            time.sleep(0.06)
+            time.sleep(0.07)
             logging.getLogger("app").warning("logged %d", iteration * 10 + done)
+            logging.getLogger("leyden.app").warning("said %d.", iteration * 10 + done)
+        Console(stderr=True).print("a console's line", iteration)
         print("printed", iteration)
         if iteration == 2 and "fail" in sys.argv:
             raise RuntimeError("as asked")
         return {"reward": iteration + 0.25}
 
-    def validate(self, iteration): return {}
+    def validate(self, iteration): return {"reward": iteration / 2}
     def save(self, path): ...
     def load(self, path): ...
 
-loop = TrainLoop(max_iters=3, callbacks=[ProgressBar()])
+loop = TrainLoop(max_iters=3, val_every_n_iters=1, callbacks=[ProgressBar()])
 loop.run(Vessel())
 assert early.stream is sys.__stderr__ is sys.stderr
 print("the end")
 """
 
 
-def on_a_terminal(*arguments: str, stdout_is_a_file: bool = False) -> tuple[str, str, int]:
+def on_a_terminal(*arguments: str, columns: int = 120, stdout_is_a_file: bool = False) -> tuple[str, str, int]:
     """What a program writes to its terminal, what to a file given as its standard output, and its exit code."""
     master, terminal = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TERM": "xterm-256color",
+        "COLUMNS": str(columns),
+        "LINES": "40",
+    }
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments],
         env=environment,
@@ -149,19 +223,30 @@ def screen(output: str, height: int = 60) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def test_on_a_terminal_the_bar_moves_within_an_iteration_and_garbles_no_log() -> None:
-    output, _, code = on_a_terminal()
+@pytest.mark.parametrize("columns", [60, 120])
+def test_on_a_terminal_the_bar_moves_within_an_iteration_and_stays_whole(columns: int) -> None:
+    output, _, code = on_a_terminal(columns=columns)
     assert code == 0
     shown = screen(output)
-    assert [line for line in shown if "logged" in line] == [
-        f"LOG logged {step * 10 + done} END" for step in range(3) for done in range(5)
-    ]
+    numbers = [step * 10 + done for step in range(3) for done in range(5)]
+    assert [line for line in shown if "logged" in line] == [f"LOG logged {number} END" for number in numbers]
+    said = [line for line in shown if "said" in line]
+    assert [line.split()[-1] for line in said] == [f"{number}." for number in numbers]
+    assert not [line for line in said if "━" in line or "iteration" in line], "log lines go above the bar"
     assert [line for line in shown if "printed" in line] == [f"printed {step}" for step in range(3)]
-    assert re.search(r"[1-4]/5 rollouts .* rollouts/s +\S+ tokens/s", output), "live within an iteration"
+    assert [line for line in shown if "console" in line] == [f"a console's line {step}" for step in range(3)]
+    assert re.search(r"[1-4]/5 rollouts .* rollouts/s", output), "live within an iteration"
+    assert ("tokens/s" in output) == (columns > 60), "rates where there is room"
+    assert re.search(r"iteration [12]/3 \S*━+\S*  reward \S+  val/reward \S+  0:0\d left", plain(output))
     runs = [line for line in shown if line.startswith("iteration")]
-    assert len(runs) == 1 and runs[0].startswith("iteration 3/3") and "reward 2.25" in runs[0]
+    assert len(runs) == 1 and re.fullmatch(r"iteration 3/3 ━+  reward 2.25  val/reward 1.5", runs[0])
     assert [line for line in shown if line][-1] == "the end"
     assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l"), "the cursor is shown again"
+
+
+def plain(output: str) -> str:
+    """Return the output without control sequences."""
+    return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", output)
 
 
 def test_what_goes_to_a_file_gets_there_while_the_bar_is_on_the_terminal() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import io
 import json
 import pickle
 import re
@@ -25,11 +26,21 @@ from leyden.store import (
     SqliteLightningStore,
 )
 from leyden.store.app import StoreApp
-from leyden.types import LLM, AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, Span, TokenRecord
+from leyden.types import (
+    LLM,
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    RolloutConfig,
+    RunRecord,
+    Span,
+    TokenRecord,
+    current_run_id,
+)
 from leyden.utils.asgi import ConnectionLimits
 
 SOON = 10.0
 API = "/v1/agl"
+JSON = {"content-type": "application/json"}
 
 Ask = Callable[..., AbstractAsyncContextManager[aiohttp.ClientResponse]]
 
@@ -539,3 +550,51 @@ async def test_a_client_that_sends_half_a_request_holds_nobody_up(opened: Lightn
             assert (await client.statistics())["total_rollouts"] == 0
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_request_is_of_no_run_of_the_servers_process() -> None:
+    async with InMemoryLightningStore() as store:
+        await store.start_run(RunRecord(run_id="here", name="here", kind="fit", start_time=1.0))
+        sent: list[Any] = []
+
+        async def post(path: str, body: bytes) -> None:
+            async def receive() -> Any:
+                return {"type": "http.request", "body": body, "more_body": False}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            path = API + path
+            headers = [(b"content-type", b"application/json")]
+            scope = {"method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": headers}
+            await StoreApp(store)(scope, receive, send)
+
+        token = current_run_id.set("here")
+        try:
+            for path in ("/queues/rollouts/enqueue", "/rollouts"):
+                await asyncio.create_task(post(path, b'{"input": 1}'))
+        finally:
+            current_run_id.reset(token)
+        assert [message["status"] for message in sent if "status" in message] == [201, 201]
+        assert [rollout.run_id for rollout in await store.query_rollouts()] == [None, None]
+
+
+async def test_a_request_has_at_most_so_many_metrics() -> None:
+    point = {"stage": "train", "iteration": 1, "name": "x", "value": 1.0, "time": 1.0}
+    async with InMemoryLightningStore() as opened, LightningStoreServer(opened) as server, asking(server) as ask:
+        await opened.start_run(RunRecord(run_id="run", name="run", kind="fit", start_time=1.0))
+        path = f"{API}/runs/run/metrics"
+        points = [point | {"iteration": i} for i in range(20_001)]
+        async with ask("POST", path, data=io.BytesIO(json.dumps(points).encode()), headers=JSON) as response:
+            status, kind, message = await error_of(response)
+        assert (status, kind) == (400, "ConfigError")
+        assert "more than 20,000 points" in message
+        async with ask("POST", path, data=io.BytesIO(json.dumps(points[:-1]).encode()), headers=JSON) as response:
+            assert response.status == 201
+        async with ask("POST", path, json=point | {"value": None}) as response:
+            assert (response.status, await response.json()) == (201, None)
+        assert (await opened.query_metrics("run", iteration_from=19_000, limit=1)).total == 1000
+        async with ask("POST", path, json=point | {"iteration": -1}) as response:
+            assert (await error_of(response))[:2] == (400, "ConfigError")
+        async with ask("GET", f"{API}/runs/nobody/metrics") as response:
+            assert (await error_of(response))[:2] == (404, "UnknownRun")

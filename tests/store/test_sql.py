@@ -22,6 +22,7 @@ from leyden.store.sql.body import (
     resources,
     retention,
     rollouts,
+    runs,
     samples,
     search,
     spans,
@@ -31,7 +32,7 @@ from leyden.store.sql.body import (
 from leyden.store.sql.queries import counting, load_queries, parse_queries
 from leyden.store.sql.sqlite import SqliteTransaction, _queries_by_place, connect, migrate, statements
 from leyden.store.sql.transaction import Row
-from leyden.types import Sample, Span
+from leyden.types import MetricPoint, RunRecord, Sample, Span
 
 SOURCES = "".join(path.read_text() for path in Path(body.__file__).parent.glob("*.py"))
 
@@ -95,6 +96,8 @@ PLANS = {
     "select_forgettable": ({"status": "failed", "limit": 1}, "rollouts_finished_ended (status=? AND end_time>?)"),
     "forget_spans": ({"seq": 1}, "spans_of_attempt (rollout=?)"),
     "unpin": ({"name": "x"}, "pins_name"),
+    "get_run": ({"run_id": "x"}, "sqlite_autoindex_runs_1"),
+    "cut_metrics": ({"run": 1, "after_iteration": 1}, "PRIMARY KEY (run=? AND iteration>?)"),
     "get_resources": ({"resources_id": "x"}, "sqlite_autoindex_resources_1"),
     "forget_samples": ({"limit": 1, "oldest": 0, "most": 1}, "samples USING INTEGER PRIMARY KEY (rowid=?)"),
     "select_spans_at": ({"keys": "[1]"}, "s USING INTEGER PRIMARY KEY (rowid=?)"),
@@ -192,6 +195,16 @@ PAGES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"status_in": ["running"], "sort_by": "end_time"},
         [f"r USING INTEGER PRIMARY KEY (rowid=?)\n{WORKED_ON}"],
     ),
+    "of one run": ({"run_id": "a"}, ["SEARCH r USING COVERING INDEX rollouts_of_run (run=?)"]),
+    "of one run and one status": (
+        {"run_id": "a", "status_in": ["failed"]},
+        ["SEARCH r USING INDEX rollouts_of_run (run=?)"],
+    ),
+    "of one group": ({"group_id": "g"}, ["SEARCH r USING COVERING INDEX rollouts_of_group (group_id=?)"]),
+    "of one group of a run": (
+        {"run_id": "a", "group_id": "g"},
+        ["SEARCH r USING INDEX rollouts_of_group (group_id=?)"],
+    ),
     "some ids": (
         {"rollout_id_in": ["a", "b"], "sort_by": "start_time"},
         ["rollouts_1 (rollout_id=?)\nUSE TEMP B-TREE FOR ORDER BY"],
@@ -206,7 +219,8 @@ async def test_a_page_of_rollouts_is_read_in_its_order_by_an_index(
 ) -> None:
     asked, indexes = PAGES[page]
     async with InMemoryLightningStore() as store:
-        await store.enqueue_rollout(1)
+        await store.start_run(RunRecord(run_id="a", name="a", kind="fit", start_time=1.0))
+        await store.enqueue_rollout(1, run_id="a", group_id="g")
         explained.clear()
         await store.query_rollouts(**asked, sort_order=sort_order, limit=100)
     assert len(explained) == len(indexes)  # and nothing is counted
@@ -285,6 +299,23 @@ async def test_a_search_of_samples_reads_what_is_in_its_time_alone(
     )  # at most the samples of one moment are sorted
 
 
+@pytest.mark.parametrize(
+    ("asked", "index"),
+    [({}, "(run=?)"), ({"iteration_from": 3, "limit": 5, "names": ["x"]}, "(run=? AND iteration>?)")],
+)
+async def test_metrics_are_read_in_their_order_from_the_first_iteration_asked_for(
+    asked: dict[str, Any], index: str, explained: list[str]
+) -> None:
+    async with InMemoryLightningStore() as store:
+        await store.start_run(RunRecord(run_id="a", name="a", kind="fit", start_time=1.0))
+        points = [MetricPoint(stage="train", iteration=i, name="x", value=1.0, time=1.0) for i in range(20)]
+        await store.add_metrics("a", points)
+        await store.query_metrics("a", **asked)
+    page, *counts = explained
+    assert page == f"SEARCH m USING PRIMARY KEY {index}"  # nothing is sorted
+    assert all(page in count for count in counts)
+
+
 @pytest.fixture
 def explained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The plans of the pages that are read, and of the counts behind them."""
@@ -315,7 +346,7 @@ def plan(sql: str, parameters: dict[str, Any]) -> str:
 
 BODY = {
     name: function
-    for module in (attempts, listing, resources, retention, rollouts, samples, search, spans, workers)
+    for module in (attempts, listing, resources, retention, rollouts, runs, samples, search, spans, workers)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and not name.startswith("_") and function.__module__ == module.__name__
 }

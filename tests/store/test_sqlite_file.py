@@ -24,7 +24,8 @@ import pytest
 
 from leyden.errors import ConfigError, StoreError, UnknownResources
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, open_store
-from leyden.types import EnqueueRolloutRequest, Sample, Span
+from leyden.testing import audit_store
+from leyden.types import EnqueueRolloutRequest, MetricPoint, RunRecord, Sample, Span
 
 
 @contextmanager
@@ -262,6 +263,42 @@ async def test_a_file_of_the_first_schema_is_brought_up_to_date_with_what_is_in_
         assert (worker.status, worker.heartbeat_stats, worker.paused) == ("idle", {"a": 1}, False)
         await store.add_many_samples([Sample(name="x", time=time.time(), value=1.0)])
         assert len(await store.query_samples()) == 1
+
+
+async def test_a_file_of_the_third_schema_gets_runs_and_goes_on_with_its_rollouts(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    scripts = files("leyden.store.sql") / "migrations" / "sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        for name in ("0001_initial.sql", "0002_samples.sql", "0003_totals.sql"):
+            connection.executescript((scripts / name).read_text())
+        for seq, (status, end) in enumerate([("succeeded", 3.0), ("queuing", None)], start=1):
+            connection.execute(
+                "INSERT INTO rollouts (seq, rollout_id, status, input, config, metadata, start_time, end_time)"
+                " VALUES (?, ?, ?, '\"task\"', '', '', 2.0, ?)",
+                (seq, f"r{seq}", status, end),
+            )
+        connection.execute("UPDATE totals SET succeeded = 1")
+        connection.execute("PRAGMA user_version = 3")
+        connection.execute("PRAGMA application_id = 0x4C595244")
+        connection.commit()
+    async with SqliteLightningStore(path) as store:
+        before = await store.query_rollouts()
+        assert [(each.rollout_id, each.run_id, each.group_id) for each in before] == [
+            ("r1", None, None),
+            ("r2", None, None),
+        ]
+        assert not await store.query_runs()
+        await store.start_run(RunRecord(run_id="run", name="run", kind="fit", start_time=4.0))
+        await store.add_metrics("run", [MetricPoint(stage="val", iteration=0, name="reward", value=1.0, time=5.0)])
+        await store.enqueue_rollout("task", rollout_id="r3", run_id="run", group_id="g")
+        claimed = await store.dequeue_many_rollouts(limit=3)
+        assert [(each.rollout_id, each.run_id) for each in claimed] == [("r2", None), ("r3", "run")]
+        assert [each.rollout_id for each in await store.query_rollouts(run_id="run", group_id="g")] == ["r3"]
+        assert await audit_store(store) == []
+    async with SqliteLightningStore(path, read_only=True) as reader:
+        assert len(await reader.query_metrics("run")) == 1
+        with pytest.raises(StoreError, match="read-only"):
+            await reader.update_run("run")
 
 
 def test_another_programs_database_is_refused_and_untouched(tmp_path: Path) -> None:

@@ -36,6 +36,17 @@ async def test_a_trainer_takes_a_store_by_its_url(served: Served) -> None:
     assert sorted(ly.find_final_reward(record) or 0.0 for record in spans.values()) == [2.0, 4.0, 6.0]
 
 
+async def test_runners_without_an_algorithm_say_whose_rollouts_they_wait_for(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, server = served
+    await store.enqueue_rollout(1)
+    async with asyncio.timeout(30):
+        await ly.Trainer(store=server.endpoint, max_rollouts=1).afit(double)
+    said = f"waiting for rollouts that others enqueue in {server.endpoint}; Ctrl-C ends"
+    assert capsys.readouterr().err.splitlines().count(said) == 1
+
+
 async def test_two_runs_of_an_agent_on_one_store_have_workers_of_their_own(served: Served) -> None:
     store, server = served
     await asyncio.gather(

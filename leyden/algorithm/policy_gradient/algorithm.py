@@ -24,6 +24,7 @@ from leyden.adapter.trajectory import refusal
 from leyden.algorithm.base import Dataset
 from leyden.algorithm.iterative import IterativeAlgorithm, Metrics
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData, StepData, build_step, minibatches, task_indices
+from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatch
 from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend, PolicyLoss
 from leyden.errors import ConfigError, NoTrainingData
 from leyden.gateway import UpstreamModel
@@ -40,6 +41,7 @@ from leyden.types import (
     find_final_reward,
 )
 from leyden.utils import ids
+from leyden.utils.arguments import arguments_of
 
 __all__ = ["PolicyGradient"]
 
@@ -60,6 +62,7 @@ class _Collected:
     response_tokens: int = 0
     refused_calls: Counter[str] = field(default_factory=Counter[str])
     failures: Counter[str] = field(default_factory=Counter[str])
+    answers: Answers = field(default_factory=Answers)
 
 
 class PolicyGradient(IterativeAlgorithm):
@@ -152,6 +155,7 @@ class PolicyGradient(IterativeAlgorithm):
             raise ConfigError(f"agent_match is {agent_match!r}, which is no regular expression: {error}") from error
         self.resource_name, self.seed = resource_name, seed
         self._resources_id = ""
+        self._watch = self._new_watch()
         self._train: Dataset[Any] = ()
         self._val: Dataset[Any] | None = None
 
@@ -162,6 +166,10 @@ class PolicyGradient(IterativeAlgorithm):
         llm = ProxyLLM(endpoint="http://gateway/v1", model=self.backend.model_name)
         return {**(self.get_initial_resources() or {}), self.resource_name: llm}
 
+    def trained_model(self) -> Any:
+        """Return the model that the backend was made with."""
+        return arguments_of(self.backend).get("model", self.backend.model_name)
+
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
         """Start the policy, route the gateway to it, publish it as a resource."""
         if train_dataset is None or not len(train_dataset):
@@ -170,6 +178,7 @@ class PolicyGradient(IterativeAlgorithm):
         if proxy is None:
             raise ConfigError("PolicyGradient needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
         self._train, self._val = train_dataset, val_dataset
+        self._watch = self._new_watch()
         await self.backend.start()
         server = self.backend.endpoint()
         proxy.update_model_list(
@@ -197,6 +206,15 @@ class PolicyGradient(IterativeAlgorithm):
         if collected.refused_calls:
             logger.warning("step %d does not train on all of its rollouts. %s", iteration + 1, _explanation(collected))
         data = build_step(self._groups(collected), scale_advantages=self.scale_advantages)
+        self._warn(
+            self._watch.look(
+                iteration + 1,
+                rewards=collected.rewards,
+                flat=data.flat_groups > 0 and not data.rollouts,
+                n_groups=data.flat_groups,
+                answers=collected.answers,
+            )
+        )
         return {
             **_rollout_metrics(collected, seconds=sampled - started),
             "flat_groups": data.flat_groups,
@@ -224,8 +242,16 @@ class PolicyGradient(IterativeAlgorithm):
 
     async def finish(self) -> None:
         """Leave the trained model in the run's directory, as a Hugging Face folder that any library loads."""
+        self._warn(self._watch.end(self.max_iters))
         if (directory := self.get_run().directory) is not None:
             await self.backend.save_pretrained(directory / "model")
+
+    def _new_watch(self) -> SignalWatch:
+        return SignalWatch(self.optim.learning_rate, self.sampling_parameters.get("max_tokens"))
+
+    def _warn(self, warnings: Sequence[str]) -> None:
+        for warning in warnings:
+            logger.warning("%s", warning)
 
     # ---- rollouts ------------------------------------------------------------------------------------------------------
 
@@ -259,10 +285,12 @@ class PolicyGradient(IterativeAlgorithm):
         self, mode: RolloutMode, iteration: int, place: int, generation: int, value: Any
     ) -> EnqueueRolloutRequest:
         place_in_run = [mode, iteration, place, *([generation] if generation else [])]
+        run_id, group = self.get_run().run_id, place // self.rollouts_per_task
         return EnqueueRolloutRequest(
-            rollout_id=ids.derived_id("ro", self.get_run().run_id, *place_in_run),
+            rollout_id=ids.derived_id("ro", run_id, *place_in_run),
             input=value,
             mode=mode,
+            group_id=ids.derived_id("gr", run_id, iteration, group, generation) if mode == "train" else None,
             resources_id=self._resources_id,
             config=self.rollout_config,
             metadata={
@@ -304,6 +332,7 @@ class PolicyGradient(IterativeAlgorithm):
             collected.rollouts.append(None)
             return
         collected.rewards.append(reward)
+        _note_answers(collected.answers, rollout, triplets, spans, reward)
         if self._agent_match is not None and triplets:
             triplets = _of_agents(triplets, spans, self._agent_match)
             if not triplets:
@@ -376,6 +405,18 @@ def _of_agents(triplets: Sequence[Triplet], spans: Sequence[Span], agent_match: 
     calls = select_calls(spans, TraceTree.from_spans(spans), agent_match=agent_match.pattern, repair_hierarchy=True)
     chosen = {span.span_id for call in calls for span in call.view.spans}
     return [triplet for triplet in triplets if triplet.metadata.get("span_id") in chosen]
+
+
+def _note_answers(
+    answers: Answers, rollout: Rollout, triplets: Sequence[Triplet], spans: Sequence[Span], reward: float
+) -> None:
+    """Count the answers of a rollout; the first rollout of a step is its example."""
+    reasons = {span.span_id: span.attributes.get(semconv.GEN_AI_FINISH_REASONS) for span in spans}
+    cut = {span_id for span_id, found in reasons.items() if isinstance(found, list | tuple) and "length" in found}
+    for triplet in triplets:
+        answers.add(triplet.response.token_ids, cut=triplet.metadata.get("span_id") in cut)
+    if triplets and answers.example is None:
+        answers.example = Example(rollout.input, triplets[-1].response.raw_content, reward)
 
 
 def _rollout_metrics(collected: _Collected, *, seconds: float) -> Metrics:

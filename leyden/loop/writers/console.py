@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any, TextIO
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TextIO
 
 from leyden.errors import ConfigError
 from leyden.loop.metrics import EpisodeRow, LogLevel, MetricsAggregator, MetricsRow, Row, RowKind, StepRow
 from leyden.loop.writers.base import LogWriter
+from leyden.options import check_number
+from leyden.utils.figures import figure, one_line
 
-__all__ = ["ConsoleWriter", "one_line"]
+__all__ = ["ConsoleWriter"]
+
+_MOST = 5
+"""Metrics that fit in one line of a terminal."""
+_FIRST = ("reward", "loss", "entropy", "kl", "tokens_per_second", "failed")
+"""The metrics that say most about a run, the most important one first."""
 
 
 class ConsoleWriter(LogWriter):
-    """One line for each row: `[  12] train  reward 0.5312  loss 0.1200`.
+    """One line for each row: `[  12] train  reward 0.5312  loss 0.12`.
 
     stream: where to; None: what `sys.stdout` is at the time of each row.
+    metrics: names of the metrics to print, in this order; "all" for all of them. None: at most five,
+        the reward and the losses before others. Files (`CsvWriter`, the run folder's
+        `metrics.jsonl`) keep every metric.
+    digits: significant digits of a number.
     rows: "stage", "episode" or "step". Of episodes: a value, and in parentheses its mean since the collect began,
         `[  20/100] train episode 20  reward 1.0000 (0.9000)`.
     log_every_n_episode: print the episodes whose count in the collect is a multiple of it, and the last of `total_episodes`.
@@ -27,6 +38,8 @@ class ConsoleWriter(LogWriter):
         self,
         stream: TextIO | None = None,
         *,
+        metrics: Sequence[str] | Literal["all"] | None = None,
+        digits: int = 4,
         rows: RowKind = "stage",
         loglevel: int = LogLevel.PERIODIC,
         log_every_n_episode: int = 1,
@@ -35,6 +48,11 @@ class ConsoleWriter(LogWriter):
         super().__init__(rows=rows, loglevel=loglevel)
         if log_every_n_episode < 1:
             raise ConfigError(f"log_every_n_episode is {log_every_n_episode}; it must be at least 1")
+        if isinstance(metrics, str) and metrics != "all":
+            raise ConfigError(f"metrics is {metrics!r}; give a list of names, [{metrics!r}], or 'all'")
+        check_number("digits", digits, at_least=1, whole=True)
+        self._names = metrics if metrics is None or isinstance(metrics, str) else tuple(metrics)
+        self._digits = digits
         self._stream, self._every, self._total = stream, log_every_n_episode, total_episodes
         self._means = MetricsAggregator({})
 
@@ -49,11 +67,11 @@ class ConsoleWriter(LogWriter):
             line = self._episode(row)
         elif isinstance(row, StepRow):
             values = {name: value for name, value in row.flat().items() if name not in ("iteration", "stage", "step")}
-            line = f"[{row.step:4d}] {row.stage:5s}" + _listed(values)
+            line = f"[{row.step:4d}] {row.stage:5s}" + self._listed(values)
         elif isinstance(row, MetricsRow):
-            line = f"[{row.iteration:4d}] {row.stage:5s}" + _listed(row.metrics)
+            line = f"[{row.iteration:4d}] {row.stage:5s}" + self._listed(row.metrics)
         else:
-            line = _listed(row.flat()).strip()
+            line = self._listed(row.flat()).strip()
         if line is not None:
             stream = self._stream or sys.stdout
             stream.write(line + "\n")
@@ -65,19 +83,24 @@ class ConsoleWriter(LogWriter):
         if self.episode_count % self._every and self.episode_count != self._total:
             return None
         means = self._means.metrics()
-        shown = "".join(f"  {name} {_shown(value)} ({means[name]:.4f})" for name, value in values.items())
+        shown = "".join(
+            f"  {name} {self._shown(values[name])} ({self._shown(means[name])})" for name in self._chosen(values)
+        )
         of = "" if self._total is None else f"/{self._total}"
         return f"[{self.episode_count:4d}{of}] {row.stage:5s} episode {row.episode}{shown}"
 
+    def _listed(self, values: Mapping[str, Any]) -> str:
+        return "".join(f"  {name} {self._shown(values[name])}" for name in self._chosen(values))
 
-def _listed(values: Mapping[str, Any]) -> str:
-    return "".join(f"  {name} {_shown(value)}" for name, value in values.items())
+    def _chosen(self, values: Mapping[str, Any]) -> Sequence[str]:
+        """Return the names of the values to print."""
+        if self._names is None:
+            if len(values) <= _MOST:
+                return list(values)
+            return list(dict.fromkeys([*(name for name in _FIRST if name in values), *values]))[:_MOST]
+        return list(values) if isinstance(self._names, str) else [name for name in self._names if name in values]
 
-
-def _shown(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else one_line(str(value))
-
-
-def one_line(text: str) -> str:
-    """The text without line breaks and control characters."""
-    return "".join(character if character.isprintable() else " " for character in text)
+    def _shown(self, value: Any) -> str:
+        if isinstance(value, (int, float)):
+            return figure(value, self._digits)
+        return one_line(str(value))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from leyden.errors import ConfigError
 from leyden.rl.order_execution.objects import Time
+from leyden.utils.extras import install_extra
 
 __all__ = ["Bars", "IntradayBacktestData", "load_bars", "read_table"]
 
@@ -197,7 +198,7 @@ def _read_parquet(path: Path) -> dict[str, Array]:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise ConfigError(f"{path} needs pyarrow; install it with: pip install 'leyden[export]', or give CSV") from None
+        raise ConfigError(f"{path} needs pyarrow; {install_extra('export')}, or give CSV") from None
     try:
         table: Any = parquet.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError

@@ -215,10 +215,12 @@ def _read(path: Path, inside: tuple[Path, ...]) -> dict[str, Any]:
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(f"{path} is no .yaml, .yml or .json file")
     try:
-        text = path.read_text(encoding="utf-8")
-        content: Any = (
-            json.loads(text, object_pairs_hook=_without_repeats) if path.suffix == ".json" else yaml.load(text, _Loader)
-        )
+        with path.open(encoding="utf-8") as file:  # YAML's errors name the file that it reads
+            content: Any = (
+                json.load(file, object_pairs_hook=_without_repeats)
+                if path.suffix == ".json"
+                else yaml.load(file, _Loader)
+            )
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, yaml.YAMLError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from leyden.errors import ConfigError
 from leyden.store.sql.transaction import Transaction
@@ -62,12 +62,15 @@ class Filters:
                 )
             self.conditions.append(f"{column} IN ({names})" if names else "1 = 0")
 
-    def sql(self, *always: str) -> str:
-        """A WHERE clause: all of `always`, and the filters. Empty where there is neither."""
+    def sql(self, *always: str, begins: Literal["WHERE", "AND"] = "WHERE") -> str:
+        """Return a WHERE clause: all of `always`, and the filters. Empty if there is neither.
+
+        begins: AND for a query that has a WHERE clause of its own.
+        """
         parts = [*always]
         if self.conditions:
             parts.append("(" + f" {self.logic.upper()} ".join(self.conditions) + ")")
-        return " WHERE " + " AND ".join(parts) if parts else ""
+        return f" {begins} " + " AND ".join(parts) if parts else ""
 
     def _parameter(self, value: str | float | bytes) -> str:
         name = f"filter_{len(self.parameters)}"

@@ -33,6 +33,7 @@ from leyden.errors import ConfigError, LeydenError, StoreError
 from leyden.store.sql.driver import Durability
 from leyden.store.sql.queries import counting, load_queries, statements_for
 from leyden.store.sql.transaction import Row, SpanTarget, Total
+from leyden.utils.extras import install_extra
 
 __all__ = ["PostgresTransaction", "Target", "answers", "connect", "migrate", "psycopg", "store_error"]
 
@@ -53,6 +54,7 @@ _LOCKS = {
     "get_span_target": "lock_rollouts",
     "pin_rollout": "lock_rollouts",
     "forget_rollout": "lock_rollout_of_seq",
+    "get_run": "lock_run",
     "unpin": "lock_pin",
     "get_claim": "lock_claim_id",
     "get_resources": "lock_resources",
@@ -103,9 +105,7 @@ def psycopg() -> Any:
     try:
         return importlib.import_module("psycopg")
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"a store on PostgreSQL needs psycopg ({error}); install it with: pip install 'leyden[postgres]'"
-        ) from error
+        raise ConfigError(f"a store on PostgreSQL needs psycopg ({error}); {install_extra('postgres')}") from error
 
 
 @dataclass(frozen=True)

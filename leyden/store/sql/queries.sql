@@ -4,7 +4,7 @@
 -- name: rollout_columns
 -- No query: what is read of a rollout, in the order that `rows.py` knows. The same of an attempt and of a span below.
 r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
-       r.attempts, r.interrupted, r.priority
+       r.attempts, r.interrupted, r.priority, (SELECT u.run_id FROM runs u WHERE u.key = r.run), r.group_id
 
 -- name: attempt_columns
 -- No query: of an attempt.
@@ -38,6 +38,14 @@ WHERE r.rollout_id = :rollout_id
 -- The numbers of the rollouts of a page; filters, order and limit follow.
 SELECT r.seq FROM rollouts r
 
+-- name: select_rollout_seqs_of_run
+-- The numbers of the rollouts of one run; filters, order and limit follow. SQLite needs to be told the index.
+SELECT r.seq FROM rollouts r INDEXED BY rollouts_of_run WHERE r.run = :run
+
+-- name: select_rollout_seqs_of_group
+-- The numbers of the rollouts of one group; filters, order and limit follow. SQLite needs to be told the index.
+SELECT r.seq FROM rollouts r INDEXED BY rollouts_of_group WHERE r.group_id = :group_id
+
 -- name: select_rollout_starts
 -- The numbers of rollouts with the times by which pages of several statuses are merged; filters, order and limit follow.
 SELECT r.seq, r.start_time FROM rollouts r
@@ -53,9 +61,9 @@ SELECT seq, attempts, status FROM rollouts WHERE rollout_id = :rollout_id
 -- name: insert_rollout
 -- A new rollout at the end of the queue, or already claimed (`attempts` 1).
 INSERT INTO rollouts (rollout_id, status, mode, priority, resources_id, input, config, metadata, start_time, attempts,
-                      timeout_seconds, unresponsive_seconds)
+                      timeout_seconds, unresponsive_seconds, run, group_id)
 VALUES (:rollout_id, :status, :mode, :priority, :resources_id, :input, :config, :metadata, :start_time, :attempts,
-        :timeout_seconds, :unresponsive_seconds)
+        :timeout_seconds, :unresponsive_seconds, :run, :group_id)
 
 -- name: next_in_queue
 -- Those that wait, by priority and age (1000: `OVERTAKES`), each like a row of `select_rollouts` without its attempt. Its transaction lets nobody else take them:
@@ -441,3 +449,44 @@ DELETE FROM samples WHERE key IN (SELECT key FROM samples ORDER BY key LIMIT :li
 -- name: select_samples
 -- Samples; the page's filters follow.
 SELECT s.name, s.time, s.value, s.worker_id FROM samples s
+
+-- name: select_runs
+-- Runs; the page's filters follow.
+SELECT u.key, u.run_id, u.name, u.kind, u.status, u.start_time, u.end_time, u.last_heartbeat_time, u.cause, u.config
+FROM runs u
+
+-- name: get_run
+-- One run. PostgreSQL locks it where the operation writes.
+{select_runs} WHERE u.run_id = :run_id
+
+-- name: get_run_key
+-- The number by which rollouts and metrics know their run.
+SELECT key FROM runs WHERE run_id = :run_id
+
+-- name: insert_run
+-- A new run, which has just begun.
+INSERT INTO runs (run_id, name, kind, status, start_time, last_heartbeat_time, config)
+VALUES (:run_id, :name, :kind, 'running', :start_time, :now, :config)
+
+-- name: resume_run
+-- A run goes on, perhaps with another name and configuration.
+UPDATE runs SET name = :name, status = 'running', end_time = NULL, last_heartbeat_time = :now, cause = NULL, config = :config
+WHERE run_id = :run_id
+
+-- name: set_run
+-- Everything of a run that may change while it runs.
+UPDATE runs SET status = :status, end_time = :end_time, last_heartbeat_time = :now, cause = :cause, config = :config
+WHERE key = :key
+
+-- name: put_metric
+-- A metric of a run, instead of the one that has its place. Values: the run, iteration, stage, name; value, time.
+INSERT INTO metrics (run, iteration, stage, name, value, time) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (run, iteration, stage, name) DO UPDATE SET value = excluded.value, time = excluded.time
+
+-- name: select_metrics
+-- Metrics; the page's filters follow.
+SELECT m.stage, m.iteration, m.name, m.value, m.time FROM metrics m
+
+-- name: cut_metrics
+-- The metrics of a run behind an iteration go.
+DELETE FROM metrics WHERE run = :run AND iteration > :after_iteration

@@ -11,6 +11,14 @@
 SELECT sum(enqueued), sum(forgotten), sum(succeeded), sum(failed), sum(cancelled), sum(attempts), sum(spans), sum(bytes), sum(resources)
 FROM totals
 
+-- name: select_rollout_seqs_of_run
+-- PostgreSQL chooses the index itself.
+SELECT r.seq FROM rollouts r WHERE r.run = :run
+
+-- name: select_rollout_seqs_of_group
+-- PostgreSQL chooses the index itself.
+SELECT r.seq FROM rollouts r WHERE r.group_id = :group_id
+
 -- name: next_in_queue
 -- Those that wait, by priority and age, but not those that somebody is just taking.
 SELECT {rollout_columns}
@@ -80,6 +88,10 @@ SELECT pg_advisory_xact_lock(hashtextextended('leyden new rollouts ' || current_
 -- name: lock_rollout_of_seq
 -- The same for one, by its place.
 SELECT 1 FROM rollouts WHERE seq = :seq FOR UPDATE
+
+-- name: lock_run
+-- One operation at a time reads a run and changes it.
+SELECT 1 FROM runs WHERE run_id = :run_id FOR UPDATE
 
 -- name: lock_pin
 -- What a name pins is said by one at a time.

@@ -21,9 +21,11 @@ from leyden.store.sql.transaction import Row
 from leyden.types import (
     Attempt,
     AttemptedRollout,
+    MetricPoint,
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
+    RunRecord,
     Sample,
     Span,
     SpanEvent,
@@ -39,6 +41,7 @@ __all__ = [
     "ATTEMPT_NUMBER",
     "ATTEMPT_SIZE",
     "ATTRIBUTES",
+    "GROUP_ID",
     "INPUT",
     "INTERRUPTED",
     "KEY",
@@ -49,6 +52,7 @@ __all__ = [
     "PRIORITY",
     "RESOURCES_ID",
     "ROLLOUT_ID",
+    "RUN_ID",
     "SEQ",
     "SEQUENCE_ID",
     "START",
@@ -62,17 +66,20 @@ __all__ = [
     "bytes_of",
     "config_of",
     "from_text",
+    "metric_from",
     "numbered",
     "quoted",
     "resources_from",
     "rollout_alone",
     "rollout_from",
+    "run_from",
     "sample_from",
     "span_from",
     "span_json",
     "span_values",
     "text_of",
     "utf8_length",
+    "utf8_text",
     "worker_from",
 ]
 
@@ -81,7 +88,8 @@ M = TypeVar("M", bound=BaseModel)
 SEQ, ROLLOUT_ID, STATUS, MODE, RESOURCES_ID, INPUT, CONFIG, METADATA, START, END, ATTEMPTS, INTERRUPTED, PRIORITY = (
     range(13)
 )
-ATTEMPT, ATTEMPT_SIZE = 13, slice(21, 23)
+RUN_ID, GROUP_ID = 13, 14
+ATTEMPT, ATTEMPT_SIZE = 15, slice(23, 25)
 """The columns of `select_rollouts`. ATTEMPT is the first of its attempt's, and NULL where there is none; ATTEMPT_SIZE are the last of
 them, its bytes and its number of spans."""
 
@@ -169,6 +177,8 @@ def rollout_fields(row: Row) -> dict[str, Any]:
         "end_time": end_time,
         "mode": mode,
         "resources_id": resources_id,
+        "run_id": row[RUN_ID],
+        "group_id": row[GROUP_ID],
         "status": status,
         "priority": row[PRIORITY],
         "config": config_of(row),
@@ -225,10 +235,10 @@ def span_values(
         of["span_id"],
         of["trace_id"],
         of["parent_id"],
-        _utf8(of["name"]),
+        utf8_text(of["name"]),
         of["kind"],
         status["status_code"],
-        _utf8(status["description"]),
+        utf8_text(status["description"]),
         of["start_time"],
         of["end_time"],
         *tokens,
@@ -252,7 +262,7 @@ def utf8_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def _utf8(text: str | None) -> str | None:
+def utf8_text(text: str | None) -> str | None:
     """Text as every database takes it: a lone surrogate, which UTF-8 cannot say, and U+0000 are written out."""
     if text is None:
         return None
@@ -369,3 +379,28 @@ def sample_from(row: Row) -> Sample:
     """A row of `select_samples`."""
     name, time, value, worker_id = row
     return build(Sample, {"name": name, "time": time, "value": value, "worker_id": worker_id or None})
+
+
+def run_from(row: Row) -> RunRecord:
+    """Build a run from a row of `select_runs`."""
+    _, run_id, name, kind, status, start_time, end_time, last_heartbeat_time, cause, config = row
+    return build(
+        RunRecord,
+        {
+            "run_id": run_id,
+            "name": name,
+            "kind": kind,
+            "status": status,
+            "start_time": start_time,
+            "end_time": end_time,
+            "last_heartbeat_time": last_heartbeat_time,
+            "cause": cause,
+            "config": from_text(config),
+        },
+    )
+
+
+def metric_from(row: Row) -> MetricPoint:
+    """Build a metric from a row of `select_metrics`."""
+    stage, iteration, name, value, time = row
+    return build(MetricPoint, {"stage": stage, "iteration": iteration, "name": name, "value": value, "time": time})

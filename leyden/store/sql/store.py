@@ -20,6 +20,7 @@ from leyden.store.sql.body import (
     listing,
     resources,
     rollouts,
+    runs,
     samples,
     search,
     span_index,
@@ -31,7 +32,7 @@ from leyden.store.sql.body import (
 from leyden.store.sql.body import retention as forgetting
 from leyden.store.sql.driver import Driver
 from leyden.store.waiting import WaitingStore
-from leyden.types import AttemptedRollout, Retention, Rollout, SpanPage
+from leyden.types import UNSET, AttemptedRollout, Retention, Rollout, SpanPage, Unset, current_run_id
 
 __all__ = ["SqlLightningStore"]
 
@@ -57,10 +58,25 @@ def _reads(method: F, operation: Callable[..., Any], *, then: Callable[[Any], An
 
 
 def _writes(method: F, operation: Callable[..., Any]) -> F:
-    """The same as a write."""
+    """The protocol's `method`, as a write by the body's `operation`."""
 
     @wraps(method, updated=())
     def write(self: SqlLightningStore, *args: Any, **kwargs: Any) -> Any:
+        return self._driver.write(operation, args, kwargs)  # pyright: ignore[reportPrivateUsage] -- becomes a method
+
+    return cast(F, write)
+
+
+def _writes_in_run(method: F, operation: Callable[..., Any]) -> F:
+    """The protocol's `method`, as a write whose `run_id` is by default the caller's run.
+
+    The caller's run is read here because the operation may run in another thread.
+    """
+
+    @wraps(method, updated=())
+    def write(self: SqlLightningStore, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(kwargs.get("run_id", UNSET), Unset):
+            kwargs["run_id"] = current_run_id.get()
         return self._driver.write(operation, args, kwargs)  # pyright: ignore[reportPrivateUsage] -- becomes a method
 
     return cast(F, write)
@@ -101,7 +117,7 @@ class SqlLightningStore(WaitingStore):
         await self._driver.close()
         self._signals.close()
 
-    start_rollout = _writes(LightningStore.start_rollout, rollouts.start_rollout)
+    start_rollout = _writes_in_run(LightningStore.start_rollout, rollouts.start_rollout)
     enqueue_many_rollouts = _writes(LightningStore.enqueue_many_rollouts, rollouts.enqueue_many_rollouts)
     undo_claim = _writes(LightningStore.undo_claim, attempts.undo_claim)
     start_attempt = _writes(LightningStore.start_attempt, attempts.start_attempt)
@@ -132,6 +148,13 @@ class SqlLightningStore(WaitingStore):
     pause_worker = _writes(LightningStore.pause_worker, workers.pause_worker)
     add_many_samples = _writes(LightningStore.add_many_samples, samples.add_many_samples)
     query_samples = _reads(LightningStore.query_samples, samples.query_samples)
+    start_run = _writes(LightningStore.start_run, runs.start_run)
+    update_run = _writes(LightningStore.update_run, runs.update_run)
+    get_run_by_id = _reads(LightningStore.get_run_by_id, runs.get_run_by_id)
+    query_runs = _reads(LightningStore.query_runs, runs.query_runs)
+    add_metrics = _writes(LightningStore.add_metrics, runs.add_metrics)
+    query_metrics = _reads(LightningStore.query_metrics, runs.query_metrics)
+    cut_metrics = _writes(LightningStore.cut_metrics, runs.cut_metrics)
 
     async def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> bytes:
         """`app.InJson`: no object is made of a span that goes to another process."""

@@ -2,8 +2,10 @@
 
 The cost of a page grows with its size and its `offset`, not with the store: in the order of
 arrival, by `start_time`, `end_time` and `rollout_id`; of all rollouts or of some statuses. An index
-holds one status in order, so a page of several statuses merges one short run of each. Other filters
-and orders look at rollouts until the page is full, or at all of them.
+holds one status in order, so a page of several statuses merges one short slice of each. A page of
+one run or group, in the order of arrival, is read from an index too; with other filters and orders
+its cost grows with the run or the group. Any other page looks at rollouts until it is full, or at
+all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from heapq import merge
 from itertools import islice
 from typing import Any
 
+from leyden.store.sql.body.lookup import run_key
 from leyden.store.sql.body.statistics import FINAL_STATUSES, count_by_status, count_rollouts
 from leyden.store.sql.pages import Filters, order_and_limit, total_of, within_reach
 from leyden.store.sql.rows import SEQ, rollout_from
@@ -34,6 +37,8 @@ def query_rollouts(
     rollout_id_in: Sequence[str] | None = None,
     rollout_id_contains: str | None = None,
     mode_in: Sequence[RolloutMode] | None = None,
+    run_id: str | None = None,
+    group_id: str | None = None,
     filter_logic: FilterLogic = "and",
     sort_by: str | None = None,
     sort_order: SortOrder = "asc",
@@ -47,14 +52,16 @@ def query_rollouts(
     others.among("r.mode", mode_in)
     filters = Filters(filter_logic, list(others.conditions), others.parameters)
     filters.among("r.status", status_in)
-    where, parameters = filters.sql(), filters.parameters
     tx.expect(None)
+    if run_id is not None or group_id is not None:
+        return _page_of_part(tx, run_id, group_id, filters, order, limit, offset)
+    where, parameters = filters.sql(), filters.parameters
     by_index = rollout_id_in is None and sort_by in (None, "start_time", "end_time")
     if limit == -1:
         rows = tx.page("select_rollouts", where + order, parameters)
     elif by_index and (status_in is None or filter_logic == "and" or not others.conditions):
         statuses = None if status_in is None else list(dict.fromkeys(status_in))
-        rows = _at(tx, _Runs(tx, others, sort_order, offset + limit).in_order(sort_by, statuses)[offset:])
+        rows = _at(tx, _Slices(tx, others, sort_order, offset + limit).in_order(sort_by, statuses)[offset:])
     else:
         rows = _at(tx, [row[0] for row in tx.page("select_rollout_seqs", where + order, parameters)])
     items = [rollout_from(row) for row in rows]
@@ -66,6 +73,28 @@ def query_rollouts(
     else:
         n_found = len(items)
         total, exact = total_of(tx, "select_rollout_seqs", where, parameters, found=n_found, limit=limit, offset=offset)
+    return PaginatedResult(items, limit, offset, total, exact)
+
+
+def _page_of_part(
+    tx: Transaction,
+    run_id: str | None,
+    group_id: str | None,
+    filters: Filters,
+    order: str,
+    limit: int,
+    offset: int,
+) -> PaginatedResult[Rollout]:
+    """Return a page of the rollouts of one run, of one group, or of one group in one run."""
+    run = None if run_id is None else run_key(tx, run_id)
+    parameters = filters.parameters | {"run": run, "group_id": group_id}
+    if group_id is None:
+        query, where = "select_rollout_seqs_of_run", filters.sql(begins="AND")
+    else:
+        also = [] if run is None else ["r.run = :run"]
+        query, where = "select_rollout_seqs_of_group", filters.sql(*also, begins="AND")
+    items = [rollout_from(row) for row in _at(tx, [row[0] for row in tx.page(query, where + order, parameters)])]
+    total, exact = total_of(tx, query, where, parameters, found=len(items), limit=limit, offset=offset)
     return PaginatedResult(items, limit, offset, total, exact)
 
 
@@ -90,12 +119,12 @@ SQL uses a partial index only if the query states its condition.
 
 
 @dataclass(frozen=True, slots=True)
-class _Runs:
-    """Reads runs of rollouts that an index holds in the order of a page, and merges them."""
+class _Slices:
+    """Reads slices of indexes that hold rollouts in the order of a page, and merges them."""
 
     tx: Transaction
     filters: Filters
-    """The filters without the status, which each run adds."""
+    """The filters without the status, which each slice adds."""
     sort_order: SortOrder
     reach: int
     """The place of the last rollout that the page needs."""
@@ -104,17 +133,21 @@ class _Runs:
         """Return the numbers of the first rollouts of these statuses (None: of all)."""
         each_status = [None] if statuses is None else statuses
         if sort_by is None:
-            return self._merged([self._run("select_rollout_seqs", status=status) for status in each_status])
+            return self._merged([self._slice("select_rollout_seqs", status=status) for status in each_status])
         if sort_by == "start_time":
-            return self._merged([self._run("select_rollout_starts", "r.start_time", status) for status in each_status])
+            return self._merged(
+                [self._slice("select_rollout_starts", "r.start_time", status) for status in each_status]
+            )
         final = [status for status in FINAL_STATUSES if statuses is None or status in statuses]
-        seqs = self._merged([self._run("select_rollout_ends", "r.end_time", status) for status in final])
+        seqs = self._merged([self._slice("select_rollout_ends", "r.end_time", status) for status in final])
         if len(seqs) < self.reach:  # what has not ended comes behind, as it arrived
             unfinished = [status for status in each_status if status not in FINAL_STATUSES]
-            seqs += self._merged([self._run("select_rollout_seqs", None, status, ended=False) for status in unfinished])
+            seqs += self._merged(
+                [self._slice("select_rollout_seqs", None, status, ended=False) for status in unfinished]
+            )
         return seqs[: self.reach]
 
-    def _run(self, query: str, column: str | None = None, status: str | None = None, ended: bool = True) -> list[Row]:
+    def _slice(self, query: str, column: str | None = None, status: str | None = None, ended: bool = True) -> list[Row]:
         """Read rollouts of one status (None: of all) by a column and their number. ended: whether
         to include ended ones.
         """
@@ -128,11 +161,11 @@ class _Runs:
         part = f" ORDER BY {order} LIMIT {within_reach(self.reach)}"
         return self.tx.page(query, self.filters.sql(*always.conditions) + part, always.parameters)
 
-    def _merged(self, runs: Sequence[list[Row]]) -> list[int]:
-        rows = runs[0] if len(runs) == 1 else merge(*runs, key=_place, reverse=self.sort_order == "desc")
+    def _merged(self, slices: Sequence[list[Row]]) -> list[int]:
+        rows = slices[0] if len(slices) == 1 else merge(*slices, key=_place, reverse=self.sort_order == "desc")
         return [row[0] for row in islice(rows, within_reach(self.reach))]
 
 
 def _place(row: Row) -> tuple[Any, ...]:
-    """Return the sort key of a row among other runs: its time, if any, then its number."""
+    """Return the sort key of a row among other slices: its time, if any, then its number."""
     return tuple(row[::-1])

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from leyden.errors import UnknownAttempt, UnknownResources, UnknownRollout
+from leyden.errors import UnknownAttempt, UnknownResources, UnknownRollout, UnknownRun
 from leyden.store.sql.rows import ATTEMPT
 from leyden.store.sql.transaction import Row, Transaction
 
-__all__ = ["attempt_row", "known_resources_id", "rollout_key", "rollout_row", "unknown_attempt", "unknown_rollout"]
+__all__ = [
+    "attempt_row",
+    "known_resources_id",
+    "rollout_key",
+    "rollout_row",
+    "run_key",
+    "unknown_attempt",
+    "unknown_rollout",
+    "unknown_run",
+]
 
 
 def rollout_key(tx: Transaction, rollout_id: str) -> Row:
@@ -49,6 +58,19 @@ def known_resources_id(tx: Transaction, resources_id: str | None) -> str | None:
             "or leave resources_id out for the latest"
         )
     return resources_id
+
+
+def run_key(tx: Transaction, run_id: str) -> int:
+    """Return the number by which rollouts and metrics know the run. Raises UnknownRun."""
+    key = tx.one("get_run_key", run_id=run_id)
+    if key is None:
+        raise unknown_run(tx, run_id)
+    return key[0]
+
+
+def unknown_run(tx: Transaction, run_id: str) -> UnknownRun:
+    """Return the error for a run that is not in the store."""
+    return UnknownRun(f"run {run_id!r} is not in {tx.store_url}; add it with start_run first, or see query_runs")
 
 
 def unknown_rollout(tx: Transaction, rollout_id: str) -> UnknownRollout:

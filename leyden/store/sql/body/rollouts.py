@@ -9,7 +9,7 @@ from typing import Any
 from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.sql.body.attempts import move_rollout, new_attempt, started
 from leyden.store.sql.body.checks import check_id
-from leyden.store.sql.body.lookup import known_resources_id, rollout_key, rollout_row
+from leyden.store.sql.body.lookup import known_resources_id, rollout_key, rollout_row, run_key
 from leyden.store.sql.rows import (
     ATTEMPT,
     INPUT,
@@ -66,6 +66,8 @@ def start_rollout(
     priority: int = 0,
     rollout_id: str | None = None,
     attempt_id: str | None = None,
+    run_id: str | Unset | None = UNSET,
+    group_id: str | None = None,
 ) -> AttemptedRollout:
     if rollout_id is not None and tx.one("get_rollout_key", rollout_id=rollout_id) is not None:
         if attempt_id is not None and (again := started(tx, rollout_id, attempt_id)):
@@ -79,8 +81,12 @@ def start_rollout(
         metadata=metadata,
         priority=priority,
         rollout_id=rollout_id,
+        run_id=None if isinstance(run_id, Unset) else run_id,
+        group_id=group_id,
     )
-    row = _insert(tx, request, known_resources_id(tx, resources_id), status="preparing")
+    used = known_resources_id(tx, resources_id)
+    run = None if request.run_id is None else run_key(tx, request.run_id)
+    row = _insert(tx, request, used, run, status="preparing")
     return new_attempt(tx, row, sequence_id=1, worker_id=worker_id, attempt_id=attempt_id)
 
 
@@ -89,13 +95,18 @@ def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequ
     tx.lock(request.rollout_id for request in rollouts if request.rollout_id is not None)
     answer: list[Rollout] = []
     resources: dict[str | None, str | None] = {}
+    runs: dict[str, int] = {}
     for request in rollouts:
         rollout = _present(tx, request.rollout_id)
         if rollout is None:
             given = request.resources_id
             if given not in resources:
                 resources[given] = known_resources_id(tx, given)
-            row = _insert(tx, request, resources[given], status="queuing")
+            run_id = request.run_id
+            if run_id is not None and run_id not in runs:
+                runs[run_id] = run_key(tx, run_id)
+            run = None if run_id is None else runs[run_id]
+            row = _insert(tx, request, resources[given], run, status="queuing")
             rollout = rollout_alone(row)
             tx.claimable += 1
         if request.pin is not None:
@@ -175,10 +186,16 @@ def _check_worked_on(row: Row, status: RolloutStatus) -> None:
             )
 
 
-def _insert(tx: Transaction, request: EnqueueRolloutRequest, resources_id: str | None, *, status: RolloutStatus) -> Row:
-    """A new rollout, as a row of `select_rollouts` without an attempt."""
+def _insert(
+    tx: Transaction, request: EnqueueRolloutRequest, resources_id: str | None, run: int | None, *, status: RolloutStatus
+) -> Row:
+    """Insert a new rollout and return it as a row of `select_rollouts` without an attempt.
+
+    run: the key of `request.run_id`.
+    """
     _check_priority(request.priority)
     check_id("rollout_id", request.rollout_id)
+    check_id("group_id", request.group_id)
     rollout_id = request.rollout_id or ids.rollout_id()
     task = text_of(request.input, "the input of a rollout")
     metadata = text_of(request.metadata, "the metadata of a rollout") if request.metadata else ""
@@ -195,12 +212,14 @@ def _insert(tx: Transaction, request: EnqueueRolloutRequest, resources_id: str |
         metadata=metadata,
         start_time=tx.now,
         attempts=attempts,
+        run=run,
+        group_id=request.group_id,
         **config,
     )
     tx.tally({"enqueued": 1})
     return (
         *(seq, rollout_id, status, request.mode, resources_id, task, config["config"], metadata, tx.now, None),
-        *(attempts, 0, request.priority),
+        *(attempts, 0, request.priority, request.run_id, request.group_id),
     )
 
 

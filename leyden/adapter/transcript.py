@@ -1,0 +1,128 @@
+"""A rollout as text for a person: its steps, its conversation, its rewards and the tokens to train on.
+
+`leyden show RUN ROLLOUT` prints it. It knows rollouts and spans, no store and no terminal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from leyden import semconv
+from leyden.adapter.attributes import Json, as_dict, as_list
+from leyden.adapter.calls import model_calls
+from leyden.adapter.chat import message_text
+from leyden.adapter.normalise import ModelCallView
+from leyden.adapter.trajectory import TraceToTrajectory
+from leyden.adapter.tree import TraceTree
+from leyden.types import Span, get_rewards_from_span
+
+_INDENT = "  "
+
+
+def step_lines(spans: Sequence[Span]) -> list[str]:
+    """Return the names of an attempt's spans, each indented below its parent."""
+    return [f"{_INDENT * depth}{span.name}" for span, depth in _placed(spans)]
+
+
+def token_lines(spans: Sequence[Span]) -> list[str]:
+    """Return a line for each trajectory of an attempt: `to train on: 499 tokens, 83 of them the model's`."""
+    return [
+        f"to train on: {len(trajectory.token_ids):,} tokens, {trajectory.n_trained:,} of them the model's"
+        for trajectory in TraceToTrajectory().adapt(spans)
+    ]
+
+
+def transcript_lines(spans: Sequence[Span], *, max_characters: int | None = 2000) -> list[str]:
+    """Return the steps of an attempt with their durations, errors and rewards, and each message once.
+
+    Below a model call stand the messages that no earlier call had, and the answer.
+    max_characters: longer texts are cut; None shows all of each.
+    """
+    calls = model_calls(spans)
+    positions = {span.span_id: number for number, span in ((n, s) for n, call in enumerate(calls) for s in call.spans)}
+    shown: list[list[str]] = []
+    left = set(range(len(calls)))
+    lines: list[str] = []
+    for span, depth in _placed(spans):
+        indent = _INDENT * depth
+        number = positions.get(span.span_id)
+        call = calls[number] if number is not None and number in left else None
+        lines.append(f"{indent}{_headline(span, call)}")
+        if span.status.status_code == "ERROR":
+            lines += _indented(f"failed: {span.status.description or 'no reason was recorded'}", indent, max_characters)
+        if span.name == semconv.MESSAGE:
+            lines += _indented(str(span.attributes.get(semconv.MESSAGE_BODY, "")), indent, max_characters)
+        if call is not None and number is not None:
+            left.discard(number)
+            for message in _new_messages(call, shown):
+                lines += _indented(_message_text(message), indent, max_characters)
+    return lines + token_lines(spans)
+
+
+def _placed(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
+    """Yield the spans depth first, each with its depth; a root that stands for nothing recorded is left out."""
+    if not spans:
+        return
+    root = TraceTree.from_spans(spans)
+    is_invented = root.span.name == semconv.VIRTUAL
+    waiting = [(node, 0) for node in reversed(root.children)] if is_invented else [(root, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        yield node.span, depth
+        waiting.extend((child, depth + 1) for child in reversed(node.children))
+
+
+def _headline(span: Span, call: ModelCallView | None) -> str:
+    parts = [span.name]
+    if span.start_time is not None and span.end_time is not None and span.end_time > span.start_time:
+        parts.append(f"{span.end_time - span.start_time:.2f} s")
+    if call is not None:
+        if call.model:
+            parts.append(call.model)
+        if call.tokens is not None:
+            parts.append(f"{len(call.tokens.prompt_ids):,} + {len(call.tokens.response_ids):,} tokens")
+        elif call.usage is not None:
+            parts.append(f"{call.usage[0]:,} + {call.usage[1]:,} tokens")
+    rewards = get_rewards_from_span(span)
+    if rewards:
+        named = (value if name == semconv.PRIMARY_REWARD else (name, value) for name, value in rewards.items())
+        parts.append(", ".join(f"{each[0]} {each[1]:g}" if isinstance(each, tuple) else f"{each:g}" for each in named))
+    return _INDENT.join(parts)
+
+
+def _new_messages(call: ModelCallView, shown: list[list[str]]) -> list[Json]:
+    """Return the call's messages that no earlier call had at their place, and its answers."""
+    messages = [*call.input_messages, *call.output_messages[:1]]
+    digests = [_digest(message) for message in messages]
+    known = max((_common(digests, each) for each in shown), default=0)
+    shown.append(digests)
+    return [*messages[known:], *call.output_messages[1:]]
+
+
+def _digest(message: Json) -> str:
+    return json.dumps([message.get("role"), message_text(message.get("content")), _tool_calls(message)], default=str)
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _tool_calls(message: Json) -> list[str]:
+    functions = (as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls")))
+    return [f"{function.get('name')}({function.get('arguments') or ''})" for function in functions]
+
+
+def _message_text(message: Json) -> str:
+    role = str(message.get("role") or "assistant")
+    text = message_text(message.get("content"))
+    calls = "".join(f"\n{_INDENT}calls {call}" for call in _tool_calls(message))
+    return f"{role}: {text}".rstrip() + calls
+
+
+def _indented(text: str, indent: str, max_characters: int | None) -> list[str]:
+    if max_characters is not None and len(text) > max_characters:
+        text = f"{text[:max_characters]} ... ({len(text):,} characters in all)"
+    first, *later = text.splitlines() or [""]
+    return [f"{indent}{_INDENT}{first}", *(f"{indent}{_INDENT * 2}{line}" for line in later)]

@@ -1,0 +1,198 @@
+"""Whether a run can learn anything: warnings about groups without signal, a reward that never moves, and collapsed answers.
+
+Pure: `SignalWatch.look` takes what a step saw and returns the warnings that are due. To watch for
+something more, add a symptom to `SignalWatch._find`; the first one that a step shows counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from leyden.utils.figures import figure
+from leyden.utils.logs import Preview
+
+__all__ = ["Answers", "Example", "SignalWatch"]
+
+_PATIENCE = 3
+"""Steps in a row that show a symptom before the first warning."""
+_UNMOVED_STEPS = 20
+"""Steps before the first look at whether the reward has moved."""
+_STANDARD_ERRORS = 2.0
+"""A smaller difference between both halves of a run is noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One rollout, to be shown."""
+
+    task: Any
+    answer: Any
+    """The messages of its last model call, as the adapter returns them."""
+    reward: float
+
+    def __str__(self) -> str:
+        return f"Example: task {Preview(self.task)}, answer {Preview(repr(_text(self.answer)))}, reward {figure(self.reward)}"
+
+
+@dataclass(slots=True)
+class Answers:
+    """The model's answers in the rollouts of one step."""
+
+    n: int = 0
+    cut: int = 0
+    """Answers that ended because they had reached max_tokens."""
+    longest: int = 0
+    """Tokens of the longest answer."""
+    distinct: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
+    """Token ids of the answers."""
+    example: Example | None = None
+
+    def add(self, token_ids: Sequence[int], *, cut: bool) -> None:
+        """Count an answer."""
+        self.n += 1
+        self.cut += cut
+        self.longest = max(self.longest, len(token_ids))
+        self.distinct.add(tuple(token_ids))
+
+
+class _Symptom(NamedTuple):
+    """What a step shows if it cannot teach anything."""
+
+    name: str
+    description: str
+    causes: list[str]
+
+
+@dataclass(slots=True)
+class SignalWatch:
+    """Looks at every step, and warns once of each symptom that lasts; then after twice as many steps, and so on.
+
+    learning_rate: named among the causes.
+    max_tokens: the limit that the algorithm suggests to agents; None if it suggests none.
+    """
+
+    learning_rate: float
+    max_tokens: int | None
+    _symptom: str | None = None
+    _first_step: int = 0
+    _due: int = _PATIENCE
+    _rewards: list[float] = field(default_factory=list[float])
+    _unmoved_due: int = _UNMOVED_STEPS
+    _has_moved: bool = False
+    """A plateau after the policy has learned is no symptom."""
+    _newest: str = ""
+    """The warning that the newest step would give."""
+
+    def look(self, step: int, *, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers) -> list[str]:
+        """Return the warnings that are due after step `step` (from 1).
+
+        rewards: of the step's rollouts. flat: in each group, all rewards are equal.
+        """
+        if rewards:
+            self._rewards.append(sum(rewards) / len(rewards))
+        found = self._find(rewards, flat, n_groups, answers)
+        symptom = found.name if found else None
+        if symptom != self._symptom:
+            self._symptom, self._first_step, self._due = symptom, step, _PATIENCE
+        if found is not None:
+            self._newest = self._warning(step, found, answers)
+        lasted = step - self._first_step + 1
+        if symptom is not None and lasted >= self._due:
+            self._due = 2 * lasted
+            return [self._newest]
+        if symptom is None and len(self._rewards) >= self._unmoved_due:
+            self._unmoved_due *= 2
+            self._has_moved = self._has_moved or _has_moved(self._rewards)
+            return [] if self._has_moved else [self._unmoved(answers)]
+        return []
+
+    def end(self, step: int) -> list[str]:
+        """Return the warning about a run that was too short for one, if each of its steps showed the symptom."""
+        all_steps = self._symptom is not None and step - self._first_step + 1 >= len(self._rewards) > 0
+        return [self._newest] if all_steps and self._due == _PATIENCE else []
+
+    def _find(self, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers) -> _Symptom | None:
+        several, asked_for_one = answers.n > 1, self.max_tokens == 1
+        too_large = f"a learning rate that is too large (it is {figure(self.learning_rate)})"
+        if several and answers.longest == 0:
+            return _Symptom(
+                "empty", "all answers are empty", [too_large, "a chat template that ends the answer at once"]
+            )
+        if several and len(answers.distinct) == 1:
+            causes = [too_large, "a temperature that is too low", "tasks that all have one answer"]
+            return _Symptom("identical", f"all {answers.n:,} answers are identical", causes)
+        if several and answers.longest == 1 and not asked_for_one and flat:
+            causes = [too_large, "a reward that prefers short answers"]
+            return _Symptom("one token", "no answer has more than one token", causes)
+        if several and answers.cut == answers.n and not asked_for_one:
+            limit = "" if self.max_tokens is None else f"={self.max_tokens}"
+            causes = ["a max_tokens that is too small", "a model that does not end its answers"]
+            return _Symptom("cut", f"all {answers.n:,} answers were cut by max_tokens{limit}", causes)
+        if flat and rewards:
+            return _flat(rewards, n_groups, answers)
+        return None
+
+    def _warning(self, step: int, symptom: _Symptom, answers: Answers) -> str:
+        steps = f"step {step}" if step == self._first_step else f"steps {self._first_step} to {step}"
+        return f"{steps}: {symptom.description}. Usual causes: {', '.join(symptom.causes)}.{_shown(answers)}"
+
+    def _unmoved(self, answers: Answers) -> str:
+        first, second = _halves(self._rewards)
+        return (
+            f"the reward has not moved in {len(self._rewards):,} steps: {figure(_mean(first), 3)} in the first half, "
+            f"{figure(_mean(second), 3)} in the second. Usual causes: a learning rate that is too small or too large "
+            f"(it is {figure(self.learning_rate)}), too few rollouts for so noisy a reward, a reward that ignores the "
+            f"answer, tasks that are too hard or too easy.{_shown(answers)}"
+        )
+
+
+def _flat(rewards: Sequence[float], n_groups: int, answers: Answers) -> _Symptom:
+    low, high = min(rewards), max(rewards)
+    values = f"{figure(low)} in every rollout" if low == high else f"from {figure(low)} to {figure(high)}"
+    cut = [f"answers that were cut by max_tokens ({answers.cut:,} of {answers.n:,})"] if answers.cut else []
+    return _Symptom(
+        "flat",
+        f"nothing to learn, because in each of the {n_groups:,} groups all rewards are equal ({values})",
+        [*cut, "tasks that are too hard or too easy for the model", "a reward that ignores the answer"],
+    )
+
+
+def _shown(answers: Answers) -> str:
+    return "" if answers.example is None else f" {answers.example}"
+
+
+def _text(answer: Any) -> str:
+    """Return the text of the messages of an answer; whatever else it is, as it prints."""
+    if isinstance(answer, list) and answer and all(isinstance(message, dict) for message in cast("list[Any]", answer)):
+        messages = cast("list[dict[str, Any]]", answer)
+        texts = [message.get("content") for message in messages]
+        if all(isinstance(text, str) for text in texts):
+            return "\n".join(cast("list[str]", texts))
+    return answer if isinstance(answer, str) else repr(cast(object, answer))
+
+
+def _halves(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    middle = len(values) // 2
+    return values[:middle], values[middle:]
+
+
+def _has_moved(rewards: Sequence[float]) -> bool:
+    """Whether the first quarter or half of the run differs from the rest by more than noise (two standard errors)."""
+    for first, second in ((rewards[: len(rewards) // 4], rewards[len(rewards) // 4 :]), _halves(rewards)):
+        error = math.sqrt(_variance(first) / len(first) + _variance(second) / len(second))
+        rounding = 1e-9 * max(map(abs, rewards))
+        if abs(_mean(second) - _mean(first)) > _STANDARD_ERRORS * error + rounding:
+            return True
+    return False
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return sum((value - mean) ** 2 for value in values) / (len(values) - 1)

@@ -1,0 +1,93 @@
+"""Say what a command is connected to, and that a server does not answer.
+
+A check opens a TCP or Unix connection and nothing more. The first report comes within 2 seconds,
+because a single try takes `_TRY_SECONDS` at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import typer
+
+from leyden.errors import StoreError
+from leyden.redaction import redact
+from leyden.utils.listening import socket_path_of
+
+T = TypeVar("T")
+
+_TRY_SECONDS = 1.5
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 2.0
+_PORTS = {"http": 80, "https": 443}
+
+
+async def connect(what: str, url: str, *, wait_seconds: float | None = None, meanwhile: str = "waiting") -> None:
+    """Return when the server at `url` accepts connections, and report on standard error until then.
+
+    what: the server in words, such as "the store at http://127.0.0.1:4747".
+    wait_seconds: raise StoreError if the server does not answer for so long; None waits for ever.
+    meanwhile: what the command does until the server answers.
+    """
+    started, pause, reported = time.monotonic(), _FIRST_PAUSE_SECONDS, ""
+    while (trouble := await _trouble_with(url)) is not None:
+        waited = time.monotonic() - started
+        if wait_seconds is not None and waited >= wait_seconds:
+            raise StoreError(
+                f"{what} does not answer ({trouble}), for {waited:.0f} s now; start it, or give another address"
+            )
+        if trouble != reported:
+            typer.echo(f"{what} does not answer ({trouble}); {meanwhile}, retrying ...", err=True)
+            reported = trouble
+        await asyncio.sleep(pause if wait_seconds is None else min(pause, wait_seconds - waited))
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+    typer.echo(f"connected to {what}", err=True)
+
+
+async def answer_of(what: str, question: Awaitable[T]) -> T:
+    """Return what the question returns, and report on standard error if that takes longer than 2 seconds."""
+    asking = asyncio.ensure_future(question)
+    try:
+        if not (await asyncio.wait({asking}, timeout=_TRY_SECONDS))[0]:
+            typer.echo(f"{what} accepted the connection and has not answered yet; waiting ...", err=True)
+        return await asking
+    finally:
+        asking.cancel()
+
+
+def is_remote(url: str) -> bool:
+    """Return whether a store's address is that of a store server."""
+    return url.startswith(("http://", "https://", "http+unix://"))
+
+
+def store_in_words(url: str) -> str:
+    """Return a name of the store for messages, without passwords."""
+    return f"the store at {redact(url)}"
+
+
+async def _trouble_with(url: str) -> str | None:
+    """Return why a connection to `url` cannot be opened; None if it can."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(_TRY_SECONDS):
+            if (path := socket_path_of(url)) is not None:
+                _, writer = await asyncio.open_unix_connection(path)
+            else:
+                port = parts.port or _PORTS.get(parts.scheme, 80)
+                _, writer = await asyncio.open_connection(parts.hostname, port)
+    except TimeoutError:
+        return f"no answer within {_TRY_SECONDS:g} s"
+    except OSError as error:
+        return _reason(error)
+    writer.close()
+    return None
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ConnectionRefusedError) or "refused" in str(error).lower():
+        return "connection refused"
+    text = error.strerror or str(error)
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,329 @@
+"""How far a run is, on a terminal or in a log file. It knows neither loop nor trainer.
+
+On a terminal: one line for the run and one for the stage under way, redrawn in place. Texts that the
+program prints or logs meanwhile appear above them. Elsewhere: plain lines without control
+characters, one for each iteration and at least one a minute.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from leyden.loop.terminal import is_terminal, printing_above
+from leyden.utils.figures import duration, figure, one_line, shortened
+
+__all__ = ["ProgressDisplay", "fitted"]
+
+_WIDEST_BAR, _NARROWEST_BAR = 24, 4
+_REFRESHES_PER_SECOND = 4
+_LINE_SECONDS = 60.0
+_DIGITS = 3
+
+
+class ProgressDisplay:
+    """Shows the progress of one run, from `start` to `close`. Every method is quick, and may be called from any thread.
+
+    metrics: names to show, in this order, the newest value of each; a name without a value is left out.
+    unit: what `progress` counts. It is shown as `48/128 rollouts  9.1 rollouts/s`.
+    stream: None: what `sys.stderr` is at `start`.
+    line_seconds: off a terminal, the longest time without a line.
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[str] = ("reward", "val/reward"),
+        *,
+        unit: str = "rollouts",
+        stream: TextIO | None = None,
+        line_seconds: float = _LINE_SECONDS,
+    ) -> None:
+        self._stream, self._line_seconds = stream, line_seconds
+        self._state = _State(tuple(metrics), unit)
+        self._shown: _Terminal | _Lines | None = None
+
+    def start(self, *, iteration: int = 0, total: int | None = None) -> None:
+        """Begin to show.
+
+        iteration: how many iterations are done.
+        total: iterations in all. None if unknown: until one is done, the stage is shown alone.
+        """
+        self.close()
+        stream = self._stream or sys.stderr
+        self._state.begin(iteration, total)
+        self._shown = (
+            _Terminal(self._state, stream)
+            if is_terminal(stream)
+            else _Lines(self._state, stream, seconds=self._line_seconds)
+        )
+
+    def begin_stage(self, stage: str) -> None:
+        """Show the stage that begins."""
+        self._state.stage = _Stage(stage)
+
+    def progress(
+        self,
+        done: int,
+        total: int,
+        *,
+        seconds: float,
+        counts: Mapping[str, float] | None = None,
+        stage: str | None = None,
+    ) -> None:
+        """Show that `done` of `total` are done after `seconds` in the stage, and rates of the other `counts`.
+
+        stage: its name; None: the one that was begun.
+        """
+        old = self._state.stage
+        name = old.name if stage is None else stage
+        self._state.stage = _Stage(name, done, total, dict(counts or {}), old.started, seconds)
+
+    def update(self, metrics: Mapping[str, Any]) -> None:
+        """Show these values of the metrics."""
+        self._state.newest.update(metrics)
+
+    def end_step(self, iteration: int) -> None:
+        """Count an iteration as done; its validation may follow."""
+        self._state.iteration, self._state.counted_at = iteration, time.monotonic()
+
+    def end_iteration(self) -> None:
+        """Off a terminal, print the iteration."""
+        if isinstance(self._shown, _Lines):
+            self._shown.end_iteration()
+
+    def close(self) -> None:
+        """Leave the last state on the terminal, and give the terminal back. Safe to repeat."""
+        shown, self._shown = self._shown, None
+        if shown is not None:
+            shown.close()
+
+
+# ---- the state of a run, and its lines -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A stage under way: how far it is, and since when."""
+
+    name: str = ""
+    done: int = 0
+    total: int | None = None
+    counts: dict[str, float] = field(default_factory=dict[str, float])
+    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    """Between its begin and its newest report."""
+    reported_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class _State:
+    metrics: tuple[str, ...]
+    unit: str
+    iteration: int = 0
+    total: int | None = None
+    stage: _Stage = field(default_factory=_Stage)
+    newest: dict[str, Any] = field(default_factory=dict[str, Any])
+    first_iteration: int = 0
+    started_at: float = 0.0
+    counted_at: float = 0.0
+    """When the newest iteration was counted."""
+
+    def begin(self, iteration: int, total: int | None) -> None:
+        self.iteration, self.total, self.first_iteration = iteration, total, iteration
+        self.stage, self.newest = _Stage(), {}
+        self.started_at = self.counted_at = time.monotonic()
+
+    @property
+    def in_iterations(self) -> bool:
+        """Whether the run is known to have iterations; one that has none shows its stage alone."""
+        return self.total is not None or self.iteration > 0
+
+    @property
+    def label(self) -> str:
+        return f"iteration {self.iteration}" + ("" if self.total is None else f"/{self.total}")
+
+    @property
+    def fraction(self) -> float | None:
+        """The share of the iterations that are done."""
+        return self.iteration / self.total if self.total else None
+
+    def values(self) -> list[str]:
+        newest = dict(self.newest)  # another thread may add to it
+        return [f"{name} {_short(newest[name])}" for name in self.metrics if name in newest]
+
+    def rates(self) -> list[str]:
+        stage = self.stage
+        if stage.total is None or stage.seconds <= 0:
+            return []
+        counts = {self.unit: float(stage.done), **stage.counts}
+        return [f"{figure(count / stage.seconds, _DIGITS)} {name}/s" for name, count in counts.items()]
+
+    def seconds_left(self) -> float | None:
+        """Time left, from the mean duration of what this process has seen; None while it has seen nothing."""
+        if not self.in_iterations:
+            stage = self.stage
+            if not stage.total or not stage.done or stage.done >= stage.total:
+                return None
+            left = stage.seconds * (stage.total - stage.done) / stage.done
+            return max(0.0, left - (time.monotonic() - stage.reported_at))
+        seen = self.iteration - self.first_iteration
+        if seen == 0 or self.total is None or self.iteration >= self.total:
+            return None
+        mean = (self.counted_at - self.started_at) / seen
+        return max(0.0, mean * (self.total - self.iteration) - (time.monotonic() - self.counted_at))
+
+    def left(self) -> str:
+        seconds = self.seconds_left()
+        return "" if seconds is None else f"{duration(seconds)} left"
+
+    def counts(self) -> str:
+        """How far the stage is; the time since it began while it has not said."""
+        stage = self.stage
+        if stage.total is None:
+            return duration(time.monotonic() - stage.started)
+        return f"{stage.done:,}/{stage.total:,} {self.unit}"
+
+    def stage_fraction(self) -> float | None:
+        stage = self.stage
+        return stage.done / stage.total if stage.total else None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a terminal, cut to its width."""
+
+    label: str
+    bar: int
+    """Columns of the bar; 0: none."""
+    text: str
+
+
+def fitted(label: str, values: Sequence[str], extras: Sequence[str], left: str, width: int) -> Line:
+    """Return what a line of `width` columns has room for.
+
+    In order of importance: the label, the first value, the time left, the other values, a bar, the extras.
+    """
+    fixed = 2 + len(left) if left else 0
+    kept = list(values[:1])
+    if len("  ".join([label, *kept])) + fixed > width:
+        left, fixed = "", 0
+    for value in values[1:]:
+        if len("  ".join([label, *kept, value])) + fixed <= width:
+            kept.append(value)
+    for extra in extras:
+        if len("  ".join([label, *kept, extra])) + fixed + 2 * _NARROWEST_BAR + 1 <= width:
+            kept.append(extra)
+    text = "  ".join([*kept, left] if left else kept)
+    if len(label) + 2 + len(text) > width:
+        return Line(shortened(f"{label}  {text}".rstrip(), width), 0, "")
+    room = width - len(label) - len(text) - 3
+    return Line(label, min(_WIDEST_BAR, room) if room >= _NARROWEST_BAR else 0, text)
+
+
+def _run_line(state: _State, width: int) -> Line:
+    return fitted(state.label, state.values(), (), state.left(), width)
+
+
+def _stage_line(state: _State, width: int) -> Line:
+    """Return the stage's line; it holds the metrics too if the run has no iterations."""
+    if not state.in_iterations:
+        return fitted(
+            f"{state.stage.name} {state.counts()}".strip(), state.values(), state.rates(), state.left(), width
+        )
+    return fitted(f"  {state.stage.name}", [state.counts()], state.rates(), "", width)
+
+
+def _short(value: Any) -> str:
+    return figure(value, _DIGITS) if isinstance(value, (int, float)) else one_line(str(value))
+
+
+# ---- off a terminal --------------------------------------------------------------------------------
+
+
+class _Lines:
+    """Off a terminal: a line for each iteration, and one after each `seconds` without a line."""
+
+    def __init__(self, state: _State, stream: TextIO, *, seconds: float) -> None:
+        self._state, self._stream, self._seconds = state, stream, seconds
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._last = time.monotonic()
+        self._clock = threading.Thread(target=self._keep_time, name="leyden-progress", daemon=True)
+        self._clock.start()
+
+    def end_iteration(self) -> None:
+        state = self._state
+        self._write([state.label, *state.values(), *state.rates(), state.left()])
+
+    def close(self) -> None:
+        self._closed.set()
+        self._clock.join()
+
+    def _keep_time(self) -> None:
+        while not self._closed.wait(max(0.0, self._last + self._seconds - time.monotonic())):
+            if time.monotonic() < self._last + self._seconds:
+                continue
+            state = self._state
+            under_way = f"{state.stage.name} {state.counts()}".strip()
+            label = [state.label] if state.in_iterations else []
+            self._write([*label, under_way, *state.values(), *state.rates(), state.left()])
+
+    def _write(self, parts: Iterable[str]) -> None:
+        with self._lock:
+            self._last = time.monotonic()
+            self._stream.write("  ".join(part for part in parts if part) + "\n")
+            self._stream.flush()
+
+
+# ---- on a terminal ---------------------------------------------------------------------------------
+
+
+class _Terminal:
+    """On a terminal: rich redraws two lines in place."""
+
+    def __init__(self, state: _State, stream: TextIO) -> None:
+        self._state, self._stage_shown = state, True
+        self._console = Console(file=stream)
+        self._live = Live(
+            get_renderable=self._draw,
+            console=self._console,
+            refresh_per_second=_REFRESHES_PER_SECOND,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._stack = ExitStack()
+        self._stack.enter_context(self._live)
+        self._stack.enter_context(printing_above(self._console))
+
+    def close(self) -> None:
+        """Leave the run's line, and the stage's only where there is no other."""
+        self._stage_shown = not self._state.in_iterations
+        self._stack.close()
+
+    def _draw(self) -> Group:
+        state, width = self._state, self._console.width
+        lines: list[Text] = []
+        if state.in_iterations:
+            lines.append(self._drawn(_run_line(state, width), state.fraction))
+        if self._stage_shown and (state.stage.name or state.stage.total):
+            lines.append(self._drawn(_stage_line(state, width), state.stage_fraction()))
+        return Group(*lines)
+
+    def _drawn(self, line: Line, fraction: float | None) -> Text:
+        text = Text(line.label, no_wrap=True, overflow="crop")
+        if fraction is not None and line.bar:
+            full = round(line.bar * min(1.0, max(0.0, fraction)))
+            stroke = "━" if self._console.encoding.startswith("utf") else "-"
+            finished = "bar.finished" if fraction >= 1.0 else "bar.complete"
+            text.append(" ")
+            text.append(stroke * full, style=finished)
+            text.append((stroke if self._console.color_system else " ") * (line.bar - full), style="bar.back")
+        return text.append(f"  {line.text}" if line.text else "")

@@ -1,0 +1,31 @@
+"""Runs as data: what a run was started with, what it measured, how it ended.
+
+Lives here: `Run`, which an algorithm reports to; the recorder, which writes a run's folder and its
+rows in the store; and the reader, which opens a running, finished or crashed run from either. The
+package knows the store and the rows of a training loop. It knows no algorithm, no trainer and no
+agent: a trainer attaches a recorder to a `Run` and describes its parts in `config`.
+
+A run folder holds `run.json` (`folder.py` says which fields), `metrics.jsonl` (a row for each
+stage), `failures.jsonl` (a line for each failed rollout), `run.log`, and beside them what others
+keep: `store.sqlite`, `checkpoints/`, `model/`.
+
+To record something more about a run, add it to the configuration (`config.py`). To show something
+more, add it to `RunFigures`, which every reader of a run uses.
+"""
+
+from leyden.runs.figures import RewardFigures, RunFigures
+from leyden.runs.reading import Failure, RecordedRun, RunState, list_runs, open_run
+from leyden.runs.run import Run
+from leyden.runs.summary import RunSummary
+
+__all__ = [
+    "Failure",
+    "RecordedRun",
+    "RewardFigures",
+    "Run",
+    "RunFigures",
+    "RunState",
+    "RunSummary",
+    "list_runs",
+    "open_run",
+]

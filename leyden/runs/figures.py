@@ -1,0 +1,86 @@
+"""Figures of a run, computed from its rows alone: the summary, `leyden runs` and the curve use them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from leyden.loop import MetricsRow, MetricValue
+
+__all__ = ["RewardFigures", "RunFigures", "figures_of", "in_order"]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFigures:
+    """The mean rewards of a stage over the run. Rows without a finite reward are left out."""
+
+    first: float
+    last: float
+    best: float
+    best_iteration: int
+    values: tuple[float, ...]
+    """In order of iterations."""
+    iterations: tuple[int, ...]
+    """The iteration of each value."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """What a run has measured so far."""
+
+    reward: RewardFigures | None = None
+    """Of the training stages; of the validations if there was no training stage. None without rewards."""
+    val_reward: RewardFigures | None = None
+    """Of the validations; None without rewards there."""
+    iterations: int = 0
+    """Finished training iterations."""
+    seconds: float = 0.0
+    """Time spent until the last row, over all processes that worked on the run."""
+    rollouts: int = 0
+    """Rollouts of all stages, as far as their rows count them."""
+    failed: int = 0
+    """Failed ones among them."""
+    metrics: dict[str, MetricValue] = field(default_factory=dict[str, MetricValue])
+    """The metrics of the last row."""
+
+
+def in_order(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
+    """Return the rows in the order of the run. Of two rows of one stage and iteration, the later one counts."""
+    latest = {(row.iteration, row.stage): row for row in rows}
+    return sorted(latest.values(), key=lambda row: (row.iteration, row.stage != "train"))
+
+
+def figures_of(rows: Sequence[MetricsRow]) -> RunFigures:
+    """Return the figures of these rows."""
+    rows = in_order(rows)
+    if not rows:
+        return RunFigures()
+    train = _rewards(row for row in rows if row.stage == "train")
+    validation = _rewards(row for row in rows if row.stage == "val")
+    return RunFigures(
+        reward=train or validation,
+        val_reward=validation,
+        iterations=max((row.iteration for row in rows if row.stage == "train"), default=0),
+        seconds=max(row.seconds for row in rows),
+        rollouts=_total(rows, "rollouts"),
+        failed=_total(rows, "failed"),
+        metrics=rows[-1].metrics,
+    )
+
+
+def _rewards(rows: Iterable[MetricsRow]) -> RewardFigures | None:
+    found = [(row.iteration, value) for row in rows if (value := _finite(row.metrics.get("reward"))) is not None]
+    if not found:
+        return None
+    iterations, values = zip(*found, strict=True)
+    best = max(values)
+    return RewardFigures(values[0], values[-1], best, iterations[values.index(best)], values, iterations)
+
+
+def _total(rows: Sequence[MetricsRow], name: str) -> int:
+    return int(sum(_finite(row.metrics.get(name)) or 0 for row in rows))
+
+
+def _finite(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None

@@ -1,0 +1,189 @@
+"""A run's folder: the names of its files, and `run.json`.
+
+`run.json` is written whole when a run begins, and again when it ends. While the run lives, its
+recorder only touches the file, so that the time of its last change is the run's heartbeat.
+
+To add a field, add it to `Manifest`, `write` and `_read_current`; older files lack it, so give it a
+default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import psutil
+from pydantic import ValidationError
+
+from leyden.errors import ConfigError
+from leyden.types.run import RunRecord
+from leyden.utils.atomic import private_directory, write_file
+
+__all__ = [
+    "FAILURES",
+    "HEARTBEAT_SECONDS",
+    "LOG",
+    "MANIFEST",
+    "METRICS",
+    "RUNS",
+    "Manifest",
+    "RunState",
+    "read_manifest",
+    "remove_if_nothing_started",
+    "store_path",
+]
+
+RUNS = Path(".leyden")
+"""Where runs are kept by default, relative to the current folder."""
+MANIFEST = "run.json"
+METRICS = "metrics.jsonl"
+FAILURES = "failures.jsonl"
+LOG = "run.log"
+
+RunState = Literal["running", "succeeded", "failed", "stopped", "crashed"]
+"""`crashed`: recorded as running, but its process is gone."""
+
+HEARTBEAT_SECONDS = 10.0
+"""How often a run shows that it lives."""
+_SILENCE_SECONDS = 60.0
+"""A run on another machine has crashed when it has been silent for longer than this."""
+_FORMAT = 2
+_START_TOLERANCE_SECONDS = 2.0
+"""Start times of one process differ by rounding, and by corrections of the clock."""
+_PREVIOUS_CAUSE = "recorded by an earlier version of Leyden, which did not note how runs end"
+
+
+def store_path(directory: Path) -> Path:
+    """The store's file in a run directory."""
+    return directory / "store.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of `run.json`."""
+
+    record: RunRecord
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Anything that the caller keeps beside the run (`Run.options`)."""
+    host: str | None = None
+    """The machine that works, or has worked, on the run."""
+    pid: int | None = None
+    process_start_time: float | None = None
+    """Unix seconds. With it, a new process that was given the old one's number is told apart."""
+
+    @property
+    def state(self) -> RunState:
+        """The recorded status; `crashed` if the run is recorded as running and its process is gone.
+
+        On another machine the heartbeat decides: the run has crashed if it is a minute old.
+        """
+        if self.record.status != "running":
+            return self.record.status
+        if self.host == socket.gethostname():
+            return "running" if self._process_lives() else "crashed"
+        silent = time.time() - (self.record.last_heartbeat_time or 0.0)
+        return "running" if silent < _SILENCE_SECONDS else "crashed"
+
+    def _process_lives(self) -> bool:
+        if self.pid is None:
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            started = process.create_time()
+            ended = process.status() == psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+        recorded = started if self.process_start_time is None else self.process_start_time
+        return not ended and abs(started - recorded) < _START_TOLERANCE_SECONDS
+
+    def of_this_process(self) -> Manifest:
+        """Return the manifest with this process as the one that works on the run."""
+        pid = os.getpid()
+        return replace(self, host=socket.gethostname(), pid=pid, process_start_time=_start_time_of(pid))
+
+    def write(self, directory: Path) -> None:
+        """Make the folder if it is missing and write `run.json` whole. Raises ConfigError if that is not possible."""
+        content = {
+            "format": _FORMAT,
+            **self.record.model_dump(mode="json", exclude={"config", "last_heartbeat_time"}),
+            "host": self.host,
+            "pid": self.pid,
+            "process_start_time": self.process_start_time,
+            "options": self.options,
+            "config": self.record.config,
+        }
+        try:
+            private_directory(directory)
+            write_file(directory / MANIFEST, json.dumps(content, indent=1, default=repr) + "\n")
+        except OSError as error:
+            raise ConfigError(f"cannot keep a run in {directory}: {error}; choose another run_dir") from error
+
+
+def remove_if_nothing_started(directory: Path) -> None:
+    """Remove the files of a run that never started, and its folder if nothing else is in it."""
+    for path in directory.glob("*"):
+        if path.name in (MANIFEST, METRICS, FAILURES, LOG) or path.name.startswith(store_path(directory).name):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty: the user's own files
+        (directory / "checkpoints").rmdir()
+    with contextlib.suppress(OSError):
+        directory.rmdir()
+
+
+@cache
+def _start_time_of(pid: int) -> float:
+    return psutil.Process(pid).create_time()
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Return what `run.json` in this folder says. Raises ConfigError if the file is missing, damaged or too new."""
+    path = directory / MANIFEST
+    try:
+        read: Any = json.loads(path.read_text(encoding="utf-8"))
+        touched = path.stat().st_mtime
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{directory} holds no run ({MANIFEST} is missing)") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the run in {directory}: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    content = cast(dict[str, Any], read) if isinstance(read, dict) else {}
+    if not isinstance(content.get("run_id"), str):
+        raise ConfigError(f"{path} is damaged: it names no run")
+    try:
+        if content.get("format") == _FORMAT:
+            return _read_current(content, touched)
+        if content.get("format") == 1:
+            return _read_first(content, directory)
+    except (ValidationError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    raise ConfigError(f"{path} has format {content.get('format')!r}; this version of Leyden reads 1 and {_FORMAT}")
+
+
+def _read_current(content: dict[str, Any], touched: float) -> Manifest:
+    fields = {name: content[name] for name in RunRecord.model_fields if name in content}
+    record = RunRecord(**fields)
+    if record.status == "running":
+        record.last_heartbeat_time = touched
+    return Manifest(
+        record, content.get("options", {}), content.get("host"), content.get("pid"), content.get("process_start_time")
+    )
+
+
+def _read_first(content: dict[str, Any], directory: Path) -> Manifest:
+    record = RunRecord(
+        run_id=content["run_id"],
+        name=directory.resolve().name,
+        kind="fit",
+        status="stopped",
+        start_time=content["started"],
+        cause=_PREVIOUS_CAUSE,
+    )
+    return Manifest(record, content.get("options", {}))

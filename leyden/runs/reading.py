@@ -1,0 +1,199 @@
+"""Open a run that was recorded: from its folder, by its name or id, or from a store.
+
+A reader changes nothing, so that a running run can be looked at. Each method reads anew what is
+there at that moment. A half-written last line, which a kill may leave, is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from leyden.errors import ConfigError
+from leyden.loop import MetricsRow, Stage
+from leyden.runs.figures import RunFigures, figures_of, in_order
+from leyden.runs.folder import FAILURES, LOG, MANIFEST, METRICS, RUNS, RunState, read_manifest, store_path
+from leyden.store import LightningStore, open_store
+from leyden.types.run import RunRecord
+
+__all__ = ["Failure", "RecordedRun", "RunState", "list_runs", "open_run", "read_failures", "read_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A rollout that failed."""
+
+    rollout_id: str
+    attempt_id: str | None
+    """None: the rollout ended before its first attempt."""
+    reason_kind: str | None
+    """The kind of failure as the runner names it; None if it named none."""
+    reason: str
+    time: float
+    """Unix seconds."""
+    mode: str | None = None
+    iteration: int | None = None
+    """The training iteration that the rollout was for, counted from 1 as in the metrics; None if unknown."""
+
+
+class RecordedRun(ABC):
+    """A recorded run. `open_run` and `list_runs` return it."""
+
+    @property
+    @abstractmethod
+    def directory(self) -> Path | None:
+        """The run's folder; None for a run that was read from a store."""
+
+    @property
+    @abstractmethod
+    def record(self) -> RunRecord:
+        """Id, name, kind, status, times, cause and configuration."""
+
+    @property
+    @abstractmethod
+    def state(self) -> RunState:
+        """The run's status; `crashed` if it is recorded as running and is not."""
+
+    @property
+    def log_path(self) -> Path | None:
+        """The run's log file; None if there is none."""
+        path = None if self.directory is None else self.directory / LOG
+        return path if path is not None and path.is_file() else None
+
+    @abstractmethod
+    def metrics(self, stage: Stage | None = None) -> list[MetricsRow]:
+        """Return the rows of all stages, or of one, in order of iterations; `val 0` comes before `train 1`."""
+
+    @abstractmethod
+    def failures(self) -> list[Failure]:
+        """Return the failures in the order in which they were recorded."""
+
+    @abstractmethod
+    def open_store(self) -> LightningStore:
+        """Return the run's store, to be used in `async with`: a file read-only, a server through a client.
+
+        Raises ConfigError if the store cannot be found.
+        """
+
+    def figures(self) -> RunFigures:
+        """Return the figures of the rows that are recorded now."""
+        return figures_of(self.metrics())
+
+
+class _FolderRun(RecordedRun):
+    """A run that is read from its folder."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        read_manifest(directory)
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
+    @property
+    def record(self) -> RunRecord:
+        return read_manifest(self.directory).record
+
+    @property
+    def state(self) -> RunState:
+        return read_manifest(self.directory).state
+
+    def metrics(self, stage: Stage | None = None) -> list[MetricsRow]:
+        return [row for row in read_rows(self.directory / METRICS) if stage in (None, row.stage)]
+
+    def failures(self) -> list[Failure]:
+        return read_failures(self.directory / FAILURES)
+
+    def open_store(self) -> LightningStore:
+        recorded = self.record.config.get("store")
+        path = store_path(self.directory)
+        if path.exists():
+            return open_store(path, read_only=True)
+        if not isinstance(recorded, str) or recorded.startswith("memory:"):
+            raise ConfigError(f"{self.directory} has no {path.name}, and its {MANIFEST} names no other store")
+        return open_store(recorded, read_only=recorded.startswith("sqlite:"))
+
+
+def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
+    """Open a run that is running, finished or crashed.
+
+    source: a run's folder; the name or id of a run under `.leyden/`, or a unique beginning of
+        either; "latest" for the run there that was started last; or the path or URL of a store.
+    run_id: the run's id, if a store holds several.
+    Raises ConfigError if there is no such run, or if several match.
+    """
+    path = Path(source)
+    if (path / MANIFEST).is_file():
+        return _FolderRun(path)
+    if path.is_dir():
+        raise ConfigError(f"{path} holds no run ({MANIFEST} is missing){_offer(list_runs(path))}")
+    runs = list_runs()
+    if str(source) == "latest":
+        if not runs:
+            raise ConfigError(f"there is no run in {RUNS.resolve()}; start one, or give a run's folder")
+        return runs[0]
+    found = [run for run in runs if str(source) in (run.record.name, run.record.run_id)]
+    found = found or [run for run in runs if _begins(run.record, str(source))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{str(source)!r} begins the names of {len(found)} runs{_offer(found)}")
+    raise ConfigError(f"there is no run {str(source)!r} in {RUNS.resolve()}{_offer(runs)}")
+
+
+def list_runs(root: Path = RUNS) -> list[RecordedRun]:
+    """Return the runs in the folders of `root`, the one that was started last first. Folders with a damaged `run.json` are left out."""
+    runs: list[RecordedRun] = []
+    for manifest in root.glob(f"*/{MANIFEST}"):
+        try:
+            runs.append(_FolderRun(manifest.parent))
+        except ConfigError:
+            continue
+    return sorted(runs, key=lambda run: run.record.start_time, reverse=True)
+
+
+def _begins(record: RunRecord, beginning: str) -> bool:
+    return bool(beginning) and (record.name.startswith(beginning) or record.run_id.startswith(beginning))
+
+
+def _offer(runs: Iterable[RecordedRun]) -> str:
+    names = [run.record.name for run in runs]
+    return f"; there are: {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if names else ""
+
+
+# ---- lines of JSON -----------------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> list[MetricsRow]:
+    """Return the rows of a `metrics.jsonl` in the order of the run. Of two rows of one stage and iteration, the later one counts."""
+    rows: list[MetricsRow] = []
+    for line in _lines(path):
+        iteration, stage, seconds = line.pop("iteration"), line.pop("stage"), line.pop("seconds")
+        metrics = {name: float("nan") if value is None else value for name, value in line.items()}
+        rows.append(MetricsRow(iteration, stage, seconds, metrics))
+    return in_order(rows)
+
+
+def read_failures(path: Path) -> list[Failure]:
+    """Return the lines of a `failures.jsonl`."""
+    return [Failure(**line) for line in _lines(path)]
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    lines = text.split("\n")
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is not written yet
+        try:
+            read: Any = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"line {number} of {path} is damaged: {error}") from error
+        if isinstance(read, dict):
+            yield cast(dict[str, Any], read)

@@ -1,0 +1,53 @@
+"""Numbers, durations and texts as a person reads them in one line of a terminal.
+
+Every line that Leyden prints about a run shows its numbers by `figure`.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["duration", "figure", "one_line", "shortened"]
+
+
+def figure(value: float | str, digits: int = 4) -> str:
+    """Return a number with `digits` significant digits, without trailing zeros.
+
+    Whole numbers keep all of their digits, with thousands separators. Numbers below 0.001 are in
+    scientific notation, so that a learning rate of 0.0001 reads `1e-04` instead of `0.0001` and one
+    of 0.00001 never reads `0.0000`. A text is returned in one line.
+    """
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, int):
+        return f"{value:,d}"
+    if not math.isfinite(value):
+        return f"{value:g}"
+    if not value:  # also -0.0
+        return "0"
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    if exponent < -3 or exponent >= 12:
+        mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
+        return f"{_without_zeros(mantissa)}e{power}"
+    return _without_zeros(f"{value:,.{max(0, digits - 1 - exponent)}f}")
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as `0:59`, `1:01` or `1:02:03`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def one_line(text: str) -> str:
+    """Return the text without line breaks and control characters."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def shortened(text: str, width: int) -> str:
+    """Return the text in at most `width` characters; the end of a longer one is replaced by `…`."""
+    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+
+
+def _without_zeros(number: str) -> str:
+    return number.rstrip("0").rstrip(".") if "." in number else number
