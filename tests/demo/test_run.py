@@ -1,7 +1,10 @@
 """The demo's runs: what may be chosen anew when one goes on."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,7 @@ pytest.importorskip("openai")
 pytest.importorskip("matplotlib")
 
 from leyden.cli.demo import demo
-from leyden.demo.run import DemoOptions, run_demo, set_steps, start_run
+from leyden.demo.run import DemoOptions, set_steps, start_run
 from leyden.errors import ConfigError
 from leyden.loop import CsvWriter, MetricsRow
 
@@ -40,13 +43,25 @@ def test_other_choices_of_a_resumed_run_are_refused(tmp_path: Path) -> None:
         demo(seed=1, games=3, steps=60, resume=tmp_path)
 
 
+def demo_program(*arguments: str) -> tuple[dict[str, Any], str]:
+    """Run `leyden demo`; return its figures, and what it wrote to standard error."""
+    command = [sys.executable, "-m", "leyden", "demo", "--json", "figures.json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(Path("figures.json").read_text()), done.stderr
+
+
 @pytest.mark.slow
-def test_a_finished_demo_goes_on_with_more_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    start_run(tmp_path / "run", DemoOptions(steps=1, games=10))
-    first, _ = run_demo(tmp_path / "run")
-    assert not [record for record in caplog.records if record.levelname == "WARNING"], "it starts without a warning"
-    set_steps(tmp_path / "run", 2)
-    second, _ = run_demo(tmp_path / "run")
-    assert (first.rollouts, second.rollouts) == (120, 240)
-    assert second.rewards[:1] == first.rewards and len(second.rewards) == 2
-    assert second.success_before == first.success_before
+@pytest.mark.timeout(300)
+def test_a_finished_demo_goes_on_with_more_steps_and_neither_begins_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, said = demo_program("--run-dir", "run", "--steps", "1", "--games", "10")
+    assert "WARNING" not in said
+    assert "iteration 1/1" in said
+    second, said = demo_program("--resume", "run", "--steps", "2")
+    assert "blocks the event loop" not in said
+    assert (first["rollouts"], second["rollouts"]) == (120, 240)
+    assert second["rewards"][:1] == first["rewards"] and len(second["rewards"]) == 2
+    assert second["success_before"] == first["success_before"]
