@@ -47,8 +47,10 @@ SYSTEM_PROMPTS = (
 )
 QUESTIONS = (
     "What is the weather in {city}?",
-    "\nCurrent Task: What is the weather in {city}?\n\nThis is the expected criteria for your final answer: One "
-    "sentence.\nyou MUST return the actual complete content as the final answer, not a summary.",
+    (
+        "\nCurrent Task: What is the weather in {city}?\n\nThis is the expected criteria for your final answer: One "
+        "sentence.\nyou MUST return the actual complete content as the final answer, not a summary."
+    ),
 )
 
 Json = dict[str, Any]

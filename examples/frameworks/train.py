@@ -2,9 +2,9 @@
 
     python examples/frameworks/train.py openai         # one of the modules here, by the first word of its name
 
-The agent believes that it calls OpenAI or Anthropic. Its calls go through the gateway to a tiny model, which runs and learns in a
-process of its own. That model often asks the tool about the wrong city. The reward is 1 if the agent's answer contains the weather of
-the city in the question. The command runs on two CPU cores, and needs no key and no network.
+The agent calls OpenAI or Anthropic. Its calls go through the gateway to a tiny model, which runs and learns in a
+process of its own. At first that model often asks the tool about the wrong city. The reward is 1 if the agent's answer
+has the weather of the city in the question. The command needs two CPU cores, no key and no network.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import argparse
 import asyncio
 import importlib
 import json
-import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import leyden as ly
 from leyden.adapter import model_calls
-from leyden.trainer.run_directory import store_path
+from leyden.runs.folder import store_path
 
 HERE = Path(__file__).parent
 WEIGHTS = HERE / "weights"
@@ -31,30 +31,33 @@ CITIES = (
     *("Paris", "Lima", "Oslo", "Cairo", "Tokyo", "Rome", "Delhi", "Quito"),
     *("Accra", "Sofia", "Hanoi", "Perth", "Turin", "Bergen", "Dakar", "Minsk"),
 )
-"""Cities that the tiny model knows; its tokenizer has short names for them."""
-STEPS = 12
+"""Cities that the tiny model knows."""
+STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the agent did on the validation tasks, as shares of its rollouts."""
+    """Shares of the validation rollouts."""
 
     reward: float
+    """The mean reward."""
     right_calls: float
     """The first model call asked the tool about the city of the question."""
 
 
-def train(agent: ly.LitAgent, model: str, run_dir: Path, *, steps: int, seed: int, repeats: int) -> ly.RunSummary:
-    """Train `agent`, which calls its model `model`, and validate it on each city `repeats` times before and after."""
-    backend = ly.IsolatedBackend(WEIGHTS, model_name=model, seed=seed, device="cpu", max_length=512)
+def train(agent: ly.LitAgent[Any], model: str, run_dir: Path | None, *, steps: int, seed: int, repeats: int) -> Path:
+    """Train `agent`, which calls its model `model`, and return the run's folder.
+
+    Each city is asked about `repeats` times before training, and as often after it.
+    """
     algorithm = ly.PolicyGradient(
-        backend,
+        ly.IsolatedBackend(WEIGHTS, model_name=model, seed=seed, device="cpu", max_length=512),
         n_steps=steps,
-        tasks_per_step=8,
+        tasks_per_step=len(CITIES),
         rollouts_per_task=8,
-        minibatch_size=16,
+        minibatch_size=32,
         epochs=2,
-        optim=ly.OptimParams(learning_rate=1e-3),
+        optim=ly.OptimParams(learning_rate=1e-3, betas=(0.9, 0.95)),
         timeout_seconds=120.0,
         val_every_n_steps=steps,
         validate_first=True,
@@ -62,35 +65,39 @@ def train(agent: ly.LitAgent, model: str, run_dir: Path, *, steps: int, seed: in
     )
     tasks = [{"city": city} for city in CITIES]
     trainer = ly.Trainer(algorithm=algorithm, concurrency=64, run_dir=run_dir)
-    return trainer.fit(agent, tasks, val_dataset=tasks * repeats)
+    summary = trainer.fit(agent, tasks, val_dataset=tasks * repeats)
+    assert summary.run_dir is not None  # `fit` always keeps its run
+    return summary.run_dir
 
 
-async def measured(run_dir: Path) -> list[Measured]:
-    """What each validation of the run found, in order."""
+async def measure(run_dir: Path) -> list[Measured]:
+    """Return what each validation of the run found, in order."""
     async with ly.SqliteLightningStore(store_path(run_dir)) as store:
         rollouts = await store.query_rollouts(mode_in=["val"])
         spans_of = await store.query_spans_of([rollout.rollout_id for rollout in rollouts])
-    steps = sorted({rollout.metadata["step"] for rollout in rollouts})
-    found: list[Measured] = []
-    for step in steps:
-        spans = [
-            (rollout.input["city"], spans_of[rollout.rollout_id])
-            for rollout in rollouts
-            if rollout.metadata["step"] == step
-        ]
-        rewards = [ly.find_final_reward(each) or 0.0 for _, each in spans]
-        right = [first_city(each) == city for city, each in spans]
-        found.append(Measured(sum(rewards) / len(spans), sum(right) / len(spans)))
-    return found
+    validations: dict[int, list[ly.Rollout]] = {}
+    for rollout in rollouts:
+        validations.setdefault(rollout.metadata["step"], []).append(rollout)
+    return [
+        Measured(
+            reward=_mean([ly.find_final_reward(spans_of[rollout.rollout_id]) or 0.0 for rollout in validation]),
+            right_calls=_mean(
+                [first_city(spans_of[rollout.rollout_id]) == rollout.input["city"] for rollout in validation]
+            ),
+        )
+        for _, validation in sorted(validations.items())
+    ]
 
 
 def first_city(spans: Sequence[ly.Span]) -> str | None:
-    """The city that the first model call of a rollout asked the tool about; None if it called nothing."""
+    """Return the city that the first model call of a rollout asked the tool about; None if it called no tool."""
     calls = model_calls(spans)
-    if not calls:
-        return None
-    requested = calls[0].output_messages[0].get("tool_calls") or []
+    requested = calls[0].output_messages[0].get("tool_calls") if calls else None
     return json.loads(requested[0]["function"]["arguments"]).get("city") if requested else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -98,27 +105,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = sorted(path.stem.removesuffix("_agent") for path in HERE.glob("*_agent.py"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("framework", choices=names)
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of 128 rollouts each (default: {STEPS})")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=8, help="rollouts of each city, before and after (default: 8)")
     parser.add_argument("--run-dir", type=Path, help="where to keep the run; a new folder under .leyden/ by default")
     given = parser.parse_args(argv)
 
     for variable in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
-        os.environ.setdefault(variable, "unused")  # the SDKs demand a key; the gateway sends its own
+        os.environ.setdefault(variable, "unused")  # the SDKs demand one; the gateway does not pass it on
     sys.path.insert(0, str(HERE))
     module = importlib.import_module(f"{given.framework}_agent")
-    run_dir = given.run_dir or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-{given.framework}"
     started = time.monotonic()
-    train(module.agent, module.MODEL, run_dir, steps=given.steps, seed=given.seed, repeats=given.repeats)
-    seconds = time.monotonic() - started
-    before, after = asyncio.run(measured(run_dir))
-    print(
-        f"{given.framework}: reward {before.reward:.2f} before, {after.reward:.2f} after; tool called with the right city "
-        f"{before.right_calls:.0%} before, {after.right_calls:.0%} after; {seconds:.0f} s"
+    run_dir = train(
+        module.agent, module.MODEL, given.run_dir, steps=given.steps, seed=given.seed, repeats=given.repeats
     )
+    seconds = time.monotonic() - started
+    before, *_, after = asyncio.run(measure(run_dir))
+    print(f"reward: {before.reward:.2f} before, {after.reward:.2f} after, {seconds:.0f} s")
+    print(f"rollouts whose first call has the right city: {before.right_calls:.0%} before, {after.right_calls:.0%} after")
+    print(f"run: {run_dir}")
 
 
 if __name__ == "__main__":
-    logging.captureWarnings(True)
     main()

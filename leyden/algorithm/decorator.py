@@ -37,14 +37,19 @@ class FunctionalAlgorithm(Algorithm):
         self.resumable = "run" in self._parameters
         functools.update_wrapper(self, function)
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The decorated function."""
+        return self._function
+
     def is_async(self) -> bool:
         """Whether the function is a coroutine function."""
         return inspect.iscoroutinefunction(self._function)
 
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
-    ) -> Awaitable[None] | None:
-        """Call the function. Raises TypeError for a data set that was given but that the function does not name."""
+    ) -> Awaitable[Any] | Any:
+        """Call the function, and return its result. Raises TypeError for a data set that was given but that the function does not name."""
         given = dict(zip(_DATASETS, (train_dataset, val_dataset), strict=True))
         for name, dataset in given.items():
             if dataset is not None and name not in self._parameters:

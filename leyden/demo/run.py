@@ -29,9 +29,9 @@ from leyden.engine import IsolatedBackend, OptimParams
 from leyden.errors import ConfigError
 from leyden.gateway import LLMProxy
 from leyden.loop import CsvWriter, ProgressBar
+from leyden.runs.folder import MANIFEST, store_path
 from leyden.store import SqliteLightningStore
 from leyden.trainer import RunSummary, Trainer
-from leyden.trainer.run_directory import MANIFEST, store_path
 from leyden.types import Rollout, Span, find_final_reward
 from leyden.utils.atomic import private_directory, write_file
 

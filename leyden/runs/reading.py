@@ -15,17 +15,17 @@ from typing import Any, cast
 
 from leyden.errors import ConfigError
 from leyden.loop import MetricsRow, Stage
-from leyden.runs.figures import RunFigures, figures_of
+from leyden.runs.figures import RunFigures, figures_of, in_order
 from leyden.runs.folder import FAILURES, LOG, MANIFEST, METRICS, RUNS, RunState, read_manifest, store_path
 from leyden.store import LightningStore, open_store
 from leyden.types.run import RunRecord
 
-__all__ = ["Failure", "RecordedRun", "RunState", "list_runs", "open_run", "read_rows"]
+__all__ = ["Failure", "RecordedRun", "RunState", "list_runs", "open_run", "read_failures", "read_rows"]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A rollout that failed, or an attempt that failed and was repeated."""
+    """A rollout that failed."""
 
     rollout_id: str
     attempt_id: str | None
@@ -107,7 +107,7 @@ class _FolderRun(RecordedRun):
         return [row for row in read_rows(self.directory / METRICS) if stage in (None, row.stage)]
 
     def failures(self) -> list[Failure]:
-        return [Failure(**line) for line in _lines(self.directory / FAILURES)]
+        return read_failures(self.directory / FAILURES)
 
     def open_store(self) -> LightningStore:
         recorded = self.record.config.get("store")
@@ -171,12 +171,17 @@ def _offer(runs: Iterable[RecordedRun]) -> str:
 
 def read_rows(path: Path) -> list[MetricsRow]:
     """Return the rows of a `metrics.jsonl` in the order of the run. Of two rows of one stage and iteration, the later one counts."""
-    rows: dict[tuple[int, str], MetricsRow] = {}
+    rows: list[MetricsRow] = []
     for line in _lines(path):
         iteration, stage, seconds = line.pop("iteration"), line.pop("stage"), line.pop("seconds")
         metrics = {name: float("nan") if value is None else value for name, value in line.items()}
-        rows[iteration, stage] = MetricsRow(iteration, stage, seconds, metrics)
-    return sorted(rows.values(), key=lambda row: (row.iteration, row.stage != "train"))
+        rows.append(MetricsRow(iteration, stage, seconds, metrics))
+    return in_order(rows)
+
+
+def read_failures(path: Path) -> list[Failure]:
+    """Return the lines of a `failures.jsonl`."""
+    return [Failure(**line) for line in _lines(path)]
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
