@@ -6,8 +6,9 @@ Pure functions from data to text or HTML. They print nothing, and know no traine
 from __future__ import annotations
 
 import math
+import os
 import shlex
-import shutil
+import sys
 import textwrap
 from collections.abc import Mapping
 from html import escape
@@ -28,6 +29,18 @@ _CURVE_COLUMNS = 40
 _SHOWN_REASONS = 5
 _REASON_CHARACTERS = 300
 _RUNS = Path(".leyden")
+_WIDTH = 120
+"""Columns where there is no terminal."""
+
+
+def _terminal_width() -> int:
+    chosen = os.environ.get("COLUMNS", "")
+    if chosen.isdecimal() and int(chosen) > 0:
+        return int(chosen)
+    try:
+        return os.get_terminal_size(sys.__stderr__.fileno()).columns or _WIDTH if sys.__stderr__ else _WIDTH
+    except (OSError, ValueError):
+        return _WIDTH
 
 
 # ---- the first line ----------------------------------------------------------------------------------
@@ -41,9 +54,9 @@ def first_line(run: Run, config: Mapping[str, Any], *, width: int | None = None)
     would be wider than `width`.
 
     config: the configuration in the run's `run.json`.
-    width: None: the terminal's width.
+    width: None: the width of the terminal that standard error is; 120 if it is none.
     """
-    width = width or shutil.get_terminal_size().columns
+    width = width or _terminal_width()
     algorithm, model = _mapping(config.get("algorithm")), _mapping(config.get("model"))
     name = "run" if run.directory is None else f"run {run.directory.name}"
     learner = str(algorithm.get("name") or "").rpartition(".")[2]
@@ -97,9 +110,10 @@ def closing_summary(summary: RunSummary, width: int | None = None) -> str:
     They say how it ended, its rollouts and why some failed, its reward with a small curve, and where
     everything is.
 
-    width: columns; paths and commands are never broken. None: the terminal's width.
+    width: columns; paths and commands are never broken. None: the width of the terminal that standard
+        error is; 120 if it is none.
     """
-    width = width or shutil.get_terminal_size().columns
+    width = width or _terminal_width()
     lines: list[str] = []
     if summary.seconds:
         lines.append(f"{_state(summary)} in {duration(summary.seconds)}")
