@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -465,9 +464,9 @@ class Trainer:
 
     def _report(self, summary: RunSummary) -> None:
         """Show how the run has ended."""
-        logger.info("run %s: done\n%s", summary.run_id, summary)
+        logger.log(logging.DEBUG if self.progress else logging.INFO, "run %s: done\n%s", summary.run_id, summary)
         if self.progress:
-            _show(closing_summary(summary, shutil.get_terminal_size().columns))
+            _show(closing_summary(summary))
         elif summary.stopped is not None:
             logger.warning("the run ended before its algorithm did\n%s", summary)
         elif summary.failures:
