@@ -120,9 +120,17 @@ def _braille(series: Series, frame: _Frame, columns: int, height: int) -> list[s
 def _marks(series: Sequence[Series], frame: _Frame, columns: int, height: int) -> list[str]:
     cells = [[" "] * columns for _ in range(height)]
     for number, each in reversed(list(enumerate(series))):  # the first series is drawn last, above the others
-        for iteration, value in zip(each.iterations, each.values, strict=True):
-            row = height - 1 - round(frame.up(value) * (height - 1))
-            cells[row][round(frame.across(iteration) * (columns - 1))] = _marker(number)
+        points = [
+            (frame.across(iteration) * (columns - 1), (1 - frame.up(value)) * (height - 1))
+            for iteration, value in zip(each.iterations, each.values, strict=True)
+        ]
+        for (x, y), (next_x, next_y) in itertools.pairwise(points):
+            for column in range(round(x) + 1, round(next_x)):
+                row = round(_at(y, next_y, (column - x) / (next_x - x)))
+                if cells[row][column] == " ":
+                    cells[row][column] = "·"
+        for x, y in points:
+            cells[round(y)][round(x)] = _marker(number)
     return ["".join(row) for row in cells]
 
 
