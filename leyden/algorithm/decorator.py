@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from leyden.algorithm.base import Algorithm, Dataset
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, InvalidArgument
 
 __all__ = ["FunctionalAlgorithm", "algo"]
 
@@ -49,11 +49,15 @@ class FunctionalAlgorithm(Algorithm):
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> Awaitable[Any] | Any:
-        """Call the function, and return its result. Raises TypeError for a data set that was given but that the function does not name."""
+        """Call the function, and return its result.
+
+        Raise InvalidArgument (a TypeError) for a data set that was given but that the function does
+        not name.
+        """
         given = dict(zip(_DATASETS, (train_dataset, val_dataset), strict=True))
         for name, dataset in given.items():
             if dataset is not None and name not in self._parameters:
-                raise TypeError(
+                raise InvalidArgument(
                     f"{name} was given, but algorithm {self._function.__qualname__!r} does not accept it; "
                     f"add a keyword parameter {name!r} to the function, or do not pass the data set"
                 )

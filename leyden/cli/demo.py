@@ -50,7 +50,36 @@ def demo(
       leyden demo --resume .leyden/20261121-101500-demo-ab12
       leyden demo --resume .leyden/20261121-101500-demo-ab12 --steps 60
     """
+    from rich.console import Console
+
+    from leyden.utils.logs import setup_logging
+
     _require_demo_packages()
+    setup_logging("WARNING")
+    given = {"seed": seed, "steps": steps, "games": games, "deterministic": deterministic or None}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    fixed = [*(name for name in chosen if name != "steps"), *(["run-dir"] if run_dir else [])]
+    if resume is not None and fixed:
+        names = ", ".join(f"--{name}" for name in fixed)
+        raise ConfigError(f"a resumed run goes on as it was started; leave {names} out (--steps may change)")
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise ConfigError(f"--json {json_file}: the folder {json_file.absolute().parent} does not exist")
+    console = Console()
+    console.print(
+        "A language model learns to guess a number from 0 to 9 in four turns. "
+        "It is measured on games before and after training.",
+        highlight=False,
+    )
+    directory = resume or run_dir or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-demo-{secrets.token_hex(2)}"
+    _line(console, "run", str(directory))
+    _line(console, "starting", "the model, the gateway and the store")
+    _train_and_show(console, directory, resume=resume is not None, chosen=chosen, json_file=json_file)
+
+
+def _train_and_show(
+    console: Console, directory: Path, *, resume: bool, chosen: dict[str, Any], json_file: Path | None
+) -> None:
+    """Train, then show the figures and a game from before and after. The imports take seconds, so they come after the first lines."""
     import asyncio
 
     from rich.columns import Columns
@@ -68,31 +97,12 @@ def demo(
     )
     from leyden.runs.display import sparkline
     from leyden.utils.figures import duration
-    from leyden.utils.logs import setup_logging
 
-    setup_logging("WARNING")
-    console = Console()
-    given = {"seed": seed, "steps": steps, "games": games, "deterministic": deterministic or None}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    fixed = [*(name for name in chosen if name != "steps"), *(["run-dir"] if run_dir else [])]
-    if resume is not None and fixed:
-        names = ", ".join(f"--{name}" for name in fixed)
-        raise ConfigError(f"a resumed run goes on as it was started; leave {names} out (--steps may change)")
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise ConfigError(f"--json {json_file}: the folder {json_file.absolute().parent} does not exist")
-    directory = resume or run_dir or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-demo-{secrets.token_hex(2)}"
-    if resume is None:
+    if not resume:
         start_run(directory, DemoOptions(**chosen))
-    elif steps is not None:
-        set_steps(directory, steps)
+    elif "steps" in chosen:
+        set_steps(directory, chosen["steps"])
     how_to_go_on = f"Continue with: leyden demo --resume {directory}"
-    console.print(
-        "A language model learns to guess a number from 0 to 9 in four turns. "
-        "It is measured on games before and after training.",
-        highlight=False,
-    )
-    _line(console, "run", str(directory))
-    _line(console, "starting", "the model in a process of its own, the gateway, the store")
     try:
         result, summary = run_demo(directory)
     except RunInterrupted:

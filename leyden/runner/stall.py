@@ -6,8 +6,6 @@ nor stores.
 
 from __future__ import annotations
 
-import os
-import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
+from leyden.utils.frames import is_users_file
 from leyden.utils.throttle import Throttle, first_on_this_machine
 
 __all__ = ["Position", "Reason", "ThreadTimes", "is_worth_a_warning", "place", "reason", "reports"]
@@ -31,10 +30,6 @@ _WAKES_PER_SECOND = 25
 """A thread that wakes more often, and uses little CPU, waits for Python's lock."""
 _SHOWN_FRAMES = 20
 _IMPORTLIB = "<frozen importlib"
-_LEYDEN = Path(__file__).parents[1]
-_LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_OWN = tuple(f"{_LEYDEN}{os.sep}{name}{os.sep}" for name in ("demo", "testing"))
-"""Leyden's own agents."""
 
 reports = Throttle()
 """Of this process: one line a minute for each kind of stall."""
@@ -104,7 +99,7 @@ def reason(then: ThreadTimes, now: ThreadTimes, *, importing: bool) -> Reason:
 
 def place(frames: Sequence[traceback.FrameSummary]) -> str:
     """Return the user's innermost line, as `file:line in function`; without one, the innermost."""
-    theirs = (frame for frame in reversed(frames) if _is_the_users(frame.filename))
+    theirs = (frame for frame in reversed(frames) if is_users_file(frame.filename))
     frame = next(theirs, frames[-1])
     path = Path(frame.filename)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
@@ -116,9 +111,3 @@ def is_worth_a_warning(why: Reason, seconds: float) -> bool:
     if why == "importing" or (why != "blocked" and seconds < _SHORTAGE_SECONDS):
         return False
     return reports.admits(why) and (why != "no_cpu" or first_on_this_machine("short-of-cpu", reports.seconds))
-
-
-def _is_the_users(filename: str) -> bool:
-    if filename.startswith(("<frozen", *_LIBRARIES)):
-        return False
-    return not filename.startswith(f"{_LEYDEN}{os.sep}") or filename.startswith(_OWN)

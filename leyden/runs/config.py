@@ -120,7 +120,7 @@ def describe_model(model: Any) -> dict[str, Any]:
         return {"name": import_path(model), "digest": None}
     folder = Path(model)
     if not folder.is_dir():
-        return {"name": str(model), "digest": None}
+        return {"name": redact(str(model)), "digest": None}
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.is_file():

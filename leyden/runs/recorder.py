@@ -21,11 +21,11 @@ from leyden.errors import ConfigError, LeydenError
 from leyden.loop import Callback, LogWriter, Metrics, MetricsRow, Stage, TrainLoop, Vessel
 from leyden.loop.metrics import Row
 from leyden.runs.folder import HEARTBEAT_SECONDS, Manifest
-from leyden.runs.reading import Failure
+from leyden.runs.reading import failure_of
 from leyden.runs.recording import FolderRecorder, note_end
 from leyden.runs.reported_loop import ReportedLoop
 from leyden.store.base import LightningStore
-from leyden.types import AttemptedRollout, Rollout, failure_reason
+from leyden.types import Rollout
 from leyden.types.run import MetricPoint, RunRecord, RunStatus
 
 __all__ = ["RunRecorder"]
@@ -124,11 +124,11 @@ class RunRecorder:
             raise ConfigError(
                 "Run.report is for algorithms that own their loop; an IterativeAlgorithm returns its metrics from step and validate"
             )
-        loop = self._reporting_loop()
         if self._cut_at_first_report:
             self._cut_at_first_report = False
             if iteration is not None:
-                self._cut(after_iteration=iteration)
+                self._cut(after_iteration=iteration - (stage == "train"))
+        loop = self._reporting_loop()
         loop.report(metrics, stage=stage, iteration=iteration)
 
     def progress(self, done: int, total: int, **counts: float) -> None:
@@ -151,7 +151,7 @@ class RunRecorder:
                     started_at=self._began_at,
                     callbacks=callbacks,
                     writers=(_RowWriter(self), *self._writers),
-                    earlier=list(self._rows),
+                    earlier=lambda: list(self._rows),
                 )
                 self._reported.begin()
             return self._reported
@@ -219,27 +219,13 @@ class RunRecorder:
                 if len(page) < _FAILURES_AT_A_TIME or (page[-1].end_time or 0.0) < self._failures_until:
                     break
             new = [rollout for rollout in reversed(found) if self._is_new(rollout)]
-            self._folder.add_failures(map(_failure, new))
+            self._folder.add_failures(map(failure_of, new))
             self._recorded.update(rollout.rollout_id for rollout in new)
             self._failures_until = max((rollout.end_time or 0.0 for rollout in new), default=self._failures_until)
 
     def _is_new(self, rollout: Rollout) -> bool:
         ours = rollout.run_id == self.manifest.record.run_id
         return ours and rollout.rollout_id not in self._recorded
-
-
-def _failure(rollout: Rollout) -> Failure:
-    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
-    step = rollout.metadata.get("step")
-    return Failure(
-        rollout_id=rollout.rollout_id,
-        attempt_id=None if attempt is None else attempt.attempt_id,
-        reason_kind=None if attempt is None else attempt.metadata.get("reason_kind", attempt.status),
-        reason=failure_reason(rollout),
-        time=rollout.end_time or time.time(),
-        mode=rollout.mode,
-        iteration=step + (rollout.mode == "train") if isinstance(step, int) else None,
-    )
 
 
 class _Mirror:

@@ -73,7 +73,11 @@ class FolderRecorder:
 
     def add_row(self, row: MetricsRow) -> None:
         """Append a row; one that has its stage and iteration already takes its place when the file is read."""
-        _append(self._metrics, row.flat())
+        if self._ended.is_set():
+            with _appending(self.directory / METRICS) as file:
+                _append(file, row.flat())
+        else:
+            _append(self._metrics, row.flat())
 
     def cut_rows(self, *, after_iteration: int) -> None:
         """Remove the rows of later iterations, because the run goes on at a checkpoint."""

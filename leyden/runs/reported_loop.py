@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from leyden.errors import ConfigError
@@ -21,8 +21,8 @@ class ReportedLoop(TrainLoop):
 
     started_at: when the algorithm began (`time.monotonic()`).
     callbacks: their hooks must be synchronous.
-    earlier: the rows of earlier processes of the run. The writers that keep a file are given them
-        again, because a new file replaces the old one.
+    earlier: returns the rows of earlier processes of the run, when the first row is reported. The
+        writers that keep a file are given them again, because a new file replaces the old one.
     """
 
     def __init__(
@@ -31,27 +31,24 @@ class ReportedLoop(TrainLoop):
         started_at: float,
         callbacks: Sequence[Callback] = (),
         writers: Sequence[LogWriter] = (),
-        earlier: Sequence[MetricsRow] = (),
+        earlier: Callable[[], Sequence[MetricsRow]] = tuple,
     ) -> None:
         super().__init__(max_iters=None, callbacks=callbacks, writers=writers)
         self._reporting = threading.Lock()
-        self._earlier = list(earlier)
+        self._earlier = earlier
         self._began_at = started_at
-        self._trained = max((row.iteration for row in earlier if row.stage == "train"), default=0)
+        self._trained = 0
         """The last iteration of which a training stage was reported."""
+        self._writers_are_open = False
         self._ends_later = False
         """The end of the current iteration has not been shown yet."""
 
     def begin(self) -> None:
-        """Open the writers and begin to show progress."""
+        """Begin to show progress."""
         self._started_at = self._began_at
-        for writer in self.writers:
-            writer.open()
-            if getattr(writer, "path", None) is not None and writer.row_kind == "stage":
-                for row in self._earlier:
-                    writer.write(row)
-        self.current_iter = self._trained
-        self._seconds_before = max((row.seconds for row in self._earlier), default=0.0)
+        rows = self._earlier()
+        self.current_iter = self._trained = max((row.iteration for row in rows if row.stage == "train"), default=0)
+        self._seconds_before = max((row.seconds for row in rows), default=0.0)
         self._hook("on_fit_start")
 
     def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
@@ -66,6 +63,7 @@ class ReportedLoop(TrainLoop):
                 self.initialize_iter()
             self._ends_later = False
             self.current_iter, self.current_stage = iteration, stage
+            self._open_writers()
             self._write(stage, metrics, "Run.report")
             self._stage_started_at = time.monotonic()
             self._hook({"train": "on_train_end", "val": "on_validate_end", "test": "on_test_end"}[stage])
@@ -85,8 +83,19 @@ class ReportedLoop(TrainLoop):
             else:
                 for callback in self.callbacks:
                     callback.on_exception(self, cast(Any, None), error)
-            for writer in self.writers:
-                writer.close()
+            if self._writers_are_open:
+                for writer in self.writers:
+                    writer.close()
+
+    def _open_writers(self) -> None:
+        if self._writers_are_open:
+            return
+        self._writers_are_open = True
+        for writer in self.writers:
+            writer.open()
+            if getattr(writer, "path", None) is not None and writer.row_kind == "stage":
+                for row in self._earlier():
+                    writer.write(row)
 
     def _end_iteration(self) -> None:
         """End an iteration without a training stage."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from leyden.adapter import TraceAdapter, TraceToTriplet
 from leyden.algorithm import Algorithm, Baseline, Dataset, FastAlgorithm, IterativeAlgorithm, Run
-from leyden.errors import ConfigError, RunInterrupted, StoreError
+from leyden.errors import ConfigError, InvalidArgument, RunInterrupted, StoreError
 from leyden.execution import Elsewhere, ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.base import RunsAgain
 from leyden.execution.events import StopSignal
@@ -41,6 +41,7 @@ from leyden.runs.summary import count_rollouts
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, Sweeper, open_store
 from leyden.tracer import OtelTracer, Tracer
 from leyden.trainer.blocking import run_blocking, run_for_debugging
+from leyden.trainer.boundary import short_errors
 from leyden.trainer.checks import (
     check_dataset,
     checked_callbacks,
@@ -72,7 +73,7 @@ from leyden.types.run import current_run_id
 from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback
-from leyden.utils.logs import notice
+from leyden.utils.logs import notice, setup_logging_if_asked
 from leyden.utils.text import describe_error
 
 __all__ = ["Trainer"]
@@ -131,6 +132,7 @@ class Trainer:
         its own options.
     """
 
+    @short_errors
     def __init__(
         self,
         *,
@@ -230,6 +232,7 @@ class Trainer:
     def _given_store(self) -> LightningStore | None:
         return self._store_spec if isinstance(self._store_spec, LightningStore) else None
 
+    @short_errors
     def fit(
         self,
         agent: LitAgent[Any],
@@ -254,6 +257,7 @@ class Trainer:
             except KeyboardInterrupt:
                 raise RunInterrupted(_how_to_resume(begun.run.directory)) from None
 
+    @short_errors
     async def afit(
         self,
         agent: LitAgent[Any],
@@ -268,6 +272,7 @@ class Trainer:
             begun = self._begin(algorithm, train_dataset, val_dataset, resume=resume, dev=self._dev)
             return await self._execute(agent, algorithm, begun, train_dataset, val_dataset)
 
+    @short_errors
     def dev(
         self, agent: LitAgent[Any], train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> RunSummary:
@@ -278,7 +283,7 @@ class Trainer:
         strategy; one rollout at a time, without time limits. An agent's error is logged with its
         traceback. Ctrl-C, and the debugger's "quit", end the run.
         Under a running event loop (a notebook), async agents run in another thread.
-        The algorithm must be a FastAlgorithm; `Baseline()` when there is none. Raises TypeError for another one.
+        The algorithm must be a FastAlgorithm; `Baseline()` when there is none. Raises InvalidArgument (a TypeError) for another one.
         """
         algorithm = self._checked(agent, self._what_learns(dev=True), train_dataset, val_dataset)
         with exclusively(self, algorithm, self.strategy, self.runner), for_debugging(self) as lent:
@@ -292,7 +297,7 @@ class Trainer:
             return self.algorithm
         algorithm = self.algorithm or Baseline()
         if not isinstance(algorithm, FastAlgorithm):
-            raise TypeError(
+            raise InvalidArgument(
                 f"dev() needs a FastAlgorithm (Baseline is one), not {type(algorithm).__name__}; use fit() to train, without dev=True"
             )
         return algorithm
@@ -305,6 +310,7 @@ class Trainer:
         val_dataset: Dataset[Any] | None,
     ) -> Algorithm | None:
         """Everything that can be known to be wrong before anything starts."""
+        setup_logging_if_asked()
         self.strategy.check()
         keeps_checkpoints = self._store_spec is None or self.run_dir is not None
         check_restarts(self.max_algorithm_restarts, algorithm, keeps_checkpoints=keeps_checkpoints)
