@@ -16,6 +16,7 @@ __all__ = [
     "EngineError",
     "GatewayError",
     "IllegalTransition",
+    "InvalidArgument",
     "InvalidEmission",
     "InvalidMetrics",
     "InvalidReturn",
@@ -50,6 +51,10 @@ class LeydenError(Exception):
 
 class ConfigError(LeydenError, ValueError):
     """An option, a component's name or a signature is wrong; nothing has been started."""
+
+
+class InvalidArgument(ConfigError, TypeError):
+    """A function or class was called with an argument that it does not take, or with one of the wrong kind."""
 
 
 class MissingResource(LeydenError, LookupError):

@@ -23,7 +23,7 @@ from typing import Any
 
 import leyden as ly
 from leyden.adapter import model_calls
-from leyden.trainer.run_directory import store_path
+from leyden.runs.folder import store_path
 
 HERE = Path(__file__).parent
 WEIGHTS = HERE / "weights"

@@ -13,6 +13,7 @@ from leyden.errors import ConfigError
 from leyden.runs import Run
 from leyden.store.base import LightningStore
 from leyden.types import NamedResources
+from leyden.utils.arguments import KeepsArguments
 from leyden.utils.latch import Latch
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ Dataset = Sequence[T]
 """Tasks: anything with a length and items (a list, a Hugging Face data set)."""
 
 
-class Algorithm(ABC):
+class Algorithm(KeepsArguments, ABC):
     """Override `run`, sync or async. The trainer calls the setters first; the getters raise ConfigError for what was not set."""
 
     uses_gateway: bool = False
@@ -51,8 +52,11 @@ class Algorithm(ABC):
     @abstractmethod
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
-    ) -> Awaitable[None] | None:
-        """Do all of the work. Both data sets are optional; an algorithm that needs one says so with a ConfigError."""
+    ) -> Awaitable[Any] | Any:
+        """Do all of the work, and return any result: `RunSummary.result` has it.
+
+        Both data sets are optional; raise ConfigError for one that is needed and missing.
+        """
 
     def is_async(self) -> bool:
         """Whether `run` is a coroutine function."""
@@ -63,6 +67,10 @@ class Algorithm(ABC):
 
         The trainer refuses at once an agent that needs something else.
         """
+        return None
+
+    def trained_model(self) -> Any:
+        """Return the model that is trained, for the record of the run: a folder, a hub name or an object; None: no model."""
         return None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from leyden.algorithm.base import Algorithm, Dataset
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, InvalidArgument
 
 __all__ = ["FunctionalAlgorithm", "algo"]
 
@@ -37,18 +37,27 @@ class FunctionalAlgorithm(Algorithm):
         self.resumable = "run" in self._parameters
         functools.update_wrapper(self, function)
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The decorated function."""
+        return self._function
+
     def is_async(self) -> bool:
         """Whether the function is a coroutine function."""
         return inspect.iscoroutinefunction(self._function)
 
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
-    ) -> Awaitable[None] | None:
-        """Call the function. Raises TypeError for a data set that was given but that the function does not name."""
+    ) -> Awaitable[Any] | Any:
+        """Call the function, and return its result.
+
+        Raise InvalidArgument (a TypeError) for a data set that was given but that the function does
+        not name.
+        """
         given = dict(zip(_DATASETS, (train_dataset, val_dataset), strict=True))
         for name, dataset in given.items():
             if dataset is not None and name not in self._parameters:
-                raise TypeError(
+                raise InvalidArgument(
                     f"{name} was given, but algorithm {self._function.__qualname__!r} does not accept it; "
                     f"add a keyword parameter {name!r} to the function, or do not pass the data set"
                 )

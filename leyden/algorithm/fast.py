@@ -6,10 +6,12 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from leyden.algorithm.base import Algorithm, Dataset, Run
 from leyden.errors import ConfigError
+from leyden.loop import Metrics, Stage
 from leyden.types import EnqueueRolloutRequest, NamedResources, Rollout, RolloutMode, Span, find_final_reward
 from leyden.utils import ids
 from leyden.utils.text import as_json
@@ -17,13 +19,44 @@ from leyden.utils.text import as_json
 __all__ = ["Baseline", "FastAlgorithm"]
 
 logger = logging.getLogger(__name__)
+details = logging.getLogger(f"{__name__}.details")
+"""Takes the spans of each rollout, which are too many for the log of a run."""
 
 _AT_LEAST = 128
 """Rollouts enqueued at a time if the runners are few or unknown."""
 _LET_GO = 100
 """Rollouts that have been reported are let go together, when there are so many."""
 
+_STAGES: tuple[Stage, ...] = ("val", "train")
+"""In the order in which an epoch reports them: a train row ends the iteration."""
 SpanVerbosity = Literal["none", "keys", "key_values"]
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Finished rollouts of one mode in one epoch."""
+
+    rollouts: int = 0
+    failed: int = 0
+    rewards: list[float] = field(default_factory=list[float])
+
+    def add(self, rollout: Rollout, reward: float | None) -> None:
+        self.rollouts += 1
+        self.failed += rollout.status != "succeeded"
+        if reward is not None:
+            self.rewards.append(reward)
+
+    def metrics(self) -> Metrics:
+        mean = {"reward": sum(self.rewards) / len(self.rewards)} if self.rewards else {}
+        return {**mean, "rollouts": self.rollouts, "failed": self.failed}
+
+
+def _log_progress(epoch: int, finished: int, total: int, counts: dict[str, _Counts]) -> None:
+    rewards = [reward for each in counts.values() for reward in each.rewards]
+    mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none yet"
+    failed = sum(each.failed for each in counts.values())
+    failures = f", {failed} of them failed" if failed else ""
+    logger.info("epoch %d: %d of %d rollouts finished%s, mean reward %s", epoch + 1, finished, total, failures, mean)
 
 
 class FastAlgorithm(Algorithm):
@@ -100,8 +133,10 @@ class Baseline(FastAlgorithm):
             yield val[index], "val"
 
     async def _run_epoch(self, epoch: int, tasks: list[tuple[Any, RolloutMode]], resources_id: str | None) -> None:
-        store, total, finished = self.get_store(), len(tasks), 0
-        rewards: list[float] = []
+        store, run, total = self.get_store(), self.get_run(), len(tasks)
+        counts = {"train": _Counts(), "val": _Counts()}
+        """By the mode of the tasks."""
+        finished = 0
         waiting: set[str] = set()
         reported, enqueued = 0, 0
         most = self.max_queue_length or max(_AT_LEAST, 2 * (self.get_concurrency() or 1))
@@ -123,8 +158,9 @@ class Baseline(FastAlgorithm):
                 break
             done = await store.wait_for_any_rollout(rollout_ids=list(waiting), timeout=self.polling_interval)
             waiting.difference_update(rollout.rollout_id for rollout in done)
-            rewards += await self._report(done)
+            await self._report(done, counts)
             finished += len(done)
+            run.progress(finished, total)
             reported += len(done)
             if self.max_queue_length is None and enqueued < total and await self._is_starved(most):
                 most *= 2
@@ -134,8 +170,10 @@ class Baseline(FastAlgorithm):
             now = asyncio.get_running_loop().time()
             if now - last_line >= self.polling_interval or finished == total:
                 last_line = now
-                mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none yet"
-                logger.info("epoch %d: %d of %d rollouts finished, mean reward %s", epoch + 1, finished, total, mean)
+                _log_progress(epoch, finished, total, counts)
+        for stage in _STAGES:
+            if counts[stage].rollouts:
+                run.report(counts[stage].metrics(), stage=stage, iteration=epoch + 1)
 
     def _rollout_id(self, epoch: int, place: int, task: Any) -> str | None:
         """Return the id by which a resumed or restarted run finds the rollout; None if the run
@@ -152,23 +190,20 @@ class Baseline(FastAlgorithm):
         waiting, under_way = count("queuing", 0) + count("requeuing", 0), count("preparing", 0) + count("running", 0)
         return waiting == 0 and under_way > most / 2
 
-    async def _report(self, rollouts: Any) -> list[float]:
+    async def _report(self, rollouts: Any, counts: dict[str, _Counts]) -> None:
         spans_of = await self.get_store().query_spans_of([rollout.rollout_id for rollout in rollouts])
-        rewards: list[float] = []
         for rollout in rollouts:
             spans = spans_of[rollout.rollout_id]
             reward = find_final_reward(spans)
-            if reward is not None:
-                rewards.append(reward)
+            counts[rollout.mode].add(rollout, reward)
             self._log_rollout(rollout, reward, spans)
-        return rewards
 
     def _log_rollout(self, rollout: Rollout, reward: float | None, spans: list[Span]) -> None:
         logger.info("rollout %s (%s) %s, reward %s", rollout.rollout_id, rollout.mode, rollout.status, reward)
-        if self.span_verbosity == "none" or not logger.isEnabledFor(logging.INFO):
+        if self.span_verbosity == "none" or not details.isEnabledFor(logging.INFO):
             return
         for span in spans:
             shown: Any = sorted(span.attributes) if self.span_verbosity == "keys" else span.attributes
-            logger.info("  span %d %s: %s", span.sequence_id, span.name, shown)
+            details.info("  span %d %s: %s", span.sequence_id, span.name, shown)
         if self._adapter is not None:
-            logger.info("  adapted: %s", self._adapter.adapt(spans))
+            details.info("  adapted: %s", self._adapter.adapt(spans))

@@ -27,7 +27,7 @@ class IterativeAlgorithm(Algorithm):
     validate_first: validate before the first step too.
     checkpoint_every: save after every so many steps, in `checkpoints/` of the run's directory; a run without one saves nothing.
     keep_checkpoints: how many to keep.
-    callbacks, writers: of the loop.
+    callbacks, writers: of the loop, beside those that the Trainer was given.
     """
 
     holds_runners = True
@@ -85,7 +85,12 @@ class IterativeAlgorithm(Algorithm):
                 run.directory / "checkpoints", every_n_iters=self.checkpoint_every, keep=self.keep_checkpoints
             )
         let_go = _LetGo(self, checkpoint)
-        self._loop = self._new_loop((let_go,) if checkpoint is None else (checkpoint, let_go))
+        recorder = run.recorder
+        self._loop = self._new_loop(
+            (let_go,) if checkpoint is None else (checkpoint, let_go),
+            callbacks=() if recorder is None else recorder.loop_callbacks(),
+            writers=() if recorder is None else recorder.loop_writers(),
+        )
         saved = checkpoint.latest() if checkpoint is not None and run.resume else None
         try:
             await self.setup(train_dataset, val_dataset)
@@ -98,13 +103,15 @@ class IterativeAlgorithm(Algorithm):
         finally:
             await self.teardown()
 
-    def _new_loop(self, more: Sequence[Callback]) -> TrainLoop:
+    def _new_loop(
+        self, more: Sequence[Callback], *, callbacks: Sequence[Callback] = (), writers: Sequence[LogWriter] = ()
+    ) -> TrainLoop:
         return TrainLoop(
             max_iters=self.max_iters,
             val_every_n_iters=self.val_every_n_iters,
             validate_first=self.validate_first,
-            callbacks=[_Ready(self), *self.callbacks, *more],
-            writers=self.writers,
+            callbacks=[_Ready(self), *self.callbacks, *callbacks, *more],
+            writers=[*self.writers, *writers],
         )
 
 

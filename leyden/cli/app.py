@@ -16,7 +16,10 @@ import typer
 from leyden import __version__
 from leyden.cli.demo import demo
 from leyden.cli.gateway import gateway
+from leyden.cli.plot import plot
 from leyden.cli.rl import rl_commands
+from leyden.cli.runs import runs
+from leyden.cli.show import show
 from leyden.cli.store import store
 from leyden.cli.store_export import export
 from leyden.cli.workers import workers
@@ -34,6 +37,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)
+app.command()(runs)
+app.command()(show)
+app.command()(plot)
 app.command()(gateway)
 app.command()(workers)
 store_commands = typer.Typer(rich_markup_mode=None)

@@ -7,12 +7,15 @@ import secrets
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leyden.errors import ConfigError, LeydenError, RunInterrupted
 from leyden.utils.extras import install_extra
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def demo(
@@ -29,7 +32,10 @@ def demo(
         Path | None, typer.Option(help="Where to keep the run; a new folder under .leyden/ by default.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Continue a stopped or killed run, with the options it has.")
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Continue a run with the options that it has; with --steps, until it has done so many."
+        ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,
 ) -> None:
@@ -42,31 +48,61 @@ def demo(
       leyden demo
       leyden demo --seed 3 --json figures.json
       leyden demo --resume .leyden/20261121-101500-demo-ab12
+      leyden demo --resume .leyden/20261121-101500-demo-ab12 --steps 60
     """
+    from rich.console import Console
+
+    from leyden.utils.logs import setup_logging
+
     _require_demo_packages()
+    setup_logging("WARNING")
+    given = {"seed": seed, "steps": steps, "games": games, "deterministic": deterministic or None}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    fixed = [*(name for name in chosen if name != "steps"), *(["run-dir"] if run_dir else [])]
+    if resume is not None and fixed:
+        names = ", ".join(f"--{name}" for name in fixed)
+        raise ConfigError(f"a resumed run goes on as it was started; leave {names} out (--steps may change)")
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise ConfigError(f"--json {json_file}: the folder {json_file.absolute().parent} does not exist")
+    console = Console()
+    console.print(
+        "A language model learns to guess a number from 0 to 9 in four turns. "
+        "It is measured on games before and after training.",
+        highlight=False,
+    )
+    directory = resume or run_dir or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-demo-{secrets.token_hex(2)}"
+    _line(console, "run", str(directory))
+    _line(console, "starting", "the model, the gateway and the store")
+    _train_and_show(console, directory, resume=resume is not None, chosen=chosen, json_file=json_file)
+
+
+def _train_and_show(
+    console: Console, directory: Path, *, resume: bool, chosen: dict[str, Any], json_file: Path | None
+) -> None:
+    """Train, then show the figures and a game from before and after. The imports take seconds, so they come after the first lines."""
     import asyncio
 
     from rich.columns import Columns
     from rich.console import Console
     from rich.panel import Panel
 
-    from leyden.demo.run import DemoOptions, draw_curve, games_before_and_after, python_line, run_demo, start_run
-    from leyden.utils.logs import setup_logging
+    from leyden.demo.run import (
+        DemoOptions,
+        draw_curve,
+        games_before_and_after,
+        python_line,
+        run_demo,
+        set_steps,
+        start_run,
+    )
+    from leyden.runs.display import sparkline
+    from leyden.utils.figures import duration
 
-    setup_logging("WARNING")
-    console = Console()
-    given = {"seed": seed, "steps": steps, "games": games, "deterministic": deterministic or None}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if resume is not None and (chosen or run_dir is not None):
-        names = ", ".join(f"--{name}" for name in [*chosen, *(["run-dir"] if run_dir else [])])
-        raise ConfigError(f"a resumed run goes on as it was started; leave {names} out")
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise ConfigError(f"--json {json_file}: the folder {json_file.absolute().parent} does not exist")
-    directory = resume or run_dir or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-demo-{secrets.token_hex(2)}"
-    if resume is None:
+    if not resume:
         start_run(directory, DemoOptions(**chosen))
+    elif "steps" in chosen:
+        set_steps(directory, chosen["steps"])
     how_to_go_on = f"Continue with: leyden demo --resume {directory}"
-    console.print(f"run: {directory}", highlight=False, soft_wrap=True, markup=False)
     try:
         result, summary = run_demo(directory)
     except RunInterrupted:
@@ -84,14 +120,24 @@ def demo(
     before, after = asyncio.run(games_before_and_after(directory))
     console.print(Columns([Panel("\n".join(before), title="before"), Panel("\n".join(after), title="after")]))
     console.print(
-        f"games won: {result.success_before:.1%} before, [bold]{result.success_after:.1%}[/] after "
-        f"{result.rollouts:,} games ({result.model_calls:,} model calls, {result.train_seconds:.0f} s of training)",
+        f"games won: {result.success_before:.1%} before, [bold]{result.success_after:.1%}[/] after training",
         highlight=False,
         soft_wrap=True,
     )
-    console.print(f"curve:     {draw_curve(directory)}", highlight=False, soft_wrap=True, markup=False)
-    console.print(f"run:       {summary.run_dir}", highlight=False, soft_wrap=True, markup=False)
-    console.print(f"play:      {python_line(directory)}", highlight=False, soft_wrap=True, markup=False)
+    _line(console, "by step", sparkline(result.rewards, 40))
+    _line(
+        console,
+        "training",
+        f"{result.rollouts:,} games, {result.model_calls:,} model calls, {duration(result.train_seconds)}",
+    )
+    _line(console, "curve", str(draw_curve(directory)))
+    _line(console, "run", str(summary.run_dir))
+    _line(console, "play", python_line(directory))
+
+
+def _line(console: Console, name: str, text: str) -> None:
+    """Print one line that the terminal may wrap, so that a path or command can be copied."""
+    console.print(f"{name + ':':10} {text}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _require_demo_packages() -> None:

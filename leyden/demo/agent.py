@@ -5,14 +5,12 @@ It knows nothing of training. All that Leyden asks of it is the decorator, and t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from openai.resources.chat.completions import AsyncCompletions
+from openai.types.chat import ChatCompletionMessageParam
 
 from leyden.demo.game import Game
 from leyden.litagent import llm_rollout
 from leyden.types import LLM
-
-if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletionMessageParam
 
 __all__ = ["play"]
 
@@ -20,11 +18,11 @@ __all__ = ["play"]
 @llm_rollout
 async def play(task: dict[str, int], llm: LLM) -> float:
     """Play one game for the secret in `task`; 1.0 when it was found, 0.0 when not."""
-    client = llm.openai()
+    completions: AsyncCompletions = llm.openai().chat.completions
     game = Game(task["secret"])
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": game.prompt()}]
     while not game.done:
-        answer = await client.chat.completions.create(
+        answer = await completions.create(
             model=llm.model,
             messages=messages,
             temperature=llm.sampling_parameters["temperature"],

@@ -16,7 +16,8 @@ import random
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +29,22 @@ from leyden.engine import IsolatedBackend, OptimParams
 from leyden.errors import ConfigError
 from leyden.gateway import LLMProxy
 from leyden.loop import CsvWriter, ProgressBar
+from leyden.runs.folder import MANIFEST, store_path
 from leyden.store import SqliteLightningStore
 from leyden.trainer import RunSummary, Trainer
-from leyden.trainer.run_directory import MANIFEST, store_path
 from leyden.types import Rollout, Span, find_final_reward
 from leyden.utils.atomic import private_directory, write_file
 
-__all__ = ["WEIGHTS", "DemoOptions", "DemoResult", "run_demo", "start_run"]
+__all__ = ["WEIGHTS", "DemoOptions", "DemoResult", "run_demo", "set_steps", "start_run"]
 
 WEIGHTS = Path(__file__).parent / "weights"
 _OPTIONS_FILE = "demo.json"
+_METRICS = "metrics.csv"
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What may be chosen; kept in the run directory, so that a resumed run is the same run."""
+    """The user's choices, kept in the run directory, so that a resumed run is the same run."""
 
     seed: int = 0
     steps: int = 40
@@ -66,6 +68,8 @@ class DemoResult:
     """Model calls in those games."""
     run: str
     """The run directory."""
+    rewards: list[float] = field(default_factory=list[float])
+    """The share of games won in each step."""
 
 
 def start_run(directory: Path, options: DemoOptions) -> None:
@@ -86,9 +90,24 @@ def start_run(directory: Path, options: DemoOptions) -> None:
         raise ConfigError(f"cannot keep a run in {directory}: {error}; choose another --run-dir") from error
 
 
-def run_demo(directory: Path) -> tuple[DemoResult, RunSummary]:
-    """Train in `directory`, from wherever the run there has got to, with the options that it was started with."""
+def set_steps(directory: Path, steps: int) -> None:
+    """Let the run in `directory` end after `steps` steps in all.
+
+    Raises ConfigError for a directory without a run of the demo, and for a run that has done more steps.
+    """
     options = _chosen(directory)
+    done = len(read_metrics(directory, "train")) if (directory / _METRICS).exists() else 0
+    if steps < done:
+        raise ConfigError(f"--steps is {steps}, but the run in {directory} has done {done} steps; give {done} or more")
+    write_file(directory / _OPTIONS_FILE, json.dumps(asdict(replace(options, steps=steps))))
+
+
+def run_demo(directory: Path) -> tuple[DemoResult, RunSummary]:
+    """Train in `directory`, from wherever the run there has got to, with the options of its `demo.json`."""
+    options = _chosen(directory)
+    import_module(
+        "openai.resources.chat.completions"
+    )  # now, so that no game waits while the agent's first call imports it
     secrets = random.Random(f"demo/{options.seed}")
     train = [{"secret": secret} for secret in range(NUMBERS)]
     games = [{"secret": secrets.randrange(NUMBERS)} for _ in range(options.games)]
@@ -124,8 +143,8 @@ def _algorithm(options: DemoOptions, directory: Path) -> PolicyGradient:
         val_every_n_steps=options.steps,
         validate_first=True,
         seed=options.seed,
-        callbacks=[ProgressBar(metrics=["reward", "tokens_per_second"])],
-        writers=[CsvWriter(directory / "metrics.csv")],
+        callbacks=[ProgressBar(unit="games")],
+        writers=[CsvWriter(directory / _METRICS)],
     )
 
 
@@ -143,7 +162,7 @@ def _chosen(directory: Path) -> DemoOptions:
 
 def read_metrics(directory: Path, stage: str) -> list[dict[str, float]]:
     """The rows of `metrics.csv` of one stage (`train`, `val`), without the cells that are empty."""
-    with (directory / "metrics.csv").open(newline="") as file:
+    with (directory / _METRICS).open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.pop("stage") == stage]
     return [{name: float(cell) for name, cell in row.items() if cell} for row in rows]
 
@@ -157,6 +176,7 @@ def _result(directory: Path) -> DemoResult:
         rollouts=int(sum(row["rollouts"] for row in steps)),
         model_calls=int(sum(row["model_calls"] for row in steps)),
         run=str(directory),
+        rewards=[row["reward"] for row in steps],
     )
 
 
@@ -189,10 +209,12 @@ async def games_before_and_after(directory: Path) -> tuple[list[str], list[str]]
     """One measured game as it was played before and after training: the first that was lost before, line by line."""
     async with SqliteLightningStore(store_path(directory)) as store:
         measured = [rollout for rollout in await store.query_rollouts(mode_in=["val"]) if rollout.status == "succeeded"]
-        last = max(rollout.metadata["step"] for rollout in measured)
-        after = {rollout.metadata["place"]: rollout for rollout in measured if rollout.metadata["step"] == last}
+        steps = [rollout.metadata["step"] for rollout in measured]  # more than two if the run was lengthened
+        after = {rollout.metadata["place"]: rollout for rollout in measured if rollout.metadata["step"] == max(steps)}
         before = [
-            rollout for rollout in measured if rollout.metadata["step"] != last and rollout.metadata["place"] in after
+            rollout
+            for rollout in measured
+            if rollout.metadata["step"] == min(steps) and rollout.metadata["place"] in after
         ]
         games = await store.query_spans_of([rollout.rollout_id for rollout in before])
         lost = [rollout for rollout in before if find_final_reward(games[rollout.rollout_id]) == 0.0]

@@ -18,8 +18,15 @@ def watch(model: str | Path, *, secret: int, show: Callable[[str], Any] = print)
     """Let the model in the folder `model` look for `secret` (0 to 9), taking its likeliest reply; True when it found it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
-    policy = AutoModelForCausalLM.from_pretrained(model)
+    shows_progress = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # loading takes milliseconds
+    try:
+        policy = AutoModelForCausalLM.from_pretrained(model)
+    finally:
+        if shows_progress:
+            transformers_logging.enable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(model)
     game = Game(secret)
     messages = [{"role": "user", "content": game.prompt()}]

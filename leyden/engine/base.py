@@ -16,6 +16,7 @@ from typing import Literal, Self
 
 from leyden.errors import ConfigError
 from leyden.types import LLM, TrainingSequence
+from leyden.utils.arguments import KeepsArguments
 
 __all__ = [
     "EngineStatistics",
@@ -132,7 +133,7 @@ class EngineStatistics:
     extra: dict[str, float] = field(default_factory=dict[str, float])
 
 
-class PolicyBackend(ABC):
+class PolicyBackend(KeepsArguments, ABC):
     """A policy: sampled through an OpenAI-compatible endpoint or by token ids, trained by gradients.
 
     `start` before use, `stop` after (or `async with`). `forward_backward` adds to the gradient, `optim_step` applies

@@ -7,7 +7,8 @@ string of content where it allows parts, and no fields that are null.
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+import re
+from typing import Any, Literal, cast
 
 from leyden.dialects import Json
 from leyden.engine.refusal import RequestError, shown
@@ -127,11 +128,40 @@ def _tool(item: Any, where: str) -> Json:
     return {"type": "function", "function": {**known, **others}}
 
 
-def read_tool_choice(given: Any, tools: list[Json]) -> str:
-    """Return "none" or "auto". Raise RequestError for a choice that is not known or not supported."""
-    if given not in ("none", "auto"):
-        raise _wrong("tool_choice", "'none' or 'auto' (nothing else is supported)", given)
-    return cast(str, given)
+def read_tool_choice(given: Any, tools: list[Json]) -> tuple[Literal["none", "auto", "required"], tuple[str, ...]]:
+    """Return whether tools may or must be called, and which. Raise RequestError for a choice that is not known."""
+    names = tuple(tool["function"]["name"] for tool in tools)
+    match given:
+        case "none" | "auto":
+            return given, names
+        case "required":
+            chosen = names
+        case {"type": "function", "function": {"name": str(name)}}:
+            if name not in names:
+                raise RequestError(
+                    f"tool_choice names {name!r}, which is not among the tools: {', '.join(names) or '(none)'}",
+                    param="tool_choice",
+                )
+            chosen = (name,)
+        case _:
+            raise _wrong("tool_choice", "'none', 'auto', 'required', or an object that names a function", given)
+    if not names:
+        raise RequestError("tool_choice='required' needs 'tools'", param="tool_choice")
+    return "required", chosen
+
+
+def read_response_format(given: Json) -> Json | None:
+    """Return the JSON schema that the content must follow; None if it is free. Raise RequestError."""
+    match given.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return {"type": "object"}
+        case "json_schema":
+            described = _object(given.get("json_schema"), "response_format.json_schema")
+            return _object(described.get("schema"), "response_format.json_schema.schema")
+        case kind:
+            raise _wrong("response_format.type", "'text', 'json_object' or 'json_schema'", kind)
 
 
 def _object(value: Any, where: str) -> Json:
@@ -141,4 +171,4 @@ def _object(value: Any, where: str) -> Json:
 
 
 def _wrong(where: str, wanted: str, got: Any) -> RequestError:
-    return RequestError(f"{where} must be {wanted}, got {shown(got)}", param=where.partition("[")[0])
+    return RequestError(f"{where} must be {wanted}, got {shown(got)}", param=re.split(r"[.\[]", where)[0])

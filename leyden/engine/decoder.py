@@ -17,9 +17,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from leyden.engine.base import EngineStatistics
 from leyden.engine.forward.base import ModelForward
@@ -31,6 +32,18 @@ __all__ = ["Decoder", "Generation"]
 
 logger = logging.getLogger("leyden.engine")
 T = TypeVar("T")
+
+
+class Constraint(Protocol):
+    """Which tokens may come next in one response. Only the decoder's thread calls it."""
+
+    def allowed(self) -> bytes:
+        """Return one byte for each token of the vocabulary, 0 where the token may not come next."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Go on past a token that was sampled."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +66,8 @@ class Generation:
     streams: bool = False
     ends_text: Callable[[Sequence[int]], bool] | None = None
     """Whether the sampled ids end the response (stop strings)."""
+    constraint: Constraint | None = None
+    """The response is sampled among the tokens that it allows, and `logprobs` are those of that distribution."""
 
     token_ids: list[int] = field(default_factory=list[int])
     policy_versions: list[int] = field(default_factory=list[int])
@@ -214,11 +229,18 @@ class Decoder:
 
     def _step(self) -> None:
         """One token for every row."""
+        forbidden = self._forbidden()
         rows = self._rows
+        if not rows:
+            return
         try:
             logits_BV = self._forward.decode(
                 [row.slot for row in rows], [row.tokens for row in rows], [row.cached for row in rows]
             )
+            for index, row in enumerate(rows):
+                if row in forbidden:
+                    forbidden_V = forbidden[row].to(logits_BV.device)
+                    logits_BV[index].masked_fill_(forbidden_V[: logits_BV.shape[1]], -math.inf)
             requests = [row.generation for row in rows]
             tokens, logprobs = draw(
                 logits_BV,
@@ -240,6 +262,19 @@ class Decoder:
         self._counts["response_tokens"] += len(rows)
         self._hand_out(tokens, logprobs)
 
+    def _forbidden(self) -> dict[_Row, Tensor]:
+        """The tokens that may not come next in rows with a constraint; a row whose constraint fails leaves."""
+        found: dict[_Row, Tensor] = {}
+        for row in list(self._rows):
+            if (constraint := row.generation.constraint) is None:
+                continue
+            try:
+                found[row] = torch.frombuffer(bytearray(constraint.allowed()), dtype=torch.uint8) == 0
+            except EngineError as error:
+                self._fail([row.generation], str(error))
+                self._leave(row)
+        return found
+
     def _hand_out(self, tokens: list[int], logprobs: list[float]) -> None:
         told: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
         staying: list[_Row] = []
@@ -250,6 +285,8 @@ class Decoder:
             generation.token_ids.append(token)
             generation.policy_versions.append(self.policy_version)
             generation.logprobs.append(logprob)
+            if generation.constraint is not None:
+                generation.constraint.accept(token)
             if token in generation.stop_ids or (generation.ends_text and generation.ends_text(generation.token_ids)):
                 generation.finish_reason = "stop"
             elif len(generation.token_ids) >= generation.max_tokens or len(row.tokens) >= self._forward.max_length:

@@ -21,6 +21,7 @@ from leyden.dialects import openai_error, sse_event, usage
 from leyden.engine.answers import Choice, chunk, response
 from leyden.engine.chat import Chat, Prompt, Reply
 from leyden.engine.decoder import Decoder, Generation
+from leyden.engine.grammar import Constraint, Grammars
 from leyden.engine.refusal import RequestError
 from leyden.engine.text import Text
 from leyden.engine.wire import CompletionRequest, Kind, parse_request
@@ -70,7 +71,9 @@ class Endpoint:
         self._decoder = decoder
         self._text = text
         self._chat = None
+        self._grammars = None
         if text is not None:
+            self._grammars = Grammars(text.tokenizer, n_vocabulary=options.n_vocabulary, eos_ids=options.eos_ids)
             self._chat = Chat(text, model=options.model_name, eos_ids=options.eos_ids, tool_parser=options.tool_parser)
         self._options = options
         self._extra = dict(extra or {})
@@ -117,7 +120,12 @@ class Endpoint:
         request = parse_request(body, kind)
         prompt = self._prompt(request)
         replies = [self._reply(request, prompt, index) for index in range(request.n)]
-        call = _Call(self._generations(request, prompt.token_ids))
+        constraints: list[Constraint] | list[None] = [None] * request.n
+        if request.constrained:
+            assert self._chat is not None and self._grammars is not None, "the prompt was made by a chat template"
+            # Not in the event loop: a tokenizer's first grammar takes a second.
+            constraints = await asyncio.to_thread(self._grammars.constraints, request, self._chat.parser)
+        call = _Call(self._generations(request, prompt.token_ids, constraints))
         call.bind()
         self._decoder.submit(call.generations)
         gone = asyncio.ensure_future(_disconnect(receive))
@@ -223,7 +231,9 @@ class Endpoint:
             return Prompt(self._text.encode(request.prompt, special=True))
         return self._chat.prompt(request)
 
-    def _generations(self, request: CompletionRequest, prompt_ids: list[int]) -> list[Generation]:
+    def _generations(
+        self, request: CompletionRequest, prompt_ids: list[int], constraints: Sequence[Constraint | None]
+    ) -> list[Generation]:
         options, stops, text = self._options, request.stops, self._text
         if stops and text is None:
             raise RequestError("this engine has no tokenizer; 'stop' needs one (use 'stop_token_ids')", param="stop")
@@ -242,8 +252,9 @@ class Endpoint:
                 notify=_nobody,
                 streams=request.stream,
                 ends_text=self._ends_text(request),
+                constraint=constraint,
             )
-            for index in range(request.n)
+            for index, constraint in enumerate(constraints)
         ]
 
     def _ends_text(self, request: CompletionRequest) -> Callable[[Sequence[int]], bool] | None:

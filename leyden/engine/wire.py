@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from leyden.dialects import Json
-from leyden.engine.conversation import read_messages, read_tool_choice, read_tools
+from leyden.engine.conversation import read_messages, read_response_format, read_tool_choice, read_tools
 from leyden.engine.refusal import RequestError, shown
 
 __all__ = ["CompletionRequest", "Kind", "parse_request"]
@@ -31,9 +31,12 @@ class CompletionRequest:
     """As chat templates take them; empty for a text completion."""
     tools: list[Json]
     """As chat templates take them."""
-    tool_choice: str
-    """"none" or "auto"."""
+    tool_choice: Literal["none", "auto", "required"]
+    callable_tools: tuple[str, ...]
+    """The names of the tools that may be called; one if the request named it."""
     parallel_tool_calls: bool
+    json_schema: Json | None
+    """What the content must be; None if it is free."""
     prompt: str | list[int]
     """Empty for a chat completion."""
     max_tokens: int | None
@@ -52,6 +55,16 @@ class CompletionRequest:
     def may_call(self) -> bool:
         """Whether the response may hold tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def may_choose(self) -> bool:
+        """Whether the model chooses among the tools."""
+        return len(self.callable_tools) == len(self.tools)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the response must have a form."""
+        return self.tool_choice == "required" or self.json_schema is not None
 
     @property
     def schemas(self) -> dict[str, Json]:
@@ -91,13 +104,18 @@ def _request(fields: Json, kind: Kind) -> CompletionRequest:
     stop: str | list[str] = get("stop", [])
     logprobs = get("logprobs", False)
     tools = read_tools(get("tools", []))
+    tool_choice, callable_tools = read_tool_choice(get("tool_choice", "auto"), tools)
     return CompletionRequest(
         kind=kind,
         model=fields["model"],
         messages=read_messages(fields["messages"]) if chat else [],
         tools=tools,
-        tool_choice=read_tool_choice(get("tool_choice", "auto"), tools),
+        tool_choice=tool_choice,
+        callable_tools=callable_tools,
         parallel_tool_calls=get("parallel_tool_calls", True),
+        json_schema=None
+        if tool_choice == "required"
+        else read_response_format(get("response_format", {"type": "text"})),
         prompt="" if chat else fields["prompt"],
         max_tokens=get("max_completion_tokens", get("max_tokens", None if chat else 16)),
         temperature=float(get("temperature", 1.0)),
@@ -144,6 +162,11 @@ def _boolean(value: Any) -> str | None:
 def _list(value: Any) -> str | None:
     """A list; what it holds is checked where it is read."""
     return None if isinstance(value, list) else "a list"
+
+
+def _object(value: Any) -> str | None:
+    """An object; what it holds is checked where it is read."""
+    return None if isinstance(value, dict) else "an object"
 
 
 def _string(value: Any) -> str | None:
@@ -212,7 +235,7 @@ _CHAT_FIELDS: dict[str, Check] = {
     "tools": _list,
     "tool_choice": _anything,
     "parallel_tool_calls": _boolean,
-    "response_format": _only({"type": "text"}),
+    "response_format": _object,
     "metadata": _anything,
     "store": _only(False),
     "service_tier": _anything,

@@ -162,7 +162,7 @@ class _State:
 
     def rates(self) -> list[str]:
         stage = self.stage
-        if stage.total is None or stage.seconds <= 0:
+        if stage.total is None or stage.seconds <= 0 or not stage.done:
             return []
         counts = {self.unit: float(stage.done), **stage.counts}
         return [f"{figure(count / stage.seconds, _DIGITS)} {name}/s" for name, count in counts.items()]

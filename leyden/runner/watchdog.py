@@ -1,12 +1,19 @@
-"""The lag watchdog: names the agent that blocks an event loop, and keeps its siblings from paying for it.
+"""The lag watchdog: reports why an event loop stands still, and keeps innocent attempts from paying for it.
 
-Async agents of a process share one loop. One that computes or sleeps without `await` stops all of them, and their runner too: timeouts
-pass, nothing is heard of anybody, and the store ends attempts that did nothing wrong. A thread beside the loop asks it now and then
-whether it still goes round. When it does not, the thread says who holds it up, and where, while it lasts; an attempt of another rollout
-whose time runs out meanwhile is reported as interrupted (`Attempt.interrupted`), before the store ends it: it is queued again and does
-not count. Claims that wait at a server are withdrawn, so that others get what is in the queue. It knows attempts and their store, not what
-an agent is; it cannot stop one that blocks, no thread can. A runner's own process can be ended, which is `execution/child.py`'s to do:
-before that, `interrupt_siblings` reports those that are lost with it.
+Async agents of a process share one loop. An agent that computes or sleeps without `await` stops
+them all, and their runner too: timeouts pass, no heartbeat is sent, and the store ends attempts
+that did nothing wrong. A thread beside the loop checks regularly that the loop still turns. While
+it does not, the thread
+
+- logs the reason (`stall.py`): one line with the agent and its place in the code, at most once a
+  minute; the stack at DEBUG. Imports and a shortage of CPU are no agent's fault.
+- reports other attempts as interrupted (`Attempt.interrupted`) before the store ends them. They
+  are queued again, which does not count.
+- withdraws claims that wait at a server, so that other runners get what is in the queue.
+
+It knows attempts and their store, not what an agent is. It cannot stop an agent that blocks,
+because no thread can. `execution/child.py` ends a runner's process, and calls `interrupt_siblings`
+first.
 """
 
 from __future__ import annotations
@@ -18,7 +25,6 @@ import logging
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Coroutine, Generator, Sequence
 from contextvars import ContextVar
@@ -27,6 +33,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 from leyden.errors import IllegalTransition, LeydenError, UnknownAttempt, UnknownRollout
+from leyden.runner.stall import Position, Reason, ThreadTimes, is_worth_a_warning, place, reason
 from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout
 from leyden.utils import ids
@@ -42,9 +49,16 @@ _LOOK_SECONDS = 0.25
 _MARGIN_SECONDS = 0.5
 """An attempt is interrupted so long before its time is over: the store's clock began a little earlier, and a report takes a while."""
 _TELL_SECONDS = 5.0
-_SHOWN_FRAMES = 20
 _LOOP_FRAMES = {"Handle._run", "BaseEventLoop._run_once", "BaseEventLoop.run_forever"}
 """Of asyncio; what they call is a step."""
+_SHORTAGES: dict[Reason, str] = {
+    "no_cpu": "this machine is short of CPU",
+    "no_lock": "other threads of this process use up its CPU time",
+}
+_REMEDIES: dict[Reason, str] = {
+    "no_cpu": "Use fewer runners or a lower concurrency, or give the run more cores",
+    "no_lock": "Python runs one thread at a time: let agents that compute work in processes (strategy='ipc')",
+}
 _ATTEMPT: ContextVar[InFlight | None] = ContextVar("leyden_attempt_in_flight", default=None)
 
 
@@ -128,10 +142,42 @@ class _Claim:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What an event loop is at: one step of one task, or a callback."""
+    """One step of one task, or one callback, that the event loop is at."""
 
     what: asyncio.Task[Any] | FrameType
-    stack: str
+    position: Position
+    times: ThreadTimes
+
+
+@dataclass(eq=False, slots=True)
+class _Stall:
+    """A step that keeps the loop from answering."""
+
+    owner: InFlight | None
+    why: Reason = "blocked"
+    seconds: float = 0.0
+    """Since the loop was asked."""
+    noted: bool = False
+    warned: bool = False
+    told: str = ""
+    """What it was, for the line at its end."""
+
+    @property
+    def is_its_owners(self) -> bool:
+        """Whether the agent holds up the loop; a shortage of CPU is no agent's doing."""
+        return self.why not in _SHORTAGES
+
+    @property
+    def culprit(self) -> str:
+        """The agent, for messages."""
+        return "something that belongs to no rollout" if self.owner is None else str(self.owner)
+
+    @property
+    def interruption(self) -> str:
+        """The beginning of the reason why siblings are interrupted."""
+        if self.is_its_owners:
+            return f"{self.owner or 'something'} has blocked the event loop"
+        return f"{_SHORTAGES[self.why]}: the event loop has waited"
 
 
 class LagWatchdog:
@@ -144,6 +190,7 @@ class LagWatchdog:
         stop.
         """
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._native_id = threading.get_native_id()
         self._users = 0
         self._in_flight: set[InFlight] = set()
         self._culprits: set[InFlight] = set()
@@ -251,7 +298,7 @@ class LagWatchdog:
             self._wanted.wait()
             if self._closing.is_set():
                 return
-            asked, answered = time.monotonic(), threading.Event()
+            asked, answered = ThreadTimes.of(self._native_id), threading.Event()
             try:
                 self._loop.call_soon_threadsafe(answered.set)
             except RuntimeError:
@@ -261,28 +308,34 @@ class LagWatchdog:
             else:
                 self._see_through(answered, asked)
 
-    def _see_through(self, answered: threading.Event, asked: float) -> None:
-        """Until the loop answers: say who blocks it, and look after the others."""
-        seen, named = self._step(), dict[Any, InFlight | None]()
+    def _see_through(self, answered: threading.Event, asked: ThreadTimes) -> None:
+        """Until the loop answers: say why it does not, and look after the others."""
+        stalls = dict[Any, _Stall]()
+        first = self._step()
+        since = asked  # it has answered nothing from then on, whatever it was at
         while not answered.wait(_LOOK_SECONDS):
             step = self._step()
-            if step is not None and seen is not None and step.what is seen.what:
-                try:
-                    if not named:
-                        self._withdraw_claims()
-                    if step.what not in named:
-                        culprit = named[step.what] = self._name(step, time.monotonic() - asked)
-                        self._culprits |= {culprit} if culprit else set()
-                    self._save(named[step.what], set(named.values()), time.monotonic() - asked)
-                except Exception:  # nobody awaits this thread: the next look may fare better
-                    logger.exception("the lag watchdog failed at a look")
-            seen = step
+            if step is None or first is None or step.what is not first.what:
+                first = step
+                since = step.times if step is not None else since
+                continue
+            try:
+                if not stalls:
+                    self._withdraw_claims()
+                stall = stalls.setdefault(step.what, _Stall(self._owner_of(step)))
+                stall.why = reason(since, step.times, importing=step.position.imports is not None)
+                stall.seconds = step.times.wall - asked.wall
+                self._report(stall, step)
+                self._culprits |= {stall.owner} if stall.is_its_owners and stall.owner else set()
+                self._save(stall, {each.owner for each in stalls.values() if each.is_its_owners})
+            except Exception:  # nobody awaits this thread: the next look may fare better
+                logger.exception("the lag watchdog failed at a look")
         self._culprits.clear()
-        if named:
-            logger.warning("the event loop goes on after %.1f s", time.monotonic() - asked)
+        for stall in stalls.values():
+            logger.debug("the event loop goes on after %.1f s; %s", time.monotonic() - asked.wall, stall.told)
 
     def _step(self) -> _Step | None:
-        """What the loop is at; None where it waits for events."""
+        """Return the step that the loop is at; None while it waits for events."""
         running = sys._current_frames()  # pyright: ignore[reportPrivateUsage] -- documented, and the only way
         frame, frames = running.get(self._thread_id), list[FrameType]()
         while frame is not None and frame.f_code.co_qualname not in _LOOP_FRAMES:
@@ -290,23 +343,48 @@ class LagWatchdog:
             frame = frame.f_back
         if not frames or frames[0].f_globals.get("__name__") == "selectors":
             return None
-        shown = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames[-_SHOWN_FRAMES:])
-        return _Step(asyncio.current_task(self._loop) or frames[0], "".join(shown.format()))
+        what = asyncio.current_task(self._loop) or frames[0]
+        return _Step(what, Position.of(frames), ThreadTimes.of(self._native_id))
 
-    def _name(self, step: _Step, seconds: float) -> InFlight | None:
-        """Say who blocks the loop, in the log and in the attempt's record."""
-        owner = self._owners.get(step.what) if isinstance(step.what, asyncio.Task) else None
-        logger.warning(
-            "%s blocks the event loop, for %.1f s now; %d other rollouts wait for it. Let it `await`, call what blocks with "
-            "asyncio.to_thread, or make the agent a function without `async`. It is at:\n%s",
-            owner or "something that belongs to no rollout",
-            seconds,
-            len(self._in_flight - {owner}),
-            step.stack,
-        )
-        if owner is not None:
-            _tell([owner.report(metadata={"blocked_event_loop": {"seconds": round(seconds, 1), "stack": step.stack}})])
-        return owner
+    def _owner_of(self, step: _Step) -> InFlight | None:
+        return self._owners.get(step.what) if isinstance(step.what, asyncio.Task) else None
+
+    def _report(self, stall: _Stall, step: _Step) -> None:
+        """Log the stall, and note in the attempt's record that its agent blocks the loop. Once for each reason."""
+        if stall.why == "importing":
+            stall.told = f"importing {step.position.imports} took {stall.seconds:.1f} s"
+        elif stall.why == "blocked" and not stall.noted:
+            stall.noted = True
+            stall.told = f"{stall.culprit} blocked it at {place(step.position.frames)}"
+            logger.debug("%s blocks the event loop, at:\n%s", stall.culprit, step.position.stack)
+            if stall.owner is not None:
+                blocked = {"seconds": round(stall.seconds, 1), "stack": step.position.stack}
+                _tell([stall.owner.report(metadata={"blocked_event_loop": blocked})])
+        elif stall.why in _SHORTAGES:
+            stall.told = _SHORTAGES[stall.why]
+        if not stall.warned and is_worth_a_warning(stall.why, stall.seconds):
+            stall.warned = True
+            self._warn(stall, step)
+
+    def _warn(self, stall: _Stall, step: _Step) -> None:
+        waiting = len(self._in_flight - ({stall.owner} if stall.is_its_owners else set()))
+        if stall.why == "blocked":
+            logger.warning(
+                "%s blocks the event loop at %s, for %.1f s now; %d other rollouts wait for it. Let it `await`, call what "
+                "blocks with asyncio.to_thread, or make the agent a function without `async`.",
+                stall.culprit,
+                place(step.position.frames),
+                stall.seconds,
+                waiting,
+            )
+        else:
+            logger.warning(
+                "%s: the event loop of %d rollouts has waited for %.1f s. %s.",
+                _SHORTAGES[stall.why],
+                waiting,
+                stall.seconds,
+                _REMEDIES[stall.why],
+            )
 
     def _withdraw_claims(self) -> None:
         claims = [claim for claim in self._claims.copy() if claim.withdraw()]
@@ -314,20 +392,18 @@ class LagWatchdog:
         for claim in claims:
             self._loop.call_soon_threadsafe(claim.cancel)
 
-    def _save(self, culprit: InFlight | None, culprits: set[InFlight | None], seconds: float) -> None:
+    def _save(self, stall: _Stall, culprits: set[InFlight | None]) -> None:
         """Interrupt those whose time is about to run out; tell the store that the others are alive."""
-        now = time.monotonic()
+        now, seconds = time.monotonic(), stall.seconds
         siblings = [each for each in self._in_flight.copy() - culprits if not each.interrupted]
-        reason = (
-            f"{culprit or 'something'} has blocked the event loop for {seconds:.1f} s, and this attempt's time ran out"
-        )
+        why = f"{stall.interruption} for {seconds:.1f} s, and this attempt's time ran out"
         reports: list[Coroutine[Any, Any, Any]] = []
         for each in siblings:
             if each.can_fall_silent and (each.heard is None or each.heard < now - seconds):
                 each.heard = now
                 reports.append(each.report(last_heartbeat_time=each.rollout.attempt.start_time + now - each.claimed))
             elif now >= each.time_is_over - _MARGIN_SECONDS:
-                reports.append(each.interrupt(reason))
+                reports.append(each.interrupt(why))
         _tell(reports)
         for each in siblings:
             if each.interrupted and (task := each.task) is not None:

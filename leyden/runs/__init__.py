@@ -16,6 +16,7 @@ more, add it to `RunFigures`, which every reader of a run uses.
 from leyden.runs.figures import RewardFigures, RunFigures
 from leyden.runs.reading import Failure, RecordedRun, RunState, list_runs, open_run
 from leyden.runs.run import Run
+from leyden.runs.summary import RunSummary
 
 __all__ = [
     "Failure",
@@ -24,6 +25,7 @@ __all__ = [
     "Run",
     "RunFigures",
     "RunState",
+    "RunSummary",
     "list_runs",
     "open_run",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from leyden.loop import MetricsRow, MetricValue
 
-__all__ = ["RewardFigures", "RunFigures", "figures_of"]
+__all__ = ["RewardFigures", "RunFigures", "figures_of", "in_order"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,15 @@ class RunFigures:
     """The metrics of the last row."""
 
 
+def in_order(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
+    """Return the rows in the order of the run. Of two rows of one stage and iteration, the later one counts."""
+    latest = {(row.iteration, row.stage): row for row in rows}
+    return sorted(latest.values(), key=lambda row: (row.iteration, row.stage != "train"))
+
+
 def figures_of(rows: Sequence[MetricsRow]) -> RunFigures:
-    """Return the figures of these rows, which are in the order of the run."""
+    """Return the figures of these rows."""
+    rows = in_order(rows)
     if not rows:
         return RunFigures()
     train = _rewards(row for row in rows if row.stage == "train")

@@ -9,6 +9,7 @@ default.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -35,6 +36,7 @@ __all__ = [
     "Manifest",
     "RunState",
     "read_manifest",
+    "remove_if_nothing_started",
     "store_path",
 ]
 
@@ -122,6 +124,17 @@ class Manifest:
             write_file(directory / MANIFEST, json.dumps(content, indent=1, default=repr) + "\n")
         except OSError as error:
             raise ConfigError(f"cannot keep a run in {directory}: {error}; choose another run_dir") from error
+
+
+def remove_if_nothing_started(directory: Path) -> None:
+    """Remove the files of a run that never started, and its folder if nothing else is in it."""
+    for path in directory.glob("*"):
+        if path.name in (MANIFEST, METRICS, FAILURES, LOG) or path.name.startswith(store_path(directory).name):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty: the user's own files
+        (directory / "checkpoints").rmdir()
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 @cache

@@ -6,26 +6,34 @@ there at that moment. A half-written last line, which a kill may leave, is skipp
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from leyden.errors import ConfigError
 from leyden.loop import MetricsRow, Stage
-from leyden.runs.figures import RunFigures, figures_of
-from leyden.runs.folder import FAILURES, LOG, MANIFEST, METRICS, RUNS, RunState, read_manifest, store_path
+from leyden.redaction import redact
+from leyden.runs.figures import RunFigures, figures_of, in_order
+from leyden.runs.folder import FAILURES, LOG, MANIFEST, METRICS, RUNS, Manifest, RunState, read_manifest, store_path
 from leyden.store import LightningStore, open_store
+from leyden.types import AttemptedRollout, Rollout, failure_reason
 from leyden.types.run import RunRecord
 
-__all__ = ["Failure", "RecordedRun", "RunState", "list_runs", "open_run", "read_rows"]
+__all__ = ["Failure", "RecordedRun", "RunState", "failure_of", "list_runs", "open_run", "read_failures", "read_rows"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A rollout that failed, or an attempt that failed and was repeated."""
+    """A rollout that failed."""
 
     rollout_id: str
     attempt_id: str | None
@@ -107,7 +115,7 @@ class _FolderRun(RecordedRun):
         return [row for row in read_rows(self.directory / METRICS) if stage in (None, row.stage)]
 
     def failures(self) -> list[Failure]:
-        return [Failure(**line) for line in _lines(self.directory / FAILURES)]
+        return read_failures(self.directory / FAILURES)
 
     def open_store(self) -> LightningStore:
         recorded = self.record.config.get("store")
@@ -116,7 +124,60 @@ class _FolderRun(RecordedRun):
             return open_store(path, read_only=True)
         if not isinstance(recorded, str) or recorded.startswith("memory:"):
             raise ConfigError(f"{self.directory} has no {path.name}, and its {MANIFEST} names no other store")
-        return open_store(recorded, read_only=recorded.startswith("sqlite:"))
+        return _open_to_read(recorded)
+
+
+class _StoreRun(RecordedRun):
+    """A run that is read from its store, which is opened anew for each read."""
+
+    def __init__(self, store: str | Path, run_id: str) -> None:
+        self._store, self._run_id = store, run_id
+
+    @property
+    def directory(self) -> None:
+        return None
+
+    @property
+    def record(self) -> RunRecord:
+        return _read(self._store, lambda store: store.get_run_by_id(self._run_id))
+
+    @property
+    def state(self) -> RunState:
+        return Manifest(self.record).state
+
+    def metrics(self, stage: Stage | None = None) -> list[MetricsRow]:
+        record = self.record
+        rows: dict[tuple[int, str], MetricsRow] = {}
+        for point in _read(self._store, lambda store: store.query_metrics(self._run_id, stage=stage)):
+            new = MetricsRow(point.iteration, cast(Stage, point.stage), point.time - record.start_time, {})
+            row = rows.setdefault((point.iteration, point.stage), new)
+            row.metrics[point.name] = math.nan if point.value is None else point.value
+        return in_order(rows.values())
+
+    def failures(self) -> list[Failure]:
+        failed = _read(
+            self._store,
+            lambda store: store.query_rollouts(run_id=self._run_id, status_in=["failed"], sort_by="end_time"),
+        )
+        return [failure_of(rollout) for rollout in failed]
+
+    def open_store(self) -> LightningStore:
+        return _open_to_read(self._store)
+
+
+def failure_of(rollout: Rollout) -> Failure:
+    """Return why a failed rollout failed, as its latest attempt tells."""
+    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+    step = rollout.metadata.get("step")
+    return Failure(
+        rollout_id=rollout.rollout_id,
+        attempt_id=None if attempt is None else attempt.attempt_id,
+        reason_kind=None if attempt is None else attempt.metadata.get("reason_kind", attempt.status),
+        reason=failure_reason(rollout),
+        time=rollout.end_time or time.time(),
+        mode=rollout.mode,
+        iteration=step + (rollout.mode == "train") if isinstance(step, int) else None,
+    )
 
 
 def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
@@ -128,6 +189,10 @@ def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
     Raises ConfigError if there is no such run, or if several match.
     """
     path = Path(source)
+    if "://" in str(source) or path.is_file():
+        return _run_of_a_store(source, run_id)
+    if run_id is not None:
+        raise ConfigError(f"run_id={run_id!r} is for a store, and {str(source)!r} is none; leave it out")
     if (path / MANIFEST).is_file():
         return _FolderRun(path)
     if path.is_dir():
@@ -144,6 +209,34 @@ def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
     if found:
         raise ConfigError(f"{str(source)!r} begins the names of {len(found)} runs{_offer(found)}")
     raise ConfigError(f"there is no run {str(source)!r} in {RUNS.resolve()}{_offer(runs)}")
+
+
+def _run_of_a_store(source: str | Path, run_id: str | None) -> RecordedRun:
+    if run_id is not None:
+        _read(source, lambda store: store.get_run_by_id(run_id))
+        return _StoreRun(source, run_id)
+    runs = list(_read(source, lambda store: store.query_runs()))
+    if len(runs) != 1:
+        names = ", ".join(f"{run.run_id} ({run.name})" for run in runs[:5])
+        there_are = f"holds {len(runs)} runs; give run_id=, one of {names}" if runs else "holds no run"
+        raise ConfigError(f"the store {redact(str(source))} {there_are}")
+    return _StoreRun(source, runs[0].run_id)
+
+
+def _open_to_read(source: str | Path) -> LightningStore:
+    in_a_file = "://" not in str(source) or str(source).startswith("sqlite:")
+    return open_store(source, read_only=in_a_file)
+
+
+def _read(source: str | Path, query: Callable[[LightningStore], Awaitable[T]]) -> T:
+    """Return the result of one query of a store, from synchronous code, also where an event loop runs in this thread."""
+
+    async def work() -> T:
+        async with _open_to_read(source) as store:
+            return await query(store)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work()).result()
 
 
 def list_runs(root: Path = RUNS) -> list[RecordedRun]:
@@ -171,12 +264,17 @@ def _offer(runs: Iterable[RecordedRun]) -> str:
 
 def read_rows(path: Path) -> list[MetricsRow]:
     """Return the rows of a `metrics.jsonl` in the order of the run. Of two rows of one stage and iteration, the later one counts."""
-    rows: dict[tuple[int, str], MetricsRow] = {}
+    rows: list[MetricsRow] = []
     for line in _lines(path):
         iteration, stage, seconds = line.pop("iteration"), line.pop("stage"), line.pop("seconds")
         metrics = {name: float("nan") if value is None else value for name, value in line.items()}
-        rows[iteration, stage] = MetricsRow(iteration, stage, seconds, metrics)
-    return sorted(rows.values(), key=lambda row: (row.iteration, row.stage != "train"))
+        rows.append(MetricsRow(iteration, stage, seconds, metrics))
+    return in_order(rows)
+
+
+def read_failures(path: Path) -> list[Failure]:
+    """Return the lines of a `failures.jsonl`."""
+    return [Failure(**line) for line in _lines(path)]
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

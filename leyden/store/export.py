@@ -8,6 +8,8 @@ store holds. What has columns has columns; what may be any JSON (inputs, metadat
     attempts.parquet    one row for each attempt
     spans.parquet       one row for each span of each attempt, tokens as lists
     resources.parquet   the newest version of each
+    runs.parquet        one row for each run
+    metrics.parquet     one row for each metric of a run
 
 To add a column: its type in the table below, its value in the function behind it.
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
@@ -32,10 +34,12 @@ from leyden.store.sql.rows import text_of
 from leyden.types import (
     Attempt,
     AttemptedRollout,
+    MetricPoint,
     PaginatedResult,
     ResourcesUpdate,
     Rollout,
     RolloutStatus,
+    RunRecord,
     Span,
     find_final_reward,
 )
@@ -111,6 +115,25 @@ _COLUMNS = {
         "update_time": "float64",
         "resources": "string",
     },
+    "runs": {
+        "run_id": "string",
+        "name": "string",
+        "kind": "string",
+        "status": "string",
+        "start_time": "float64",
+        "end_time": "float64",
+        "last_heartbeat_time": "float64",
+        "cause": "string",
+        "config": "string",
+    },
+    "metrics": {
+        "run_id": "string",
+        "stage": "string",
+        "iteration": "int64",
+        "name": "string",
+        "value": "float64",
+        "time": "float64",
+    },
 }
 """Each file, its columns and their types. Those named like a field of the noun hold that field."""
 
@@ -131,12 +154,12 @@ async def export_parquet(
     status_in: Sequence[RolloutStatus] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
-    """Write the rollouts of `store`, with all that belongs to them, to Parquet files in the new `directory`.
+    """Write the rollouts of `store`, with all that belongs to them, and its runs to Parquet files in the new `directory`.
 
     The directory appears when it is whole. A store that goes on meanwhile is exported as it is found: each rollout with its attempts
     and spans is of one moment or a little later, and one that is forgotten meanwhile is left out.
 
-    status_in: only rollouts that have one of these statuses.
+    status_in: only rollouts that have one of these statuses; resources and runs are always whole.
     on_progress: called with the rollouts done and the rollouts in all.
     Raises ConfigError where the directory is there already, or pyarrow is not installed.
     """
@@ -155,6 +178,7 @@ async def export_parquet(
         try:
             await _write_rollouts(store, tables, status_in, on_progress)
             await _write_resources(store, tables["resources"])
+            await _write_runs(store, tables["runs"], tables["metrics"])
         finally:
             for table in tables.values():
                 table.close()
@@ -203,15 +227,35 @@ async def _write_resources(store: LightningStore, table: _Table) -> None:
         await table.write_if_full()
 
 
+async def _write_runs(store: LightningStore, runs: _Table, metrics: _Table) -> None:
+    async def ask(limit: int, offset: int) -> PaginatedResult[RunRecord]:
+        return await store.query_runs(sort_by=None, sort_order="asc", limit=limit, offset=offset)
+
+    async for page, _ in _pages(ask, attrgetter("run_id")):
+        for run in page:
+            runs.add(vars(run) | {"config": text_of(run.config, "the config of a run")})
+            await _write_metrics(store, run.run_id, metrics)
+        await runs.write_if_full()
+
+
+async def _write_metrics(store: LightningStore, run_id: str, table: _Table) -> None:
+    async def ask(limit: int, offset: int) -> PaginatedResult[MetricPoint]:
+        return await store.query_metrics(run_id, limit=limit, offset=offset)
+
+    async for points, _ in _pages(ask, attrgetter("iteration", "stage", "name")):
+        table.add_many(vars(point) | {"run_id": run_id} for point in points)
+        await table.write_if_full()
+
+
 async def _pages(
-    ask: Callable[[int, int], Awaitable[PaginatedResult[T]]], key: Callable[[T], str]
+    ask: Callable[[int, int], Awaitable[PaginatedResult[T]]], key: Callable[[T], Hashable]
 ) -> AsyncIterator[tuple[Sequence[T], int]]:
     """Everything that `ask` answers page by page, none twice, and how many there are in all.
 
     Items may go meanwhile, so that those behind them move forward: each page begins with the last item of the one before, and where
     it holds none of those, it is asked for further ahead.
     """
-    offset, before = 0, set[str]()
+    offset, before = 0, set[Hashable]()
     while True:
         page = await ask(_PAGE, max(0, offset - 1))
         known = [index for index, item in enumerate(page) if key(item) in before]

@@ -33,6 +33,7 @@ from opentelemetry.trace import Status, StatusCode
 
 from leyden import semconv
 from leyden.instrumentation import MODEL_HOSTS, in_use, instrument
+from leyden.store.base import LightningStore
 from leyden.tracer.base import Tracer
 from leyden.tracer.trace import Trace, current_trace, trace_of
 from leyden.types import Attributes, Span, SpanEvent, SpanStatus
@@ -62,6 +63,12 @@ class OtelTracer(Tracer):
     def prepare(self) -> None:
         """Listen to the global provider; set ours where there is none."""
         listen()
+
+    def init_worker(self, worker_id: int, store: LightningStore) -> None:
+        """Bind the worker's store, and import what instrumentation needs before the first rollout waits for it."""
+        super().init_worker(worker_id, store)
+        with self.while_open():
+            pass
 
     def while_open(self) -> AbstractContextManager[object]:
         """See Tracer.while_open."""

@@ -1,16 +1,17 @@
 """The front door: put an agent, an algorithm and data together and run them.
 
-Lives here: `Trainer`, the resolution of component specs, the registry of short names, and run
-directories. It knows every part by its protocol only. A new component needs one line in
+Lives here: `Trainer`, the resolution of component specs, and the registry of short names. It
+knows every part by its protocol only. A new component needs one line in
 `registry.py`, or a call of `register_component`.
 """
 
+from leyden.runs import RewardFigures, RunSummary
 from leyden.trainer.init_utils import build_component, instantiate_component, instantiate_from_spec, load_class
 from leyden.trainer.registry import register_component, registered_components
-from leyden.trainer.run_directory import RunSummary
 from leyden.trainer.trainer import Trainer
 
 __all__ = [
+    "RewardFigures",
     "RunSummary",
     "Trainer",
     "build_component",

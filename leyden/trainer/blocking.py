@@ -32,16 +32,20 @@ def run_for_debugging(work: Coroutine[Any, Any, T], lent: LentThread | None) -> 
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result. Ctrl-C cancels it and raises KeyboardInterrupt when it has ended; a second one does not wait.
+    """Return the coroutine's result. Ctrl-C cancels it, and raises KeyboardInterrupt when it has ended.
 
-    Where a loop runs in this thread already (a notebook), the coroutine runs on a loop of its own in another thread, and the caller
-    blocks as it would elsewhere.
+    A second Ctrl-C does not wait. If a loop runs in this thread already (a notebook), the coroutine
+    runs on a loop of its own in another thread, and the caller blocks all the same.
     """
+    return _in_thread(work) if _loop_runs_here() else asyncio.run(_until_terminated(work))
+
+
+def _loop_runs_here() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_until_terminated(work))
-    return _in_thread(work)
+        return False
+    return True
 
 
 async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:

@@ -10,12 +10,17 @@ from typing import Any, cast
 
 from leyden.errors import ConfigError
 from leyden.execution import ExecutionStrategy
+from leyden.loop import Callback, LogWriter
 from leyden.runner import Hook, Runner
 from leyden.types import NamedResources, Resource, Retention
+from leyden.utils.text import shown
 
 __all__ = [
     "check_dataset",
+    "checked_callbacks",
     "checked_hooks",
+    "checked_loggers",
+    "checked_name",
     "checked_resources",
     "checked_retention",
     "checked_run_dir",
@@ -23,6 +28,8 @@ __all__ = [
     "require_followed",
     "require_used",
 ]
+
+_LONGEST_NAME = 200
 
 _busy: set[int] = set()
 _busy_lock = threading.Lock()
@@ -82,6 +89,37 @@ def checked_hooks(hooks: Any) -> tuple[Hook, ...]:
         if not isinstance(hook, Hook):
             raise ConfigError(f"hooks has {hook!r:.200} (a {type(hook).__name__}); give instances of leyden.Hook")
     return given
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    return tuple(cast(Sequence[Any], given)) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+
+
+def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
+    """One callback or several, as a tuple."""
+    given = _several(callbacks)
+    for callback in given:
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"callbacks has {shown(callback)}; give instances of leyden.loop.Callback")
+    return given
+
+
+def checked_loggers(loggers: Any) -> tuple[LogWriter, ...]:
+    """One writer or several, as a tuple."""
+    given = _several(loggers)
+    for writer in given:
+        if not isinstance(writer, LogWriter):
+            raise ConfigError(f"loggers has {shown(writer)}; give a LogWriter such as CsvWriter('metrics.csv')")
+    return given
+
+
+def checked_name(name: Any) -> str | None:
+    """The run's name, as a store takes it."""
+    if name is None or (isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
+        return name
+    raise ConfigError(
+        f"name is {name!r:.200}; give 1 to {_LONGEST_NAME} printable characters, or None for the folder's name"
+    )
 
 
 def checked_run_dir(run_dir: Any) -> Path | None:

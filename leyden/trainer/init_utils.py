@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, cast, overload
 
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, InvalidArgument
 
 __all__ = ["build_component", "instantiate_component", "instantiate_from_spec", "load_class"]
 
@@ -20,10 +20,6 @@ T = TypeVar("T")
 
 Registry = Mapping[str, str | Callable[..., Any]]
 """Import paths, classes or factories by their short names."""
-
-
-class ComponentTypeError(ConfigError, TypeError):
-    """A component is not of the kind that its place needs."""
 
 
 @overload
@@ -74,7 +70,7 @@ def build_component(
     allow_none: return None for a spec of None if there is no `default_factory`. Otherwise such a spec is refused.
     optional_defaults: constructor arguments that are passed if the class accepts them and the spec leaves them open.
     dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments of `dict_default_cls`.
-    Raises ConfigError for a spec that cannot be resolved, ComponentTypeError (a TypeError too) for an instance of another kind.
+    Raises ConfigError for a spec that cannot be resolved, InvalidArgument (a TypeError too) for an instance of another kind.
     """
     if isinstance(spec, expected_type):
         return spec
@@ -185,7 +181,7 @@ def _ensure_expected_type(
 ) -> T:
     if isinstance(instance, expected_type):
         return instance
-    raise ComponentTypeError(
+    raise InvalidArgument(
         f"{spec_name}={spec!r} made a {type(instance).__name__}, not a {expected_type.__name__}; "
         f"{_possible(expected_type, registry)}"
     )

@@ -6,31 +6,48 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import shutil
+import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from leyden.adapter import TraceAdapter, TraceToTriplet
-from leyden.algorithm import Algorithm, Baseline, Dataset, FastAlgorithm, Run
-from leyden.errors import ConfigError, RunInterrupted, StoreError
+from leyden.algorithm import Algorithm, Baseline, Dataset, FastAlgorithm, IterativeAlgorithm, Run
+from leyden.errors import ConfigError, InvalidArgument, RunInterrupted, StoreError
 from leyden.execution import Elsewhere, ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.base import RunsAgain
 from leyden.execution.events import StopSignal
 from leyden.gateway import FoundGateways, LLMProxy
 from leyden.litagent import LitAgent, check_resources
+from leyden.loop import Callback, LogWriter, ProgressBar
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.monitor import Monitor
 from leyden.options import check_flag
+from leyden.redaction import redact
 from leyden.runner import AttemptRecorder, Hook, LitAgentRunner, Runner, WorkerBundle
 from leyden.runner.calls import call_sync
+from leyden.runs import RunSummary
+from leyden.runs.beginning import begin_run, new_manifest
+from leyden.runs.display import closing_summary, first_line
+from leyden.runs.figures import figures_of
+from leyden.runs.folder import MANIFEST, Manifest, remove_if_nothing_started, store_path
+from leyden.runs.recorder import RunRecorder
+from leyden.runs.recording import FolderRecorder
+from leyden.runs.summary import count_rollouts
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, Sweeper, open_store
 from leyden.tracer import OtelTracer, Tracer
 from leyden.trainer.blocking import run_blocking, run_for_debugging
+from leyden.trainer.boundary import short_errors
 from leyden.trainer.checks import (
     check_dataset,
+    checked_callbacks,
     checked_hooks,
+    checked_loggers,
+    checked_name,
     checked_resources,
     checked_retention,
     checked_run_dir,
@@ -50,12 +67,14 @@ from leyden.trainer.registry import (
     TracerRegistry,
 )
 from leyden.trainer.restarts import Restarts, check_restarts
-from leyden.trainer.run_directory import RunSummary, open_run, store_path, summarise
+from leyden.trainer.run_config import algorithm_config, run_config
 from leyden.types import NamedResources, Retention
+from leyden.types.run import current_run_id
 from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback
-from leyden.utils.logs import notice
+from leyden.utils.logs import notice, setup_logging_if_asked
+from leyden.utils.text import describe_error
 
 __all__ = ["Trainer"]
 
@@ -65,6 +84,18 @@ T = TypeVar("T")
 
 _LET_GO_SECONDS = 5.0
 """How long a run that was stopped waits for its store."""
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A run that is about to be worked on."""
+
+    run: Run
+    store: LightningStore
+    manifest: Manifest
+    new_folder: bool = False
+    """Whether the run has a folder, and nothing was in it before."""
+    shows_progress: bool = False
 
 
 class Trainer:
@@ -93,10 +124,15 @@ class Trainer:
         takes `run`. When no restart is left the error of the last failure is raised; earlier ones are in the log.
     run_dir: where the run is kept; by default a new directory under `.leyden/`.
     retention: what the store keeps of finished rollouts, and always what a resume would read again; by default everything.
+    callbacks: called by the loop of the algorithm, which must be an IterativeAlgorithm.
+    loggers: writers that get the metrics of each stage of any algorithm.
+    progress: whether `fit` writes a first line, a progress bar and a closing summary to standard error.
+    name: the run's name for people; by default the name of its folder.
     monitor: True watches the workers and the store, and writes alerts to the log; a Monitor uses
         its own options.
     """
 
+    @short_errors
     def __init__(
         self,
         *,
@@ -119,6 +155,10 @@ class Trainer:
         retention: Retention | None = None,
         monitor: Any = False,
         max_algorithm_restarts: int = 0,
+        callbacks: Callback | Sequence[Callback] = (),
+        loggers: LogWriter | Sequence[LogWriter] = (),
+        progress: bool = True,
+        name: str | None = None,
     ) -> None:
         self.tracer: Tracer = _required(tracer, Tracer, "tracer", TracerRegistry, OtelTracer)
         self.adapter: TraceAdapter[Any] = _required(adapter, TraceAdapter, "adapter", AdapterRegistry, TraceToTriplet)
@@ -162,6 +202,10 @@ class Trainer:
         self._dev = dev
         self.monitor = _optional(_monitor_of(monitor), Monitor, "monitor")
         self.max_algorithm_restarts = max_algorithm_restarts
+        self.callbacks, self.loggers = checked_callbacks(callbacks), checked_loggers(loggers)
+        check_flag("progress", progress)
+        self.progress = progress
+        self.name = checked_name(name)
 
     @property
     def n_runners(self) -> int:
@@ -188,6 +232,7 @@ class Trainer:
     def _given_store(self) -> LightningStore | None:
         return self._store_spec if isinstance(self._store_spec, LightningStore) else None
 
+    @short_errors
     def fit(
         self,
         agent: LitAgent[Any],
@@ -198,19 +243,21 @@ class Trainer:
     ) -> RunSummary:
         """Train the agent and block until it is done; works under a running event loop too.
 
-        resume: continue the run in `run_dir` (or the newest one) from its last finished step.
+        resume: continue the run in `run_dir` from its last finished step; without `run_dir`, the newest run under `.leyden/`
+            that this program started with this algorithm. Another algorithm or model is refused, other differences are logged.
         Raises RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is kept.
         """
         if self._dev and not resume:
             return self.dev(agent, train_dataset, val_dataset=val_dataset)
         algorithm = self._checked(agent, self._what_learns(self._dev), train_dataset, val_dataset)
         with exclusively(self, algorithm, self.strategy, self.runner):
-            run, store = self._open(resume, dev=self._dev)
+            begun = self._begin(algorithm, train_dataset, val_dataset, resume=resume, dev=self._dev)
             try:
-                return run_blocking(self._execute(agent, algorithm, run, store, train_dataset, val_dataset))
+                return run_blocking(self._execute(agent, algorithm, begun, train_dataset, val_dataset))
             except KeyboardInterrupt:
-                raise RunInterrupted(_how_to_resume(run.directory)) from None
+                raise RunInterrupted(_how_to_resume(begun.run.directory)) from None
 
+    @short_errors
     async def afit(
         self,
         agent: LitAgent[Any],
@@ -222,9 +269,10 @@ class Trainer:
         """`fit` for async code. Cancelling it stops the run as Ctrl-C does."""
         algorithm = self._checked(agent, self._what_learns(self._dev), train_dataset, val_dataset)
         with exclusively(self, algorithm, self.strategy, self.runner):
-            run, store = self._open(resume, dev=self._dev)
-            return await self._execute(agent, algorithm, run, store, train_dataset, val_dataset)
+            begun = self._begin(algorithm, train_dataset, val_dataset, resume=resume, dev=self._dev)
+            return await self._execute(agent, algorithm, begun, train_dataset, val_dataset)
 
+    @short_errors
     def dev(
         self, agent: LitAgent[Any], train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> RunSummary:
@@ -235,12 +283,12 @@ class Trainer:
         strategy; one rollout at a time, without time limits. An agent's error is logged with its
         traceback. Ctrl-C, and the debugger's "quit", end the run.
         Under a running event loop (a notebook), async agents run in another thread.
-        The algorithm must be a FastAlgorithm; `Baseline()` when there is none. Raises TypeError for another one.
+        The algorithm must be a FastAlgorithm; `Baseline()` when there is none. Raises InvalidArgument (a TypeError) for another one.
         """
         algorithm = self._checked(agent, self._what_learns(dev=True), train_dataset, val_dataset)
         with exclusively(self, algorithm, self.strategy, self.runner), for_debugging(self) as lent:
-            run, store = self._open(resume=False, dev=True)
-            return run_for_debugging(self._execute(agent, algorithm, run, store, train_dataset, val_dataset), lent)
+            begun = self._begin(algorithm, train_dataset, val_dataset, resume=False, dev=True)
+            return run_for_debugging(self._execute(agent, algorithm, begun, train_dataset, val_dataset), lent)
 
     # ---- before a run --------------------------------------------------------------------------------------------------
 
@@ -249,7 +297,7 @@ class Trainer:
             return self.algorithm
         algorithm = self.algorithm or Baseline()
         if not isinstance(algorithm, FastAlgorithm):
-            raise TypeError(
+            raise InvalidArgument(
                 f"dev() needs a FastAlgorithm (Baseline is one), not {type(algorithm).__name__}; use fit() to train, without dev=True"
             )
         return algorithm
@@ -262,6 +310,7 @@ class Trainer:
         val_dataset: Dataset[Any] | None,
     ) -> Algorithm | None:
         """Everything that can be known to be wrong before anything starts."""
+        setup_logging_if_asked()
         self.strategy.check()
         keeps_checkpoints = self._store_spec is None or self.run_dir is not None
         check_restarts(self.max_algorithm_restarts, algorithm, keeps_checkpoints=keeps_checkpoints)
@@ -281,6 +330,12 @@ class Trainer:
                 "there is data and no algorithm, so nothing would run the agent on it: give Trainer(algorithm='baseline') to run "
                 "and measure the agent, or an algorithm that trains it; without data, runners work on what others enqueue"
             )
+        if self.callbacks and not isinstance(algorithm, IterativeAlgorithm):
+            given = "there is no algorithm" if algorithm is None else f"{_name_of(algorithm)} has no TrainLoop"
+            raise ConfigError(
+                f"callbacks={[type(callback).__name__ for callback in self.callbacks]}, but {given} that would call them; give an "
+                "IterativeAlgorithm (PolicyGradient is one), or leave callbacks out: loggers= gets the metrics of any algorithm"
+            )
         if algorithm is not None:
             algorithm.set_initial_resources(self.initial_resources)
             planned = algorithm.planned_resources()
@@ -288,28 +343,53 @@ class Trainer:
                 check_resources(agent, planned)
         return algorithm
 
-    def _open(self, resume: bool, *, dev: bool) -> tuple[Run, LightningStore]:
+    def _begin(
+        self,
+        algorithm: Algorithm | None,
+        train_dataset: Dataset[Any] | None,
+        val_dataset: Dataset[Any] | None,
+        *,
+        resume: bool,
+        dev: bool,
+    ) -> _Begun:
+        """Return the run with its store. Nothing is left behind if an argument is wrong."""
         if dev:
-            return self._open_dev(resume)
-        if (remote := self.strategy.remote_store()) is not None:
-            return Run(run_id=secrets.token_hex(6)), remote
-        if self._store_spec is None:
-            run = open_run(self.run_dir, resume=resume)
-            assert run.directory is not None
-            return run, SqliteLightningStore(store_path(run.directory))
-        if self.run_dir is not None:
-            return open_run(self.run_dir, resume=resume), self._build_store()
-        if resume:
+            return self._begin_dev(algorithm, resume)
+        if resume and self._store_spec is not None and self.run_dir is None:
             raise ConfigError("resume=True needs a run directory; give run_dir= beside the store, or give no store")
-        return Run(run_id=secrets.token_hex(6)), self._build_store()
+        remote = self.strategy.remote_store()
+        if remote is not None and not self.strategy.runs_algorithm:
+            return _Begun(Run(run_id=secrets.token_hex(6)), remote, new_manifest(kind="fit", name="runners", config={}))
+        config = run_config(
+            algorithm,
+            train_dataset=train_dataset,
+            val_dataset=val_dataset,
+            strategy=self.strategy,
+            n_runners=self.n_runners,
+            concurrency=self.runner.concurrency,
+        )
+        if remote is not None or (self._store_spec is not None and self.run_dir is None):
+            store = self._build_store() if remote is None else remote
+            manifest = new_manifest(kind="fit", name=self.name or "fit", config=config)
+            begun = _Begun(Run(run_id=manifest.record.run_id), store, manifest)
+        else:
+            given = None if self._store_spec is None else self._build_store()
+            directory, manifest = begin_run(self.run_dir, resume=resume, name=self.name, config=config)
+            run = Run(manifest.record.run_id, directory, resume=resume, options=manifest.options)
+            store = SqliteLightningStore(store_path(directory)) if given is None else given
+            begun = _Begun(run, store, manifest, new_folder=not resume)
+        begun.shows_progress = self.progress
+        config["store"] = redact(begun.store.url)
+        return begun
 
-    def _open_dev(self, resume: bool) -> tuple[Run, LightningStore]:
+    def _begin_dev(self, algorithm: Algorithm | None, resume: bool) -> _Begun:
         if resume:
             raise ConfigError("resume=True, but dev=True keeps no run; leave one of them out")
         store = self.strategy.remote_store()
         if store is None:
             store = self._build_store() if self._store_spec is not None else InMemoryLightningStore()
-        return Run(run_id="dev"), store
+        manifest = new_manifest(kind="dev", name=self.name or "dev", config=algorithm_config(algorithm))
+        return _Begun(Run(manifest.record.run_id), store, manifest)
 
     def _build_store(self) -> LightningStore:
         if isinstance(self._store_spec, str) and "://" in self._store_spec:
@@ -329,17 +409,84 @@ class Trainer:
         self,
         agent: LitAgent[Any],
         algorithm: Algorithm | None,
+        begun: _Begun,
+        train_dataset: Dataset[Any] | None,
+        val_dataset: Dataset[Any] | None,
+    ) -> RunSummary:
+        agent.set_trainer(self)
+        run, store = begun.run, begun.store
+        if not self.strategy.runs_algorithm:
+            async with contextlib.AsyncExitStack() as stack:
+                await self._attach(store, stack)
+                await self._work(agent, None, run, store, None, None)
+            return RunSummary(run.directory)  # the algorithm's side counts what became of its rollouts
+        nothing_started = begun.new_folder
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                await self._attach(store, stack)
+                recorder = self._recorder(begun, algorithm)
+                try:
+                    await recorder.open()
+                    nothing_started = False
+                    if begun.shows_progress:
+                        _show(first_line(run, begun.manifest.record.config))
+                    run = replace(run, recorder=recorder)
+                    summary = await self._work(agent, algorithm, run, store, train_dataset, val_dataset)
+                except asyncio.CancelledError:
+                    nothing_started = begun.new_folder and await _nothing_started(recorder, store)
+                    await recorder.close("stopped", "interrupted")
+                    raise
+                except Exception as error:
+                    nothing_started = begun.new_folder and await _nothing_started(recorder, store)
+                    if run.directory is not None and not nothing_started:
+                        error.add_note(_how_to_resume(run.directory))
+                    await recorder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
+                    raise
+                await recorder.close("succeeded" if summary.stopped is None else "stopped", summary.stopped)
+        finally:
+            if nothing_started and run.directory is not None:
+                self._last_file = None
+                remove_if_nothing_started(run.directory)
+        self._report(summary)
+        return summary
+
+    def _recorder(self, begun: _Begun, algorithm: Algorithm | None) -> RunRecorder:
+        directory = begun.run.directory
+        theirs = algorithm.callbacks if isinstance(algorithm, IterativeAlgorithm) else ()
+        has_bar = any(isinstance(callback, ProgressBar) for callback in (*theirs, *self.callbacks))
+        return RunRecorder(
+            begun.manifest,
+            begun.store,
+            None if directory is None else FolderRecorder(directory, begun.manifest),
+            writers=self.loggers,
+            callbacks=self.callbacks,
+            bar=ProgressBar if begun.shows_progress and not has_bar else None,
+        )
+
+    def _report(self, summary: RunSummary) -> None:
+        """Show how the run has ended."""
+        logger.info("run %s: done\n%s", summary.run_id, summary)
+        if self.progress:
+            _show(closing_summary(summary, shutil.get_terminal_size().columns))
+        elif summary.stopped is not None:
+            logger.warning("the run ended before its algorithm did\n%s", summary)
+        elif summary.failures:
+            logger.warning("some rollouts failed\n%s", summary)
+
+    async def _work(
+        self,
+        agent: LitAgent[Any],
+        algorithm: Algorithm | None,
         run: Run,
         store: LightningStore,
         train_dataset: Dataset[Any] | None,
         val_dataset: Dataset[Any] | None,
     ) -> RunSummary:
-        agent.set_trainer(self)
-        if not self.strategy.runs_algorithm:
-            algorithm = None
+        """Run both sides on a store that is open, and count what came of it."""
         stopped: list[str] = []
+        results: list[Any] = []
+        started = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
-            await self._attach(store, stack)
             if self.retention is not None and store.capabilities["zero_copy"]:
                 raise ConfigError(
                     f"others work on {store.url} too, so one run does not decide what it keeps: leave retention out here, and "
@@ -370,7 +517,7 @@ class Trainer:
 
             async def work(run: Run, ready: Latch, store: LightningStore, event: Latch) -> None:
                 left = await self._algorithm_bundle(
-                    algorithm, run, store, proxy, ready, event, train_dataset, val_dataset
+                    algorithm, run, store, proxy, ready, event, train_dataset, val_dataset, results
                 )
                 if left:
                     stopped.append(self._why_deserted(left, run))
@@ -379,25 +526,27 @@ class Trainer:
                 await self._run_both(work, run, store, workers)
             except asyncio.CancelledError:
                 await self._let_go(run, store)
-                logger.info(_how_to_resume(run.directory))
                 raise
             except Exception as error:
                 await self._let_go(run, store)
                 warn_if_exhausted(logger, "the run", error)
-                if run.directory is not None:
-                    error.add_note(_how_to_resume(run.directory))
                 raise
-            if not self.strategy.runs_algorithm:
-                return RunSummary(run.directory)  # the algorithm's side counts what became of its rollouts
-            summary = await summarise(
-                store, run.directory, forgotten=sweeper.forgotten, stopped=next(iter(stopped), None)
+            if not isinstance(run.recorder, RunRecorder):
+                return RunSummary(run.directory)
+            rollouts, failures = await count_rollouts(store)
+            figures = figures_of(run.recorder.rows)
+            return RunSummary(
+                run.directory,
+                rollouts,
+                failures,
+                sweeper.forgotten,
+                next(iter(stopped), None),
+                reward=figures.reward,
+                metrics=figures.metrics,
+                result=results[-1] if results else None,
+                seconds=time.monotonic() - started,
+                run_id=run.run_id,
             )
-        logger.debug("run %s: done\n%s", run.run_id, summary)
-        if summary.stopped is not None:
-            logger.warning("the run ended before its algorithm did\n%s", summary)
-        elif summary.failures:
-            logger.warning("some rollouts failed\n%s", summary)
-        return summary
 
     async def _run_both(
         self,
@@ -487,10 +636,11 @@ class Trainer:
         event: Latch,
         train_dataset: Dataset[Any] | None,
         val_dataset: Dataset[Any] | None,
+        results: list[Any],
     ) -> int:
         """Run the algorithm with its collaborators; without one, wait to be stopped.
 
-        Return 0, or how many rollouts are left because all runners have ended.
+        Add to `results` the value that the algorithm returned. Return 0, or how many rollouts are left because all runners have ended.
         """
         if algorithm is None or not algorithm.holds_runners:
             ready.set()
@@ -513,13 +663,19 @@ class Trainer:
         algorithm.set_run(run)
         algorithm.set_concurrency(self.n_runners * self.runner.concurrency)
 
+        if isinstance(run.recorder, RunRecorder):
+            run.recorder.begin_algorithm(resume=run.resume)
+
         async def work() -> None:
-            if algorithm.is_async():
-                running = algorithm.run(train_dataset, val_dataset)
-                assert running is not None
-                await running
-            else:
-                await call_sync(lambda: algorithm.run(train_dataset, val_dataset), None, name="leyden-algorithm")
+            token = current_run_id.set(run.run_id)
+            try:
+                if algorithm.is_async():
+                    results.append(await algorithm.run(train_dataset, val_dataset))
+                else:
+                    run_it = partial(algorithm.run, train_dataset, val_dataset)
+                    results.append(await call_sync(run_it, None, name="leyden-algorithm"))
+            finally:
+                current_run_id.reset(token)
 
         if not isinstance(event, StopSignal) or store.capabilities["zero_copy"]:  # others may run what is left
             await work()
@@ -574,7 +730,31 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def _name_of(algorithm: Algorithm) -> str:
+    return getattr(algorithm, "__name__", type(algorithm).__name__)
+
+
+def _show(text: str) -> None:
+    """Write to standard error; a stream that is gone does not end the run."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+async def _nothing_started(recorder: RunRecorder, store: LightningStore) -> bool:
+    """Whether the run has neither a row nor a rollout; False if the store cannot tell."""
+    if recorder.rows:
+        return False
+    try:
+        async with asyncio.timeout(_LET_GO_SECONDS):
+            return not len(await store.query_rollouts(run_id=recorder.manifest.record.run_id, limit=1))
+    except (StoreError, TimeoutError):
+        return False
+
+
 def _how_to_resume(directory: Path | None) -> str:
+    if directory is not None and not (directory / MANIFEST).exists():
+        return "the run was stopped before it had begun; nothing is left of it"
     if directory is None:
         return "the run was stopped; it was kept in no directory"
     return (

@@ -9,15 +9,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["exhausted_resource", "warn_if_exhausted"]
+from leyden.utils.throttle import Throttle
 
-_PAUSE_SECONDS = 60.0
-"""Seconds between two warnings of one resource, because hundreds of attempts may fail at once."""
+__all__ = ["exhausted_resource", "warn_if_exhausted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +80,8 @@ _RESOURCES = (
     ),
 )
 
-_lock = threading.Lock()
-_warned_at: dict[str, float] = {}
+_warnings = Throttle()
+"""One a minute for each resource, because hundreds of attempts may fail at once."""
 
 
 def exhausted_resource(error: BaseException) -> str | None:
@@ -101,14 +98,8 @@ def warn_if_exhausted(logger: logging.Logger, subject: str, error: BaseException
     resource.
     """
     found = exhausted_resource(error)
-    if found is None:
-        return
-    with _lock:
-        now = time.monotonic()
-        if now < _warned_at.get(found, -_PAUSE_SECONDS) + _PAUSE_SECONDS:
-            return
-        _warned_at[found] = now
-    logger.warning("%s failed because %s", subject, found)
+    if found is not None and _warnings.admits(found):
+        logger.warning("%s failed because %s", subject, found)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -17,7 +17,15 @@ import reprlib
 import sys
 from typing import TextIO
 
-__all__ = ["Preview", "configure_logger", "line_formatter", "notice", "setup_child_logging", "setup_logging"]
+__all__ = [
+    "Preview",
+    "configure_logger",
+    "line_formatter",
+    "notice",
+    "setup_child_logging",
+    "setup_logging",
+    "setup_logging_if_asked",
+]
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -86,6 +94,12 @@ def setup_logging(level: int | str = "INFO") -> None:
         logger.propagate = False
     if variable and from_variable is None:
         logger.warning("%s is %r, which is no level; possible: %s", _LEVEL_VARIABLE, variable, _POSSIBLE)
+
+
+def setup_logging_if_asked() -> None:
+    """Call `setup_logging` if LEYDEN_LOG is set, for programs that do not call it themselves."""
+    if os.environ.get(_LEVEL_VARIABLE):
+        setup_logging()
 
 
 def setup_child_logging() -> None:

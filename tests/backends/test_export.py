@@ -22,11 +22,13 @@ from leyden.store.export import export_parquet
 from leyden.types import (
     LLM,
     EnqueueRolloutRequest,
+    MetricPoint,
     PaginatedResult,
     PromptTemplate,
     Retention,
     Rollout,
     RolloutConfig,
+    RunRecord,
     Span,
     SpanEvent,
     SpanStatus,
@@ -94,7 +96,17 @@ async def fill(store: LightningStore) -> None:
         ]
     )
     await store.update_attempt(**ids(again), status="succeeded")
-    await store.start_rollout(None)
+    for run_id in ("run-1", "run-2"):
+        await store.start_run(
+            RunRecord(run_id=run_id, name="first π", kind="fit", start_time=1.5, config={"a": [ODD, None]})
+        )
+    await store.update_run("run-1", status="failed", cause="why")
+    points = [(i, name) for i in range(3) for name in ("loss", "reward")]
+    await store.add_metrics(
+        "run-1",
+        [MetricPoint(stage="train", iteration=i, name=n, value=None if i == 1 else i / 3, time=2.5) for i, n in points],
+    )
+    await store.start_rollout(None, run_id="run-1", group_id="g π")
     await store.enqueue_rollout("waits")
 
 
@@ -119,7 +131,18 @@ async def expected(store: LightningStore) -> dict[str, list[dict[str, Any]]]:
                         tokens["logprobs"] = [as_float32(value) for value in tokens["logprobs"]]
                 spans.append(row | tokens)
     resources = [update.model_dump(mode="json") for update in await store.query_resources(sort_by="resources_id")]
-    return {"rollouts": rollouts, "attempts": attempts, "spans": spans, "resources": resources}
+    runs = [run.model_dump() for run in await store.query_runs(sort_by="run_id", sort_order="asc")]
+    metrics = [
+        m.model_dump() | {"run_id": run["run_id"]} for run in runs for m in await store.query_metrics(run["run_id"])
+    ]
+    return {
+        "rollouts": rollouts,
+        "attempts": attempts,
+        "spans": spans,
+        "resources": resources,
+        "runs": runs,
+        "metrics": metrics,
+    }
 
 
 JSON = {"input", "config", "metadata", "attributes", "events", "resource", "resources"}
@@ -136,7 +159,8 @@ async def test_every_field_comes_back_as_it_was(store: LightningStore, tmp_path:
     for name, rows in want.items():
         assert parsed(read(tmp_path / "out", name)) == rows
     assert exported.rows == {name: len(rows) for name, rows in want.items()}
-    assert exported.rows == {"rollouts": 3, "attempts": 3, "spans": 4, "resources": 2}
+    sizes = {"rollouts": 3, "attempts": 3, "spans": 4, "resources": 2, "runs": 2, "metrics": 6}
+    assert exported.rows == sizes
     assert {"out"} <= names(tmp_path) <= {"out", "store.db", "store.db-wal", "store.db-shm", "store.db.lock"}
 
 
@@ -295,7 +319,7 @@ async def test_the_command_exports_a_file_that_is_in_use_and_a_served_store(
         await fill(store)
         done = await asyncio.to_thread(command, "--url", store.path, tmp_path / "one")
         assert (done.stderr, done.returncode) == ("", 0)
-        assert done.stdout.startswith(f"{tmp_path / 'one'}: 3 rollouts, 3 attempts, 4 spans, 2 resources; ")
+        assert done.stdout.startswith(f"{tmp_path / 'one'}: 3 rollouts, 3 attempts, 4 spans, 2 resources, 2 runs, 6 metrics; ")
         async with LightningStoreServer(store, token="secret") as server:
             words = ("--url", server.endpoint, "--token", "secret", "--status", "succeeded", tmp_path / "two")
             assert "two: 1 rollouts, 2 attempts, 4 spans" in (await asyncio.to_thread(command, *words)).stdout
@@ -323,4 +347,6 @@ def test_every_field_has_a_column() -> None:
 
     parts: Sequence[str] = ("tokens", "status")
     assert set(Rollout.model_fields) <= columns("rollouts")
+    assert set(RunRecord.model_fields) == columns("runs")
+    assert set(MetricPoint.model_fields) | {"run_id"} == columns("metrics")
     assert (set(Span.model_fields) - set(parts)) | set(TokenRecord.model_fields) <= columns("spans")

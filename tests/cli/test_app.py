@@ -16,6 +16,9 @@ from leyden.cli.app import app
 HEAVY = ("pydantic", "rich", "aiohttp", "asyncio", "yaml", "torch", "leyden.types", "leyden.store")
 COMMANDS = (
     "demo",
+    "runs",
+    "show",
+    "plot",
     "gateway",
     "workers",
     "store",

@@ -28,17 +28,27 @@ from hypothesis import HealthCheck, currently_in_test_context, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from leyden.errors import ConfigError, LeydenError, UnknownAttempt, UnknownResources, UnknownRollout, UnknownWorker
+from leyden.errors import (
+    ConfigError,
+    LeydenError,
+    UnknownAttempt,
+    UnknownResources,
+    UnknownRollout,
+    UnknownRun,
+    UnknownWorker,
+)
 from leyden.store import LightningStore
 from leyden.testing import audit_store
 from leyden.types import (
     UNSET,
     AttemptedRollout,
     EnqueueRolloutRequest,
+    MetricPoint,
     PromptTemplate,
     Retention,
     Rollout,
     RolloutConfig,
+    RunRecord,
     Span,
     TokenRecord,
     UpdateAttemptRequest,
@@ -57,6 +67,10 @@ LIMITS = [None, 100.0, 10_000.0]
 """Far from what a test lasts, and from each other: whether time is over depends on no clock."""
 WORKERS = [None, "w0", "w0", "w1"]
 FIELDS = ["input", "mode", "resources_id", "config", "metadata", "priority"]
+"""What the user of a rollout may change."""
+GIVEN = [*FIELDS, "run_id", "group_id"]
+RUNS = ["run0", "run1"]
+RUN_STATUSES = ["running", "running", "succeeded", "failed", "stopped"]
 ROLLOUT_STATUSES = ["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
 ATTEMPT_STATUSES = ["preparing", "running", "running", "unresponsive", "failed", "failed", "succeeded", "timeout"]
 
@@ -129,6 +143,10 @@ class Chance(random.Random):
                 return self.choice([{}, {"m": 1}])
             case "priority":
                 return self.randint(-2, 2)
+            case "run_id":
+                return self.choice([None] * 10 + ["run0"] * 8 + ["run1", NOBODY])
+            case "group_id":
+                return self.choice([None, "g0", "g1"])
             case _:
                 return RolloutConfig(
                     max_attempts=self.randint(1, 5),
@@ -140,7 +158,7 @@ class Chance(random.Random):
                 )
 
     def fields(self) -> dict[str, Any]:
-        return {name: self.field(name) for name in FIELDS}
+        return {name: self.field(name) for name in GIVEN}
 
     def rollout_id(self) -> str:
         """Of a rollout that may be there already."""
@@ -174,6 +192,7 @@ class StoreMachine(RuleBasedStateMachine):
         "watch": 2,
         "write_resources": 2,
         "beat": 1,
+        "fit": 2,
     }
     """What is called, and how often."""
 
@@ -202,6 +221,7 @@ class StoreMachine(RuleBasedStateMachine):
         """A store with some work in it."""
         self.seed = seed
         self.stores = self.open()
+        self.start_run("run0", {})
         for _ in range(2):
             self.enqueue(Chance(seed))
 
@@ -449,8 +469,11 @@ class StoreMachine(RuleBasedStateMachine):
         logic, order = chance.choice(["and", "or"]), chance.choice(["asc", "desc"])
         sort_by = chance.choice([None, "rollout_id", "status", "start_time", "end_time"])
         limit, offset = chance.choice([-1, 1, 3]), chance.randint(0, 3)
+        run_id, group_id = chance.mostly(None, *RUNS, NOBODY), chance.mostly(None, "g0", "g1")
 
         def wanted(rollout: Promise) -> bool:
+            if run_id not in (None, rollout.fields["run_id"]) or group_id not in (None, rollout.fields["group_id"]):
+                return False
             asked = [
                 status_in is None or rollout.status in status_in,
                 ids is None or rollout.rollout_id in ids,
@@ -460,24 +483,34 @@ class StoreMachine(RuleBasedStateMachine):
             given = [yes for yes, what in zip(asked, (status_in, ids, part, mode_in), strict=True) if what is not None]
             return all(given) if logic == "and" else not given or any(given)
 
-        matching = sorted(
-            filter(wanted, self.model.rollouts.values()),
-            key=lambda r: (getattr(r, sort_by, "") if sort_by else "", r.place),
-            reverse=order == "desc",
-        )
-        page = self.do(
-            self.store.query_rollouts(
+        def match() -> list[Promise]:
+            if run_id is not None:
+                self.model.run(run_id)
+            return sorted(
+                filter(wanted, self.model.rollouts.values()),
+                key=lambda r: (getattr(r, sort_by, "") if sort_by else "", r.place),
+                reverse=order == "desc",
+            )
+
+        answers = self.both(
+            match,
+            lambda: self.store.query_rollouts(
                 status_in=status_in,
                 rollout_id_in=ids,
                 rollout_id_contains=part,
                 mode_in=mode_in,
+                run_id=run_id,
+                group_id=group_id,
                 filter_logic=logic,  # type: ignore[arg-type]
                 sort_by=sort_by,
                 sort_order=order,  # type: ignore[arg-type]
                 limit=limit,
                 offset=offset,
-            )
+            ),
         )
+        if answers is None:
+            return
+        matching, page = answers
         until = None if limit == -1 else offset + limit
         if sort_by is None or not sort_by.endswith("_time"):  # the model has no clock
             assert [found.rollout_id for found in page] == [rollout.rollout_id for rollout in matching[offset:until]]
@@ -566,6 +599,8 @@ class StoreMachine(RuleBasedStateMachine):
         store = self.store
         with pytest.raises(UnknownRollout, match=NOBODY):
             self.do(store.get_rollout_by_id(NOBODY))
+        with pytest.raises(UnknownRun, match=NOBODY):
+            self.do(store.get_run_by_id(NOBODY))
         with pytest.raises(UnknownWorker, match=NOBODY):
             self.do(store.get_worker_by_id(NOBODY))
         with pytest.raises(UnknownResources, match=NOBODY):
@@ -595,6 +630,55 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.workers.setdefault(worker, ("unknown", None))
         assert self.do(self.store.update_worker(worker)).status == self.model.workers[worker][0]
 
+    # ---- runs --------------------------------------------------------------------------------------------------------
+
+    def fit(self, chance: Chance) -> None:
+        run_id = chance.mostly("run0", "run1", NOBODY)
+        match chance.randrange(5):
+            case 0:
+                self.start_run(chance.choice(RUNS), chance.choice([{}, {"lr": 1e-5}]))
+            case 1:
+                changes: dict[str, Any] = {
+                    "status": chance.choice(RUN_STATUSES),
+                    "config": {"seed": chance.randrange(3)},
+                }
+                changes["cause"] = chance.choice([None, "why"])
+                changes = {name: value for name, value in changes.items() if chance.random() < 0.5}
+                answers = self.both(
+                    lambda: self.model.update_run(run_id, **changes), lambda: self.store.update_run(run_id, **changes)
+                )
+                assert answers is None or answers[1].status == answers[0].status
+            case 2:
+                iteration = chance.randrange(5)
+                self.both(
+                    lambda: self.model.cut_metrics(run_id, iteration),
+                    lambda: self.store.cut_metrics(run_id, after_iteration=iteration),
+                )
+            case _:
+                self.add_metrics(run_id, chance)
+
+    def start_run(self, run_id: str, config: dict[str, Any]) -> None:
+        self.model.start_run(run_id, config)
+        started = RunRecord(run_id=run_id, name=run_id, kind="fit", start_time=self.began, config=config)
+        assert self.do(self.store.start_run(started)).status == "running"
+
+    def add_metrics(self, run_id: str, chance: Chance) -> None:
+        places = [
+            (chance.randrange(6), chance.choice(["train", "val"]), chance.choice(["loss", "reward"]))
+            for _ in range(chance.randint(0, 4))
+        ]
+        points = [(place, chance.choice([None, 0.5, -2.0])) for place in places]
+        self.both(
+            lambda: self.model.add_metrics(run_id, points),
+            lambda: self.store.add_metrics(
+                run_id,
+                [
+                    MetricPoint(stage=stage, iteration=iteration, name=name, value=value, time=self.began)
+                    for (iteration, stage, name), value in points
+                ],
+            ),
+        )
+
     # ---- where the store is ------------------------------------------------------------------------------------------
 
     async def compare(self) -> None:
@@ -620,13 +704,21 @@ class StoreMachine(RuleBasedStateMachine):
         written = {each.resources_id: (each.version, each.resources) for each in await self.store.query_resources()}
         versions = {resources_id: self.model.versions(resources_id) for resources_id, _, _ in self.model.resources}
         assert written == {key: (len(contents), named(contents[-1])) for key, contents in versions.items()}
+        runs = {run.run_id: run for run in await self.store.query_runs()}
+        assert runs.keys() == self.model.runs.keys()
+        for run_id, expected in self.model.runs.items():
+            run = runs[run_id]
+            assert (run.status, run.cause, run.config) == (expected.status, expected.cause, expected.config)
+            assert (run.end_time is None) == (run.status == "running")
+            metrics = [((m.iteration, m.stage, m.name), m.value) for m in await self.store.query_metrics(run_id)]
+            assert metrics == sorted(expected.metrics.items(), key=lambda item: item[0])
         assert await audit_store(self.store) == []
 
     def same(self, promise: Promise, found: Rollout, attempt_id: str | None = None) -> None:
         """A rollout, and the attempt that it was answered with (None: any)."""
         assert found.rollout_id == promise.rollout_id
         assert found.status == promise.status
-        assert {name: getattr(found, name) for name in FIELDS} == promise.fields
+        assert {name: getattr(found, name) for name in GIVEN} == promise.fields
         assert isinstance(found, AttemptedRollout) == bool(promise.tries)
         if isinstance(found, AttemptedRollout) and attempt_id is not None:
             assert found.attempt.attempt_id == attempt_id

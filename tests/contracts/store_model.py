@@ -11,17 +11,25 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from leyden.errors import ConfigError, IllegalTransition, UnknownAttempt, UnknownResources, UnknownRollout
+from leyden.errors import (
+    ConfigError,
+    IllegalTransition,
+    UnknownAttempt,
+    UnknownResources,
+    UnknownRollout,
+    UnknownRun,
+)
 from leyden.types import (
     ATTEMPT_FINISHED,
     ATTEMPT_TRANSITIONS,
+    FINAL_RUN_STATUSES,
     OVERTAKES,
     ROLLOUT_FINISHED,
     ROLLOUT_TRANSITIONS,
     RolloutConfig,
 )
 
-__all__ = ["Model", "Promise", "Try"]
+__all__ = ["Fit", "Model", "Promise", "Try"]
 
 OPEN = ("preparing", "running")
 WAITING = ("queuing", "requeuing")
@@ -48,7 +56,7 @@ class Try:
 
 @dataclass
 class Promise:
-    """A rollout; `fields` are those that its user may change."""
+    """A rollout; `fields` are those that its user chose."""
 
     rollout_id: str
     place: int
@@ -71,6 +79,17 @@ class Promise:
         raise UnknownAttempt(attempt_id)
 
 
+@dataclass
+class Fit:
+    """A run."""
+
+    status: str = "running"
+    cause: str | None = None
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    metrics: dict[tuple[int, str, str], float | None] = field(default_factory=dict[tuple[int, str, str], float | None])
+    """By iteration, stage and name."""
+
+
 class Model:
     def __init__(self) -> None:
         self.rollouts: dict[str, Promise] = {}
@@ -82,6 +101,7 @@ class Model:
         self.arrived: list[tuple[int, tuple[str, str, str]]] = []
         """Every span that is there, behind its number: rollout, attempt, span."""
         self.arrivals = 0
+        self.runs: dict[str, Fit] = {}
         self.now = (0.0, 0)
         """The time of the call: seconds after the test began, and its number."""
 
@@ -96,16 +116,15 @@ class Model:
         return sorted(waiting, key=lambda r: (r.place - r.fields["priority"] * OVERTAKES, r.place))
 
     def enqueue(self, *rollouts: tuple[str, dict[str, Any]]) -> list[Promise]:
-        first = dict(reversed(rollouts))
-        new = {
-            rollout_id: self.known(first[rollout_id]["resources_id"])
-            for rollout_id in first.keys() - self.rollouts.keys()
-        }
+        new: dict[str, dict[str, Any]] = {}
         for rollout_id, fields in rollouts:
-            if rollout_id not in self.rollouts:
-                self.places += 1
-                fields = fields | {"resources_id": new[rollout_id]}
-                self.rollouts[rollout_id] = Promise(rollout_id, self.places, fields)
+            if rollout_id not in self.rollouts and rollout_id not in new:
+                new[rollout_id] = fields | {"resources_id": self.known(fields["resources_id"])}
+                if fields["run_id"] is not None:
+                    self.run(fields["run_id"])
+        for rollout_id, fields in new.items():
+            self.places += 1
+            self.rollouts[rollout_id] = Promise(rollout_id, self.places, fields)
         return [self.rollouts[rollout_id] for rollout_id, _ in rollouts]
 
     def start_rollout(self, rollout_id: str, attempt_id: str, worker_id: str | None, **fields: Any) -> Promise:
@@ -312,3 +331,28 @@ class Model:
         if not self.resources or self.resources[-1] != newest:
             self.resources.append((resources_id, len(versions) + 1, content))
         return len(self.versions(resources_id))
+
+    def run(self, run_id: str) -> Fit:
+        if run_id not in self.runs:
+            raise UnknownRun(run_id)
+        return self.runs[run_id]
+
+    def start_run(self, run_id: str, config: dict[str, Any]) -> Fit:
+        run = self.runs.setdefault(run_id, Fit())
+        run.status, run.cause, run.config = "running", None, config
+        return run
+
+    def update_run(self, run_id: str, **changes: Any) -> Fit:
+        run = self.run(run_id)
+        if run.status in FINAL_RUN_STATUSES and changes.get("status", run.status) != run.status:
+            raise IllegalTransition(run_id)
+        for name, value in changes.items():
+            setattr(run, name, value)
+        return run
+
+    def add_metrics(self, run_id: str, points: Sequence[tuple[tuple[int, str, str], float | None]]) -> None:
+        self.run(run_id).metrics |= dict(points)
+
+    def cut_metrics(self, run_id: str, after_iteration: int) -> None:
+        run = self.run(run_id)
+        run.metrics = {place: value for place, value in run.metrics.items() if place[0] <= after_iteration}

@@ -1,7 +1,10 @@
 """Run the code blocks of a Markdown file, in order, as one program.
 
-- ```` ```python ```` blocks run in one module for each file, so a later block sees the names of an earlier one;
-  `await` works at the top level.
+- ```` ```python ```` blocks run in one module for each file, so a later block sees the names of an earlier one.
+- A page may use `await` at the top level only after it has said so, with `NOTEBOOK` in its text: in a file that is a
+  SyntaxError.
+- `<!-- shorten: next "n_steps=20" "n_steps=2" -->` runs the next block with the second text in place of the first, so
+  that a page can show a program as a reader runs it and the test takes seconds.
 - ```` ```bash ```` blocks run only below the line `<!-- run -->`, and only commands that begin with `leyden` or
   `python -m`.
 - `<!-- skip: next "why" -->` leaves out the next block, `<!-- skip: start "why" -->` to `<!-- skip: end -->` several.
@@ -12,6 +15,7 @@ import ast
 import asyncio
 import inspect
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -25,6 +29,9 @@ from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 ROOT = Path(__file__).parents[2]
 RUN_MARK = "<!-- run -->"
+NOTEBOOK = "`python -m asyncio`"
+"""What a page must name before its first top-level `await`."""
+_SHORTEN = re.compile(r'<!-- shorten: next "(?P<shown>[^"]+)" "(?P<run>[^"]+)" -->\s*$')
 COMMANDS = (("leyden",), ("python", "-m"))
 
 
@@ -73,11 +80,27 @@ def parse_skips(document: Document):
 
 
 def run_python(example: Example, module: ModuleType) -> None:
-    source = "\n" * (example.line + example.parsed.line_offset) + example.parsed
+    source = "\n" * (example.line + example.parsed.line_offset) + shortened(example)
     code = compile(source, example.path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    awaits = bool(code.co_flags & inspect.CO_COROUTINE)
+    if awaits and NOTEBOOK not in example.document.text[: example.start]:
+        raise BadSnippet(
+            f"{example.path}, line {example.line}: await at the top level is a SyntaxError in a file; write "
+            f"asyncio.run(main()), or say above that the blocks run in a notebook or in {NOTEBOOK}"
+        )
     result = eval(code, module.__dict__)
-    if code.co_flags & inspect.CO_COROUTINE:
+    if awaits:
         asyncio.run(result)
+
+
+def shortened(example: Example) -> str:
+    """Return the block as it is run, with what a mark above it replaces."""
+    mark = _SHORTEN.search(example.document.text[: example.start])
+    if mark is None:
+        return str(example.parsed)
+    if mark["shown"] not in example.parsed:
+        raise BadSnippet(f"{example.path}, line {example.line}: the block has no {mark['shown']!r} to shorten")
+    return example.parsed.replace(mark["shown"], mark["run"])
 
 
 def run_bash(example: Example) -> None:

@@ -36,6 +36,8 @@ def test_every_snippet_of_the_documentation_runs(path: Path, module: ModuleType)
 def test_later_blocks_see_earlier_names_and_may_await(page, module):
     ran = run_document(
         page("""
+Run this in a notebook or in `python -m asyncio`.
+
 '''python
 from __future__ import annotations
 import asyncio
@@ -54,6 +56,23 @@ answer = Answer(42)
     )
     assert ran == 2
     assert module.answer.value == 42
+
+
+def test_await_at_the_top_level_needs_a_page_that_says_where_it_works(page, module):
+    block = "'''python\nimport asyncio\nawait asyncio.sleep(0)\n'''\n"
+    with pytest.raises(BadSnippet, match=r"line 1: await at the top level is a SyntaxError"):
+        run_document(page(block), module)
+    with pytest.raises(BadSnippet, match="SyntaxError"):
+        run_document(page(f"{block}\nRun this in `python -m asyncio`.\n"), module)
+    assert run_document(page(f"Run this in a notebook or in `python -m asyncio`.\n\n{block}"), module) == 1
+
+
+def test_a_block_is_shortened_only_where_it_has_what_is_replaced(page, module):
+    mark, block = '<!-- shorten: next "n = 20" "n = 2" -->', "'''python\nn = 20\n'''\n"
+    run_document(page(f"{mark}\n{block}{block.replace('n =', 'm =')}"), module)
+    assert (module.n, module.m) == (2, 20)
+    with pytest.raises(BadSnippet, match="no 'n = 20' to shorten"):
+        run_document(page(f"{mark}\n{block.replace('20', '30')}"), module)
 
 
 def test_a_broken_block_fails_at_its_own_line(page, module):

@@ -202,7 +202,11 @@ BAD: list[tuple[Any, int, str]] = [
     ({"model": "policy", "messages": MESSAGES, "seed": "x"}, 400, "'seed'"),
     ({"model": "policy", "messages": MESSAGES, "stream": 1}, 400, "'stream'"),
     ({"model": "policy", "messages": MESSAGES, "stop": [""]}, 400, "'stop'"),
-    ({"model": "policy", "messages": MESSAGES, "response_format": {"type": "json_object"}}, 400, "json_object"),
+    (
+        {"model": "policy", "messages": MESSAGES, "response_format": {"type": "xml"}},
+        400,
+        "response_format.type must be",
+    ),
     ({"model": "policy", "messages": MESSAGES, "best_of_breed": 1}, 400, "'best_of_breed' is not supported"),
     ({"model": "policy", "messages": [{"role": "user", "content": "x" * 600}]}, 400, "the context has 512"),
 ]

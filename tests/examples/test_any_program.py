@@ -15,8 +15,8 @@ import pytest
 
 import leyden as ly
 from leyden import semconv
+from leyden.runs.folder import store_path
 from leyden.testing import FakeUpstream
-from leyden.trainer.run_directory import store_path
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="no node here")
 

@@ -20,8 +20,8 @@ import pytest
 
 import leyden as ly
 from leyden import semconv
+from leyden.runs import open_run
 from leyden.trainer.registry import ExecutionStrategyRegistry
-from leyden.trainer.run_directory import newest_run, store_path
 from leyden.types import Worker
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def run(*lines: str) -> str:
 
 async def read() -> tuple[Sequence[ly.Rollout], dict[str, list[ly.Span]], Sequence[Worker]]:
     """What the newest run has kept: rollouts, their spans, workers."""
-    async with ly.SqliteLightningStore(store_path(newest_run()), read_only=True) as store:
+    async with open_run("latest").open_store() as store:
         rollouts = await store.query_rollouts()
         spans = await store.query_spans_of([rollout.rollout_id for rollout in rollouts])
         return rollouts, spans, await store.query_workers()

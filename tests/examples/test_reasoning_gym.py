@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from leyden import SqliteLightningStore, find_final_reward, semconv
-from leyden.trainer.run_directory import store_path
+from leyden.runs.folder import store_path
 
 # reasoning_gym imports cellpylib, whose invalid escape sequences are a warning whenever Python compiles it; importorskip ignores warnings
 reasoning_gym = pytest.importorskip("reasoning_gym")

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gc
+import importlib
 import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import leyden as ly
+from leyden.runner import stall
 from leyden.runner.watchdog import InFlight, LagWatchdog
 from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreServer, Sweeper
 from leyden.types import Attempt, RolloutConfig
 from leyden.utils.latch import Latch
+from leyden.utils.throttle import first_on_this_machine
 
 
 @pytest.fixture
@@ -55,8 +66,10 @@ async def hold_later() -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_released() -> None:
+def nothing_is_released(caplog: pytest.LogCaptureFixture) -> None:
     RELEASED.clear()
+    stall.reports.reset()
+    caplog.set_level(logging.DEBUG, "leyden.runner.watchdog")
 
 
 async def run(store: LightningStore, tasks: Sequence[str], config: RolloutConfig, *, until: Any) -> list[list[Attempt]]:
@@ -78,6 +91,12 @@ async def run(store: LightningStore, tasks: Sequence[str], config: RolloutConfig
         stop.set()
         await working
     return [list(await store.query_attempts(rollout_id)) for rollout_id in rollout_ids]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the watchdog logs for anybody to see."""
+    records = [record for record in caplog.records if record.name == "leyden.runner.watchdog"]
+    return [record.getMessage() for record in records if record.levelno >= logging.WARNING]
 
 
 async def until_true(look: Callable[[], Awaitable[bool]]) -> None:
@@ -120,8 +139,12 @@ async def test_who_blocks_is_named_with_the_stack_while_it_does(
         await until_true(recorded)
 
     ((attempt,),) = await run(store, [task], RolloutConfig(), until=named)
-    assert f"agent 'agent' (rollout {attempt.rollout_id}, attempt {attempt.attempt_id}) blocks" in caplog.text
-    assert "RELEASED.wait(20)" in caplog.text
+    (warning,) = warnings(caplog)
+    line = hold.__code__.co_firstlineno + 1
+    agent = f"agent 'agent' (rollout {attempt.rollout_id}, attempt {attempt.attempt_id})"
+    assert warning.startswith(f"{agent} blocks the event loop at tests/runner/test_watchdog.py:{line} in hold, for ")
+    assert "\n" not in warning
+    assert "RELEASED.wait(20)" in caplog.text  # the stack, at DEBUG
     assert attempt.status == "succeeded"
     assert attempt.metadata["blocked_event_loop"]["seconds"] > 0
     assert "RELEASED.wait(20)" in attempt.metadata["blocked_event_loop"]["stack"]
@@ -187,6 +210,133 @@ async def test_a_loop_that_is_only_busy_is_not_blocked_by_anybody(caplog: pytest
     assert "blocks the event loop" not in caplog.text
 
 
+async def beside_a_watchdog(work: Coroutine[Any, Any, None]) -> None:
+    """Run it as an attempt, on a watched loop of its own in another thread."""
+
+    async def watched() -> None:
+        async with InMemoryLightningStore() as store:
+            with LagWatchdog.beside_this_loop() as watchdog:
+                await watchdog.start(work, InFlight("agent", await store.start_rollout("task"), store))
+
+    await asyncio.to_thread(asyncio.run, watched())
+    for thread in threading.enumerate():
+        if thread.name == "leyden-watchdog":
+            await asyncio.to_thread(thread.join, 10)  # it has logged what it had to
+
+
+async def test_within_a_minute_a_process_warns_once_of_agents_that_block(caplog: pytest.LogCaptureFixture) -> None:
+    async def blocks() -> None:
+        time.sleep(0.7)  # noqa: ASYNC251 -- that is what it is about
+
+    for _ in range(2):
+        await beside_a_watchdog(blocks())
+    assert len(warnings(caplog)) == 1
+    assert caplog.text.count("time.sleep(0.7)") == 2  # the stack of each, at DEBUG
+    assert caplog.text.count("the event loop goes on") == 2
+
+
+async def test_an_import_is_no_agents_fault(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import slow_within")
+    (tmp_path / "slow_within.py").write_text("import time; time.sleep(0.7)")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def imports() -> None:
+        importlib.import_module("slow_to_import")
+
+    await beside_a_watchdog(imports())
+    assert warnings(caplog) == []
+    assert re.search(r"the event loop goes on after .* s; importing slow_to_import took \d\.\d s", caplog.text)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities and cores of their own elsewhere")
+async def test_a_thread_that_gets_no_cpu_is_not_blamed_on_its_agent(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(stall, "_SHORTAGE_SECONDS", 0.6)
+    core = min(os.sched_getaffinity(0))
+    busy = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
+
+    async def computes_a_little() -> None:
+        thread = threading.get_native_id()
+        os.sched_setaffinity(thread, {core})
+        os.setpriority(os.PRIO_PROCESS, thread, 19)
+        started = time.thread_time()
+        while time.thread_time() - started < 0.015:
+            pass
+
+    spinner = await asyncio.create_subprocess_exec(sys.executable, "-c", busy, stdout=subprocess.PIPE)
+    try:
+        assert spinner.stdout is not None
+        await spinner.stdout.readline()
+        await beside_a_watchdog(computes_a_little())
+    finally:
+        spinner.kill()
+        await spinner.wait()
+    assert [warning.partition(":")[0] for warning in warnings(caplog)] == ["this machine is short of CPU"]
+    assert "blocks the event loop" not in caplog.text
+
+
+async def test_a_loop_that_other_threads_keep_from_running_is_not_blamed_on_its_agent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stall, "_SHORTAGE_SECONDS", 0.5)
+    done = threading.Event()
+
+    def compute() -> None:
+        while not done.is_set():
+            sum(range(100))
+
+    async def computes_a_little() -> None:
+        started = time.thread_time()
+        while time.thread_time() - started < 0.1:  # a seventh of this thread's time
+            pass
+
+    threads = [threading.Thread(target=compute, daemon=True) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    try:
+        await beside_a_watchdog(computes_a_little())
+    finally:
+        done.set()
+    assert "blocks the event loop" not in caplog.text
+
+
+NOTHING = stall.ThreadTimes(wall=0.0, cpu=0.0, queued=0.0, process=0.0, runs=0)
+SECOND = replace(NOTHING, wall=1.0, runs=1)
+
+
+@pytest.mark.parametrize(
+    ("now", "why"),
+    [
+        pytest.param(SECOND, "blocked", id="sleeps"),
+        pytest.param(replace(SECOND, process=1.0), "blocked", id="sleeps while other threads compute"),
+        pytest.param(replace(SECOND, runs=200), "blocked", id="polls"),
+        pytest.param(replace(SECOND, cpu=1.0, process=1.0), "blocked", id="computes"),
+        pytest.param(replace(SECOND, cpu=1.0, process=3.0, runs=90), "blocked", id="computes, as others do"),
+        pytest.param(replace(SECOND, cpu=0.1, queued=0.9, process=0.1, runs=90), "no_cpu", id="waits for a core"),
+        pytest.param(replace(SECOND, wall=5.0, cpu=1.0, queued=4.0, runs=90), "blocked", id="computes and waits"),
+        pytest.param(replace(SECOND, cpu=0.1, process=1.0, runs=200), "no_lock", id="waits for Python's lock"),
+    ],
+)
+def test_why_a_thread_stands_still_follows_from_its_clocks(now: stall.ThreadTimes, why: str) -> None:
+    assert stall.reason(NOTHING, now, importing=False) == why
+    assert stall.reason(NOTHING, now, importing=True) == "importing"
+
+
+def test_of_all_processes_of_a_machine_one_reports_its_shortage_of_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert [first_on_this_machine("shortage") for _ in range(3)] == [True, False, False]
+    assert first_on_this_machine("shortage", seconds=0.0)
+    assert first_on_this_machine("another shortage")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert first_on_this_machine("shortage")
+
+
 async def test_an_attempt_that_has_ended_takes_no_room() -> None:
     async with InMemoryLightningStore() as store:
         with LagWatchdog.beside_this_loop() as watchdog:
@@ -207,3 +357,29 @@ async def test_nothing_is_left_when_the_runners_have_ended() -> None:
     assert asyncio.get_running_loop().get_task_factory() is factory
     await asyncio.to_thread(thread.join, 10)
     assert not thread.is_alive()
+
+
+IMPORTS_OF_A_FIRST_ROLLOUT = """
+import asyncio, sys
+import leyden as ly
+from leyden.store import InMemoryLightningStore
+
+@ly.rollout
+async def agent(task): return 1.0
+
+async def main():
+    async with InMemoryLightningStore() as store, ly.LitAgentRunner().run_context(agent=agent, store=store) as runner:
+        before = set(sys.modules)
+        await runner.step("task")
+        print({name.partition(".")[0] for name in set(sys.modules) - before})
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_runner_needs_is_imported_before_its_first_rollout() -> None:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", IMPORTS_OF_A_FIRST_ROLLOUT, stdout=subprocess.PIPE
+    )
+    imported, _ = await child.communicate()
+    assert not ast.literal_eval(imported.decode()) & {"aiohttp", "httpx", "httpx2", "leyden"}

@@ -14,11 +14,12 @@ import leyden as ly
 from leyden.errors import StoreError
 from leyden.store.sql.sqlite import store_error
 from leyden.utils import exhaustion
+from leyden.utils.throttle import Throttle
 
 
 @pytest.fixture(autouse=True)
 def nothing_was_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exhaustion, "_warned_at", {})
+    monkeypatch.setattr(exhaustion, "_warnings", Throttle())
 
 
 def fills_a_disk() -> None:

@@ -16,7 +16,6 @@ from leyden.algorithm import Run
 from leyden.errors import ConfigError
 from leyden.store import SqliteLightningStore
 from leyden.trainer import restarts
-from leyden.trainer.run_directory import open_run
 from leyden.types import EnqueueRolloutRequest
 from leyden.utils import ids
 from leyden.utils.latch import Latch
@@ -82,9 +81,10 @@ def no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def train(directory: Path, strategy: str, algorithm: Descent, restarts: int = 0) -> dict[str, Any]:
     """What is left of a run: the weight, and each rollout's input with how often it succeeded."""
-    open_run(directory, resume=False)
-    manifest = directory / "run.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"run_id": "feedfacecafe"}))
+    directory.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 -- nothing else runs yet
+    (directory / "run.json").write_text(
+        json.dumps({"format": 1, "run_id": "feedfacecafe", "started": 0.0, "options": {}})
+    )
     random.seed(7)
     trainer = ly.Trainer(
         algorithm=algorithm, strategy=strategy, n_runners=2, run_dir=directory, max_algorithm_restarts=restarts

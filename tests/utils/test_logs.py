@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import leyden as ly
 from leyden.utils.logs import configure_logger, line_formatter, notice, setup_logging
 
 LONG = " ".join(f"word{number}" for number in range(60))
@@ -122,3 +123,15 @@ def test_a_notice_is_shown_once_whether_logging_is_set_up_or_not(
     notice(logging.getLogger("leyden.test"), "waiting for %s", "rollouts")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("waiting for rollouts")
+
+
+def test_a_program_that_sets_no_logging_up_shows_it_when_the_environment_asks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @ly.rollout
+    async def agent(task: int) -> float:
+        return 1.0
+
+    monkeypatch.setenv("LEYDEN_LOG", "debug")
+    ly.Trainer().dev(agent, [1])
+    assert re.search(r" DEBUG rollout \S+: attempt \S+ succeeded", capsys.readouterr().err)

@@ -41,6 +41,7 @@ from leyden.types import (
     find_final_reward,
 )
 from leyden.utils import ids
+from leyden.utils.arguments import arguments_of
 
 __all__ = ["PolicyGradient"]
 
@@ -164,6 +165,10 @@ class PolicyGradient(IterativeAlgorithm):
         """The initial resources, and the policy under `resource_name`."""
         llm = ProxyLLM(endpoint="http://gateway/v1", model=self.backend.model_name)
         return {**(self.get_initial_resources() or {}), self.resource_name: llm}
+
+    def trained_model(self) -> Any:
+        """Return the model that the backend was made with."""
+        return arguments_of(self.backend).get("model", self.backend.model_name)
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
         """Start the policy, route the gateway to it, publish it as a resource."""

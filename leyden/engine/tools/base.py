@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
@@ -67,6 +67,16 @@ class ToolParser(ABC):
 
         final: no text follows. An outcome other than "unfinished" must hold whatever follows.
         """
+
+    def grammar(
+        self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool
+    ) -> dict[str, str] | None:
+        """Return Lark rules for a response of calls alone, of which the first is `calls`; None if there are none.
+
+        arguments: the rule for each tool's arguments. literal: writes a text in the grammar. many: several calls may be
+        made, and not only one.
+        """
+        return None
 
 
 class Reader:
@@ -165,6 +175,16 @@ def call_of(value: Any, *names: str) -> Call | None:
     if not isinstance(name, str) or not name or not _is_unicode(name) or not isinstance(arguments, dict):
         return None
     return Call(name, cast(Json, arguments))
+
+
+def json_calls(arguments: Mapping[str, str], field: str) -> dict[str, str]:
+    """Lark rules for `call`: a JSON object with the name of a tool and, under `field`, its arguments."""
+    rules = {"call": " | ".join(f"call_{index}" for index in range(len(arguments)))}
+    for index, (name, rule) in enumerate(arguments.items()):
+        begin = json.dumps(f'{{"name": {json.dumps(name)}, "{field}": ')
+        rules[f"call_{index}"] = f'{begin} arguments_{index} "}}"'
+        rules[f"arguments_{index}"] = rule
+    return rules
 
 
 def _refuse_constant(constant: str) -> float:

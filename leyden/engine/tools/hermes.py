@@ -5,7 +5,9 @@ Models that write it: Nous Hermes 2 Pro and 3, Qwen2.5, Qwen3, and many that wer
 
 from __future__ import annotations
 
-from leyden.engine.tools.base import Found, Outcome, Schemas, ToolParser, call_of, decode_json
+from collections.abc import Callable, Mapping
+
+from leyden.engine.tools.base import Found, Outcome, Schemas, ToolParser, call_of, decode_json, json_calls
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 
@@ -32,3 +34,11 @@ class Hermes(ToolParser):
         if final and not rest:
             return Found((call,), len(text))
         return "not a call" if final or not _END.startswith(rest) else "unfinished"
+
+    def grammar(self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool) -> dict[str, str]:
+        """Tags around each JSON object, and a line for each call."""
+        return {
+            "calls": 'tagged ("\\n" tagged)*' if many else "tagged",
+            "tagged": f'{literal(_BEGIN)} "\\n" call "\\n" {literal(_END)}',
+            **json_calls(arguments, "arguments"),
+        }

@@ -6,7 +6,9 @@ follows that token too, is content.
 
 from __future__ import annotations
 
-from leyden.engine.tools.base import Call, Found, Outcome, Schemas, ToolParser, call_of, decode_json
+from collections.abc import Callable, Mapping
+
+from leyden.engine.tools.base import Call, Found, Outcome, Schemas, ToolParser, call_of, decode_json, json_calls
 
 _PYTHON_TAG = "<|python_tag|>"
 
@@ -37,3 +39,7 @@ class Llama3Json(ToolParser):
                 return Found(tuple(calls), len(text))
             at = len(text) - len(rest.removeprefix(";"))
         return "not a call"
+
+    def grammar(self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool) -> dict[str, str]:
+        """One call: Llama's templates take no more in a message."""
+        return {"calls": "call", **json_calls(arguments, "parameters")}

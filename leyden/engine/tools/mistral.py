@@ -7,9 +7,10 @@ model writes are not read: each call gets a new one, of the nine letters and dig
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from leyden.engine.tools.base import Found, Outcome, Schemas, ToolParser, call_of, decode_json
+from leyden.engine.tools.base import Found, Outcome, Schemas, ToolParser, call_of, decode_json, json_calls
 
 _MARKER, _ARGUMENTS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
@@ -38,3 +39,8 @@ class Mistral(ToolParser):
         calls = [call_of(item, "arguments") for item in cast(list[Any], value)]
         known = tuple(call for call in calls if call is not None)
         return Found(known, end) if known and len(known) == len(calls) else "not a call"
+
+    def grammar(self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool) -> dict[str, str]:
+        """The older form, which both kinds of models know how to go on with."""
+        calls = 'call (", " call)*' if many else "call"
+        return {"calls": f'{literal(_MARKER)} "[" {calls} "]"', **json_calls(arguments, "arguments")}

@@ -110,7 +110,9 @@ class OrdersWriter(LogWriter):
 def train_orders(
     config: RunConfig, run_dir: Path, *, resume: bool = False, callbacks: Iterable[Callback] = ()
 ) -> TrainResult:
-    """Train; checkpoints and tables of metrics go to `run_dir`. A signal ends it after the stage under way, and keeps it.
+    """Train; the record of the run, checkpoints and tables of metrics go to `run_dir`.
+
+    A signal ends the run after the stage under way, and keeps it.
 
     resume: go on from the newest checkpoint there, if there is one.
     Raises ConfigError before anything has begun, if the configuration cannot be.
@@ -144,8 +146,9 @@ def train_orders(
         callbacks=chosen,
         finite_env_type=config.env.parallel_mode,
         concurrency=config.env.concurrency,
+        run_dir=run_dir,
     )
-    trainer.fit(vessel, ckpt_path=checkpoint.latest() if resume else None)
+    trainer.fit(vessel, resume=resume)
     early = (
         stopping is not None
         and options.earlystop_patience is not None

@@ -9,6 +9,7 @@ a stage does.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any, cast
 from leyden.errors import ConfigError
 from leyden.loop import (
     Callback,
+    Checkpoint,
     LogBuffer,
     LogCollector,
     LogLevel,
@@ -39,6 +41,11 @@ from leyden.rl.env.processes import refuse_in_a_worker
 from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.seed import SeedsLike
 from leyden.rl.trainer.vessel import Seeds, TrainingVesselBase
+from leyden.runs.beginning import begin_run
+from leyden.runs.config import describe, describe_dataset, describe_program, import_path
+from leyden.runs.folder import MANIFEST
+from leyden.runs.folder_loop import FolderCallback, FolderWriter, recording
+from leyden.runs.recording import FolderRecorder
 
 __all__ = ["Trainer"]
 
@@ -56,6 +63,8 @@ class Trainer(TrainLoop):
     fast_dev_run: every stage uses only so many initial states, to see that everything fits
         together.
     env_options: further options of `vectorize_env`.
+    run_dir: the folder in which a fit is recorded as a run, with `run.json`, `metrics.jsonl`,
+        `failures.jsonl` and `run.log`; `leyden.runs.open_run` reads it. None: nothing is recorded.
 
     `loggers` ends with a `LogBuffer`, which keeps `metrics`, `current_episode` and `total_steps` up
     to date while episodes are collected.
@@ -72,6 +81,7 @@ class Trainer(TrainLoop):
         concurrency: int = 2,
         fast_dev_run: int | None = None,
         env_options: Mapping[str, Any] | None = None,
+        run_dir: str | Path | None = None,
     ) -> None:
         if max_iters is None and not callbacks:
             raise ConfigError(
@@ -83,6 +93,10 @@ class Trainer(TrainLoop):
         self.concurrency = concurrency
         self.fast_dev_run = fast_dev_run
         self.env_options = dict(env_options or {})
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self._recorded: tuple[FolderWriter, FolderCallback] | None = None
+        """The parts that record the newest fit."""
+        self._interrupted = False
         self.vessel: TrainingVesselBase[Any] | None = None
         """The vessel of the newest fit or test."""
         self._venv: FiniteVectorEnv | None = None
@@ -135,25 +149,39 @@ class Trainer(TrainLoop):
 
     # ---- runs ----------------------------------------------------------------------------------------------------------
 
-    def fit(self, vessel: TrainingVesselBase[Any], ckpt_path: str | Path | Resumable | None = None) -> None:
+    def fit(
+        self,
+        vessel: TrainingVesselBase[Any],
+        ckpt_path: str | Path | Resumable | None = None,
+        *,
+        resume: bool = False,
+    ) -> None:
         """Train `vessel` from the beginning, from a checkpoint, or from a state loaded since the
         last fit.
 
         ckpt_path: a checkpoint's directory, a directory of checkpoints (its newest intact one), a
             `.pth` file of `Checkpoint`, or the value of `Checkpoint.latest()`; None: no checkpoint.
+        resume: continue the run in `run_dir`, from `ckpt_path` or else from the newest checkpoint
+            in its `checkpoints/`, if there is one. Its recorded metrics are cut there. Another
+            policy class is refused, other differences are logged.
 
         The first Ctrl-C ends the run after the stage under way and keeps it. Raises CheckpointError
         for a checkpoint that is damaged or of another vessel, and ConfigError for a stage that the
-        vessel lacks, both before anything has begun.
+        vessel lacks, both before anything has begun. Raises ConfigError for a `run_dir` that holds a run
+        already, unless `resume` is true.
         """
         refuse_in_a_worker()
         if self._started_at is not None:
             raise ConfigError("this trainer is in the middle of a run; make another trainer for another fit")
+        if resume and self.run_dir is None:
+            raise ConfigError("resume=True needs a run; give the trainer run_dir=, or give ckpt_path= without resume")
+        if resume and ckpt_path is None:
+            ckpt_path = self._newest_checkpoint()
         self._draw_worker_seeds()
-        resume = open_checkpoint(ckpt_path) if isinstance(ckpt_path, str | Path) else ckpt_path
-        if resume is None and self._loaded is not None:
+        start = open_checkpoint(ckpt_path) if isinstance(ckpt_path, str | Path) else ckpt_path
+        if start is None and self._loaded is not None:
             state = dict(self._loaded)
-            resume = SavedFile(Path("state_dict"), state["current_iter"], state, state["vessel"])
+            start = SavedFile(Path("state_dict"), state["current_iter"], state, state["vessel"])
         vessel.require_stage("train")
         if self.validates:
             vessel.require_stage("val")
@@ -161,8 +189,59 @@ class Trainer(TrainLoop):
         self._loaded = None
         self.initialize()
         self._has_record = True
-        with graceful_interrupts(self.stop):
-            self.run(cast(Any, vessel), resume=resume)
+        folder = self._record(vessel, resume=resume)
+        self._interrupted = False
+        with contextlib.nullcontext() if folder is None else recording(folder), graceful_interrupts(self._interrupt):
+            self.run(cast(Any, vessel), resume=start)
+            if folder is not None and self._interrupted:
+                folder.close("stopped", "interrupted")
+
+    def _newest_checkpoint(self) -> Resumable | None:
+        """Return the newest checkpoint of the run in `run_dir`, or None if it had none yet."""
+        assert self.run_dir is not None
+        found = Checkpoint(self.run_dir / "checkpoints").latest()
+        if found is None and not (self.run_dir / MANIFEST).exists():
+            raise ConfigError(f"{self.run_dir} holds no run to resume: it has neither {MANIFEST} nor a checkpoint")
+        return found
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self.stop()
+
+    def _record(self, vessel: TrainingVesselBase[Any], *, resume: bool) -> FolderRecorder | None:
+        """Begin to record this fit, or return None."""
+        if self._recorded is not None:
+            self.writers.remove(self._recorded[0])
+            self.callbacks.remove(self._recorded[1])
+            self._recorded = None
+        if self.run_dir is None:
+            return None
+        continues = resume and (self.run_dir / MANIFEST).exists()  # earlier versions wrote none
+        directory, manifest = begin_run(self.run_dir, resume=continues, kind="rl", config=self._run_config(vessel))
+        folder = FolderRecorder(directory, manifest)
+        self._recorded = FolderWriter(folder), FolderCallback(folder)
+        self.writers.insert(0, self._recorded[0])
+        self.callbacks.insert(0, self._recorded[1])
+        return folder
+
+    def _run_config(self, vessel: TrainingVesselBase[Any]) -> dict[str, Any]:
+        states = {name: getattr(vessel, f"{name}_initial_states", None) for name in ("train", "val")}
+        options = {
+            "max_iters": self.max_iters,
+            "val_every_n_iters": self.val_every_n_iters,
+            "finite_env_type": self.finite_env_type,
+            "update_kwargs": getattr(vessel, "update_kwargs", {}),
+            "episode_per_iter": getattr(vessel, "episode_per_iter", None),
+            "reward": vessel.reward,
+        }
+        return {
+            "algorithm": {"name": import_path(type(vessel.policy)), "options": describe(options)},
+            "model": None,
+            "data": {name: _describe_states(found) for name, found in states.items()},
+            "seed": getattr(vessel, "seed", None),
+            "concurrency": self.concurrency,
+            **describe_program(),
+        }
 
     def test(self, vessel: TrainingVesselBase[Any]) -> Mapping[str, MetricValue]:
         """Run every initial state of the test once. Return the metrics.
@@ -336,6 +415,12 @@ def _entered(seeds: Seeds) -> AbstractContextManager[SeedsLike]:
     if isinstance(seeds, AbstractContextManager):
         return seeds
     return nullcontext(seeds)
+
+
+def _describe_states(states: Any) -> dict[str, Any] | None:
+    """Return the length and the digest of initial states; None for states that have no length, such as a generator."""
+    has_items = hasattr(states, "__len__") and hasattr(states, "__getitem__")
+    return describe_dataset(states) if has_items else None
 
 
 def _environment(

@@ -84,8 +84,9 @@ def start_rollout(
         run_id=None if isinstance(run_id, Unset) else run_id,
         group_id=group_id,
     )
+    used = known_resources_id(tx, resources_id)
     run = None if request.run_id is None else run_key(tx, request.run_id)
-    row = _insert(tx, request, known_resources_id(tx, resources_id), run, status="preparing")
+    row = _insert(tx, request, used, run, status="preparing")
     return new_attempt(tx, row, sequence_id=1, worker_id=worker_id, attempt_id=attempt_id)
 
 

@@ -1,0 +1,95 @@
+"""`leyden plot`: the curves of one or several runs, in the terminal or as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from leyden.runs import RecordedRun
+    from leyden.runs.chart import Series
+
+
+def plot(
+    run: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Folder, name or id of a run, its beginning, or latest.")
+    ],
+    metric: Annotated[str, typer.Option("-m", "--metric", help="The metric to draw.")] = "reward",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write an .svg or .png file instead.")
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option(min=30, help="Columns; those of the terminal by default.", show_default=False)
+    ] = None,
+    height: Annotated[int, typer.Option(min=3, max=100, help="Lines of the drawing.")] = 14,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the points as JSON, for programs.")] = False,
+) -> None:
+    """Draw a metric of one or several runs over the iterations, of training and of validation.
+
+    A running run can be drawn too. SVG needs nothing; PNG needs matplotlib.
+
+    \b
+    Examples:
+      leyden plot latest
+      leyden plot latest --metric loss
+      leyden plot 20260102-101500-ab12 20260102-114000-cd34 --output compared.svg
+    """
+    import json
+    import shutil
+    import sys
+
+    from leyden.runs import open_run
+    from leyden.runs.chart import draw_file, draw_text
+
+    opened = [open_run(each) for each in run]
+    series = [each for one in opened for each in _series_of(one, metric, named=len(opened) > 1)]
+    if not series:
+        _refuse(opened, metric)
+    if as_json:
+        points = [{"name": each.name, "iterations": each.iterations, "values": each.values} for each in series]
+        typer.echo(json.dumps(points))
+        return
+    title = metric if len(opened) > 1 else f"{metric} of {opened[0].record.name}"
+    if output is not None:
+        draw_file(series, output, title=title)
+        typer.echo(str(output))
+        return
+    columns = width or min(100, shutil.get_terminal_size().columns if sys.stdout.isatty() else 80)
+    typer.echo(title if len(series) > 1 else f"{title}, {series[0].name}")
+    typer.echo("\n".join(draw_text(series, width=columns, height=height)))
+
+
+def _series_of(run: RecordedRun, metric: str, *, named: bool) -> list[Series]:
+    from leyden.runs.chart import Series
+
+    prefix = f"{run.record.name} " if named else ""
+    rows = run.metrics()
+    found: list[Series] = []
+    for stage in ("train", "val", "test"):
+        points = [
+            (row.iteration, float(value))
+            for row in rows
+            if row.stage == stage and isinstance(value := row.metrics.get(metric), int | float)
+        ]
+        if points:
+            iterations, values = zip(*points, strict=True)
+            found.append(Series(f"{prefix}{stage}", iterations, values))
+    return found
+
+
+def _refuse(runs: list[RecordedRun], metric: str) -> None:
+    import difflib
+
+    from leyden.errors import ConfigError
+
+    names = sorted({name for run in runs for row in run.metrics() for name in row.metrics})
+    who = ", ".join(run.record.name for run in runs)
+    if not names:
+        raise ConfigError(f"{who} has no metrics yet")
+    nearest = difflib.get_close_matches(metric, names, n=1)
+    raise ConfigError(
+        f"{who} has no metric {metric!r}; "
+        + (f"did you mean {nearest[0]!r}?" if nearest else f"there are: {', '.join(names)}")
+    )

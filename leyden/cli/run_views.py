@@ -1,0 +1,110 @@
+"""Recorded runs as the commands show them: as JSON, and as words for people."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from rich.console import Console
+
+from leyden.runs import RecordedRun, RewardFigures, open_run
+from leyden.utils.figures import figure
+
+if TYPE_CHECKING:
+    from leyden.types.run import RunRecord
+
+COLOURS = {"running": "cyan", "succeeded": "green", "failed": "red", "stopped": "yellow", "crashed": "red"}
+_PIPE_WIDTH = 250
+
+
+def terminal() -> Console:
+    """Return a console on standard output: as wide as the terminal, and without a limit to speak of in a pipe."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def open_runs(store_url: str, *, limit: int) -> tuple[list[RecordedRun], int]:
+    """Return the newest runs of a store, and how many it has."""
+
+    async def read() -> tuple[list[RunRecord], int]:
+        async with opened_store(store_url) as store:
+            page = await store.query_runs(limit=limit)
+            return list(page), page.total
+
+    records, total = asyncio.run(read())
+    return [open_run(store_url, run_id=record.run_id) for record in records], total
+
+
+def opened_store(url: str) -> Any:
+    """Return the store at `url`, to be used in `async with`: a file is only read."""
+    from leyden.cli.connecting import is_remote
+    from leyden.store import open_store
+
+    return open_store(url, read_only=not is_remote(url) and not url.startswith("postgres"))
+
+
+def as_data(run: RecordedRun) -> dict[str, Any]:
+    """Return what programs read of a run, as JSON."""
+    record, figures = run.record, run.figures()
+    algorithm = cast("dict[str, Any]", record.config.get("algorithm") or {})
+    model = cast("dict[str, Any]", record.config.get("model") or {})
+    return {
+        "run_id": record.run_id,
+        "name": record.name,
+        "kind": record.kind,
+        "state": run.state,
+        "cause": record.cause,
+        "directory": None if run.directory is None else str(run.directory),
+        "algorithm": algorithm.get("name"),
+        "model": model.get("name"),
+        "start_time": record.start_time,
+        "end_time": record.end_time,
+        "seconds": seconds_of(run),
+        "iterations": figures.iterations,
+        "reward": rewards_as_data(figures.reward),
+        "val_reward": rewards_as_data(figures.val_reward),
+        "rollouts": figures.rollouts,
+        "failed": figures.failed,
+    }
+
+
+def rewards_as_data(reward: RewardFigures | None) -> dict[str, Any] | None:
+    """Return the figures of a stage's rewards as JSON."""
+    if reward is None:
+        return None
+    return {
+        "first": reward.first,
+        "last": reward.last,
+        "best": reward.best,
+        "best_iteration": reward.best_iteration,
+        "values": list(reward.values),
+        "iterations": list(reward.iterations),
+    }
+
+
+def seconds_of(run: RecordedRun) -> float:
+    """Return how long the run took, or has taken so far; of a crashed one, until it was last heard of."""
+    record = run.record
+    end = record.end_time
+    if end is None:
+        end = time.time() if run.state == "running" else record.last_heartbeat_time or record.start_time
+    return max(0.0, end - record.start_time)
+
+
+def reward_text(reward: RewardFigures | None) -> str:
+    """Return `0.12 -> 0.8`, or one number if there is one, or a dash."""
+    if reward is None:
+        return "-"
+    if len(reward.values) == 1:
+        return figure(reward.first, 3)
+    return f"{figure(reward.first, 3)} -> {figure(reward.last, 3)}"
+
+
+def age(moment: float) -> str:
+    """Return how long ago a moment was: `12 s`, `5 min`, `3 h`, `2 d`."""
+    seconds = max(0.0, time.time() - moment)
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

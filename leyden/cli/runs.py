@@ -1,0 +1,93 @@
+"""`leyden runs`: the runs in a folder or a store, one line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from leyden.runs import RecordedRun
+
+
+def runs(
+    source: Annotated[
+        str | None, typer.Argument(help="The store whose runs to list: http://host:port, postgresql://..., or a file.")
+    ] = None,
+    directory: Annotated[Path, typer.Option("--dir", metavar="FOLDER", help="The folder that the runs are in.")] = Path(
+        ".leyden"
+    ),
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", min=1, help="The most runs to show; the newest come first.")
+    ] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array, for programs.")] = False,
+) -> None:
+    """List runs: what trained, how it is, and how the reward went.
+
+    A run is `running`, `succeeded`, `failed`, `stopped` (by Ctrl-C or a limit) or `crashed` (its process is gone).
+
+    \b
+    Examples:
+      leyden runs
+      leyden runs --dir experiments/.leyden -n 5
+      leyden runs http://127.0.0.1:4747
+      leyden runs --json | jq -r '.[] | select(.state == "failed") | .name'
+    """
+    import json
+
+    from leyden.cli.run_views import as_data, open_runs
+    from leyden.errors import ConfigError
+    from leyden.runs import list_runs
+
+    if source is None and not directory.is_dir():
+        if directory != Path(".leyden"):
+            raise ConfigError(f"--dir {directory}: there is no such folder")
+        found, total = [], 0
+    elif source is None:
+        listed = list_runs(directory)
+        found, total = listed[:limit], len(listed)
+    else:
+        found, total = open_runs(source, limit=limit)
+    if as_json:
+        typer.echo(json.dumps([as_data(run) for run in found], indent=2, default=str))
+    elif not found:
+        typer.echo(f"no runs in {source or directory}; a trainer's fit() makes one, and so does leyden demo")
+    else:
+        _show(found)
+        if total > len(found):
+            typer.echo(f"{total - len(found):,} older runs are not shown; use --limit", err=True)
+
+
+def _show(found: list[RecordedRun]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from leyden.cli.run_views import COLOURS, age, as_data, reward_text, terminal
+    from leyden.runs.chart import sparkline
+    from leyden.utils.figures import duration
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "kind", "algorithm", "model", "state"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("steps", justify="right", no_wrap=True)
+    for column in ("reward", ""):
+        table.add_column(column, no_wrap=True)
+    for column in ("started", "took"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for run in found:
+        data: dict[str, Any] = as_data(run)
+        reward = run.figures().reward
+        table.add_row(
+            escape(data["name"]),
+            escape(data["kind"]),
+            escape((data["algorithm"] or "-").rpartition(".")[2]),
+            escape(Path(data["model"]).name if data["model"] else "-"),
+            f"[{COLOURS[run.state]}]{run.state}[/]",
+            str(data["iterations"] or "-"),
+            reward_text(reward),
+            sparkline(reward.values, 12) if reward is not None else "",
+            age(data["start_time"]),
+            duration(data["seconds"]),
+        )
+    terminal().print(table)

@@ -1,0 +1,235 @@
+"""`leyden show`: a run, what failed in it, and one rollout with its conversation."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from leyden.runs import RecordedRun
+    from leyden.runs.reading import Failure
+    from leyden.runs.rollouts import ScoredRollout
+    from leyden.store import LightningStore
+
+_SHOWN_REASONS = 5
+
+
+def show(
+    run: Annotated[
+        str, typer.Argument(help="Folder, name or id of a run, its beginning, latest, or the path or URL of a store.")
+    ],
+    rollout: Annotated[
+        str | None, typer.Argument(help="The id of a rollout, or a part that no other id contains.")
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="List the rollouts that failed, the last first.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="List the rollouts with the highest rewards.")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="List the rollouts with the lowest rewards.")] = False,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="The most rollouts to list.")] = 10,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten long messages.")] = False,
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", metavar="ID", help="Which run, of a store that holds several.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show a run that is running, finished or crashed, or one of its rollouts.
+
+    A run: its state and reward, its counts, and what failed and why, with an example of each reason.
+    A rollout: its steps, its conversation with tool calls and rewards, and how many tokens can be trained on.
+
+    \b
+    Examples:
+      leyden show latest
+      leyden show latest --worst -n 3
+      leyden show .leyden/20260102-101500-ab12 --failed
+      leyden show latest ro-1f2e3d
+      leyden show latest --failed --json | jq -r '.[].reason'
+    """
+    import asyncio
+
+    from leyden.errors import ConfigError
+    from leyden.runs import open_run
+
+    chosen = [name for name, wanted in (("--failed", failed), ("--best", best), ("--worst", worst)) if wanted]
+    if rollout is not None:
+        chosen.append("a rollout")
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(chosen)} are different views; give one of them")
+    opened = open_run(run, run_id=run_id)
+    if rollout is not None:
+        asyncio.run(_show_rollout(opened, rollout, full=full, as_json=as_json))
+    elif failed:
+        asyncio.run(_list_failed(opened, limit, as_json=as_json))
+    elif best or worst:
+        asyncio.run(_list_scored(opened, limit, best=best, as_json=as_json))
+    else:
+        asyncio.run(_show_run(opened, run, as_json=as_json))
+
+
+# ---- a run ---------------------------------------------------------------------------------------------------------------
+
+
+async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
+    from leyden.cli.run_views import as_data
+    from leyden.errors import LeydenError
+    from leyden.runs.rollouts import count_by_status, failures_of, group_failures
+
+    counts, trouble = dict[str, int](), None
+    try:
+        async with run.open_store() as store:
+            counts, failures = await count_by_status(run, store), await failures_of(run, store)
+    except LeydenError as error:  # the folder tells the rest
+        trouble, failures = str(error), await failures_of(run, None)
+    groups = group_failures(failures)
+    if as_json:
+        reasons = [
+            {"count": each.count, "reason": each.reason, "reason_kind": each.reason_kind, "example": each.example}
+            for each in groups
+        ]
+        data = {**as_data(run), "rollouts_by_status": counts, "failures": reasons, "config": run.record.config}
+        typer.echo(json.dumps(data, indent=2, default=str))
+        return
+    _print_head(run)
+    if counts:
+        typer.echo(f"rollouts    {', '.join(f'{count:,} {status}' for status, count in counts.items())}")
+    elif trouble is not None:
+        typer.echo(f"rollouts    unknown: {trouble}")
+    if groups:
+        typer.echo(f"failures    {len(failures):,}, for {len(groups)} reason{'s' * (len(groups) > 1)}")
+        for group in groups[:_SHOWN_REASONS]:
+            kind = f"[{group.reason_kind}] " if group.reason_kind else ""
+            typer.echo(f"  {group.count:,} x {kind}{group.reason[:300]}")
+            typer.echo(f"      leyden show {source} {group.example}")
+        if len(groups) > _SHOWN_REASONS:
+            typer.echo(f"  and {len(groups) - _SHOWN_REASONS} other reasons: leyden show {source} --failed")
+    if run.log_path is not None:
+        typer.echo(f"log         {run.log_path}")
+
+
+def _print_head(run: RecordedRun) -> None:
+    from leyden.cli.run_views import COLOURS, age, as_data, reward_text, seconds_of
+    from leyden.runs.chart import sparkline
+    from leyden.utils.figures import duration, figure
+
+    record, data, figures = run.record, as_data(run), run.figures()
+    typer.echo(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
+    colour = COLOURS[run.state]
+    state = typer.style(run.state, fg=colour)
+    typer.echo(f"state       {state}" + (f": {record.cause}" if record.cause else ""))
+    typer.echo(f"started     {age(record.start_time)}, took {duration(seconds_of(run))}")
+    for name in ("algorithm", "model"):
+        if data[name]:
+            typer.echo(f"{name:<12}{data[name]}")
+    sets: dict[str, Any] = record.config.get("data") or {}
+    if lengths := [f"{each['length']:,} {name}" for name, each in sets.items() if each]:
+        typer.echo(f"tasks       {', '.join(lengths)}")
+    if figures.iterations:
+        typer.echo(f"steps       {figures.iterations:,}")
+    for name, reward in (("reward", figures.reward), ("val reward", figures.val_reward)):
+        if reward is None or (name == "val reward" and figures.reward == reward):
+            continue
+        best = f", best {figure(reward.best, 3)} at step {reward.best_iteration}" if len(reward.values) > 1 else ""
+        typer.echo(f"{name:<12}{reward_text(reward)}{best}  {sparkline(reward.values, 24)}".rstrip())
+
+
+# ---- rollouts ------------------------------------------------------------------------------------------------------------
+
+
+async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
+    from leyden.cli.run_views import age
+    from leyden.runs.rollouts import failures_of
+
+    failures: list[Failure] = await failures_of(run, None)
+    if not failures:
+        async with run.open_store() as store:
+            failures = await failures_of(run, store)
+    newest = failures[::-1][:limit]
+    if as_json:
+        from dataclasses import asdict
+
+        typer.echo(json.dumps([asdict(each) for each in newest], indent=2, default=str))
+        return
+    if not failures:
+        typer.echo("no rollout has failed")
+    for each in newest:
+        step = "" if each.iteration is None else f"  step {each.iteration}"
+        kind = f"[{each.reason_kind}] " if each.reason_kind else ""
+        typer.echo(f"{each.rollout_id}  {age(each.time)}{step}  {kind}{' '.join(each.reason.split())}")
+    _say_left(len(failures), len(newest))
+
+
+async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: bool) -> None:
+    from leyden.runs.rollouts import scored_rollouts
+    from leyden.utils.logs import Preview
+
+    async with run.open_store() as store:
+        found: list[ScoredRollout] = await scored_rollouts(run, store, order="best" if best else "worst", limit=limit)
+    if as_json:
+        rows = [
+            {"rollout_id": each.rollout.rollout_id, "reward": each.reward, "input": each.rollout.input}
+            for each in found
+        ]
+        typer.echo(json.dumps(rows, indent=2, default=str))
+        return
+    if not found:
+        typer.echo("no rollout has a reward")
+    for each in found:
+        typer.echo(f"{each.rollout.rollout_id}  {each.reward:>8.4g}  {Preview(each.rollout.input)}")
+
+
+async def _show_rollout(run: RecordedRun, beginning: str, *, full: bool, as_json: bool) -> None:
+    from leyden.runs.rollouts import find_rollout
+
+    async with run.open_store() as store:
+        rollout = await find_rollout(run, store, beginning)
+        if as_json:
+            await _print_rollout_as_json(store, rollout.rollout_id)
+        else:
+            await _print_rollout(store, rollout.rollout_id, full=full)
+
+
+async def _print_rollout_as_json(store: LightningStore, rollout_id: str) -> None:
+    from leyden.adapter import TraceToMessages, TraceToTrajectory
+    from leyden.types import find_final_reward
+
+    rollout = await store.get_rollout_by_id(rollout_id)
+    spans = (await store.query_spans_of([rollout_id]))[rollout_id]
+    trajectories = TraceToTrajectory().adapt(spans)
+    data = {
+        "rollout": rollout.model_dump(mode="json"),
+        "reward": find_final_reward(spans),
+        "attempts": [attempt.model_dump(mode="json") for attempt in await store.query_attempts(rollout_id)],
+        "conversations": TraceToMessages().adapt(spans),
+        "tokens": [{"total": len(each.token_ids), "of_the_model": each.n_trained} for each in trajectories],
+        "spans": [span.model_dump(mode="json", exclude={"tokens"}) for span in spans],
+    }
+    typer.echo(json.dumps(data, indent=2, default=str))
+
+
+async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) -> None:
+    from leyden.adapter.transcript import transcript_lines
+    from leyden.types import find_final_reward
+
+    rollout = await store.get_rollout_by_id(rollout_id)
+    spans = (await store.query_spans_of([rollout_id]))[rollout_id]
+    reward = find_final_reward(spans)
+    typer.echo(f"rollout     {rollout.rollout_id}" + (f" ({rollout.mode})" if rollout.mode else ""))
+    typer.echo(f"state       {rollout.status}" + ("" if reward is None else f", reward {reward:g}"))
+    typer.echo(f"task        {json.dumps(rollout.input, ensure_ascii=False, default=str)}")
+    for attempt in await store.query_attempts(rollout_id):
+        took = "" if attempt.end_time is None else f", {attempt.end_time - attempt.start_time:.2f} s"
+        reason = attempt.metadata.get("reason")
+        why = f": {' '.join(str(reason).split())}" if reason else ""
+        typer.echo(f"attempt {attempt.sequence_id}   {attempt.status}{took}{why}")
+    if not spans:
+        typer.echo("no step was recorded")
+        return
+    typer.echo("")
+    for line in transcript_lines(spans, max_characters=None if full else 2000):
+        typer.echo(line)
+
+
+def _say_left(total: int, shown: int) -> None:
+    if total > shown:
+        typer.echo(f"{total - shown:,} more are not shown; use --limit", err=True)

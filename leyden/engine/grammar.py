@@ -1,0 +1,136 @@
+"""Responses that must have a form: tool calls that are required, JSON by a schema.
+
+A grammar says which tokens may come next; the decoder samples among those. llguidance, an optional package, follows the
+grammar. The grammars are written in its dialect of Lark.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from leyden.engine.refusal import RequestError
+from leyden.engine.tools import Schemas, ToolParser
+from leyden.engine.wire import CompletionRequest
+from leyden.errors import EngineError
+
+Json = dict[str, Any]
+
+_REMEMBERED = 64
+"""Compiled grammars: agents ask with few schemas, again and again."""
+_ONE_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as chat templates write it. A weak policy that may choose its white space can write it without end."""
+
+
+class Constraint:
+    """A grammar on its way through one response."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def allowed(self) -> bytes:
+        """Return one byte for each token of the vocabulary, 0 where the token may not come next.
+
+        Raise EngineError if the grammar has become too large to follow.
+        """
+        mask: bytes = self._matcher.compute_logit_bias()
+        if self._matcher.is_error():
+            raise EngineError(f"the response's grammar cannot be followed: {self._matcher.get_error()}")
+        return mask
+
+    def accept(self, token: int) -> None:
+        """Go on past a token that was sampled."""
+        self._matcher.consume_token(token)
+
+
+class Grammars:
+    """The grammars of one tokenizer. Its methods may be called from several threads."""
+
+    def __init__(self, tokenizer: Any, *, n_vocabulary: int, eos_ids: frozenset[int]) -> None:
+        # A tokenizer may have tokens that the model has no weights for; those are never sampled.
+        self._source = (tokenizer, max(n_vocabulary, len(tokenizer)), sorted(eos_ids))
+        self._tokenizer: Any = None
+        self._lock = threading.Lock()
+        self._matchers: OrderedDict[str, Any] = OrderedDict()
+        self._special: Mapping[str, int] = {
+            token.content: number for number, token in tokenizer.added_tokens_decoder.items()
+        }
+
+    def constraints(self, request: CompletionRequest, parser: ToolParser | None) -> list[Constraint]:
+        """Return a constraint for each choice of a request that is `constrained`. Raise RequestError if there can be none.
+
+        It can take a second the first time, and some milliseconds for each new grammar.
+        """
+        grammar = self._grammar(request, parser)
+        with self._lock:
+            matcher = self._matchers.get(grammar) or self._compiled(grammar)
+            self._matchers[grammar] = matcher
+            self._matchers.move_to_end(grammar)
+            if len(self._matchers) > _REMEMBERED:
+                self._matchers.popitem(last=False)
+            return [Constraint(matcher.deep_copy()) for _ in range(request.n)]
+
+    def _grammar(self, request: CompletionRequest, parser: ToolParser | None) -> str:
+        rules: dict[str, str] = {}
+        starts: list[str] = []
+        if request.json_schema is not None:
+            rules["object"] = f"%json {json.dumps({**request.json_schema, 'x-guidance': _ONE_FORM})}"
+            starts.append("object")
+        if request.may_call:
+            assert parser is not None, "the request was checked"
+            rules |= self._calls(request, parser)
+            starts.append("calls")
+        rules = {"start": " | ".join(starts), **rules}
+        return "\n".join(f"{name}: {rule}" for name, rule in rules.items())
+
+    def _calls(self, request: CompletionRequest, parser: ToolParser) -> dict[str, str]:
+        schemas = {name: request.schemas[name] for name in request.callable_tools}
+        many = request.parallel_tool_calls and request.may_choose
+        rules = parser.grammar(_arguments(schemas), self._literal, many=many)
+        if rules is None:
+            raise RequestError(
+                f"tool calls in the form {parser.name!r} cannot be enforced here; "
+                f"use tool_choice='auto' and no JSON response_format",
+                param="tool_choice",
+            )
+        return rules
+
+    def _literal(self, text: str) -> str:
+        """A text in a grammar: as a token if the tokenizer has one for it, which text would not match."""
+        number = self._special.get(text)
+        return json.dumps(text) if number is None else f"<[{number}]>"
+
+    def _compiled(self, grammar: str) -> Any:
+        try:
+            import llguidance
+            import llguidance.hf
+        except ImportError as error:
+            raise RequestError(
+                "a required tool call or a JSON response needs constrained decoding, which is not installed where the "
+                "engine runs: pip install 'leyden[grammar]'",
+                code="no_grammar",
+            ) from error
+        if self._tokenizer is None:
+            tokenizer, n_vocabulary, eos_ids = self._source
+            try:
+                self._tokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=n_vocabulary, eos_token=eos_ids)
+            except ValueError as error:
+                raise RequestError(
+                    f"this model's tokenizer cannot be constrained by a grammar: {error}", code="no_grammar"
+                ) from error
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise RequestError(f"the schema cannot be followed: {matcher.get_error()}", code="bad_schema")
+        return matcher
+
+
+def _arguments(schemas: Schemas) -> dict[str, str]:
+    """The rule for each tool's arguments: an object with the properties that its schema names, if it names some."""
+    rules: dict[str, str] = {}
+    for name, schema in schemas.items():
+        closed = {"additionalProperties": False} if "properties" in schema else {}
+        rules[name] = f"%json {json.dumps({'type': 'object', **closed, **schema, 'x-guidance': _ONE_FORM})}"
+    return rules

@@ -1,0 +1,113 @@
+"""Tell why an event loop stands still: its thread runs a step, imports a module, or gets no CPU.
+
+Pure apart from the clocks: `ThreadTimes` reads them, `reason` decides. It knows neither attempts
+nor stores.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from leyden.utils.frames import is_users_file
+from leyden.utils.throttle import Throttle, first_on_this_machine
+
+__all__ = ["Position", "Reason", "ThreadTimes", "is_worth_a_warning", "place", "reason", "reports"]
+
+Reason = Literal["blocked", "importing", "no_cpu", "no_lock"]
+"""`no_lock`: other threads of the process hold Python's lock (the GIL)."""
+
+_BLOCKED_SECONDS = 0.4
+"""A step that computes or sleeps for so long blocks its event loop."""
+_SHORTAGE_SECONDS = 2.0
+"""A loop that gets no CPU for so long is worth a warning."""
+_WAKES_PER_SECOND = 25
+"""A thread that wakes more often, and uses little CPU, waits for Python's lock."""
+_SHOWN_FRAMES = 20
+_IMPORTLIB = "<frozen importlib"
+
+reports = Throttle()
+"""Of this process: one line a minute for each kind of stall."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadTimes:
+    """Clocks at one moment, in seconds. Only differences between two moments mean anything."""
+
+    wall: float
+    cpu: float
+    """That the thread has used."""
+    queued: float
+    """That the thread was ready to run and had no core; 0.0 where the system does not count it."""
+    process: float
+    """That all threads of the process have used."""
+    runs: int
+    """How often the thread was given a core."""
+
+    @classmethod
+    def of(cls, native_id: int) -> ThreadTimes:
+        """Read the clocks of a thread of this process, given its `threading.get_native_id()`."""
+        process = time.process_time()
+        try:
+            cpu, queued, runs = Path(f"/proc/self/task/{native_id}/schedstat").read_bytes().split()
+        except (OSError, ValueError):  # not Linux, or a kernel without these counts
+            return cls(time.monotonic(), process, 0.0, process, 0)
+        return cls(time.monotonic(), int(cpu) / 1e9, int(queued) / 1e9, process, int(runs))
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a thread is: its frames, the innermost last."""
+
+    frames: Sequence[traceback.FrameSummary]
+    imports: str | None
+    """The module that is being imported; the outermost one of several."""
+
+    @classmethod
+    def of(cls, frames: Sequence[FrameType]) -> Position:
+        """Read it from a thread's frames."""
+        summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
+        importing = (frame for frame in frames if frame.f_code.co_filename.startswith(_IMPORTLIB))
+        names = (frame.f_locals.get("name") for frame in importing if frame.f_code.co_name == "_find_and_load")
+        return cls(summary, next((str(name) for name in names), None))
+
+    @property
+    def stack(self) -> str:
+        """The innermost frames, as a traceback shows them."""
+        return "".join(traceback.format_list(self.frames[-_SHOWN_FRAMES:]))
+
+
+def reason(then: ThreadTimes, now: ThreadTimes, *, importing: bool) -> Reason:
+    """Return why a thread that is in one step of its loop, then and now, has not ended it.
+
+    Time in the queue for a core is not the step's own. A thread that waits for Python's lock uses no
+    CPU, as one that sleeps. But other threads do, and it wakes every 5 ms to ask for the lock.
+    """
+    if importing:
+        return "importing"
+    own, cpu = (now.wall - then.wall) - (now.queued - then.queued), now.cpu - then.cpu
+    if own < _BLOCKED_SECONDS:
+        return "no_cpu"
+    others, wakes = (now.process - then.process) - cpu, now.runs - then.runs
+    return "no_lock" if cpu < own / 2 <= others and wakes > _WAKES_PER_SECOND * own else "blocked"
+
+
+def place(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Return the user's innermost line, as `file:line in function`; without one, the innermost."""
+    theirs = (frame for frame in reversed(frames) if is_users_file(frame.filename))
+    frame = next(theirs, frames[-1])
+    path = Path(frame.filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}:{frame.lineno} in {frame.name}"
+
+
+def is_worth_a_warning(why: Reason, seconds: float) -> bool:
+    """Return whether a stall that lasts for so long is to be reported now: rarely, and never an import."""
+    if why == "importing" or (why != "blocked" and seconds < _SHORTAGE_SECONDS):
+        return False
+    return reports.admits(why) and (why != "no_cpu" or first_on_this_machine("short-of-cpu", reports.seconds))

@@ -1,0 +1,151 @@
+"""Begin a run in a folder, or continue one: which folder, and whether the configuration is of the same run."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from leyden.errors import ConfigError
+from leyden.runs.folder import MANIFEST, RUNS, Manifest, read_manifest
+from leyden.runs.reading import list_runs
+from leyden.types.run import RunRecord
+from leyden.utils.atomic import private_directory
+
+__all__ = ["begin_run", "new_manifest"]
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_CHARACTERS = 80
+_PLACES = ("strategy", "n_runners", "concurrency", "versions", "git", "argv", "program", "store")
+"""Parts of the configuration that may differ from one process of a run to the next without a warning."""
+
+
+def new_manifest(*, kind: str, name: str, config: dict[str, Any]) -> Manifest:
+    """Return the manifest of a run that begins now."""
+    record = RunRecord(run_id=secrets.token_hex(6), name=name, kind=kind, start_time=time.time(), config=config)
+    return Manifest(record)
+
+
+def begin_run(
+    directory: Path | None, *, resume: bool = False, kind: str = "fit", name: str | None = None, config: dict[str, Any]
+) -> tuple[Path, Manifest]:
+    """Return a run's folder and manifest: of a new run, or with `resume` of the one that is continued.
+
+    directory: None makes a new folder under `.leyden/`. With `resume` it takes the newest run there
+        that this program started with this algorithm.
+
+    The folder of a new run exists afterwards; `run.json` is written when its recorder opens. A
+    difference of the data or of the options is logged.
+    Raises ConfigError for a folder that holds a run already, for a run to resume that is missing,
+    and for a run of another algorithm or model.
+    """
+    if resume:
+        return _resumed(_newest(config, kind) if directory is None else directory, name, config)
+    directory = directory or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    if (directory / MANIFEST).exists():
+        raise ConfigError(
+            f"{directory} holds a run already; pass resume=True to continue it, or choose another run_dir"
+        )
+    try:
+        private_directory(directory)
+    except OSError as error:
+        raise ConfigError(f"cannot keep a run in {directory}: {error}; choose another run_dir") from error
+    return directory, new_manifest(kind=kind, name=name or directory.resolve().name, config=config)
+
+
+def _resumed(directory: Path, name: str | None, config: dict[str, Any]) -> tuple[Path, Manifest]:
+    manifest = read_manifest(directory)
+    _compare(directory, manifest.record.config, config)
+    record = manifest.record.model_copy(update={"config": config, "name": name or manifest.record.name})
+    return directory, Manifest(record, manifest.options)
+
+
+def _newest(config: Mapping[str, Any], kind: str) -> Path:
+    """Return the newest run of this program and algorithm. Runs of an earlier format, which name neither, count as theirs."""
+    runs = [run for run in list_runs() if run.record.kind == kind]
+    if not runs:
+        raise ConfigError(f"there is no run to resume in {RUNS.resolve()}; give run_dir=, or start one without resume")
+    for run in runs:
+        theirs = run.record.config
+        if not theirs or (
+            _same_algorithm(_algorithm(theirs), _algorithm(config)) and theirs.get("program") == config.get("program")
+        ):
+            assert run.directory is not None
+            return run.directory
+    theirs = runs[0].record.config
+    raise ConfigError(
+        f"the newest run, {runs[0].directory}, was started by {_program(theirs)} with {_algorithm(theirs)}, and no run in "
+        f"{RUNS.resolve()} by {_program(config)} with {_algorithm(config)}; give run_dir= to continue a certain run"
+    )
+
+
+def _program(config: Mapping[str, Any]) -> str:
+    return config.get("program") or "an interactive session"
+
+
+def _algorithm(config: Mapping[str, Any]) -> str | None:
+    return _part(config, "algorithm").get("name")
+
+
+def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", config.get(name) or {})
+
+
+def _same_algorithm(one: str | None, other: str | None) -> bool:
+    """Whether both name one class: a script's own class is `__main__.X` there and `script.X` where it is imported."""
+    if one is None or other is None or one == other:
+        return one == other
+    return "__main__" in (one.split(".")[0], other.split(".")[0]) and one.split(".")[-1] == other.split(".")[-1]
+
+
+def _compare(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    if not before:  # an earlier format
+        return
+    theirs, ours = _algorithm(before), _algorithm(now)
+    if not _same_algorithm(theirs, ours):
+        raise ConfigError(
+            f"the run in {directory} was started with the algorithm {theirs}, not with {ours}; resume it with its own "
+            "algorithm, or start a new run without resume"
+        )
+    model, other = before.get("model"), now.get("model")
+    if model and other and not _same_model(model, other):
+        raise ConfigError(
+            f"the run in {directory} trains the model {model['name']}{_digest(model)}, not {other['name']}{_digest(other)}; "
+            "resume it with its own model, or start a new run without resume"
+        )
+    changes = _changes("", _part(before, "data"), _part(now, "data"))
+    changes += _changes("", _part(before, "algorithm").get("options"), _part(now, "algorithm").get("options"))
+    if changes:
+        logger.warning("the run in %s goes on with other settings than before: %s", directory, "; ".join(changes))
+    if places := [name for name in _PLACES if before.get(name) != now.get(name)]:
+        logger.info("the run in %s goes on with another %s than before", directory, ", ".join(places))
+
+
+def _same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    if one.get("digest") and other.get("digest"):
+        return one["digest"] == other["digest"]
+    return one["name"] == other["name"]
+
+
+def _digest(model: Mapping[str, Any]) -> str:
+    return f" ({model['digest']})" if model.get("digest") else ""
+
+
+def _changes(prefix: str, before: Any, now: Any) -> list[str]:
+    """Return the differences as `name before -> now`."""
+    if before == now:
+        return []
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        theirs, ours = cast("Mapping[str, Any]", before), cast("Mapping[str, Any]", now)
+        names = dict.fromkeys([*theirs, *ours])
+        return [change for each in names for change in _changes(f"{prefix}{each}.", theirs.get(each), ours.get(each))]
+    return [f"{prefix.rstrip('.')} {_shown(before)} -> {_shown(now)}"]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."

@@ -1,0 +1,230 @@
+"""The configuration of a run, as JSON: what it was started with, and with which code.
+
+`describe` turns any object into JSON. Secrets are hidden: text goes through `leyden.redaction`, and
+the value of an option whose name says that it is secret is left out. To record something more, add
+it to the dictionary that the trainer passes, or here if every kind of run has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from leyden.redaction import HIDDEN, redact
+from leyden.utils.arguments import arguments_of
+
+__all__ = ["describe", "describe_dataset", "describe_model", "describe_program", "git_is_dirty", "import_path"]
+
+_SECRET = re.compile(r"(?:^|_)(?:password|passwd|secret|token|key|credentials?)$", re.I)
+_SECRET_OPTION = re.compile(r"^(--?[\w-]*(?:password|passwd|secret|token|key|credentials?))(=.*)?$", re.I)
+_LONGEST_TEXT = 500
+_MOST_ITEMS = 100
+_DEEPEST = 6
+
+_DIGEST_ITEMS = 10_000
+"""A longer data set is digested by this many items, evenly spaced."""
+_DIGEST_CHARACTERS = 8_000_000
+_DIGEST_SECONDS = 1.0
+"""A data set whose items take longer to read has no digest."""
+
+_PACKAGES = (
+    "leyden",
+    "torch",
+    "transformers",
+    "peft",
+    "numpy",
+    "gymnasium",
+    "openai",
+    "openai-agents",
+    "anthropic",
+    "langchain",
+    "langgraph",
+    "crewai",
+    "autogen-agentchat",
+    "litellm",
+    "vllm",
+    "verl",
+    "ray",
+)
+
+
+def import_path(thing: object) -> str:
+    """Return `module.name` of a class or function, or of an object's class; a script's own names keep `__main__`."""
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', '?')}"
+
+
+def describe(value: Any, *, depth: int = 0) -> Any:
+    """Return the value as JSON that a person can read, without secrets. Objects become their class and its arguments."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str | Path):
+        return _shortened(redact(str(value)))
+    if isinstance(value, enum.Enum):
+        return describe(value.value, depth=depth)
+    if depth >= _DEEPEST:
+        return import_path(value)
+    if isinstance(value, BaseModel):
+        return {"type": import_path(value), **_options(dict(value), depth)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        return {"type": import_path(value), **_options(fields, depth)}
+    if isinstance(value, Mapping):
+        return _options(cast("Mapping[Any, Any]", value), depth)
+    if isinstance(value, list | tuple | set | frozenset):
+        items = list(cast("Sequence[Any]", value))
+        return [describe(item, depth=depth + 1) for item in items[:_MOST_ITEMS]]
+    given = arguments_of(value)
+    return {"type": import_path(value), **_options(given, depth)} if given else import_path(value)
+
+
+def _options(options: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    return {
+        str(name): HIDDEN
+        if isinstance(value, str) and value and _SECRET.search(str(name))
+        else describe(value, depth=depth + 1)
+        for name, value in list(options.items())[:_MOST_ITEMS]
+    }
+
+
+def _shortened(text: str) -> str:
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
+
+
+# ---- models and data ---------------------------------------------------------------------------------------------------
+
+
+def describe_model(model: Any) -> dict[str, Any]:
+    """Return the name of a model, and for a folder a digest of its `config.json` and of its files' names and sizes.
+
+    model: a folder, a hub name, or a model object, of which only the class is recorded.
+    """
+    if not isinstance(model, str | Path):
+        return {"name": import_path(model), "digest": None}
+    folder = Path(model)
+    if not folder.is_dir():
+        return {"name": redact(str(model)), "digest": None}
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    if (config := folder / "config.json").is_file():
+        digest.update(config.read_bytes())
+    return {"name": str(folder.resolve()), "digest": digest.hexdigest()[:16]}
+
+
+def describe_dataset(dataset: Sequence[Any]) -> dict[str, Any]:
+    """Return the length of a data set and a digest of its items as JSON.
+
+    The cost is bounded: of a long data set, evenly spaced items are digested (`digested_items` says
+    how many); one whose items cannot be read, or not within a second, has the digest None.
+    """
+    length = len(dataset)
+    step = max(1, math.ceil(length / _DIGEST_ITEMS))
+    encode = json.JSONEncoder(sort_keys=True, default=_as_json).encode
+    digest, characters, items, deadline = hashlib.sha256(), 0, 0, time.monotonic() + _DIGEST_SECONDS
+    try:
+        for index in range(0, length, step):
+            text = encode(dataset[index])
+            digest.update(f"{text}\n".encode("utf-8", "backslashreplace"))
+            items += 1
+            characters += len(text)
+            if characters > _DIGEST_CHARACTERS:
+                break
+            if time.monotonic() > deadline:
+                return {"length": length, "digest": None, "digested_items": 0}
+    except Exception:  # noqa: BLE001 -- a data set is the user's code; the algorithm meets the same error, and reports it
+        return {"length": length, "digest": None, "digested_items": 0}
+    return {"length": length, "digest": digest.hexdigest()[:16], "digested_items": items}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, cast("set[Any]", value)))
+    return import_path(value)  # its repr may hold an address, which differs in each process
+
+
+# ---- the program -------------------------------------------------------------------------------------------------------
+
+
+def describe_program() -> dict[str, Any]:
+    """Return the program, its arguments, the versions of the installed packages that matter, and the git commit."""
+    return {
+        "program": _program(),
+        "argv": _without_secrets(sys.argv),
+        "versions": _versions(),
+        "git": {"commit": _git_commit(), "dirty": None},
+    }
+
+
+def _program() -> str | None:
+    """Return the script's path; None for an interactive session, `-c`, or a notebook."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return None if path is None or "ipykernel" in path else str(Path(path).resolve())
+
+
+def _without_secrets(argv: Sequence[str]) -> list[str]:
+    shown: list[str] = []
+    hide_next = False
+    for word in argv[:_MOST_ITEMS]:
+        found = _SECRET_OPTION.match(word)
+        if hide_next and not word.startswith("-"):
+            shown.append(HIDDEN)
+        elif found and found[2]:
+            shown.append(f"{found[1]}={HIDDEN}")
+        else:
+            shown.append(_shortened(redact(word)))
+        hide_next = bool(found) and not (found and found[2])
+    return shown
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def _git_commit() -> str | None:
+    return _git("rev-parse", "HEAD")
+
+
+@cache
+def git_is_dirty() -> bool | None:
+    """Whether tracked files of the repository differ from its commit; None outside a repository. May take a while in a large one."""
+    status = _git("status", "--porcelain", "--untracked-files=no")
+    return None if status is None else bool(status)
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,235 @@
+"""A run in words and a small curve: its first line, and the summary at its end.
+
+Pure functions from data to text or HTML. They print nothing, and know no trainer.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from leyden.utils.figures import duration, figure, one_line, shortened
+
+if TYPE_CHECKING:
+    from leyden.runs.figures import RewardFigures
+    from leyden.runs.run import Run
+    from leyden.runs.summary import RunSummary
+
+__all__ = ["closing_summary", "first_line", "sparkline", "summary_html"]
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_CURVE_COLUMNS = 40
+_SHOWN_REASONS = 5
+_REASON_CHARACTERS = 300
+_RUNS = Path(".leyden")
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Return the curve of `values` in at most `width` characters.
+
+    Each character is the mean of its share of the values. The lowest mean is `▁`, the highest `█`;
+    if all are equal, every character is `▄`. Values that are None, NaN or infinite leave a gap.
+    """
+    columns = [_mean(part) for part in _parts(values, width)]
+    finite = [value for value in columns if value is not None]
+    if not finite:
+        return " " * len(columns)
+    low, high = min(finite), max(finite)
+    return "".join(" " if value is None else _block(value, low, high) for value in columns)
+
+
+def _parts(values: Sequence[float | None], width: int) -> list[Sequence[float | None]]:
+    n = min(len(values), max(0, width))
+    return [values[index * len(values) // n : (index + 1) * len(values) // n] for index in range(n)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(value / len(finite) for value in finite) if finite else None
+
+
+def _block(value: float, low: float, high: float) -> str:
+    if low == high:
+        return _BLOCKS[3]
+    share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halved, because the range itself may be infinite
+    return _BLOCKS[min(len(_BLOCKS) - 1, max(0, round(share * (len(_BLOCKS) - 1))))]
+
+
+# ---- the first line ----------------------------------------------------------------------------------
+
+
+def first_line(run: Run, config: Mapping[str, Any], *, width: int | None = None) -> str:
+    """Return what a run is about, in one line.
+
+    For example `run 20261122-101500-ab12 | PolicyGradient on tiny (117k weights) | 32 tasks, 8 x 16
+    rollouts a step`. Parts that `config` lacks are left out; so are the last parts of a line that
+    would be wider than `width`.
+
+    config: the configuration in the run's `run.json`.
+    width: None: the terminal's width.
+    """
+    width = width or shutil.get_terminal_size().columns
+    algorithm, model = _mapping(config.get("algorithm")), _mapping(config.get("model"))
+    name = "run" if run.directory is None else f"run {run.directory.name}"
+    learner = str(algorithm.get("name") or "").rpartition(".")[2]
+    policy = Path(str(model.get("name") or "")).name
+    parts = [
+        [name],
+        [f"{learner} on {policy}{_weights(model)}", f"{learner} on {policy}", learner] if policy else [learner],
+        [", ".join([_tasks(config), *_sampling(algorithm)]), _tasks(config)],
+    ]
+    line = ""
+    for choices in parts:
+        for choice in choices:
+            longer = f"{line} | {choice}" if line else choice
+            if choice and (len(longer) <= width or not line):
+                line = longer
+                break
+    return shortened(one_line(line), width)
+
+
+def _weights(model: Mapping[str, Any]) -> str:
+    n = model.get("n_weights")
+    if not isinstance(n, int):
+        return ""
+    for limit, divisor, suffix in ((10**3, 1, ""), (10**6, 10**3, "k"), (10**9, 10**6, "M")):
+        if n < limit:
+            return f" ({figure(n / divisor, 3)}{suffix} weights)"
+    return f" ({figure(n / 10**9, 3)}B weights)"
+
+
+def _tasks(config: Mapping[str, Any]) -> str:
+    length = _mapping(_mapping(config.get("data")).get("train")).get("length")
+    return f"{length:,} tasks" if isinstance(length, int) else ""
+
+
+def _sampling(algorithm: Mapping[str, Any]) -> list[str]:
+    options = _mapping(algorithm.get("options"))
+    tasks, rollouts = options.get("tasks_per_step"), options.get("rollouts_per_task")
+    return [f"{tasks} x {rollouts} rollouts a step"] if tasks and rollouts else []
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+# ---- the summary ---------------------------------------------------------------------------------------
+
+
+def closing_summary(summary: RunSummary, width: int | None = None) -> str:
+    """Return what a run did, in a few lines.
+
+    They say how it ended, its rollouts and why some failed, its reward with a small curve, and where
+    everything is.
+
+    width: columns; paths and commands are never broken. None: the terminal's width.
+    """
+    width = width or shutil.get_terminal_size().columns
+    lines: list[str] = []
+    if summary.seconds:
+        lines.append(f"{_state(summary)} in {duration(summary.seconds)}")
+    lines.append(f"rollouts: {_rollouts(summary)}")
+    for reason in _failures(summary):
+        lines += textwrap.wrap(
+            reason, max(20, width), initial_indent="  ", subsequent_indent="    ", break_long_words=False
+        )
+    if summary.reward is not None:
+        lines.append(f"reward: {_reward(summary.reward)}")
+        if len(summary.reward.values) > 1:
+            lines.append(f"  {sparkline(summary.reward.values, min(_CURVE_COLUMNS, width - 2))}")
+    if summary.result is not None:
+        lines.append(shortened(f"result: {one_line(repr(summary.result))}", max(20, width)))
+    if summary.stopped is not None:
+        lines += textwrap.wrap(f"stopped: {summary.stopped}", max(20, width), subsequent_indent="  ")
+    if summary.run_dir is not None:
+        lines += [f"{name}: {place}" for name, place in _places(summary.run_dir).items()]
+        if summary.seconds:
+            show, plot = _commands(summary)
+            together = f"look: {show}, {plot}"
+            lines += [together] if len(together) <= width else [f"look: {show}", f"      {plot}"]
+    return "\n".join(lines)
+
+
+def summary_html(summary: RunSummary) -> str:
+    """Return the summary as a table for a notebook, with the curve of the reward."""
+    rows: list[tuple[str, str]] = []
+    if summary.seconds:
+        rows.append(("status", f"{_state(summary)} in {duration(summary.seconds)}"))
+    rows.append(("rollouts", _rollouts(summary)))
+    rows += [("", reason) for reason in _failures(summary)]
+    if summary.reward is not None:
+        rows.append(("reward", _reward(summary.reward)))
+    if summary.result is not None:
+        rows.append(("result", shortened(one_line(repr(summary.result)), 200)))
+    if summary.stopped is not None:
+        rows.append(("stopped", summary.stopped))
+    if summary.run_dir is not None:
+        rows += _places(summary.run_dir).items()
+    if summary.run_dir is not None and summary.seconds:
+        rows.append(("look", ", ".join(_commands(summary))))
+    cells = "".join(
+        f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(text)}</td></tr>'
+        for name, text in rows
+    )
+    return f"<div><table>{cells}</table>{_curve(summary.reward)}</div>"
+
+
+def _state(summary: RunSummary) -> str:
+    return "finished" if summary.stopped is None else "stopped"
+
+
+def _rollouts(summary: RunSummary) -> str:
+    counts = ", ".join(f"{count:,} {status}" for status, count in summary.rollouts.items() if count) or "none"
+    return counts + (f"; and {summary.forgotten:,} that retention has forgotten" if summary.forgotten else "")
+
+
+def _failures(summary: RunSummary) -> list[str]:
+    shown = list(summary.failures.items())[:_SHOWN_REASONS]
+    lines = [f"{count:,} x {shortened(one_line(reason), _REASON_CHARACTERS)}" for reason, count in shown]
+    if len(summary.failures) > len(shown):
+        rest = sum(summary.failures.values()) - sum(count for _, count in shown)
+        lines.append(f"{rest:,} x something else ({len(summary.failures) - len(shown):,} other reasons)")
+    return lines
+
+
+def _reward(reward: RewardFigures) -> str:
+    if len(reward.values) < 2:
+        return figure(reward.last)
+    return (
+        f"{figure(reward.first)} -> {figure(reward.last)}, "
+        f"best {figure(reward.best)} at iteration {reward.best_iteration:,}"
+    )
+
+
+def _places(directory: Path) -> dict[str, str]:
+    model = directory / "model"
+    return {"run": str(directory), **({"model": str(model)} if model.is_dir() else {})}
+
+
+def _commands(summary: RunSummary) -> tuple[str, str]:
+    directory = cast(Path, summary.run_dir)
+    name = directory.name if directory.parent in (_RUNS, _RUNS.resolve()) else str(directory)
+    return f"leyden show {shlex.quote(name)}", f"leyden plot {shlex.quote(name)}"
+
+
+def _curve(reward: RewardFigures | None) -> str:
+    """Return the rewards as an SVG polyline, without text."""
+    values = [] if reward is None else [_mean(part) for part in _parts(reward.values, 300)]
+    points = [(index, value) for index, value in enumerate(values) if value is not None]
+    if len(points) < 2:
+        return ""
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    span = (high - low) or 1.0
+    line = " ".join(
+        f"{4 + 292 * index / (len(values) - 1):.1f},{56 - 52 * (value - low) / span:.1f}" for index, value in points
+    )
+    return (
+        '<svg width="300" height="60" role="img" aria-label="reward">'
+        f'<polyline points="{line}" fill="none" stroke="#7c3aed" stroke-width="2"/></svg>'
+    )

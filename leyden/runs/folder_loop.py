@@ -1,0 +1,58 @@
+"""Record a training loop in a run's folder, for loops that have no event loop and no store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+from leyden.loop import Callback, LogLevel, LogWriter, MetricsRow, TrainLoop, Vessel
+from leyden.loop.metrics import Row
+from leyden.runs.recording import FolderRecorder
+from leyden.utils.text import describe_error
+
+__all__ = ["FolderCallback", "FolderWriter", "recording"]
+
+
+class FolderWriter(LogWriter):
+    """Adds the rows of stages to a folder's `metrics.jsonl`."""
+
+    def __init__(self, folder: FolderRecorder) -> None:
+        super().__init__(LogLevel.CRITICAL)  # it takes nothing of single steps
+        self._folder = folder
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: rows are cut by their iterations."""
+        return {}
+
+    def write(self, row: Row) -> None:
+        """Add the row; after the run has ended too, for a test of what was trained."""
+        assert isinstance(row, MetricsRow)
+        self._folder.add_row(row)
+
+
+class FolderCallback(Callback):
+    """Removes the rows after the checkpoint at which the loop goes on, because the loop makes them again."""
+
+    def __init__(self, folder: FolderRecorder) -> None:
+        self._folder = folder
+
+    def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
+        """The counters are restored already; 0 means that there was no checkpoint."""
+        self._folder.cut_rows(after_iteration=loop.current_iter or -1)
+
+
+@contextlib.contextmanager
+def recording(folder: FolderRecorder) -> Generator[None]:
+    """Keep the folder open during a run, and record its failure. The block closes it when the run has not failed."""
+    folder.open()
+    try:
+        yield
+    except KeyboardInterrupt:
+        folder.close("stopped", "interrupted")
+        raise
+    except BaseException as error:
+        folder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
+        raise
+    finally:
+        folder.close("succeeded")

@@ -1,0 +1,121 @@
+"""`RunLog`: the lines of the `leyden` logger in the run's folder, without a change of what the user sees.
+
+Records from INFO on go to the file. If the user's level is higher, the logger is set to INFO while
+the run lasts, and a filter keeps the lower records from all handlers that were there before.
+A logger whose name ends in `.details` keeps the user's level: its records are too many for a file
+that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from leyden.types.run import current_run_id
+from leyden.utils.logs import line_formatter
+
+__all__ = ["RunLog"]
+
+_ROOT = "leyden"
+
+
+class RunLog:
+    """Appends the records of one run to a file, from `open` to `close`."""
+
+    def __init__(self, path: Path, run_id: str) -> None:
+        self._path, self._run_id = path, run_id
+        self._handler: logging.FileHandler | None = None
+
+    def open(self) -> None:
+        """Begin to write. Raises OSError if the file cannot be opened."""
+        handler = logging.FileHandler(self._path, encoding="utf-8")
+        handler.setLevel(logging.INFO)
+        handler.setFormatter(line_formatter())
+        handler.addFilter(self._is_ours)
+        _Lowered.hold()
+        logging.getLogger(_ROOT).addHandler(handler)
+        self._handler = handler
+
+    def close(self) -> None:
+        """Restore the logger and close the file. Safe to repeat."""
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            logging.getLogger(_ROOT).removeHandler(handler)
+            handler.close()
+            _Lowered.release()
+
+    def _is_ours(self, record: logging.LogRecord) -> bool:
+        """Whether the record may be of this run: it is, unless it was logged in the context of another."""
+        return current_run_id.get() in (None, self._run_id)
+
+
+class _Lowered:
+    """The logger at INFO, whose other handlers see only what they saw before; one for all runs of the process."""
+
+    _lock = threading.Lock()
+    _holders = 0
+    _held: _Lowered | None = None
+
+    @classmethod
+    def hold(cls) -> None:
+        with cls._lock:
+            cls._holders += 1
+            logger = logging.getLogger(_ROOT)
+            if cls._held is None and logger.getEffectiveLevel() > logging.INFO:
+                cls._held = cls(logger)
+
+    @classmethod
+    def release(cls) -> None:
+        with cls._lock:
+            cls._holders -= 1
+            if cls._holders == 0 and cls._held is not None:
+                cls._held.restore()
+                cls._held = None
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._level = logger.getEffectiveLevel()
+        self._handlers = list(_handlers(logger))
+        for handler in self._handlers:
+            handler.addFilter(self._shown_before)
+        self._details = [(child, child.level) for child in _loggers() if child.name.endswith(".details")]
+        for child, _ in self._details:
+            child.setLevel(max(child.level, self._level))
+        self._own_level = logger.level
+        logger.setLevel(logging.INFO)
+
+    def restore(self) -> None:
+        if self._logger.level == logging.INFO:  # the user has not set another one meanwhile
+            self._logger.setLevel(self._own_level)
+        for child, level in self._details:
+            child.setLevel(level)
+        for handler in self._handlers:
+            handler.removeFilter(self._shown_before)
+
+    def _shown_before(self, record: logging.LogRecord) -> bool:
+        ours = record.name == _ROOT or record.name.startswith(f"{_ROOT}.")
+        lowered = self._logger.level == logging.INFO
+        return not (ours and lowered) or record.levelno >= self._level
+
+
+def _loggers() -> Iterator[logging.Logger]:
+    for name, logger in list(logging.Logger.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and (name == _ROOT or name.startswith(f"{_ROOT}.")):
+            yield logger
+
+
+def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
+    """Yield the handlers that records of `leyden` reach: its own, its children's, and those of the loggers above it."""
+    seen: set[int] = set()
+    ancestors: list[logging.Logger] = []
+    above: logging.Logger | None = logger
+    while above is not None:
+        ancestors.append(above)
+        above = above.parent if above.propagate else None
+    for each in [*ancestors, *_loggers()]:
+        for handler in each.handlers:
+            if id(handler) not in seen:
+                seen.add(id(handler))
+                yield handler

@@ -1,0 +1,338 @@
+"""`RunRecorder`: takes what a run reports, and keeps it in the run's folder and in its store.
+
+A trainer makes one for each run, opens it when the store is open, attaches it to the `Run` that the
+algorithm is given, and closes it before the store. Nothing here waits for the store while a step
+runs: rows are handed to the event loop of the trainer, which writes all that are due in one call.
+
+A store that fails is reported once and does not end the run: the folder has everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+
+from leyden.errors import ConfigError, LeydenError
+from leyden.loop import Callback, LogWriter, Metrics, MetricsRow, Stage, TrainLoop, Vessel
+from leyden.loop.metrics import Row
+from leyden.runs.folder import HEARTBEAT_SECONDS, Manifest
+from leyden.runs.reading import failure_of
+from leyden.runs.recording import FolderRecorder, note_end
+from leyden.runs.reported_loop import ReportedLoop
+from leyden.store.base import LightningStore
+from leyden.types import Rollout
+from leyden.types.run import MetricPoint, RunRecord, RunStatus
+
+__all__ = ["RunRecorder"]
+
+logger = logging.getLogger(__name__)
+
+_FAILURES_AT_A_TIME = 100
+_LOOK_SECONDS = 1.0
+"""The shortest time between two looks for failed rollouts."""
+_LAST_WORDS_SECONDS = 5.0
+"""How long the end of a run waits for its store."""
+
+
+class RunRecorder:
+    """Records one run, from `open` to `close`.
+
+    manifest: what is known of the run when it begins.
+    folder: None if the run keeps nothing beside its store.
+    writers: the user's, which get every row.
+    callbacks: the user's, for algorithms with a `TrainLoop`.
+    bar: makes the callback that shows progress; None shows none.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        store: LightningStore,
+        folder: FolderRecorder | None,
+        *,
+        writers: Sequence[LogWriter] = (),
+        callbacks: Sequence[Callback] = (),
+        bar: Callable[[], Callback] | None = None,
+    ) -> None:
+        self.manifest, self._store, self._folder = manifest, store, folder
+        self._writers, self._callbacks, self._bar = tuple(writers), tuple(callbacks), bar
+        self._rows: list[MetricsRow] = []
+        """Rows of this process, for the summary of a run without a folder."""
+        self._lock = threading.Lock()
+        self._reported: ReportedLoop | None = None
+        self._own_loop: TrainLoop | None = None
+        """The loop of an algorithm that has one."""
+        self._cut_at_first_report = False
+        self._began_at = time.monotonic()
+        self._mirror = _Mirror(store, manifest.record.run_id)
+        self._recorded = set[str]()
+        """Rollouts whose failures are recorded."""
+        self._failures_until = manifest.record.start_time
+        self._looked_at = 0.0
+        self._looking = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ---- the run's beginning and end -----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Begin: the folder's files, the store's row of the run, heartbeats."""
+        if self._folder is not None:
+            self._folder.open()
+            self._recorded = self._folder.failed_rollouts()
+            self._rows = self._folder.rows()
+        await self._mirror.start(self.manifest.record)
+        self._tasks.append(asyncio.create_task(self._watch()))
+
+    def begin_algorithm(self, *, resume: bool) -> None:
+        """The algorithm begins its work; again after a restart. With `resume`, it goes on from its own state."""
+        self._end_reported(None)
+        self._cut_at_first_report, self._own_loop = resume, None
+        self._began_at = time.monotonic()
+
+    async def close(self, status: RunStatus, cause: str | None = None) -> None:
+        """Record how the run has ended. The folder comes first, because the store may be what failed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._end_reported(None if status == "succeeded" else RuntimeError(cause or status))
+        with contextlib.suppress(LeydenError, TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await self._look_for_failures()
+        note_end(self.manifest, status, cause)
+        if self._folder is not None:
+            self._folder.close(status, cause)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await self._mirror.end(self.manifest.record)
+
+    @property
+    def rows(self) -> list[MetricsRow]:
+        """The rows of the run so far, those of earlier processes included, in the order in which they were reported."""
+        with self._lock:
+            return list(self._rows)
+
+    # ---- what the algorithm reports ------------------------------------------------------------------------------------
+
+    def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
+        """Record the metrics of a stage. Raises ConfigError if the algorithm has a loop, which reports its stages."""
+        if self._own_loop is not None:
+            raise ConfigError(
+                "Run.report is for algorithms that own their loop; an IterativeAlgorithm returns its metrics from step and validate"
+            )
+        if self._cut_at_first_report:
+            self._cut_at_first_report = False
+            if iteration is not None:
+                self._cut(after_iteration=iteration - (stage == "train"))
+        loop = self._reporting_loop()
+        loop.report(metrics, stage=stage, iteration=iteration)
+
+    def progress(self, done: int, total: int, **counts: float) -> None:
+        """Show how far the stage under way is."""
+        (self._own_loop or self._reporting_loop()).progress(done, total, **counts)
+
+    def loop_callbacks(self) -> Sequence[Callback]:
+        """Return the callbacks of an algorithm with a `TrainLoop` of its own."""
+        return (_Follows(self), *self._callbacks, *(() if self._bar is None else (self._bar(),)))
+
+    def loop_writers(self) -> Sequence[LogWriter]:
+        """Return the writers of an algorithm with a `TrainLoop` of its own."""
+        return (_RowWriter(self), *self._writers)
+
+    def _reporting_loop(self) -> ReportedLoop:
+        with self._lock:
+            if self._reported is None:
+                callbacks = () if self._bar is None else (self._bar(),)
+                self._reported = ReportedLoop(
+                    started_at=self._began_at,
+                    callbacks=callbacks,
+                    writers=(_RowWriter(self), *self._writers),
+                    earlier=lambda: list(self._rows),
+                )
+                self._reported.begin()
+            return self._reported
+
+    def _end_reported(self, error: BaseException | None) -> None:
+        with self._lock:
+            loop, self._reported = self._reported, None
+        if loop is not None:
+            loop.end(error)
+
+    def add_row(self, row: MetricsRow) -> None:
+        """Keep a row in the folder, and hand it to the store."""
+        with self._lock:
+            self._rows.append(row)
+            if self._folder is not None:
+                self._folder.add_row(row)
+        self._mirror.add(row)
+
+    def follow(self, loop: TrainLoop) -> None:
+        """Take the algorithm's own loop, which begins now. Rows after its checkpoint are removed, because it makes them again."""
+        self._own_loop = loop
+        self._cut(after_iteration=loop.current_iter or -1)  # 0: there was no checkpoint
+
+    def _cut(self, *, after_iteration: int) -> None:
+        with self._lock:
+            kept = [row for row in self._rows if row.iteration <= after_iteration]
+            cut = len(kept) < len(self._rows)
+            self._rows = kept
+            if self._folder is not None:
+                self._folder.cut_rows(after_iteration=after_iteration)
+        if cut:
+            self._mirror.cut(after_iteration)
+
+    # ---- failures ------------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Look for failures after each row, and every ten seconds; show the store that the run lives."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                    await self._mirror.news.wait()
+            self._mirror.news.clear()
+            with self._mirror.reporting_errors():
+                await self._mirror.flush()
+                if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
+                    await self._look_for_failures()
+                await self._mirror.beat()
+
+    async def _look_for_failures(self) -> None:
+        """Record the rollouts that have failed since the last look. The cost grows with their number alone."""
+        async with self._looking:
+            self._looked_at = time.monotonic()
+            if self._folder is None:
+                return
+            found: list[Rollout] = []
+            while True:
+                page = await self._store.query_rollouts(
+                    status_in=["failed"],
+                    sort_by="end_time",
+                    sort_order="desc",
+                    limit=_FAILURES_AT_A_TIME,
+                    offset=len(found),
+                )
+                found += page
+                if len(page) < _FAILURES_AT_A_TIME or (page[-1].end_time or 0.0) < self._failures_until:
+                    break
+            new = [rollout for rollout in reversed(found) if self._is_new(rollout)]
+            self._folder.add_failures(map(failure_of, new))
+            self._recorded.update(rollout.rollout_id for rollout in new)
+            self._failures_until = max((rollout.end_time or 0.0 for rollout in new), default=self._failures_until)
+
+    def _is_new(self, rollout: Rollout) -> bool:
+        ours = rollout.run_id == self.manifest.record.run_id
+        return ours and rollout.rollout_id not in self._recorded
+
+
+class _Mirror:
+    """The store's rows of a run. What is to be written waits here until the trainer's event loop takes it to the store."""
+
+    def __init__(self, store: LightningStore, run_id: str) -> None:
+        self._store, self._run_id = store, run_id
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[list[MetricPoint] | int] = []
+        """Points to add, or the iteration after which to cut, in the order of the run."""
+        self._lock = threading.Lock()
+        self._writing = asyncio.Lock()
+        self._touched_at = time.monotonic()
+        self._reported_error = False
+        self.news = asyncio.Event()
+        """Set when something is to be written."""
+
+    async def start(self, record: RunRecord) -> None:
+        """Add the run to the store, or mark it as running again. Raises StoreError."""
+        await self._store.start_run(record)
+
+    def add(self, row: MetricsRow) -> None:
+        """Let the row's numbers be written soon. From any thread."""
+        now = time.time()
+        points = [
+            MetricPoint(
+                stage=row.stage,
+                iteration=row.iteration,
+                name=name,
+                value=value if math.isfinite(value) else None,
+                time=now,
+            )
+            for name, value in row.metrics.items()
+            if isinstance(value, (int, float))
+        ]
+        self._put(points)
+
+    def cut(self, after_iteration: int) -> None:
+        """Let the points of later iterations be removed. From any thread."""
+        self._put(after_iteration)
+
+    def _put(self, change: list[MetricPoint] | int) -> None:
+        with self._lock:
+            self._pending.append(change)
+        with contextlib.suppress(RuntimeError):  # the loop has ended: the folder has the row
+            self._loop.call_soon_threadsafe(self.news.set)
+
+    async def flush(self) -> None:
+        """Write what is pending; points that wait together are one call."""
+        async with self._writing:
+            while self._pending:
+                with self._lock:
+                    taken, self._pending = self._pending, []
+                points: list[MetricPoint] = []
+                for change in taken:
+                    if isinstance(change, list):
+                        points += change
+                        continue
+                    await self._add(points)
+                    points = []
+                    await self._store.cut_metrics(self._run_id, after_iteration=change)
+                await self._add(points)
+
+    async def _add(self, points: list[MetricPoint]) -> None:
+        if points:
+            await self._store.add_metrics(self._run_id, points)
+
+    async def beat(self) -> None:
+        """Show the store that the run lives, if it has not been told for a while."""
+        if time.monotonic() - self._touched_at >= HEARTBEAT_SECONDS:
+            self._touched_at = time.monotonic()
+            await self._store.update_run(self._run_id)
+
+    async def end(self, record: RunRecord) -> None:
+        """Write what is left, and how the run has ended."""
+        with self.reporting_errors():
+            await self.flush()
+            await self._store.update_run(self._run_id, status=record.status, cause=record.cause, config=record.config)
+
+    @contextlib.contextmanager
+    def reporting_errors(self) -> Generator[None]:
+        """Log the first error of the store, and go on."""
+        try:
+            yield
+        except (LeydenError, OSError) as error:
+            if not self._reported_error:
+                logger.warning("the store does not take the metrics of the run (%s); its folder has them", error)
+            self._reported_error = True
+
+
+class _RowWriter(LogWriter):
+    """Gives the rows of a loop to the recorder."""
+
+    def __init__(self, recorder: RunRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def write(self, row: Row) -> None:
+        assert isinstance(row, MetricsRow)
+        self._recorder.add_row(row)
+
+
+class _Follows(Callback):
+    """Tells the recorder that the loop begins; its counters are restored already."""
+
+    def __init__(self, recorder: RunRecorder) -> None:
+        self._recorder = recorder
+
+    def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
+        self._recorder.follow(loop)

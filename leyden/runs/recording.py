@@ -1,0 +1,153 @@
+"""`FolderRecorder`: writes a run's folder while the run lives. It needs no event loop and knows no store.
+
+Rows and failures are appended as they come, so a kill loses none that was written. A thread touches
+`run.json` every ten seconds to show that the run lives.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from leyden.loop import MetricsRow
+from leyden.runs.config import git_is_dirty
+from leyden.runs.folder import FAILURES, HEARTBEAT_SECONDS, LOG, MANIFEST, METRICS, Manifest
+from leyden.runs.log import RunLog
+from leyden.runs.reading import Failure, read_failures, read_rows
+from leyden.types.run import RunStatus
+from leyden.utils.atomic import open_aside
+from leyden.utils.text import storable
+
+__all__ = ["FolderRecorder", "note_end"]
+
+
+class FolderRecorder:
+    """Keeps `run.json`, `metrics.jsonl`, `failures.jsonl` and `run.log` of one run, from `open` to `close`.
+
+    directory: exists already and holds `run.json`.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        self.manifest = manifest.of_this_process()
+        self._log = RunLog(directory / LOG, manifest.record.run_id)
+        self._metrics: IO[str] | None = None
+        self._failures: IO[str] | None = None
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="leyden-run-heartbeat", daemon=True)
+        self._lock = threading.Lock()
+        """Held while `run.json` is written."""
+
+    def open(self) -> None:
+        """Note that the run is under way in this process, and open its files. Rows of an earlier process stay."""
+        record = self.manifest.record
+        record.status, record.end_time, record.cause = "running", None, None
+        self._write_manifest()
+        self._metrics = _appending(self.directory / METRICS)
+        self._failures = _appending(self.directory / FAILURES)
+        self._log.open()
+        self._heart.start()
+
+    def close(self, status: RunStatus, cause: str | None = None) -> None:
+        """Note how the run has ended, and close its files. Safe to repeat; the first call counts."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        note_end(self.manifest, status, cause)
+        self._write_manifest()
+        self._log.close()
+        for file in (self._metrics, self._failures):
+            if file is not None:
+                file.close()
+
+    def rows(self) -> list[MetricsRow]:
+        """Return the rows that are there."""
+        return read_rows(self.directory / METRICS)
+
+    def add_row(self, row: MetricsRow) -> None:
+        """Append a row; one that has its stage and iteration already takes its place when the file is read."""
+        if self._ended.is_set():
+            with _appending(self.directory / METRICS) as file:
+                _append(file, row.flat())
+        else:
+            _append(self._metrics, row.flat())
+
+    def cut_rows(self, *, after_iteration: int) -> None:
+        """Remove the rows of later iterations, because the run goes on at a checkpoint."""
+        rows = self.rows()
+        kept = [row for row in rows if row.iteration <= after_iteration]
+        if len(kept) == len(rows):
+            return
+        if self._metrics is not None:
+            self._metrics.close()
+        with open_aside(self.directory / METRICS) as aside:
+            aside.writelines(_line(row.flat()) for row in kept)
+        self._metrics = _appending(self.directory / METRICS)
+
+    def failed_rollouts(self) -> set[str]:
+        """Return the rollouts whose failures are recorded."""
+        return {failure.rollout_id for failure in read_failures(self.directory / FAILURES)}
+
+    def add_failures(self, failures: Iterable[Failure]) -> None:
+        """Append failures."""
+        for failure in failures:
+            _append(self._failures, asdict(failure))
+
+    def _beat(self) -> None:
+        dirty = git_is_dirty() if self.manifest.record.config.get("git") else None
+        if dirty is not None:
+            self.manifest.record.config["git"]["dirty"] = dirty
+            if not self._ended.is_set():
+                self._write_manifest()
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            try:
+                os.utime(self.directory / MANIFEST)
+            except OSError:  # the folder was moved or removed; the run itself goes on
+                continue
+
+    def _write_manifest(self) -> None:
+        with self._lock:
+            self.manifest.write(self.directory)
+
+
+def note_end(manifest: Manifest, status: RunStatus, cause: str | None) -> None:
+    """Note in the manifest how the run has ended; the cause becomes one line, without secrets."""
+    record = manifest.record
+    record.status, record.end_time = status, record.end_time or time.time()
+    record.cause = None if cause is None else " ".join(storable(cause, limit=1000).split())
+
+
+def _appending(path: Path) -> IO[str]:
+    """Open a file of lines to add to it, without the line that a kill has cut in half."""
+    file = path.open("a+", encoding="utf-8", newline="")
+    size = file.seek(0, os.SEEK_END)
+    if size and (end := _end_of_last_line(path)) < size:
+        file.truncate(end)
+        file.seek(0, os.SEEK_END)
+    return file
+
+
+def _end_of_last_line(path: Path) -> int:
+    with path.open("rb") as file:
+        return file.read().rfind(b"\n") + 1
+
+
+def _append(file: IO[str] | None, content: dict[str, Any]) -> None:
+    assert file is not None, "the recorder is not open"
+    file.write(_line(content))
+    file.flush()
+
+
+def _line(content: dict[str, Any]) -> str:
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in content.items()
+    }
+    return json.dumps(finite, allow_nan=False, default=str) + "\n"

@@ -1,0 +1,109 @@
+"""`ReportedLoop`: a training loop that is driven from outside, by an algorithm that owns its loop.
+
+Writers and the progress bar see the same rows, counters and hooks as with an `IterativeAlgorithm`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from leyden.errors import ConfigError
+from leyden.loop import Callback, LogWriter, Metrics, MetricsRow, Stage, TrainLoop
+
+__all__ = ["ReportedLoop"]
+
+
+class ReportedLoop(TrainLoop):
+    """Call `begin`, then `report` and `progress` from any thread, then `end`.
+
+    started_at: when the algorithm began (`time.monotonic()`).
+    callbacks: their hooks must be synchronous.
+    earlier: returns the rows of earlier processes of the run, when the first row is reported. The
+        writers that keep a file are given them again, because a new file replaces the old one.
+    """
+
+    def __init__(
+        self,
+        *,
+        started_at: float,
+        callbacks: Sequence[Callback] = (),
+        writers: Sequence[LogWriter] = (),
+        earlier: Callable[[], Sequence[MetricsRow]] = tuple,
+    ) -> None:
+        super().__init__(max_iters=None, callbacks=callbacks, writers=writers)
+        self._reporting = threading.Lock()
+        self._earlier = earlier
+        self._began_at = started_at
+        self._trained = 0
+        """The last iteration of which a training stage was reported."""
+        self._writers_are_open = False
+        self._ends_later = False
+        """The end of the current iteration has not been shown yet."""
+
+    def begin(self) -> None:
+        """Begin to show progress."""
+        self._started_at = self._began_at
+        rows = self._earlier()
+        self.current_iter = self._trained = max((row.iteration for row in rows if row.stage == "train"), default=0)
+        self._seconds_before = max((row.seconds for row in rows), default=0.0)
+        self._hook("on_fit_start")
+
+    def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
+        """Write a row. Raises InvalidMetrics for a value that is no metric."""
+        if stage not in ("train", "val", "test"):
+            raise ConfigError(f"stage is {stage!r}; possible: 'train', 'val', 'test'")
+        with self._reporting:
+            if iteration is None:
+                iteration = self.current_iter + (stage == "train")
+            if iteration != self.current_iter:
+                self._end_iteration()
+                self.initialize_iter()
+            self._ends_later = False
+            self.current_iter, self.current_stage = iteration, stage
+            self._open_writers()
+            self._write(stage, metrics, "Run.report")
+            self._stage_started_at = time.monotonic()
+            self._hook({"train": "on_train_end", "val": "on_validate_end", "test": "on_test_end"}[stage])
+            if stage == "train":
+                self._trained = iteration
+            if iteration <= self._trained:
+                self._hook("on_iter_end")
+            else:  # the validation of an iteration whose training is reported after it, or never
+                self._ends_later = True
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Close the writers and stop showing progress."""
+        with self._reporting:
+            self._end_iteration()
+            if error is None:
+                self._hook("on_fit_end")
+            else:
+                for callback in self.callbacks:
+                    callback.on_exception(self, cast(Any, None), error)
+            if self._writers_are_open:
+                for writer in self.writers:
+                    writer.close()
+
+    def _open_writers(self) -> None:
+        if self._writers_are_open:
+            return
+        self._writers_are_open = True
+        for writer in self.writers:
+            writer.open()
+            if getattr(writer, "path", None) is not None and writer.row_kind == "stage":
+                for row in self._earlier():
+                    writer.write(row)
+
+    def _end_iteration(self) -> None:
+        """End an iteration without a training stage."""
+        if self._ends_later:
+            self._hook("on_train_end")
+            self._hook("on_iter_end")
+        self._ends_later = False
+
+    def _hook(self, name: str) -> None:
+        for callback in self.callbacks:
+            getattr(callback, name)(self, None)

@@ -1,0 +1,136 @@
+"""The rollouts of a recorded run, for people who look: counts, failures in groups, the best and the worst."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from leyden.errors import ConfigError
+from leyden.runs.reading import Failure, RecordedRun
+from leyden.store.base import LightningStore
+from leyden.types import AttemptedRollout, Rollout, RolloutStatus, failure_reason, find_final_reward
+
+_PAGE = 200
+"""Rollouts whose spans are read at once."""
+_OFFERED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Failures for one reason."""
+
+    reason: str
+    reason_kind: str | None
+    """The kind of failure as the runner names it; None if it named none."""
+    count: int
+    example: str
+    """The id of the rollout that failed last for this reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRollout:
+    """A rollout and the final reward of its latest attempt."""
+
+    rollout: Rollout
+    reward: float
+
+
+def group_failures(failures: Iterable[Failure]) -> list[FailureGroup]:
+    """Return the failures by reason, the most frequent first. Ids of rollouts and attempts do not tell reasons apart."""
+    groups: dict[tuple[str | None, str], list[Failure]] = {}
+    for failure in failures:
+        groups.setdefault((failure.reason_kind, _without_ids(failure)), []).append(failure)
+    found = [
+        FailureGroup(reason, kind, len(members), members[-1].rollout_id) for (kind, reason), members in groups.items()
+    ]
+    return sorted(found, key=lambda group: -group.count)
+
+
+def _without_ids(failure: Failure) -> str:
+    text = failure.reason
+    for identifier in filter(None, (failure.rollout_id, failure.attempt_id)):
+        text = text.replace(identifier, "(id)")
+    return re.sub(r"\s+", " ", text).strip()
+
+
+async def count_by_status(run: RecordedRun, store: LightningStore) -> dict[str, int]:
+    """Return how many rollouts of the run the store holds, by status; statuses without any are left out."""
+    if _has_the_store_for_itself(run):
+        found = dict((await store.statistics())["rollouts_by_status"])
+    else:
+        found = dict[str, int]()
+        async for page in _pages(run, store, None):
+            for rollout in page:
+                found[rollout.status] = found.get(rollout.status, 0) + 1
+    return {status: found[status] for status in get_args(RolloutStatus) if found.get(status)}
+
+
+async def failures_of(run: RecordedRun, store: LightningStore | None) -> list[Failure]:
+    """Return the run's failures: those in its folder, else the failed rollouts that the store still holds."""
+    if (recorded := run.failures()) or store is None:
+        return recorded
+    return [_failure(rollout) async for page in _pages(run, store, ["failed"]) for rollout in page]
+
+
+def _failure(rollout: Rollout) -> Failure:
+    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+    return Failure(
+        rollout_id=rollout.rollout_id,
+        attempt_id=None if attempt is None else attempt.attempt_id,
+        reason_kind=None if attempt is None else attempt.metadata.get("reason_kind"),
+        reason=failure_reason(rollout),
+        time=rollout.end_time or rollout.start_time,
+        mode=rollout.mode,
+    )
+
+
+async def scored_rollouts(
+    run: RecordedRun, store: LightningStore, *, order: Literal["best", "worst"], limit: int
+) -> list[ScoredRollout]:
+    """Return the rollouts with the highest or the lowest final reward. The spans of every finished rollout are read."""
+    sign = 1.0 if order == "best" else -1.0
+    kept: list[tuple[float, int, ScoredRollout]] = []
+    number = 0
+    async for page in _pages(run, store, ["succeeded"]):
+        spans = await store.query_spans_of([rollout.rollout_id for rollout in page])
+        for rollout in page:
+            reward = find_final_reward(spans[rollout.rollout_id])
+            if reward is not None:
+                number -= 1  # of equal rewards, the earlier rollout stays
+                entry = (sign * reward, number, ScoredRollout(rollout, reward))
+                (heapq.heappush if len(kept) < limit else heapq.heappushpop)(kept, entry)
+    return [entry[2] for entry in sorted(kept, key=lambda entry: entry[:2], reverse=True)]
+
+
+async def find_rollout(run: RecordedRun, store: LightningStore, beginning: str) -> Rollout:
+    """Return the rollout with this id, or the only one whose id contains the text. Raises ConfigError otherwise."""
+    run_id = None if _has_the_store_for_itself(run) else run.record.run_id
+    exact = await store.query_rollouts(rollout_id_in=[beginning], run_id=run_id)
+    found = exact or await store.query_rollouts(rollout_id_contains=beginning, run_id=run_id, limit=_OFFERED + 1)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ConfigError(
+            f"run {run.record.name} has no rollout {beginning!r}; `leyden show {run.record.name} --best`, --worst and "
+            "--failed list rollouts"
+        )
+    names = ", ".join(rollout.rollout_id for rollout in found[:_OFFERED])
+    raise ConfigError(f"{beginning!r} is in the ids of several rollouts: {names}{', ...' * (len(found) > _OFFERED)}")
+
+
+async def _pages(
+    run: RecordedRun, store: LightningStore, status_in: list[RolloutStatus] | None
+) -> AsyncIterator[list[Rollout]]:
+    run_id = None if _has_the_store_for_itself(run) else run.record.run_id
+    offset = 0
+    while page := list(await store.query_rollouts(status_in=status_in, run_id=run_id, limit=_PAGE, offset=offset)):
+        yield page
+        offset += len(page)
+
+
+def _has_the_store_for_itself(run: RecordedRun) -> bool:
+    """Return whether every rollout in the store is the run's: a store file in the run's own folder."""
+    return run.directory is not None and (run.directory / "store.sqlite").exists()

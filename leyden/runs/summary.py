@@ -1,0 +1,59 @@
+"""`RunSummary`: what `fit` returns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from leyden.loop import MetricValue
+from leyden.runs.display import closing_summary, summary_html
+from leyden.runs.figures import RewardFigures
+from leyden.store.base import LightningStore
+from leyden.types import RolloutStatus, failure_reason
+
+__all__ = ["RunSummary", "count_rollouts"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a run did and measured.
+
+    `rollouts` and `failures` count the rollouts that the store still has.
+    """
+
+    run_dir: Path | None
+    """The run's folder; None if it has none."""
+    rollouts: dict[str, int] = field(default_factory=dict[str, int])
+    """Rollouts by status; each status is there, also with 0."""
+    failures: dict[str, int] = field(default_factory=dict[str, int])
+    """Failed rollouts by reason, the most frequent first."""
+    forgotten: int = 0
+    """Rollouts that retention removed from the store while `fit` ran."""
+    stopped: str | None = None
+    """Why the run ended before the algorithm did; None if the algorithm has done its work."""
+    reward: RewardFigures | None = None
+    """The rewards of the training stages, or of the validations if there was no training; None without rewards."""
+    metrics: dict[str, MetricValue] = field(default_factory=dict[str, MetricValue])
+    """The metrics of the last row that was reported."""
+    result: Any = None
+    """The value that the algorithm's `run` returned."""
+    seconds: float = 0.0
+    """How long this `fit` took."""
+    run_id: str = ""
+
+    def __str__(self) -> str:
+        return closing_summary(self)
+
+    def _repr_html_(self) -> str:
+        """Return the summary as a table, for notebooks."""
+        return summary_html(self)
+
+
+async def count_rollouts(store: LightningStore) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the store's rollouts by status, and its failed ones by reason, the most frequent first."""
+    failed = await store.query_rollouts(status_in=["failed"])
+    reasons = Counter(failure_reason(rollout) for rollout in failed)
+    by_status = (await store.statistics())["rollouts_by_status"]
+    return {status: by_status.get(status, 0) for status in get_args(RolloutStatus)}, dict(reasons.most_common())

@@ -1,0 +1,50 @@
+"""The configuration that a trainer's run records: what was given, resolved to JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leyden.algorithm import Algorithm, Dataset
+from leyden.algorithm.decorator import FunctionalAlgorithm
+from leyden.runs.config import describe, describe_dataset, describe_model, describe_program, import_path
+from leyden.utils.arguments import arguments_of
+
+__all__ = ["algorithm_config", "run_config"]
+
+
+def run_config(
+    algorithm: Algorithm | None,
+    *,
+    train_dataset: Dataset[Any] | None,
+    val_dataset: Dataset[Any] | None,
+    strategy: object,
+    n_runners: int,
+    concurrency: int,
+) -> dict[str, Any]:
+    """Return the configuration of a run of `fit`. Reading the data sets costs at most about a second each."""
+    data = {"train": train_dataset, "val": val_dataset}
+    return {
+        **algorithm_config(algorithm),
+        "data": {name: None if dataset is None else describe_dataset(dataset) for name, dataset in data.items()},
+        "strategy": import_path(type(strategy)),
+        "n_runners": n_runners,
+        "concurrency": concurrency,
+        **describe_program(),
+    }
+
+
+def algorithm_config(algorithm: Algorithm | None) -> dict[str, Any]:
+    """Return the algorithm's import path and options, its model, and its seed if it has one."""
+    if algorithm is None:
+        return {"algorithm": None, "model": None, "seed": None}
+    if isinstance(algorithm, FunctionalAlgorithm):
+        name, options = import_path(algorithm.function), dict[str, Any]()
+    else:
+        name, options = import_path(type(algorithm)), arguments_of(algorithm)
+    model = algorithm.trained_model()
+    seed = getattr(algorithm, "seed", options.get("seed"))
+    return {
+        "algorithm": {"name": name, "options": describe(options)},
+        "model": None if model is None else describe_model(model),
+        "seed": describe(seed),
+    }

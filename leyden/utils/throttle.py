@@ -1,0 +1,62 @@
+"""Say a thing rarely: at most once in a while in this process, or on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Hashable
+from pathlib import Path
+
+__all__ = ["Throttle", "first_on_this_machine"]
+
+
+class Throttle:
+    """Admits each key once in `seconds`. Thread-safe."""
+
+    def __init__(self, seconds: float = 60.0) -> None:
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._admitted: dict[Hashable, float] = {}
+
+    def admits(self, key: Hashable = None) -> bool:
+        """Return whether the key is due, and if so, begin its pause."""
+        with self._lock:
+            now = time.monotonic()
+            due = now >= self._admitted.get(key, float("-inf")) + self.seconds
+            if due:
+                self._admitted[key] = now
+            return due
+
+    def reset(self) -> None:
+        """Forget what was admitted."""
+        with self._lock:
+            self._admitted.clear()
+
+
+def first_on_this_machine(name: str, seconds: float = 60.0) -> bool:
+    """Return whether no process of this user was answered True for `name` within `seconds`.
+
+    A file in the folder for temporary files keeps the time. Return True if it cannot be used.
+    """
+    path = Path(tempfile.gettempdir()) / f"leyden-{os.getuid()}-{name}"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return True
+    with contextlib.closing(os.fdopen(descriptor, "r+b")) as file:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            last = float(file.read() or b"-inf")
+            now = time.time()
+            if last <= now < last + seconds:
+                return False
+            file.seek(0)
+            file.truncate()
+            file.write(str(now).encode())
+        except (OSError, ValueError):
+            pass
+        return True

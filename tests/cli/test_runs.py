@@ -1,0 +1,164 @@
+"""`leyden runs`, `show` and `plot`, on runs that a trainer made."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+import leyden as ly
+from leyden.cli import main
+
+REWARDS = (0.1, 0.2, 0.4, 0.8)
+TOO_LONG = "the prompt has 1000 tokens; the context has 64"
+
+Said = Callable[..., tuple[str, str]]
+
+
+@ly.rollout
+async def agent(task: dict[str, int]) -> float:
+    if task["n"] == 3:
+        raise ValueError(TOO_LONG)
+    ly.emit_message(f"thinking of {task['n']}")
+    return task["n"] / 10
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run in `.leyden/first`: four rollouts, one of which failed, and a curve of four steps."""
+    folder = tmp_path_factory.mktemp("work")
+    run = folder / ".leyden" / "first"
+    ly.Trainer(algorithm="baseline", run_dir=run).fit(agent, [{"n": n} for n in range(4)])
+    rows: list[dict[str, Any]] = [
+        {"iteration": number, "stage": "train", "seconds": 1.0 * number, "reward": reward, "loss": -reward}
+        for number, reward in enumerate(REWARDS, start=1)
+    ]
+    rows += [{"iteration": 0, "stage": "val", "seconds": 0.0, "reward": 0.05}]
+    rows += [{"iteration": 4, "stage": "val", "seconds": 4.5, "reward": 0.7}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def said(recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+    """Runs a command in that folder, and returns its standard output and standard error."""
+    monkeypatch.chdir(recorded)
+
+    def call(*arguments: str, code: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["leyden", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr()
+        assert ended.value.code == code, told.err
+        return told.out, told.err
+
+    return call
+
+
+def test_runs_are_listed_with_their_rewards(said: Said) -> None:
+    head, line = said("runs")[0].splitlines()
+    assert head.split() == ["name", "kind", "algorithm", "model", "state", "steps", "reward", "started", "took"]
+    assert line.split()[:2] == ["first", "fit"]
+    assert "0.1 -> 0.8" in line
+    assert "▁▂▄█" in line
+
+
+def test_programs_read_runs_as_json(said: Said) -> None:
+    (run,) = json.loads(said("runs", "--json")[0])
+    assert (run["name"], run["iterations"], run["reward"]["best_iteration"]) == ("first", 4, 4)
+    assert run["val_reward"]["values"] == [0.05, 0.7]
+
+
+def test_a_folder_without_runs_says_how_to_make_one(said: Said, tmp_path: Path) -> None:
+    assert (
+        said("runs", "--dir", str(tmp_path))[0]
+        == f"no runs in {tmp_path}; a trainer's fit() makes one, and so does leyden demo\n"
+    )
+    assert said("runs", "--dir", str(tmp_path / "none"), code=1)[1] == (
+        f"leyden: --dir {tmp_path / 'none'}: there is no such folder\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["latest", "first", "fir", ".leyden/first"])
+def test_a_run_is_shown_with_what_failed_and_an_example_of_it(said: Said, name: str) -> None:
+    shown = said("show", name)[0]
+    assert re.search(r"^run +first", shown, re.M)
+    assert "0.1 -> 0.8, best 0.8 at step 4" in shown
+    assert "1 failed, 3 succeeded" in shown
+    example = re.search(rf"1 x .*{TOO_LONG}\n +leyden show {re.escape(name)} (ro-\w+)", shown)
+    assert example is not None
+    assert TOO_LONG in said("show", name, example[1])[0]
+
+
+def test_failed_best_and_worst_rollouts_are_found(said: Said) -> None:
+    assert TOO_LONG in said("show", "latest", "--failed")[0]
+    best, worst = (said("show", "latest", order)[0].splitlines() for order in ("--best", "--worst"))
+    assert [line.split(maxsplit=2)[1:] for line in best] == [
+        ["0.2", "{'n': 2}"],
+        ["0.1", "{'n': 1}"],
+        ["0", "{'n': 0}"],
+    ]
+    assert best == worst[::-1]
+    (one,) = json.loads(said("show", "latest", "--best", "-n", "1", "--json")[0])
+    assert (one["reward"], one["input"]) == (0.2, {"n": 2})
+
+
+def test_a_rollout_is_shown_by_a_part_of_its_id(said: Said) -> None:
+    (one,) = json.loads(said("show", "latest", "--best", "-n", "1", "--json")[0])
+    identifier = one["rollout_id"]
+    shown = said("show", "latest", identifier[:-1])[0]
+    assert f"rollout     {identifier}" in shown
+    assert "state       succeeded, reward 0.2" in shown
+    assert "thinking of 2" in shown
+    data = json.loads(said("show", "latest", identifier, "--json")[0])
+    assert (data["rollout"]["rollout_id"], data["reward"], data["tokens"]) == (identifier, 0.2, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["show", "nothing"], "there is no run 'nothing'"),
+        (["show", "latest", "ro-"], "'ro-' is in the ids of several rollouts"),
+        (["show", "latest", "zz"], "run first has no rollout 'zz'"),
+        (["show", "latest", "--best", "--failed"], "--failed and --best are different views"),
+        (["plot", "latest", "--metric", "rewrd"], "first has no metric 'rewrd'; did you mean 'reward'?"),
+        (["plot", "latest", "--metric", "xyz"], "there are: loss, reward"),
+        (["plot", "latest", "-o", "curve.pdf"], "must end in .svg or .png"),
+        (["plot", "latest", "-o", "none/curve.svg"], "cannot write none/curve.svg"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(said: Said, arguments: list[str], fault: str) -> None:
+    assert fault in said(*arguments, code=1)[1]
+
+
+def test_a_curve_is_drawn_with_both_stages_and_labels(said: Said) -> None:
+    lines = said("plot", "latest", "--height", "6", "--width", "60")[0].splitlines()
+    assert lines[0] == "reward of first"
+    assert re.fullmatch(r" 0\.8 ┤ +●", lines[1])
+    assert lines[6].startswith("0.05 ┤○")
+    assert lines[-1].split() == ["●", "train", "○", "val"]
+    assert max(map(len, lines)) <= 60
+    loss = said("plot", "latest", "--metric", "loss")[0]
+    assert loss.startswith("loss of first, train\n")
+    assert re.search("[\u2801-\u28ff]", loss)
+
+
+def test_curves_of_several_runs_go_into_one_file(said: Said, tmp_path: Path) -> None:
+    assert said("plot", "latest", "first", "-o", str(tmp_path / "c.svg"))[0] == f"{tmp_path / 'c.svg'}\n"
+    tree = ElementTree.parse(tmp_path / "c.svg")
+    names = [text.text for text in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert names[-4:] == ["first train", "first val", "first train", "first val"]
+    assert len(list(tree.iter("{http://www.w3.org/2000/svg}polyline"))) == 4
+
+
+def test_a_curve_without_matplotlib_is_svg(said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert (
+        "PNG needs matplotlib (pip install matplotlib)" in said("plot", "latest", "-o", f"{tmp_path}/c.png", code=1)[1]
+    )

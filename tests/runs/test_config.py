@@ -1,0 +1,102 @@
+"""A run's configuration is JSON, hides secrets, and costs little."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from leyden.algorithm import Baseline
+from leyden.runs.config import describe, describe_dataset, describe_model
+from leyden.runs.reading import read_rows
+from leyden.utils.arguments import arguments_of
+
+
+class Endless(Sequence[int]):
+    """A data set of any length."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.read = length, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read += 1
+        return index
+
+
+class Broken(Endless):
+    def __getitem__(self, index: Any) -> Any:
+        raise OSError("the file is gone")
+
+
+class Task(BaseModel):
+    question: str
+
+
+def test_the_digest_of_data_is_of_its_content() -> None:
+    one = describe_dataset([{"a": 1, "b": 2}, Task(question="x")])
+    assert one == describe_dataset(({"b": 2, "a": 1}, Task(question="x")))
+    assert one["digest"] != describe_dataset([{"a": 1, "b": 2}, Task(question="y")])["digest"]
+    assert describe_dataset([object()]) == describe_dataset([object()]), "no address of memory is in a digest"
+
+
+def test_the_cost_of_a_digest_is_bounded_and_says_so() -> None:
+    long = Endless(10_000_000)
+    described = describe_dataset(long)
+    assert (described["length"], described["digested_items"], long.read) == (10_000_000, 10_000, 10_000)
+    assert describe_dataset(Broken(3)) == {"length": 3, "digest": None, "digested_items": 0}
+
+
+def test_an_algorithm_remembers_what_it_was_made_with() -> None:
+    class Mine(Baseline):
+        def __init__(self, flavour: str, **options: Any) -> None:
+            super().__init__(**options)
+
+    assert arguments_of(Mine("sweet", n_epochs=3)) == {"flavour": "sweet", "n_epochs": 3}
+    assert arguments_of(Baseline(n_epochs=2))["n_epochs"] == 2
+    assert arguments_of(object()) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "described"),
+    [
+        (float("nan"), "nan"),
+        ({"api_key": "hush", "max_tokens": 4, "tokens": ["a"]}, {"api_key": "***", "max_tokens": 4, "tokens": ["a"]}),
+        ("postgresql://me:hush@host/db", "postgresql://me:***@host/db"),
+        (Path("a/b"), "a/b"),
+        (Baseline, "leyden.algorithm.fast.Baseline"),
+        (object(), "builtins.object"),
+    ],
+)
+def test_a_value_is_described_as_json(value: Any, described: Any) -> None:
+    assert describe(value) == described
+    json.dumps(describe(value), allow_nan=False)
+
+
+def test_a_circle_has_an_end() -> None:
+    circle: dict[str, Any] = {}
+    circle["self"] = circle
+    json.dumps(describe(circle))
+
+
+def test_models_differ_by_their_configuration_and_their_files(tmp_path: Path) -> None:
+    def folder(name: str, content: str) -> Path:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+        return tmp_path / name
+
+    one, moved, other = folder("one", "{}"), folder("moved", "{}"), folder("other", "[]")
+    assert describe_model(one)["digest"] == describe_model(moved)["digest"] != describe_model(other)["digest"]
+    assert describe_model("hub/name") == {"name": "hub/name", "digest": None}
+
+
+def test_a_damaged_line_of_metrics_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "stage": "train", "seconds": 1}\n{"iter\n')
+    with pytest.raises(ValueError, match=r"line 2 of .* is damaged"):
+        read_rows(tmp_path / "metrics.jsonl")
