@@ -92,7 +92,7 @@ async def test_a_rollout_is_followed_from_the_queue_to_what_was_learned_from_it(
         r"resources policy: version 1 written, of llm",
         r"iteration 1: train begins",
         r"iteration 1: train done, \{'triplets': 1.*\}",
-        r"run \w+: done\nrollouts: 1 failed, 1 succeeded",
+        r"run \w+: done\nfinished in [\d:]+\nrollouts: 1 failed, 1 succeeded",
     ]:
         assert any(re.match(pattern, line) for line in told), pattern
     assert "hunter2" not in caplog.text
