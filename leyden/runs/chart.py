@@ -6,6 +6,7 @@ values that are not finite are left out.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

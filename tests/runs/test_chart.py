@@ -8,7 +8,7 @@ import random
 import pytest
 
 from leyden.errors import ConfigError
-from leyden.runs.chart import Series, draw_svg, draw_text, ticks
+from leyden.runs.chart import Series, draw_svg, draw_text, sparkline, ticks
 
 
 def series(values: list[float]) -> Series:
