@@ -16,6 +16,7 @@ from leyden.engine.refusal import RequestError
 from leyden.engine.tools import Schemas, ToolParser
 from leyden.engine.wire import CompletionRequest
 from leyden.errors import EngineError
+from leyden.utils.extras import install_extra
 
 Json = dict[str, Any]
 
@@ -109,8 +110,8 @@ class Grammars:
             import llguidance.hf
         except ImportError as error:
             raise RequestError(
-                "a required tool call or a JSON response needs constrained decoding, which is not installed where the "
-                "engine runs: pip install 'leyden[grammar]'",
+                f"a required tool call or a JSON response needs llguidance, which is missing where the engine runs; "
+                f"{install_extra('grammar')}",
                 code="no_grammar",
             ) from error
         if self._tokenizer is None:

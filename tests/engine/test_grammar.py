@@ -147,5 +147,5 @@ async def test_a_form_that_cannot_be_had_is_refused(client: openai.AsyncOpenAI, 
 
 async def test_without_the_package_the_refusal_names_it(client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(openai.BadRequestError, match=r"pip install 'leyden\[grammar\]'"):
+    with pytest.raises(openai.BadRequestError, match=r"needs llguidance.* install the extra 'grammar'"):
         await ask(client, response_format={"type": "json_object"})
