@@ -158,6 +158,12 @@ async def test_a_form_that_cannot_be_had_is_refused(client: openai.AsyncOpenAI, 
         await ask(client, **options)
 
 
+@pytest.mark.parametrize("template", ["qwen3-coder"])
+async def test_a_form_of_calls_that_has_no_grammar_is_refused(client: openai.AsyncOpenAI):
+    with pytest.raises(openai.BadRequestError, match="'qwen3_coder' cannot be enforced here; use tool_choice='auto'"):
+        await ask(client, tools=TOOLS, tool_choice="required")
+
+
 async def test_without_the_package_the_refusal_names_it(client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(openai.BadRequestError, match=r"needs llguidance.* install the extra 'grammar'"):
