@@ -33,6 +33,9 @@ class Algorithm(KeepsArguments, ABC):
     uses_gateway: bool = False
     """Whether the trainer must provide an `LLMProxy` when the user gave none."""
 
+    run_kind: str = "fit"
+    """The kind of run that this algorithm makes (`RunRecord.kind`)."""
+
     holds_runners: bool = False
     """Whether runners must not claim before `announce_ready`: a resumed queue is full, and the policy is not restored yet."""
 
