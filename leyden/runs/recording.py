@@ -91,9 +91,9 @@ class FolderRecorder:
             aside.writelines(_line(row.flat()) for row in kept)
         self._metrics = _appending(self.directory / METRICS)
 
-    def failed_rollouts(self) -> set[str]:
-        """Return the rollouts whose failures are recorded."""
-        return {failure.rollout_id for failure in read_failures(self.directory / FAILURES)}
+    def failures(self) -> list[Failure]:
+        """Return the failures that are recorded."""
+        return read_failures(self.directory / FAILURES)
 
     def add_failures(self, failures: Iterable[Failure]) -> None:
         """Append failures."""
