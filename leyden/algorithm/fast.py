@@ -54,6 +54,7 @@ class _Counts:
 def _log_progress(epoch: int, finished: int, total: int, counts: dict[str, _Counts]) -> None:
     rewards = [reward for each in counts.values() for reward in each.rewards]
     mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none yet"
+    mean += f" of {len(rewards)}" if 0 < len(rewards) < finished else ""
     failed = sum(each.failed for each in counts.values())
     failures = f", {failed} of them failed" if failed else ""
     logger.info("epoch %d: %d of %d rollouts finished%s, mean reward %s", epoch + 1, finished, total, failures, mean)
