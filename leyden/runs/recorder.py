@@ -228,7 +228,8 @@ class RunRecorder:
             self._failures_until = max((rollout.end_time or 0.0 for rollout in new), default=self._failures_until)
 
     def _is_new(self, rollout: Rollout) -> bool:
-        ours = rollout.run_id == self.manifest.record.run_id
+        shared = self._store.capabilities["zero_copy"]
+        ours = rollout.run_id == self.manifest.record.run_id or (rollout.run_id is None and not shared)
         return ours and rollout.rollout_id not in self._recorded
 
 

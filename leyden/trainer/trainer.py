@@ -434,6 +434,8 @@ class Trainer:
                     summary = await self._work(agent, algorithm, run, store, train_dataset, val_dataset)
                 except asyncio.CancelledError:
                     nothing_started = begun.new_folder and await _nothing_started(recorder, store)
+                    if not nothing_started:
+                        logger.info(_how_to_resume(run.directory))
                     await recorder.close("stopped", "interrupted")
                     raise
                 except Exception as error:
