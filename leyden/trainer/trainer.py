@@ -444,6 +444,7 @@ class Trainer(NamedOptions):
                         error.add_note(_how_to_resume(run.directory))
                     await recorder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
                     raise
+                recorder.note(f"done\n{summary}")
                 await recorder.close("succeeded" if summary.stopped is None else "stopped", summary.stopped)
         finally:
             if nothing_started and run.directory is not None:
