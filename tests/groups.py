@@ -57,7 +57,7 @@ GROUPS = [
     Group("writers", "writers", 6),
     Group("rl_data", "rl-data", 4),
     Group("rl_peers", "rl-peers", 6),
-    Group("frameworks", "frameworks", 12),
+    Group("frameworks", "frameworks", 14),
     Group("crewai", "crewai", 12),
     Group("litellm", "litellm", 5),
     Group("vllm", "vllm", 10),

@@ -115,14 +115,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.environ.setdefault(variable, "unused")  # the SDKs demand one; the gateway does not pass it on
     sys.path.insert(0, str(HERE))
     module = importlib.import_module(f"{given.framework}_agent")
-    started = time.monotonic()
+    started, cpu_before = time.monotonic(), sum(os.times()[:4])
     run_dir = train(
         module.agent, module.MODEL, given.run_dir, steps=given.steps, seed=given.seed, repeats=given.repeats
     )
-    seconds = time.monotonic() - started
+    seconds, cpu_seconds = time.monotonic() - started, sum(os.times()[:4]) - cpu_before  # the engine's process included
     before, *_, after = asyncio.run(measure(run_dir))
-    print(f"reward: {before.reward:.2f} before, {after.reward:.2f} after, {seconds:.0f} s")
-    print(f"rollouts whose first call has the right city: {before.right_calls:.0%} before, {after.right_calls:.0%} after")
+    print(f"reward: {before.reward:.2f} before, {after.reward:.2f} after; {seconds:.0f} s, {cpu_seconds:.0f} s of CPU")
+    print(
+        f"rollouts whose first call has the right city: {before.right_calls:.0%} before, {after.right_calls:.0%} after"
+    )
     print(f"run: {run_dir}")
 
 

@@ -64,7 +64,7 @@ def _show(found: list[RecordedRun]) -> None:
     from rich.table import Table
 
     from leyden.cli.run_views import COLOURS, age, as_data, reward_text, terminal
-    from leyden.runs.display import sparkline
+    from leyden.runs.chart import sparkline
     from leyden.utils.figures import duration
 
     table = Table(box=None, pad_edge=False)

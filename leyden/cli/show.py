@@ -111,7 +111,7 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
 
 def _print_head(run: RecordedRun) -> None:
     from leyden.cli.run_views import COLOURS, age, as_data, reward_text, seconds_of
-    from leyden.runs.display import sparkline
+    from leyden.runs.chart import sparkline
     from leyden.utils.figures import duration, figure
 
     record, data, figures = run.record, as_data(run), run.figures()

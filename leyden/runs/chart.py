@@ -17,6 +17,7 @@ from xml.sax.saxutils import escape
 from leyden.errors import ConfigError
 from leyden.utils.figures import figure
 
+_BLOCKS = "▁▂▃▄▅▆▇█"
 MARKERS = "●○▲△■□◆◇"
 """The signs of several series in a terminal, in order."""
 COLOURS = ("#4363d8", "#e6694f", "#2f9e6e", "#9a6bc9", "#c9992e", "#3aa6b9", "#d1589f", "#7a7a7a")
@@ -243,3 +244,34 @@ def _frame(series: Sequence[Series]) -> _Frame:
         margin = abs(low) * 0.1 or 0.5
         low, high = low - margin, high + margin
     return _Frame(min(iterations), max(iterations), low, high)
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Return the curve of `values` in at most `width` characters.
+
+    Each character is the mean of its share of the values. The lowest mean is `▁`, the highest `█`;
+    if all are equal, every character is `▄`. Values that are None, NaN or infinite leave a gap.
+    """
+    columns = [_mean(part) for part in _parts(values, width)]
+    finite = [value for value in columns if value is not None]
+    if not finite:
+        return " " * len(columns)
+    low, high = min(finite), max(finite)
+    return "".join(" " if value is None else _block(value, low, high) for value in columns)
+
+
+def _parts(values: Sequence[float | None], width: int) -> list[Sequence[float | None]]:
+    n = min(len(values), max(0, width))
+    return [values[index * len(values) // n : (index + 1) * len(values) // n] for index in range(n)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(value / len(finite) for value in finite) if finite else None
+
+
+def _block(value: float, low: float, high: float) -> str:
+    if math.isclose(low, high, rel_tol=1e-9):  # means of equal rewards differ by rounding
+        return _BLOCKS[3]
+    share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halved, because the range itself may be infinite
+    return _BLOCKS[min(len(_BLOCKS) - 1, max(0, round(share * (len(_BLOCKS) - 1))))]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.harness import check, check_page, measure, python
+from tests.frameworks.harness import check, check_page, check_training, measure, python
 
 GATEWAY = "leyden.model_call"
 CHAT = "chat gpt-4.1-mini"
@@ -34,6 +34,11 @@ def test_every_call_of_256_agents_at_once_is_in_its_own_rollout_once_and_exact(n
 @pytest.mark.timeout(120)
 def test_the_page_runs_and_nobody_is_called(tmp_path: Path):
     check_page("crewai", tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_the_crew_of_the_page_learns_to_call_its_tool(tmp_path: Path):
+    check_training("crewai", tmp_path)
 
 
 LATE = """

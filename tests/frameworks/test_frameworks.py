@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.harness import ROOT, check, check_page, measure, python
+from tests.frameworks.harness import ROOT, check, check_page, check_training, measure, python
 
 GATEWAY = "leyden.model_call"
 CHAT = "chat gpt-4.1-mini"
@@ -39,6 +39,12 @@ def test_every_call_of_256_agents_at_once_is_in_its_own_rollout_once_and_exact(n
 @pytest.mark.parametrize("page", ["openai", "anthropic", "langchain", "openai_agents", "autogen", "agent_framework"])
 def test_each_page_runs_and_nobody_is_called(page: str, tmp_path: Path):
     check_page(page, tmp_path)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_agent_of_each_page_learns_to_call_its_tool(name: str, tmp_path: Path):
+    check_training(name, tmp_path)
 
 
 PATCHED = """

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from leyden.errors import ConfigError
-from leyden.runs.chart import Series, draw_svg, draw_text, ticks
+from leyden.runs.chart import Series, draw_svg, draw_text, sparkline, ticks
 
 
 def series(values: list[float]) -> Series:
@@ -49,3 +49,17 @@ def test_numbers_that_are_not_finite_are_left_out() -> None:
 
 def test_names_are_escaped_in_svg() -> None:
     assert "a &lt;b&gt; &amp; c" in draw_svg([Series("a <b> & c", (1,), (1.0,))], title="x")
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "shown"),
+    [
+        ([], 8, ""),
+        ([0.5, 0.5], 8, "▄▄"),
+        ([0.0, 1.0], 8, "▁█"),
+        ([float(number) for number in range(16)], 8, "▁▂▃▄▅▆▇█"),
+        ([0.0, math.nan, 1.0], 8, "▁ █"),
+    ],
+)
+def test_a_sparkline_shows_the_shape(values: list[float], width: int, shown: str) -> None:
+    assert sparkline(values, width) == shown
