@@ -25,7 +25,7 @@ from leyden.litagent import LitAgent, check_resources
 from leyden.loop import Callback, LogWriter, ProgressBar
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.monitor import Monitor
-from leyden.options import check_flag
+from leyden.options import NamedOptions, check_flag
 from leyden.redaction import redact
 from leyden.runner import AttemptRecorder, Hook, LitAgentRunner, Runner, WorkerBundle
 from leyden.runner.calls import call_sync
@@ -97,7 +97,7 @@ class _Begun:
     shows_progress: bool = False
 
 
-class Trainer:
+class Trainer(NamedOptions):
     """Trains an agent with an algorithm.
 
     Every component is given as an instance, a class, a factory, an import path, a registered name or a dict (see `build_component`).
