@@ -22,6 +22,7 @@ __all__ = [
     "InvalidReturn",
     "InvalidTrade",
     "LeydenError",
+    "MissingExtra",
     "MissingResource",
     "NoActiveTrace",
     "NoTrainingData",
@@ -55,6 +56,10 @@ class ConfigError(LeydenError, ValueError):
 
 class InvalidArgument(ConfigError, TypeError):
     """A function or class was called with an argument that it does not take, or with one of the wrong kind."""
+
+
+class MissingExtra(ConfigError, ImportError):
+    """A package that only some users need is not installed; the message says which extra brings it."""
 
 
 class MissingResource(LeydenError, LookupError):

@@ -5,13 +5,19 @@ It knows no option. For another kind of option, add a function that raises Confi
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterator
+from difflib import get_close_matches
+from typing import Any, TypeVar, cast
 
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, InvalidArgument
 from leyden.utils.listening import is_loopback
 
-__all__ = ["check_flag", "check_number", "check_port", "check_token"]
+__all__ = ["NamedOptions", "check_flag", "check_number", "check_port", "check_token", "named_options", "nearest"]
+
+T = TypeVar("T")
 
 _LAST_PORT = 65_535
 
@@ -74,3 +80,55 @@ def check_token(name: str, token: object, *, host: str, or_say: str | None = Non
     if token is None and not insecure and not is_loopback(host):
         other = "" if or_say is None else f", or say {or_say}"
         raise ConfigError(f"host {host!r} can be reached from other machines: give {name}, or bind to 127.0.0.1{other}")
+
+
+def nearest(name: str, possible: Collection[str]) -> str:
+    """Return a hint for a name that is not among the possible ones: the nearest of them, or all."""
+    close = get_close_matches(name, possible, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"possible: {', '.join(possible) or 'none'}"
+
+
+class NamedOptions:
+    """A base class whose subclasses refuse an unknown keyword argument with the nearest known name.
+
+    Raises InvalidArgument (a TypeError) in place of Python's TypeError, which names a base class and
+    no remedy. For a class that another decorator completes (a dataclass), use `named_options`.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            named_options(cls)
+
+
+def named_options(kind: type[T]) -> type[T]:
+    """Make a class refuse an unknown keyword argument as `NamedOptions` does."""
+    construct: Callable[..., None] = vars(kind)["__init__"]
+    parameters = inspect.signature(construct).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+    @functools.wraps(construct)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        for name in options:
+            if not takes_any and name not in parameters:
+                raise InvalidArgument(f"{type(self).__name__} has no option {name!r}; {nearest(name, _options(self))}")
+        construct(self, *args, **options)
+
+    setattr(kind, "__init__", init)  # noqa: B010 -- type checkers refuse the plain assignment
+    return kind
+
+
+def _options(made: object) -> list[str]:
+    """Return the names that the object's constructor takes, and those that it passes on to its bases'."""
+    return list(dict.fromkeys(_names(type(made))))
+
+
+def _names(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        kinds = {parameter.kind for parameter in parameters}
+        yield from (each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            return

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from leyden.errors import ConfigError
+import leyden as ly
+from leyden.algorithm import IterativeAlgorithm
+from leyden.errors import ConfigError, InvalidArgument
+from leyden.execution import SharedMemoryExecutionStrategy
 from leyden.options import check_flag, check_number, check_port, check_token
 
 
@@ -64,3 +72,76 @@ def test_an_empty_token_is_refused_even_where_none_is_needed(token: str) -> None
 def test_a_token_of_another_type_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigError, match=r"^key is bytes; it must be a string, or None$"):
         check_token("key", b"secret", host="127.0.0.1")
+
+
+MISTYPED: list[tuple[Callable[[], object], str]] = [
+    (lambda: ly.PolicyGradient(ly.EmbeddedBackend("model"), n_stepz=2), "PolicyGradient has no option 'n_stepz'; did you mean 'n_steps'?"),
+    (lambda: ly.PolicyGradient(ly.EmbeddedBackend("model"), writer=[]), "PolicyGradient has no option 'writer'; did you mean 'writers'?"),
+    (lambda: ly.Trainer(algoritm="baseline"), "Trainer has no option 'algoritm'; did you mean 'algorithm'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.Baseline(epochs=2), "Baseline has no option 'epochs'; did you mean 'n_epochs'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.LLMProxy(prot=1), "LLMProxy has no option 'prot'; did you mean 'port'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.IsolatedBackend("model", dtyp="bfloat16"), "has no option 'dtyp'; did you mean 'dtype'?"),
+    (lambda: ly.OptimParams(lr=1.0), "OptimParams has no option 'lr'; possible: learning_rate, "),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.SqliteLightningStore("file", readonly=True), "SqliteLightningStore has no option 'readonly'; did you mean 'read_only'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.LitAgentRunner(concurency=2), "LitAgentRunner has no option 'concurency'; did you mean 'concurrency'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.OtelTracer(model_host=()), "OtelTracer has no option 'model_host'; did you mean 'model_hosts'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.Checkpoint("folder", kep=1), "Checkpoint has no option 'kep'"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.Monitor(rule=()), "Monitor has no option 'rule'; did you mean 'rules'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: SharedMemoryExecutionStrategy(n_runer=1), "SharedMemoryExecutionStrategy has no option 'n_runer'; did you mean 'n_runners'?"),  # pyright: ignore[reportCallIssue]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("construct", "told"), MISTYPED)
+def test_an_unknown_option_is_answered_with_the_nearest_known_one(construct: Callable[[], object], told: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        construct()
+    assert isinstance(caught.value, ConfigError)
+    assert told in str(caught.value)
+
+
+def test_options_of_a_users_own_classes_are_named_too_and_what_they_pass_on_counts() -> None:
+    class Mine(IterativeAlgorithm):
+        def __init__(self, width: int = 1, **options: Any) -> None:
+            super().__init__(max_iters=1, **options)
+            self.width = width
+
+        async def step(self, iteration: int) -> dict[str, float]:
+            return {}
+
+    assert Mine(width=2, keep_checkpoints=3).keep_checkpoints == 3
+    assert list(inspect.signature(Mine).parameters) == ["width", "options"]
+    with pytest.raises(InvalidArgument, match=r"Mine has no option 'widht'; did you mean 'width'\?"):
+        Mine(widht=2)
+    with pytest.raises(InvalidArgument, match="Mine has no option 'keep'; possible: width, max_iters, val_every"):
+        Mine(keep=2)
+
+
+@pytest.mark.parametrize(
+    ("backend", "told"),
+    [
+        ("Qwen/Qwen3-0.6B", r"PolicyGradient\(IsolatedBackend\('Qwen/Qwen3-0.6B'\)\)"),
+        (
+            ly.EmbeddedBackend,
+            r"the class EmbeddedBackend; give an instance: PolicyGradient\(EmbeddedBackend\(MODEL\)\)",
+        ),
+        (None, r"backend is a NoneType; give a PolicyBackend"),
+    ],
+)
+def test_what_is_no_backend_is_refused_with_what_to_write(backend: Any, told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        ly.PolicyGradient(backend)
+
+
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = sys.modules["torch"] = None
+try:
+    from leyden.rl import PPO
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_name_whose_extra_is_not_installed_says_which_extra() -> None:
+    said = subprocess.run([sys.executable, "-c", WITHOUT_NUMPY], capture_output=True, text=True, check=True).stdout
+    assert re.match(r"leyden.rl.PPO needs \w+, which is not installed; install the extra 'rl'", said)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from leyden.options import NamedOptions
 from leyden.types import Span
 
 __all__ = ["Adapter", "TraceAdapter"]
@@ -18,7 +19,7 @@ Source = TypeVar("Source", contravariant=True)
 Target = TypeVar("Target", covariant=True)
 
 
-class Adapter(ABC, Generic[Source, Target]):
+class Adapter(NamedOptions, ABC, Generic[Source, Target]):
     """A pure function with a name: equal input gives equal output, and nothing else happens."""
 
     @abstractmethod

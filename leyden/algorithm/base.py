@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.adapter import TraceAdapter
 from leyden.errors import ConfigError
+from leyden.options import NamedOptions
 from leyden.runs import Run
 from leyden.store.base import LightningStore
 from leyden.types import NamedResources
@@ -27,11 +28,14 @@ Dataset = Sequence[T]
 """Tasks: anything with a length and items (a list, a Hugging Face data set)."""
 
 
-class Algorithm(KeepsArguments, ABC):
+class Algorithm(NamedOptions, KeepsArguments, ABC):
     """Override `run`, sync or async. The trainer calls the setters first; the getters raise ConfigError for what was not set."""
 
     uses_gateway: bool = False
     """Whether the trainer must provide an `LLMProxy` when the user gave none."""
+
+    run_kind: str = "fit"
+    """The kind of run that this algorithm makes (`RunRecord.kind`)."""
 
     holds_runners: bool = False
     """Whether runners must not claim before `announce_ready`: a resumed queue is full, and the policy is not restored yet."""

@@ -15,6 +15,7 @@ import typer
 
 from leyden import __version__
 from leyden.cli.demo import demo
+from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
 from leyden.cli.plot import plot
 from leyden.cli.rl import rl_commands
@@ -40,6 +41,7 @@ app.command()(demo)
 app.command()(runs)
 app.command()(show)
 app.command()(plot)
+app.command("eval")(evaluate)
 app.command()(gateway)
 app.command()(workers)
 store_commands = typer.Typer(rich_markup_mode=None)

@@ -95,7 +95,7 @@ def _train_and_show(
         set_steps,
         start_run,
     )
-    from leyden.runs.display import sparkline
+    from leyden.runs.chart import sparkline
     from leyden.utils.figures import duration
 
     if not resume:

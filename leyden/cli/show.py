@@ -48,6 +48,7 @@ def show(
     """
     import asyncio
 
+    from leyden.cli.run_views import await_server
     from leyden.errors import ConfigError
     from leyden.runs import open_run
 
@@ -56,6 +57,7 @@ def show(
         chosen.append("a rollout")
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} are different views; give one of them")
+    await_server(run)
     opened = open_run(run, run_id=run_id)
     if rollout is not None:
         asyncio.run(_show_rollout(opened, rollout, full=full, as_json=as_json))

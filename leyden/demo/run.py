@@ -116,6 +116,7 @@ def run_demo(directory: Path) -> tuple[DemoResult, RunSummary]:
         llm_proxy=LLMProxy(deterministic_seed=options.seed if options.deterministic else None),
         concurrency=96,  # within the 100 connections that the openai client keeps alive
         run_dir=directory,
+        progress=False,  # the algorithm has a bar, and the command shows the figures
     )
     summary = trainer.fit(play, train, val_dataset=games, resume=(directory / MANIFEST).exists())
     return _result(directory), summary

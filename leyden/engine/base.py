@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from leyden.errors import ConfigError
+from leyden.options import NamedOptions, named_options
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.arguments import KeepsArguments
 
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 
+@named_options
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to sample. Refuses values that no backend can honour (ConfigError)."""
@@ -67,6 +69,7 @@ class Sample:
     finish_reason: Literal["stop", "length"]
 
 
+@named_options
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
     """The clipped policy-gradient loss (PPO, arXiv:1707.06347, eq. 7), summed with each token's weight.
@@ -81,6 +84,7 @@ class PolicyLoss:
     """The temperature at which the behaviour log-probabilities were taken."""
 
 
+@named_options
 @dataclass(frozen=True, slots=True)
 class OptimParams:
     """One AdamW step."""
@@ -133,7 +137,7 @@ class EngineStatistics:
     extra: dict[str, float] = field(default_factory=dict[str, float])
 
 
-class PolicyBackend(KeepsArguments, ABC):
+class PolicyBackend(NamedOptions, KeepsArguments, ABC):
     """A policy: sampled through an OpenAI-compatible endpoint or by token ids, trained by gradients.
 
     `start` before use, `stop` after (or `async with`). `forward_backward` adds to the gradient, `optim_step` applies

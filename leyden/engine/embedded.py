@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -98,7 +99,9 @@ class EmbeddedBackend(PolicyBackend):
         if max_length is not None and max_length < 2:
             raise ConfigError(f"max_length is {max_length}; it must be at least 2: a prompt token and a response token")
         if tool_parser is not None and tool_parser not in PARSERS:
-            raise ConfigError(f"tool_parser={tool_parser!r} is not known; known: {', '.join(PARSERS)}")
+            close = get_close_matches(tool_parser, PARSERS, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ConfigError(f"tool_parser={tool_parser!r} is not known; {hint}known: {', '.join(PARSERS)}")
         self.model_name = model_name
         self._tool_parser = tool_parser
         self._source = (model, tokenizer, device, dtype)

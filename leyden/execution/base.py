@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from leyden.options import NamedOptions
 from leyden.store.base import LightningStore
 from leyden.utils.latch import Latch
 
@@ -65,7 +66,7 @@ class Elsewhere:
     """What both sides know and agents are not told."""
 
 
-class ExecutionStrategy(ABC):
+class ExecutionStrategy(NamedOptions, ABC):
     """Runs one algorithm bundle and `n_runners` runner bundles against one store."""
 
     n_runners: int

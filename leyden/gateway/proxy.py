@@ -33,7 +33,7 @@ from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
 from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
-from leyden.options import check_number, check_token
+from leyden.options import NamedOptions, check_number, check_token
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM
@@ -58,7 +58,7 @@ _CONNECT_SECONDS = 10.0
 _MODES = ("train", "val", "test")
 
 
-class LLMProxy:
+class LLMProxy(NamedOptions):
     """A server of OpenAI's and Anthropic's APIs that passes calls on to models and records each in its attempt.
 
     `start` before use, `stop` after (or `async with`); both may be repeated, and a restart keeps the address. All

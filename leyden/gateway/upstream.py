@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from leyden.dialects import DIALECTS, Dialect, DialectName
 from leyden.errors import ConfigError
+from leyden.options import named_options
 from leyden.redaction import HIDDEN
 from leyden.types import LLM, ProxyLLM
 from leyden.utils.extras import install_extra
@@ -24,6 +25,7 @@ _OPENAI_COMPATIBLE = ("openai", "hosted_vllm")
 """LiteLLM's names for servers that speak OpenAI's API."""
 
 
+@named_options
 @dataclass(frozen=True, slots=True)
 class UpstreamModel:
     """One model that agents may ask for, and the server that answers."""

@@ -10,6 +10,7 @@ import weakref
 from typing import Any, Generic, TypeVar
 
 from leyden.errors import ConfigError
+from leyden.options import NamedOptions
 from leyden.tracer import Tracer
 from leyden.types import AttemptedRollout, NamedResources
 
@@ -20,7 +21,7 @@ T = TypeVar("T")
 _ASYNC_METHODS = ("rollout_async", "training_rollout_async", "validation_rollout_async")
 
 
-class LitAgent(Generic[T]):
+class LitAgent(NamedOptions, Generic[T]):
     """Override `rollout` or `rollout_async`; the training and validation variants are the same unless overridden too.
 
     An agent with any `_async` method overridden is an async one, of which hundreds run in one event loop; the others run in threads.

@@ -20,7 +20,7 @@ from leyden.errors import ConfigError
 from leyden.loop.metrics import MetricsRow, monitored, warn_of_misspelling
 from leyden.loop.state_files import load_vessel, save_vessel
 from leyden.loop.writers import CsvWriter
-from leyden.options import check_number
+from leyden.options import NamedOptions, check_number
 
 if TYPE_CHECKING:
     from leyden.loop.train_loop import TrainLoop, Vessel
@@ -44,7 +44,7 @@ class Progress:
     """Other things counted since the stage began, by name: tokens, model calls."""
 
 
-class Callback:
+class Callback(NamedOptions):
     """Hooks of a `TrainLoop`, all optional, called in the order in which the callbacks were given.
 
     A hook may be a coroutine function if the loop is driven by `arun`. One that raises ends the run; `on_exception` follows.

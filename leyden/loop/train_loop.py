@@ -31,7 +31,7 @@ from leyden.loop.callbacks import Callback, Progress
 from leyden.loop.metrics import MetricsRow, MetricValue, Stage, clean_metrics
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.loop.writers import LogWriter
-from leyden.options import check_number
+from leyden.options import NamedOptions, check_number
 
 __all__ = ["Resumable", "TrainLoop", "Vessel", "keyed"]
 
@@ -77,7 +77,7 @@ class Resumable(Protocol):
         ...
 
 
-class TrainLoop:
+class TrainLoop(NamedOptions):
     """One run of training. A TrainLoop runs once. Its subclass `leyden.rl.Trainer` starts again
     with each fit.
 

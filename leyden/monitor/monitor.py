@@ -30,7 +30,7 @@ from leyden.monitor.health import (
 from leyden.monitor.rules import DEFAULT_RULES, Point, Rule, Verdict
 from leyden.monitor.system import FIGURES, MACHINE_FIGURES, SystemProbe, host_name
 from leyden.monitor.upstreams import REPORT_SECONDS, UPSTREAM_FIGURES
-from leyden.options import check_number
+from leyden.options import NamedOptions, check_number
 from leyden.store.base import LightningStore
 from leyden.types import Sample, Worker
 
@@ -61,7 +61,7 @@ _Key = tuple[str, str | None]
 """A rule and a subject: a worker, or None for the store with its machine."""
 
 
-class Monitor:
+class Monitor(NamedOptions):
     """What is watched for, and who is told.
 
     rules: when to raise alerts.

@@ -98,7 +98,12 @@ __all__ = [  # noqa: RUF022 -- as in `_WHERE`
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    try:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    except ImportError as error:
+        from leyden.loop.optional import missing_extra
+
+        raise missing_extra(error, extra="rl", needed_by=f"leyden.rl.{name}") from None
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from leyden.litagent import LitAgent
+from leyden.options import NamedOptions
 from leyden.runner.calls import Debugger
 from leyden.store.base import LightningStore
 from leyden.tracer import Tracer
@@ -78,7 +79,7 @@ class ParallelWorkerBase:
         """Once, always, at the end."""
 
 
-class Runner(ParallelWorkerBase, ABC, Generic[T]):
+class Runner(NamedOptions, ParallelWorkerBase, ABC, Generic[T]):
     """Claim rollouts from a store and run one agent on them. `T`: the type of the agent's tasks."""
 
     concurrency: int = 1

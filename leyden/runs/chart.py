@@ -17,6 +17,7 @@ from xml.sax.saxutils import escape
 from leyden.errors import ConfigError
 from leyden.utils.figures import figure
 
+_BLOCKS = "▁▂▃▄▅▆▇█"
 MARKERS = "●○▲△■□◆◇"
 """The signs of several series in a terminal, in order."""
 COLOURS = ("#4363d8", "#e6694f", "#2f9e6e", "#9a6bc9", "#c9992e", "#3aa6b9", "#d1589f", "#7a7a7a")
@@ -120,9 +121,17 @@ def _braille(series: Series, frame: _Frame, columns: int, height: int) -> list[s
 def _marks(series: Sequence[Series], frame: _Frame, columns: int, height: int) -> list[str]:
     cells = [[" "] * columns for _ in range(height)]
     for number, each in reversed(list(enumerate(series))):  # the first series is drawn last, above the others
-        for iteration, value in zip(each.iterations, each.values, strict=True):
-            row = height - 1 - round(frame.up(value) * (height - 1))
-            cells[row][round(frame.across(iteration) * (columns - 1))] = _marker(number)
+        points = [
+            (frame.across(iteration) * (columns - 1), (1 - frame.up(value)) * (height - 1))
+            for iteration, value in zip(each.iterations, each.values, strict=True)
+        ]
+        for (x, y), (next_x, next_y) in itertools.pairwise(points):
+            for column in range(round(x) + 1, round(next_x)):
+                row = round(_at(y, next_y, (column - x) / (next_x - x)))
+                if cells[row][column] == " ":
+                    cells[row][column] = "·"
+        for x, y in points:
+            cells[round(y)][round(x)] = _marker(number)
     return ["".join(row) for row in cells]
 
 
@@ -237,16 +246,32 @@ def _frame(series: Sequence[Series]) -> _Frame:
     return _Frame(min(iterations), max(iterations), low, high)
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return the values as at most `width` block characters; of more values, the mean of each piece is drawn."""
-    values = [value for value in values if math.isfinite(value)]
-    if len(values) > width:
-        edges = [len(values) * number // width for number in range(width + 1)]
-        pieces = [values[start:end] for start, end in itertools.pairwise(edges)]
-        values = [sum(piece) / len(piece) for piece in pieces]
-    if not values:
-        return ""
-    low, high = min(values), max(values)
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Return the curve of `values` in at most `width` characters.
+
+    Each character is the mean of its share of the values. The lowest mean is `▁`, the highest `█`;
+    if all are equal, every character is `▄`. Values that are None, NaN or infinite leave a gap.
+    """
+    columns = [_mean(part) for part in _parts(values, width)]
+    finite = [value for value in columns if value is not None]
+    if not finite:
+        return " " * len(columns)
+    low, high = min(finite), max(finite)
+    return "".join(" " if value is None else _block(value, low, high) for value in columns)
+
+
+def _parts(values: Sequence[float | None], width: int) -> list[Sequence[float | None]]:
+    n = min(len(values), max(0, width))
+    return [values[index * len(values) // n : (index + 1) * len(values) // n] for index in range(n)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(value / len(finite) for value in finite) if finite else None
+
+
+def _block(value: float, low: float, high: float) -> str:
     if low == high:
-        return "▄" * len(values)
-    return "".join("▁▂▃▄▅▆▇█"[round((value - low) / (high - low) * 7)] for value in values)
+        return _BLOCKS[3]
+    share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halved, because the range itself may be infinite
+    return _BLOCKS[min(len(_BLOCKS) - 1, max(0, round(share * (len(_BLOCKS) - 1))))]

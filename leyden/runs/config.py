@@ -35,6 +35,9 @@ _LONGEST_TEXT = 500
 _MOST_ITEMS = 100
 _DEEPEST = 6
 
+_LONGEST_HEADER = 100_000_000
+"""Bytes that the format allows for the header of a safetensors file."""
+
 _DIGEST_ITEMS = 10_000
 """A longer data set is digested by this many items, evenly spaced."""
 _DIGEST_CHARACTERS = 8_000_000
@@ -112,7 +115,9 @@ def _shortened(text: str) -> str:
 
 
 def describe_model(model: Any) -> dict[str, Any]:
-    """Return the name of a model, and for a folder a digest of its `config.json` and of its files' names and sizes.
+    """Return the name of a model. For a folder, add the number of its weights and a digest.
+
+    The digest is of its `config.json` and of its files' names and sizes.
 
     model: a folder, a hub name, or a model object, of which only the class is recorded.
     """
@@ -127,7 +132,21 @@ def describe_model(model: Any) -> dict[str, Any]:
             digest.update(f"{path.name} {path.stat().st_size}\n".encode())
     if (config := folder / "config.json").is_file():
         digest.update(config.read_bytes())
-    return {"name": str(folder.resolve()), "digest": digest.hexdigest()[:16]}
+    return {"name": str(folder.resolve()), "digest": digest.hexdigest()[:16], "n_weights": _n_weights(folder)}
+
+
+def _n_weights(folder: Path) -> int | None:
+    """Return how many weights the folder's safetensors files declare in their headers; None without such files."""
+    n: int | None = None
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                header = json.loads(file.read(min(_LONGEST_HEADER, int.from_bytes(file.read(8), "little"))))
+            shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+            n = (n or 0) + sum(map(math.prod, shapes))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # whoever loads the model reports it
+            return None
+    return n
 
 
 def describe_dataset(dataset: Sequence[Any]) -> dict[str, Any]:

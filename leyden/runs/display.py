@@ -6,14 +6,16 @@ Pure functions from data to text or HTML. They print nothing, and know no traine
 from __future__ import annotations
 
 import math
+import os
 import shlex
-import shutil
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from leyden.runs.chart import sparkline
 from leyden.utils.figures import duration, figure, one_line, shortened
 
 if TYPE_CHECKING:
@@ -21,44 +23,24 @@ if TYPE_CHECKING:
     from leyden.runs.run import Run
     from leyden.runs.summary import RunSummary
 
-__all__ = ["closing_summary", "first_line", "sparkline", "summary_html"]
+__all__ = ["closing_summary", "first_line", "summary_html"]
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVE_COLUMNS = 40
 _SHOWN_REASONS = 5
 _REASON_CHARACTERS = 300
 _RUNS = Path(".leyden")
+_WIDTH = 120
+"""Columns where there is no terminal."""
 
 
-def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Return the curve of `values` in at most `width` characters.
-
-    Each character is the mean of its share of the values. The lowest mean is `▁`, the highest `█`;
-    if all are equal, every character is `▄`. Values that are None, NaN or infinite leave a gap.
-    """
-    columns = [_mean(part) for part in _parts(values, width)]
-    finite = [value for value in columns if value is not None]
-    if not finite:
-        return " " * len(columns)
-    low, high = min(finite), max(finite)
-    return "".join(" " if value is None else _block(value, low, high) for value in columns)
-
-
-def _parts(values: Sequence[float | None], width: int) -> list[Sequence[float | None]]:
-    n = min(len(values), max(0, width))
-    return [values[index * len(values) // n : (index + 1) * len(values) // n] for index in range(n)]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(value / len(finite) for value in finite) if finite else None
-
-
-def _block(value: float, low: float, high: float) -> str:
-    if low == high:
-        return _BLOCKS[3]
-    share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halved, because the range itself may be infinite
-    return _BLOCKS[min(len(_BLOCKS) - 1, max(0, round(share * (len(_BLOCKS) - 1))))]
+def _terminal_width() -> int:
+    chosen = os.environ.get("COLUMNS", "")
+    if chosen.isdecimal() and int(chosen) > 0:
+        return int(chosen)
+    try:
+        return os.get_terminal_size(sys.__stderr__.fileno()).columns or _WIDTH if sys.__stderr__ else _WIDTH
+    except (OSError, ValueError):
+        return _WIDTH
 
 
 # ---- the first line ----------------------------------------------------------------------------------
@@ -72,9 +54,9 @@ def first_line(run: Run, config: Mapping[str, Any], *, width: int | None = None)
     would be wider than `width`.
 
     config: the configuration in the run's `run.json`.
-    width: None: the terminal's width.
+    width: None: the width of the terminal that standard error is; 120 if it is none.
     """
-    width = width or shutil.get_terminal_size().columns
+    width = width or _terminal_width()
     algorithm, model = _mapping(config.get("algorithm")), _mapping(config.get("model"))
     name = "run" if run.directory is None else f"run {run.directory.name}"
     learner = str(algorithm.get("name") or "").rpartition(".")[2]
@@ -128,9 +110,10 @@ def closing_summary(summary: RunSummary, width: int | None = None) -> str:
     They say how it ended, its rollouts and why some failed, its reward with a small curve, and where
     everything is.
 
-    width: columns; paths and commands are never broken. None: the terminal's width.
+    width: columns; paths and commands are never broken. None: the width of the terminal that standard
+        error is; 120 if it is none.
     """
-    width = width or shutil.get_terminal_size().columns
+    width = width or _terminal_width()
     lines: list[str] = []
     if summary.seconds:
         lines.append(f"{_state(summary)} in {duration(summary.seconds)}")
@@ -220,8 +203,8 @@ def _commands(summary: RunSummary) -> tuple[str, str]:
 
 def _curve(reward: RewardFigures | None) -> str:
     """Return the rewards as an SVG polyline, without text."""
-    values = [] if reward is None else [_mean(part) for part in _parts(reward.values, 300)]
-    points = [(index, value) for index, value in enumerate(values) if value is not None]
+    values = () if reward is None else reward.values[:: max(1, len(reward.values) // 300)]
+    points = [(index, value) for index, value in enumerate(values) if math.isfinite(value)]
     if len(points) < 2:
         return ""
     low, high = min(value for _, value in points), max(value for _, value in points)

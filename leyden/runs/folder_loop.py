@@ -8,6 +8,7 @@ from typing import Any
 
 from leyden.loop import Callback, LogLevel, LogWriter, MetricsRow, TrainLoop, Vessel
 from leyden.loop.metrics import Row
+from leyden.runs.folder import METRICS
 from leyden.runs.recording import FolderRecorder
 from leyden.utils.text import describe_error
 
@@ -20,6 +21,8 @@ class FolderWriter(LogWriter):
     def __init__(self, folder: FolderRecorder) -> None:
         super().__init__(LogLevel.CRITICAL)  # it takes nothing of single steps
         self._folder = folder
+        self.path = folder.directory / METRICS
+        """The file that another writer must not use; a loop refuses two writers of one file."""
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: rows are cut by their iterations."""

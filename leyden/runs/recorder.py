@@ -16,14 +16,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 
 from leyden.errors import ConfigError, LeydenError
 from leyden.loop import Callback, LogWriter, Metrics, MetricsRow, Stage, TrainLoop, Vessel
 from leyden.loop.metrics import Row
-from leyden.runs.folder import HEARTBEAT_SECONDS, Manifest
+from leyden.runs.folder import HEARTBEAT_SECONDS, METRICS, Manifest
 from leyden.runs.reading import failure_of
 from leyden.runs.recording import FolderRecorder, note_end
-from leyden.runs.reported_loop import ReportedLoop
+from leyden.runs.reported_loop import KeepsEarlierRows, ReportedLoop
 from leyden.store.base import LightningStore
 from leyden.types import Rollout
 from leyden.types.run import MetricPoint, RunRecord, RunStatus
@@ -141,7 +142,10 @@ class RunRecorder:
 
     def loop_writers(self) -> Sequence[LogWriter]:
         """Return the writers of an algorithm with a `TrainLoop` of its own."""
-        return (_RowWriter(self), *self._writers)
+        return (self._row_writer(), *self._writers)
+
+    def _row_writer(self) -> LogWriter:
+        return _RowWriter(self, None if self._folder is None else self._folder.directory / METRICS)
 
     def _reporting_loop(self) -> ReportedLoop:
         with self._lock:
@@ -150,7 +154,7 @@ class RunRecorder:
                 self._reported = ReportedLoop(
                     started_at=self._began_at,
                     callbacks=callbacks,
-                    writers=(_RowWriter(self), *self._writers),
+                    writers=(self._row_writer(), *self._writers),
                     earlier=lambda: list(self._rows),
                 )
                 self._reported.begin()
@@ -316,12 +320,14 @@ class _Mirror:
             self._reported_error = True
 
 
-class _RowWriter(LogWriter):
+class _RowWriter(LogWriter, KeepsEarlierRows):
     """Gives the rows of a loop to the recorder."""
 
-    def __init__(self, recorder: RunRecorder) -> None:
+    def __init__(self, recorder: RunRecorder, path: Path | None) -> None:
         super().__init__()
         self._recorder = recorder
+        self.path = path
+        """The file that another writer must not use; a loop refuses two writers of one file."""
 
     def write(self, row: Row) -> None:
         assert isinstance(row, MetricsRow)

@@ -13,7 +13,11 @@ from typing import Any, cast
 from leyden.errors import ConfigError
 from leyden.loop import Callback, LogWriter, Metrics, MetricsRow, Stage, TrainLoop
 
-__all__ = ["ReportedLoop"]
+__all__ = ["KeepsEarlierRows", "ReportedLoop"]
+
+
+class KeepsEarlierRows:
+    """A writer that is its own record of earlier processes, and is not given their rows again."""
 
 
 class ReportedLoop(TrainLoop):
@@ -93,7 +97,8 @@ class ReportedLoop(TrainLoop):
         self._writers_are_open = True
         for writer in self.writers:
             writer.open()
-            if getattr(writer, "path", None) is not None and writer.row_kind == "stage":
+            keeps_a_file = getattr(writer, "path", None) is not None and writer.row_kind == "stage"
+            if keeps_a_file and not isinstance(writer, KeepsEarlierRows):
                 for row in self._earlier():
                     writer.write(row)
 

@@ -22,6 +22,7 @@ from typing import Any, Literal, Self
 
 from typing_extensions import TypedDict
 
+from leyden.options import NamedOptions
 from leyden.types import (
     UNSET,
     Attempt,
@@ -84,7 +85,7 @@ class StoreStatistics(TypedDict):
     uptime_seconds: float
 
 
-class LightningStore(ABC):
+class LightningStore(NamedOptions, ABC):
     """Rollouts, attempts, spans, resources, workers and runs: one truth for algorithm, runners and gateway."""
 
     @property

@@ -27,9 +27,9 @@ __all__ = ["openapi", "pages"]
 Schema = dict[str, Any]
 
 _ABOUT = (
-    "A store of Leyden: rollouts, their attempts and spans, resources and workers. Bodies and answers are JSON. An id in a "
-    "path is percent-encoded; one that is also a word of these paths has all its bytes encoded. Request bodies may be gzip. "
-    "Times are Unix seconds."
+    "A store of Leyden: rollouts, their attempts and spans, resources, workers, runs and their metrics. "
+    "Bodies and answers are JSON. An id in a path is percent-encoded; one that is also a word of these paths "
+    "has all its bytes encoded. Request bodies may be gzip. Times are Unix seconds."
 )
 _ERRORS: dict[str, str] = {
     "400": "A parameter is wrong, unknown or missing, or there is a value that the store does not take; nothing has changed.",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from leyden.errors import ConfigError, StoreError
-from leyden.options import check_token
+from leyden.options import NamedOptions, check_token
 from leyden.store.app import Reply, StoreApp, View
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, End
@@ -38,7 +38,7 @@ _GRACE_SECONDS = 2.0
 """How long requests under way may go on after `stop`. Those that wait are answered at once."""
 
 
-class LightningStoreServer:
+class LightningStoreServer(NamedOptions):
     """Serves `store` between `start` and `stop`, on a thread of its own, and runs its schedule (`Sweeper`).
 
     The store belongs to whoever opened it: `stop` leaves it open. Pickled, a server becomes a client of itself, so a

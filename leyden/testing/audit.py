@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from leyden.store import LightningStore
-from leyden.types import Attempt, AttemptedRollout, Rollout, RolloutStatus, Span, Worker
+from leyden.types import FINAL_RUN_STATUSES, Attempt, AttemptedRollout, Rollout, RolloutStatus, RunRecord, Span, Worker
 
 __all__ = ["audit_store"]
 
@@ -18,9 +18,9 @@ _OPEN = ("preparing", "running")
 
 
 async def audit_store(store: LightningStore) -> list[str]:
-    """What is wrong with the store, one line for each fault; empty for a legal one.
+    """Return what is wrong with the store, one line for each fault; an empty list if nothing is.
 
-    Nobody may write to it meanwhile: what is read first is compared with what is read last.
+    Nobody may write to it meanwhile, because what is read first is compared with what is read last.
     """
     rollouts = await store.query_rollouts()
     attempts: dict[str, Sequence[Attempt]] = {}
@@ -42,6 +42,8 @@ async def audit_store(store: LightningStore) -> list[str]:
         faults.append("two attempts of a rollout have one id")
     for worker in workers:
         faults += [f"worker {worker.worker_id!r}: {fault}" for fault in _of_worker(worker, by_id)]
+    for run in await store.query_runs():
+        faults += [f"run {run.run_id!r}: {fault}" for fault in _of_run(run)]
     counted = await store.statistics()
     resources = await store.query_resources()
     for noun, found in (
@@ -98,6 +100,13 @@ def _of_attempt(attempt: Attempt, number: int, rollout: Rollout, spans: Sequence
         yield "it has a span without a number"
     if spans and attempt.status == "preparing":
         yield "it has spans and is 'preparing'"
+
+
+def _of_run(run: RunRecord) -> Iterator[str]:
+    if (run.status in FINAL_RUN_STATUSES) != (run.end_time is not None):
+        yield f"it is {run.status!r} and its end_time is {run.end_time}"
+    if run.end_time is not None and run.end_time < run.start_time:
+        yield f"it ended at {run.end_time}, before its start at {run.start_time}"
 
 
 def _of_worker(worker: Worker, attempts: dict[tuple[str, str], Attempt]) -> Iterator[str]:

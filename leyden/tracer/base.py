@@ -14,6 +14,7 @@ from typing import Any
 
 from leyden.errors import ConfigError
 from leyden.instrumentation.route import MODEL_HOSTS
+from leyden.options import NamedOptions
 from leyden.store.base import LightningStore
 from leyden.tracer.context import TraceContext, last_trace
 from leyden.tracer.trace import OpenSpan, StatusCode, active_trace
@@ -22,7 +23,7 @@ from leyden.types import Span, SpanStatus
 __all__ = ["Tracer"]
 
 
-class Tracer(ABC):
+class Tracer(NamedOptions, ABC):
     """Records what runs inside `trace_context`. One tracer serves any number of traces at a time, in any threads and loops."""
 
     model_hosts: Sequence[str] = MODEL_HOSTS

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ from leyden.litagent import LitAgent, check_resources
 from leyden.loop import Callback, LogWriter, ProgressBar
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.monitor import Monitor
-from leyden.options import check_flag
+from leyden.options import NamedOptions, check_flag
 from leyden.redaction import redact
 from leyden.runner import AttemptRecorder, Hook, LitAgentRunner, Runner, WorkerBundle
 from leyden.runner.calls import call_sync
@@ -98,7 +97,7 @@ class _Begun:
     shows_progress: bool = False
 
 
-class Trainer:
+class Trainer(NamedOptions):
     """Trains an agent with an algorithm.
 
     Every component is given as an instance, a class, a factory, an import path, a registered name or a dict (see `build_component`).
@@ -368,13 +367,14 @@ class Trainer:
             n_runners=self.n_runners,
             concurrency=self.runner.concurrency,
         )
+        kind = "fit" if algorithm is None else algorithm.run_kind
         if remote is not None or (self._store_spec is not None and self.run_dir is None):
             store = self._build_store() if remote is None else remote
-            manifest = new_manifest(kind="fit", name=self.name or "fit", config=config)
+            manifest = new_manifest(kind=kind, name=self.name or kind, config=config)
             begun = _Begun(Run(run_id=manifest.record.run_id), store, manifest)
         else:
             given = None if self._store_spec is None else self._build_store()
-            directory, manifest = begin_run(self.run_dir, resume=resume, name=self.name, config=config)
+            directory, manifest = begin_run(self.run_dir, resume=resume, kind=kind, name=self.name, config=config)
             run = Run(manifest.record.run_id, directory, resume=resume, options=manifest.options)
             store = SqliteLightningStore(store_path(directory)) if given is None else given
             begun = _Begun(run, store, manifest, new_folder=not resume)
@@ -465,9 +465,9 @@ class Trainer:
 
     def _report(self, summary: RunSummary) -> None:
         """Show how the run has ended."""
-        logger.info("run %s: done\n%s", summary.run_id, summary)
+        logger.log(logging.DEBUG if self.progress else logging.INFO, "run %s: done\n%s", summary.run_id, summary)
         if self.progress:
-            _show(closing_summary(summary, shutil.get_terminal_size().columns))
+            _show(closing_summary(summary))
         elif summary.stopped is not None:
             logger.warning("the run ended before its algorithm did\n%s", summary)
         elif summary.failures:

@@ -319,7 +319,9 @@ async def test_the_command_exports_a_file_that_is_in_use_and_a_served_store(
         await fill(store)
         done = await asyncio.to_thread(command, "--url", store.path, tmp_path / "one")
         assert (done.stderr, done.returncode) == ("", 0)
-        assert done.stdout.startswith(f"{tmp_path / 'one'}: 3 rollouts, 3 attempts, 4 spans, 2 resources, 2 runs, 6 metrics; ")
+        assert done.stdout.startswith(
+            f"{tmp_path / 'one'}: 3 rollouts, 3 attempts, 4 spans, 2 resources, 2 runs, 6 metrics; "
+        )
         async with LightningStoreServer(store, token="secret") as server:
             words = ("--url", server.endpoint, "--token", "secret", "--status", "succeeded", tmp_path / "two")
             assert "two: 1 rollouts, 2 attempts, 4 spans" in (await asyncio.to_thread(command, *words)).stdout

@@ -19,6 +19,7 @@ COMMANDS = (
     "runs",
     "show",
     "plot",
+    "eval",
     "gateway",
     "workers",
     "store",

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from leyden.engine import EmbeddedBackend, IsolatedBackend, PolicyBackend
+from leyden.errors import ConfigError
 from tests.contracts.engine import *  # noqa: F403
+from tests.contracts.engine import chat
 from tests.engine import tiny
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make(tmp_path_factory.mktemp("model"))
+    return tiny.make(tmp_path_factory.mktemp("model"), template=tiny.TEMPLATE_WITH_TOOLS)
 
 
 @pytest.fixture(params=["embedded", "deterministic", "isolated"])
@@ -51,3 +53,20 @@ async def running(
         child, first = shared_child
         await child.load_state(first)
         yield child
+
+
+async def test_a_required_tool_is_called(running: PolicyBackend):
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    tool = {"type": "function", "function": {"name": "count", "parameters": schema}}
+    answer = await chat(running, tools=[tool], tool_choice="required", parallel_tool_calls=False, max_tokens=200)
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "count"
+    assert call["function"]["arguments"] in ('{"n": 1}', '{"n": 2}')
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("kind", [EmbeddedBackend, IsolatedBackend])
+def test_an_unknown_parser_of_tool_calls_is_refused_with_the_known_ones(kind: type[PolicyBackend], model_folder: Path):
+    with pytest.raises(ConfigError, match="tool_parser='hermse' is not known; did you mean 'hermes'"):
+        kind(model_folder, tool_parser="hermse")

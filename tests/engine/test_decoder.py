@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyden.engine import EmbeddedBackend, OptimParams, PolicyLoss, Sample, SamplingParams
+from leyden.engine.decoder import Generation
 from leyden.engine.sampling import draw
 from leyden.engine.slots import SlotTable
 from leyden.errors import ConfigError, EngineError
@@ -252,3 +253,49 @@ def test_the_longest_prefix_wins_and_the_oldest_row_is_evicted():
         slots.release(row[0], tokens)
     assert slots.acquire([1, 2, 3, 4]) == (rows[1][0], 3)
     assert slots.acquire([7]) == (rows[0][0], 0)
+
+
+class Among:
+    """A constraint: these tokens alone, for so many tokens."""
+
+    def __init__(self, tokens: set[int], lasts: int) -> None:
+        self._mask = bytes(token in tokens for token in range(260))
+        self._left = lasts
+        self.accepted: list[int] = []
+
+    def allowed(self) -> bytes:
+        if not self._left:
+            raise EngineError("the grammar is lost")
+        self._left -= 1
+        return self._mask
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+
+async def test_a_constraint_binds_its_own_row_and_one_that_fails_ends_its_own():
+    model = tiny.model()
+    among, lost = Among({50, 51, 52}, lasts=99), Among({50}, lasts=2)
+    done = asyncio.Event()
+
+    def generation(constraint: Among | None) -> Generation:
+        options: dict[str, Any] = {"max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "stop_ids": frozenset()}
+        loop = asyncio.get_running_loop()
+        return Generation([1, 40], **options, seed=3, loop=loop, notify=done.set, constraint=constraint)
+
+    bound, failing, free = generations = [generation(constraint) for constraint in (among, lost, None)]
+    async with EmbeddedBackend(model) as backend:
+        assert backend._running is not None
+        backend._running.decoder.submit(generations)
+        while not all(each.done for each in generations):
+            await done.wait()
+            done.clear()
+    assert str(failing.error) == "the grammar is lost"
+    assert failing.token_ids == [50, 50]
+    check_logprobs(model, [1, 40], Sample(free.token_ids, free.logprobs, free.policy_versions, "length"))
+    assert set(bound.token_ids) <= {50, 51, 52}
+    assert among.accepted == bound.token_ids
+    allowed = torch.tensor([50, 51, 52])
+    wanted_TA = table(model, [1, 40, *bound.token_ids])[1:-1, allowed].log_softmax(-1)  # renormalised among the three
+    for place, token in enumerate(bound.token_ids):
+        assert bound.logprobs[place] == pytest.approx(float(wanted_TA[place, token - 50]), abs=1e-5)

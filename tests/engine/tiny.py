@@ -17,6 +17,13 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+TEMPLATE_WITH_TOOLS = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for call in m.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Without tools it writes what TEMPLATE does."""
 SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -71,8 +78,8 @@ def model(
     return made.eval()
 
 
-def make(path: Path, **options: Any) -> Path:
+def make(path: Path, *, template: str = TEMPLATE, **options: Any) -> Path:
     """Write a model (see `model`) and its tokenizer to the folder `path`."""
     model(**options).save_pretrained(path)
-    tokenizer().save_pretrained(path)
+    tokenizer(template).save_pretrained(path)
     return path

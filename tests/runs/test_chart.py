@@ -58,7 +58,7 @@ def test_names_are_escaped_in_svg() -> None:
         ([0.5, 0.5], 8, "▄▄"),
         ([0.0, 1.0], 8, "▁█"),
         ([float(number) for number in range(16)], 8, "▁▂▃▄▅▆▇█"),
-        ([0.0, math.nan, 1.0], 8, "▁█"),
+        ([0.0, math.nan, 1.0], 8, "▁ █"),
     ],
 )
 def test_a_sparkline_shows_the_shape(values: list[float], width: int, shown: str) -> None:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.runs import Run
-from leyden.runs.display import first_line, sparkline
+from leyden.runs import RewardFigures, Run
+from leyden.runs.chart import sparkline
+from leyden.runs.display import closing_summary, first_line
+from leyden.runs.summary import RunSummary
 
 
 def test_a_curve_rises_where_the_values_rise() -> None:
@@ -54,3 +56,55 @@ def test_the_first_line_says_what_a_run_is_about_in_the_room_that_there_is() -> 
 def test_the_first_line_is_one_line_of_any_width(width: int) -> None:
     line = first_line(RUN, {**CONFIG, "model": {"name": "two\nlines\x1b[31m"}}, width=width)
     assert len(line) <= width and line.isprintable()
+
+
+REWARD = RewardFigures(0.42578125, 0.98, 0.991, 38, (0.42578125, 0.7, 0.991, 0.98), (1, 20, 38, 40))
+
+
+def summary_of(run_dir: Path, **options: Any) -> RunSummary:
+    counts = {"succeeded": 1920, "failed": 3, "cancelled": 0}
+    failures = {"TimeoutError: no answer\nwithin <60> seconds": 2, "ValueError: " + "no such luck " * 20: 1}
+    return RunSummary(run_dir, counts, failures, reward=REWARD, seconds=326.4, run_id="ab12", **options)
+
+
+def test_the_summary_says_how_a_run_ended_and_where_everything_is(tmp_path: Path) -> None:
+    directory = tmp_path / "a run"
+    (directory / "model").mkdir(parents=True)
+    text = closing_summary(summary_of(directory, result={"best": 3}), 120)
+    lines = text.splitlines()
+    assert lines[:3] == [
+        "finished in 5:26",
+        "rollouts: 1,920 succeeded, 3 failed",
+        "  2 x TimeoutError: no answer within <60> seconds",
+    ]
+    assert "reward: 0.4258 -> 0.98, best 0.991 at iteration 38" in lines
+    assert "  ▁▄██" in lines
+    assert "result: {'best': 3}" in lines
+    assert f"run: {directory}" in lines and f"model: {directory / 'model'}" in lines
+    assert f"leyden show '{directory}'" in text and f"leyden plot '{directory}'" in text
+    assert str(summary_of(directory)).startswith("finished in 5:26")
+
+
+@pytest.mark.parametrize("width", [52, 60, 80, 120])
+def test_the_summary_fits_but_for_paths_and_commands(width: int) -> None:
+    text = closing_summary(summary_of(Path(".leyden/run"), stopped="all 3 runners have ended; " * 5), width)
+    assert text.startswith("stopped in 5:26")
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "run: .leyden/run" in text.splitlines()
+    assert "leyden show run" in text and "leyden plot run" in text
+
+
+def test_a_summary_of_little_is_short() -> None:
+    assert str(RunSummary(None, {"succeeded": 2})) == "rollouts: 2 succeeded"
+    assert str(RunSummary(None)) == "rollouts: none"
+    once = RewardFigures(0.5, 0.5, 0.5, 1, (0.5,), (1,))
+    assert "reward: 0.5" in str(RunSummary(None, reward=once)).splitlines()
+
+
+def test_a_notebook_shows_the_summary_as_a_table_with_a_curve_and_nothing_of_it_is_markup(tmp_path: Path) -> None:
+    html = summary_of(tmp_path / "<b>", result="<script>alert(1)</script>")._repr_html_()
+    assert "<script>" not in html and "<b>" not in html and "<60>" not in html
+    assert "TimeoutError: no answer within &lt;60&gt; seconds" in html
+    assert "0.4258 -&gt; 0.98" in html
+    assert html.count("<polyline") == 1 and html.count("<tr>") == html.count("</tr>") > 5
+    assert "<svg" not in RunSummary(None)._repr_html_()

@@ -10,7 +10,7 @@ import pytest
 
 from leyden.store import SqliteLightningStore
 from leyden.testing import audit_store
-from leyden.types import RolloutConfig, Span
+from leyden.types import RolloutConfig, RunRecord, Span
 
 DAMAGE = {
     "UPDATE rollouts SET end_time = NULL WHERE status = 'succeeded'": "it is 'succeeded' and its end_time is None",
@@ -28,6 +28,8 @@ DAMAGE = {
     "UPDATE workers SET status = 'idle'": "it is 'idle' with",
     "UPDATE workers SET current_attempt_id = 'gone'": "not its own and under way",
     "DELETE FROM attempts WHERE status = 'failed'": "its number is 2",
+    "UPDATE runs SET status = 'failed'": "it is 'failed' and its end_time is None",
+    "UPDATE runs SET end_time = 2, status = 'stopped'": "before its start",
     "UPDATE totals SET succeeded = succeeded + 1": "the statistics count rollouts as",
     "UPDATE totals SET forgotten = 1": "the statistics count 2 rollouts, there are 3",
     "UPDATE totals SET spans = 7": "the statistics count 8 spans, there are 1",
@@ -36,8 +38,9 @@ DAMAGE = {
 
 
 async def sound(path: Path) -> None:
-    """A store with a rollout that is done, one that is tried a second time, and one that waits."""
+    """A store with a run, a rollout that is done, one that is tried a second time, and one that waits."""
     async with SqliteLightningStore(path) as store:
+        await store.start_run(RunRecord(run_id="run", name="run", kind="fit", start_time=3.0))
         done = await store.start_rollout(1, rollout_id="done")
         await store.update_attempt("done", done.attempt.attempt_id, status="succeeded")
         config = RolloutConfig(max_attempts=2, retry_condition=["failed"])

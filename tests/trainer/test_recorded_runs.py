@@ -257,6 +257,13 @@ def test_callbacks_that_nothing_would_call_are_refused_by_the_algorithms_name(tm
     assert not (tmp_path / "run").exists()
 
 
+def test_a_writer_of_the_runs_own_file_is_refused(tmp_path: Path) -> None:
+    writer = JsonlWriter(tmp_path / "metrics.jsonl")
+    with pytest.raises(ConfigError, match=r"two writers write .*metrics.jsonl; give each a file of its own"):
+        ly.Trainer(algorithm=Counting(), run_dir=tmp_path, loggers=writer).fit(odd)
+    assert not tmp_path.exists() or not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

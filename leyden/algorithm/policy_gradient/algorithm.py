@@ -26,7 +26,7 @@ from leyden.algorithm.iterative import IterativeAlgorithm, Metrics
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData, StepData, build_step, minibatches, task_indices
 from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatch
 from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend, PolicyLoss
-from leyden.errors import ConfigError, NoTrainingData
+from leyden.errors import ConfigError, InvalidArgument, NoTrainingData
 from leyden.gateway import UpstreamModel
 from leyden.types import (
     EnqueueRolloutRequest,
@@ -113,6 +113,8 @@ class PolicyGradient(IterativeAlgorithm):
         seed: int = 0,
         **loop_options: Any,
     ) -> None:
+        if not isinstance(backend, PolicyBackend):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass a model's name
+            raise InvalidArgument(_no_backend(backend))
         _require_positive(
             n_steps=n_steps,
             tasks_per_step=tasks_per_step,
@@ -447,6 +449,16 @@ def _counts(reasons: Counter[str]) -> str:
     shown = [f"{count} x {reason:.300}" for reason, count in reasons.most_common(_SHOWN_REASONS)]
     rest = reasons.total() - sum(count for _, count in reasons.most_common(_SHOWN_REASONS))
     return "; ".join(shown + [f"{rest} x something else"] * (rest > 0))
+
+
+def _no_backend(given: object) -> str:
+    """Return what to write in place of what was given as the backend."""
+    kind = type(given).__name__
+    if isinstance(given, str | Path):
+        return f"backend is {str(given)!r}; a model needs a backend that runs it: PolicyGradient(IsolatedBackend({str(given)!r}))"
+    if isinstance(given, type) and issubclass(given, PolicyBackend):
+        return f"backend is the class {given.__name__}; give an instance: PolicyGradient({given.__name__}(MODEL))"
+    return f"backend is a {kind}; give a PolicyBackend, for example IsolatedBackend(MODEL)"
 
 
 def _require_positive(**options: int | None) -> None:

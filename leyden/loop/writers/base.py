@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 
 from leyden.errors import ConfigError
 from leyden.loop.metrics import ROW_KINDS, EpisodeRow, EpisodeStats, LogLevel, Row, RowKind, Stage, StepRow
+from leyden.options import NamedOptions
 
 __all__ = ["LogWriter"]
 
@@ -41,7 +42,7 @@ class _Running:
     contents: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
-class LogWriter:
+class LogWriter(NamedOptions):
     """Write the rows of one run: [load_state_dict], open, write ..., close. Then it may serve
     another run.
 

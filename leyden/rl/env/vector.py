@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import ConfigError, SimulatorError
+from leyden.options import NamedOptions
 from leyden.rl.env.group import Failure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, Layout, layout_of
 from leyden.rl.env.logs import EnvWriter
@@ -65,7 +66,7 @@ class VectorStep(NamedTuple):
     """
 
 
-class FiniteVectorEnv(ABC):
+class FiniteVectorEnv(NamedOptions, ABC):
     """N environments. `reset` begins episodes with the next seeds, `step` steps those that have one; to be closed, best by `with`."""
 
     def __init__(

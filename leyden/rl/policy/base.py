@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 
 from leyden.errors import ConfigError
+from leyden.options import NamedOptions
 from leyden.rl.batch import Array, Batch, leaves
 from leyden.rl.buffer import ReplayBuffer, RolloutBuffer
 
@@ -34,7 +35,7 @@ class PolicyOutput(NamedTuple):
     """What learning needs besides, each (n, ...): the behaviour's log-probability `logp`, for example."""
 
 
-class Policy(ABC):
+class Policy(NamedOptions, ABC):
     """Maps observations to actions, and learns."""
 
     observation_space: Space

@@ -18,6 +18,7 @@ import numpy as np
 
 from leyden.errors import CheckpointError, ConfigError
 from leyden.loop import Stage
+from leyden.options import NamedOptions
 from leyden.rl.aux_info import AuxiliaryInfoCollector
 from leyden.rl.buffer import Buffer, ReplayBuffer
 from leyden.rl.collector import Collector, CollectResult
@@ -51,7 +52,7 @@ class SeedIteratorNotAvailable(ConfigError):
     """A stage was asked for whose initial states the vessel does not have."""
 
 
-class TrainingVesselBase(Generic[InitialStateType]):
+class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
     """A policy with all that it needs to act and to learn.
 
     simulator_fn: makes a simulator of an initial state. reward: None: every reward is 0.

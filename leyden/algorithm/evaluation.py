@@ -1,0 +1,324 @@
+"""`Evaluation`: run an agent on every task, several times if wanted, and measure how well it does.
+
+It learns nothing. `leyden eval` is its command. The mean and its interval are computed in `estimate`,
+which knows numbers alone.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leyden import semconv
+from leyden.adapter import model_calls
+from leyden.algorithm.base import Algorithm, Dataset
+from leyden.engine.base import PolicyBackend
+from leyden.errors import ConfigError
+from leyden.gateway import UpstreamModel
+from leyden.types import (
+    EnqueueRolloutRequest,
+    NamedResources,
+    ProxyLLM,
+    Rollout,
+    RolloutConfig,
+    Span,
+    failure_reason,
+    find_final_reward,
+)
+from leyden.utils import ids
+from leyden.utils.arguments import arguments_of
+from leyden.utils.figures import figure
+
+_AT_LEAST = 128
+"""Rollouts that are enqueued and unfinished at a time, if the runners are few."""
+_PROGRESS_SECONDS = 1.0
+_RESAMPLES = 2000
+_CONFIDENCE = 0.95
+_Z = statistics.NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean and its 95 % confidence interval."""
+
+    mean: float
+    low: float | None
+    """None: a single task tells nothing of the spread."""
+    high: float | None
+    method: str
+    """How the interval was computed: `Wilson`, `bootstrap`, or `none`."""
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{figure(self.mean, 3)} (one task: no interval)"
+        interval = f"{figure(self.low, 3)} to {figure(self.high, 3)}"
+        return f"{figure(self.mean, 3)} (95 % interval {interval}, {self.method} over tasks)"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedRollout:
+    """One rollout of an evaluation."""
+
+    rollout_id: str
+    task: int
+    """Its place in the data set."""
+    repeat: int
+    status: str
+    reward: float | None
+    """None: the rollout failed."""
+    reason: str | None
+    """Why it failed."""
+    input: Any
+    model_calls: int
+    prompt_tokens: int
+    response_tokens: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class EvaluationResult:
+    """What an evaluation measured."""
+
+    reward: Estimate | None
+    """Over the tasks of which at least one rollout has a reward; None if there is none."""
+    reward_with_failures_as_zero: Estimate
+    tasks: int
+    repeats: int
+    rollouts: list[EvaluatedRollout]
+    seconds: float = 0.0
+    cost: float | None = None
+    """None: no price was given."""
+
+    def __repr__(self) -> str:
+        reward = "no reward" if self.reward is None else f"reward {self.reward}"
+        return f"{reward}, {self.failed:,} of {len(self.rollouts):,} rollouts failed"
+
+    @property
+    def failed(self) -> int:
+        """How many rollouts have no reward."""
+        return sum(each.reward is None for each in self.rollouts)
+
+    @property
+    def failures(self) -> list[tuple[str, int, str]]:
+        """Reason, number of rollouts, and the id of one of them, the most frequent reason first."""
+        failed = {each.rollout_id: each.reason or each.status for each in self.rollouts if each.reward is None}
+        examples = {reason: rollout_id for rollout_id, reason in failed.items()}
+        return [(reason, count, examples[reason]) for reason, count in Counter(failed.values()).most_common()]
+
+    @property
+    def model_calls(self) -> int:
+        """Answered model calls of all rollouts."""
+        return sum(each.model_calls for each in self.rollouts)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that the model read."""
+        return sum(each.prompt_tokens for each in self.rollouts)
+
+    @property
+    def response_tokens(self) -> int:
+        """Tokens that the model wrote."""
+        return sum(each.response_tokens for each in self.rollouts)
+
+
+class Evaluation(Algorithm):
+    """Run every task of the data set `repeats` times, and return an `EvaluationResult`.
+
+    backend: a model that is loaded for the evaluation and served as `backend.model_name`.
+    models: models that other servers have.
+    llms: for each resource that is a model, its name, the model's name among those, and suggested
+        sampling parameters.
+    resources: other resources, such as prompt templates.
+    timeout_seconds: of each rollout; None: no limit.
+    price_per_million: what a million tokens of prompts and of responses cost.
+    """
+
+    run_kind = "eval"
+
+    def __init__(
+        self,
+        *,
+        repeats: int = 1,
+        backend: PolicyBackend | None = None,
+        models: Sequence[UpstreamModel] = (),
+        llms: Mapping[str, tuple[str, Mapping[str, Any]]] | None = None,
+        resources: NamedResources | None = None,
+        timeout_seconds: float | None = 600.0,
+        price_per_million: tuple[float, float] | None = None,
+    ) -> None:
+        if repeats < 1:
+            raise ConfigError(f"repeats is {repeats}; it must be at least 1")
+        self.repeats, self.timeout_seconds, self.price_per_million = repeats, timeout_seconds, price_per_million
+        self._backend, self._models = backend, list(models)
+        self._llms, self._resources = dict(llms or {}), dict(resources or {})
+        self.uses_gateway = backend is not None or bool(self._models)
+
+    def planned_resources(self) -> NamedResources:
+        """The resources given, and each model."""
+        planned = {name: ProxyLLM(endpoint="http://gateway/v1", model=model) for name, (model, _) in self._llms.items()}
+        return {**self._resources, **planned}
+
+    def trained_model(self) -> Any:
+        """Return the model that is measured, for the record of the run."""
+        if self._backend is not None:
+            return arguments_of(self._backend).get("model", self._backend.model_name)
+        return self._models[0].model_name if self._models else None
+
+    async def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> EvaluationResult:
+        """Measure the agent on `val_dataset`, or on `train_dataset` if there is no other."""
+        tasks = train_dataset if val_dataset is None else val_dataset
+        if tasks is None or not len(tasks):
+            raise ConfigError("Evaluation needs tasks to measure the agent on; pass a data set with at least one")
+        started = time.monotonic()
+        if self._backend is not None:
+            await self._backend.start()
+        try:
+            resources_id = await self._publish()
+            rollouts = await self._measure(tasks, resources_id)
+        finally:
+            if self._backend is not None:
+                await self._backend.stop()
+        result = self._result(rollouts, n_tasks=len(tasks), seconds=time.monotonic() - started)
+        if result.reward is not None:
+            self.get_run().report(
+                {
+                    "reward": result.reward.mean,
+                    "rollouts": len(result.rollouts),
+                    "failed": result.failed,
+                    "model_calls": result.model_calls,
+                    "prompt_tokens": result.prompt_tokens,
+                    "response_tokens": result.response_tokens,
+                },
+                stage="val",
+            )
+        return result
+
+    async def _publish(self) -> str:
+        """Route the gateway to the models, and make the resources known."""
+        models = list(self._models)
+        if self._backend is not None:
+            server = self._backend.endpoint()
+            models.append(UpstreamModel(server.model, server.endpoint, api_key=server.api_key, part_of_run=True))
+        resources: NamedResources = dict(self._resources)
+        if models:
+            proxy = self.get_llm_proxy()
+            if proxy is None:
+                raise ConfigError("Evaluation needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
+            proxy.update_model_list(models)
+            for name, (model, sampling) in self._llms.items():
+                resources[name] = proxy.as_resource(model=model, sampling_parameters=dict(sampling))
+        resources_id = ids.derived_id("rs", self.get_run().run_id, "evaluation")
+        await self.get_store().update_resources(resources_id, resources)
+        return resources_id
+
+    async def _measure(self, tasks: Dataset[Any], resources_id: str) -> list[EvaluatedRollout]:
+        store, run_id = self.get_store(), self.get_run().run_id
+        places = [(task, repeat) for task in range(len(tasks)) for repeat in range(self.repeats)]
+        place_of = {ids.derived_id("ro", run_id, *place): place for place in places}
+        to_come, waiting = list(place_of)[::-1], set[str]()
+        most = max(_AT_LEAST, 2 * (self.get_concurrency() or 1))
+        found: list[EvaluatedRollout] = []
+        while to_come or waiting:
+            batch = [to_come.pop() for _ in range(min(most - len(waiting), len(to_come)))]
+            requests = [self._request(tasks, rollout_id, place_of[rollout_id], resources_id) for rollout_id in batch]
+            waiting.update(rollout.rollout_id for rollout in await store.enqueue_many_rollouts(requests))
+            done = await store.wait_for_any_rollout(rollout_ids=list(waiting), timeout=_PROGRESS_SECONDS)
+            if done:
+                spans_of = await store.query_spans_of([rollout.rollout_id for rollout in done])
+                for rollout in done:
+                    place = place_of[rollout.rollout_id]
+                    found.append(_evaluated(rollout, spans_of[rollout.rollout_id], place))
+                    waiting.discard(rollout.rollout_id)
+                await store.pin(self.pin, list(waiting))
+            self.get_run().progress(len(found), len(places), tokens=sum(each.response_tokens for each in found))
+        return sorted(found, key=lambda each: (each.task, each.repeat))
+
+    def _request(
+        self, tasks: Dataset[Any], rollout_id: str, place: tuple[int, int], resources_id: str
+    ) -> EnqueueRolloutRequest:
+        task, repeat = place
+        return EnqueueRolloutRequest(
+            rollout_id=rollout_id,
+            input=tasks[task],
+            mode="val",
+            group_id=ids.derived_id("gr", self.get_run().run_id, task),
+            resources_id=resources_id,
+            config=RolloutConfig(timeout_seconds=self.timeout_seconds, require_reward=True),
+            metadata={"task": task, "repeat": repeat, semconv.SAMPLING_KEY: f"val/{task}/{repeat}"},
+            pin=self.pin,
+        )
+
+    def _result(self, rollouts: list[EvaluatedRollout], *, n_tasks: int, seconds: float) -> EvaluationResult:
+        by_task: dict[int, list[float | None]] = {}
+        for each in rollouts:
+            by_task.setdefault(each.task, []).append(each.reward)
+        rewards = [[reward for reward in of_task if reward is not None] for of_task in by_task.values()]
+        measured = [of_task for of_task in rewards if of_task]
+        cost = None
+        if self.price_per_million is not None:
+            prompt_price, response_price = self.price_per_million
+            cost = sum(each.prompt_tokens * prompt_price + each.response_tokens * response_price for each in rollouts)
+        return EvaluationResult(
+            reward=estimate(measured) if measured else None,
+            reward_with_failures_as_zero=estimate(
+                [[0.0 if reward is None else reward for reward in of_task] for of_task in by_task.values()]
+            ),
+            tasks=n_tasks,
+            repeats=self.repeats,
+            rollouts=rollouts,
+            seconds=seconds,
+            cost=None if cost is None else cost / 1e6,
+        )
+
+
+def estimate(rewards: Sequence[Sequence[float]]) -> Estimate:
+    """Return the mean over tasks of each task's mean reward, with a 95 % confidence interval.
+
+    rewards: those of each task, at least one task and one reward for each.
+
+    The tasks are the sample, because rollouts of one task are not independent. Rewards of 0 and 1,
+    one for each task, have Wilson's interval, which holds near 0 and 1 too. Others have the
+    percentile bootstrap over tasks, 2,000 resamples with a fixed seed. One task has no interval.
+    """
+    means = [statistics.fmean(of_task) for of_task in rewards]
+    mean, n = statistics.fmean(means), len(means)
+    if n == 1:
+        return Estimate(mean, None, None, "none")
+    if all(len(of_task) == 1 and of_task[0] in (0.0, 1.0) for of_task in rewards):
+        centre = (mean + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+        half = _Z * math.sqrt(mean * (1 - mean) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
+        return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), "Wilson")
+    numbers = random.Random(0)
+    resampled = sorted(statistics.fmean(numbers.choices(means, k=n)) for _ in range(_RESAMPLES))
+    cut = round((1 - _CONFIDENCE) / 2 * _RESAMPLES)
+    return Estimate(mean, resampled[cut], resampled[-cut - 1], "bootstrap")
+
+
+def _evaluated(rollout: Rollout, spans: Sequence[Span], place: tuple[int, int]) -> EvaluatedRollout:
+    reward = find_final_reward(spans) if rollout.status == "succeeded" else None
+    calls = [call for call in model_calls(spans) if not call.failed] if spans else []
+    counts = [
+        (len(call.tokens.prompt_ids), len(call.tokens.response_ids))
+        if call.tokens is not None
+        else call.usage or (0, 0)
+        for call in calls
+    ]
+    return EvaluatedRollout(
+        rollout_id=rollout.rollout_id,
+        task=place[0],
+        repeat=place[1],
+        status=rollout.status,
+        reward=reward,
+        reason=None if reward is not None else failure_reason(rollout),
+        input=rollout.input,
+        model_calls=len(calls),
+        prompt_tokens=sum(prompt for prompt, _ in counts),
+        response_tokens=sum(response for _, response in counts),
+    )

@@ -1,0 +1,248 @@
+"""What `leyden eval` is given, read from the command line: an agent, tasks, models and resources."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from leyden.errors import ConfigError
+from leyden.litagent import LitAgent
+from leyden.runs import RecordedRun, open_run
+from leyden.types import LLM, NamedResources, PromptTemplate
+
+_OFFERED = 8
+_TEMPERATURE = 1.0
+"""Suggested with a model that is loaded here, as training does, unless the run or the user says otherwise."""
+
+
+def load_agent(spec: str) -> LitAgent[Any]:
+    """Return the agent at `module:name` or `file.py:name`; modules are looked for in the current folder too.
+
+    Raises ConfigError for a module, a name or an object that is no agent. An error inside the
+    module is raised as it is.
+    """
+    place, colon, name = spec.rpartition(":")
+    if not (place and colon and name):
+        raise ConfigError(f"the agent is {spec!r}; give module:agent or file.py:agent, such as my_agent:agent")
+    module = _module_of_file(Path(place)) if place.endswith(".py") else _module_named(place)
+    try:
+        found: Any = getattr(module, name)
+    except AttributeError:
+        raise ConfigError(f"{place} has no {name!r}{_agents_in(module)}") from None
+    if isinstance(found, type) and issubclass(cast("type[object]", found), LitAgent):
+        found = found()
+    if not isinstance(found, LitAgent):
+        raise ConfigError(
+            f"{spec} is a {type(cast(object, found)).__name__}, and no agent{_agents_in(module)}; decorate the function with "
+            "@leyden.rollout, @leyden.llm_rollout or @leyden.prompt_rollout, or subclass leyden.LitAgent"
+        )
+    return cast("LitAgent[Any]", found)
+
+
+def _module_named(name: str) -> Any:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{name} needs the module {error.name!r}, which is not installed") from error
+        file = Path(*name.split(".")).with_suffix(".py")
+        raise ConfigError(f"there is no module {name!r}, neither installed nor as {file} in {Path.cwd()}") from None
+
+
+def _module_of_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    parent = str(path.resolve().parent)
+    if parent not in sys.path:
+        sys.path.insert(0, parent)  # so that the file finds its neighbours, as with `python file.py`
+    return _module_named(path.stem)
+
+
+def _agents_in(module: Any) -> str:
+    names = [str(name) for name in dir(module) if isinstance(getattr(module, name, None), LitAgent)]
+    return f"; agents there: {', '.join(names[:_OFFERED])}" if names else ""
+
+
+# ---- tasks ---------------------------------------------------------------------------------------------------------------
+
+
+def load_tasks(path: Path) -> list[Any]:
+    """Return the tasks of a file: each line of `.jsonl`, each item of a list in `.json`, each row of `.csv` by column.
+
+    Raises ConfigError that names the file and the line.
+    """
+    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv}
+    if path.suffix not in readers:
+        raise ConfigError(f"--tasks {path}: its name must end in {', '.join(readers)}")
+    try:
+        tasks = readers[path.suffix](path)
+    except OSError as error:
+        raise ConfigError(f"--tasks {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--tasks {path} is not UTF-8: {error}") from None
+    if not tasks:
+        raise ConfigError(f"--tasks {path} holds no tasks")
+    return tasks
+
+
+def _read_jsonl(path: Path) -> list[Any]:
+    tasks: list[Any] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            tasks.append(json.loads(line))
+        except ValueError as error:
+            raise ConfigError(f"--tasks {path}, line {number} is not JSON: {error}") from None
+    return tasks
+
+
+def _read_json(path: Path) -> list[Any]:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--tasks {path} is not JSON: {error}") from None
+    if not isinstance(content, list):
+        raise ConfigError(f"--tasks {path} holds a {type(content).__name__}; it must be a list of tasks")
+    return cast("list[Any]", content)
+
+
+def _read_csv(path: Path) -> list[Any]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, strict=True)
+        tasks: list[Any] = []
+        for row in reader:
+            if None in row or None in row.values():
+                columns = len(reader.fieldnames or ())
+                raise ConfigError(
+                    f"--tasks {path}, line {reader.line_num} does not have {columns} cells, as the header"
+                )
+            tasks.append(dict(row))
+    return tasks
+
+
+# ---- models and resources ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Given:
+    """The models and resources to evaluate with."""
+
+    resources: NamedResources = field(default_factory=dict[str, Any])
+    """Those that are no models."""
+    llms: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict[str, "tuple[str, dict[str, Any]]"])
+    """For each resource that is a model, the model's name and suggested sampling parameters."""
+    servers: dict[str, str] = field(default_factory=dict[str, str])
+    """Base URLs by model name."""
+    folder: tuple[str, str] | None = None
+    """Name and folder (or hub name) of a model to load here."""
+    loading: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Options of the engine that loads it."""
+
+
+_LOADING = ("max_length", "device", "dtype", "tool_parser", "max_batch_rows", "deterministic")
+"""Options of a run's engine that an evaluation takes over."""
+
+
+async def read_given(models: Sequence[str], source: str | None) -> Given:
+    """Return what `--model` and `--resources` name together. Raises ConfigError for what cannot be used."""
+    given = Given()
+    if source is not None and source.endswith(".json"):
+        given.resources = _resources_of_file(Path(source))
+    elif source is not None:
+        await _add_run(given, open_run(source), has_models=bool(models))
+    for each in models:
+        _add_model(given, each)
+    served = {*given.servers, *([given.folder[0]] if given.folder else [])}
+    for name, (model, _) in given.llms.items():
+        if model not in served:
+            raise ConfigError(
+                f"the run's agents call the model {model!r} (resource {name!r}), and --model names "
+                f"{', '.join(sorted(served))}; write --model {model}=..."
+            )
+    return given
+
+
+def _add_model(given: Given, text: str) -> None:
+    name, equals, place = text.partition("=")
+    if not (name and equals and place):
+        raise ConfigError(
+            f"--model is {text!r}; it must be NAME=URL or NAME=FOLDER, such as policy=http://127.0.0.1:8000/v1"
+        )
+    if name in given.servers or (given.folder is not None and given.folder[0] == name):
+        raise ConfigError(f"--model names {name!r} twice")
+    if place.startswith(("http://", "https://")):
+        given.servers[name] = place
+    elif given.folder is not None:
+        raise ConfigError(
+            f"--model {text}: {given.folder[1]} is loaded here already; one model can be, others need a URL"
+        )
+    elif _looks_like_path(place) and not Path(place).is_dir():
+        raise ConfigError(f"--model {text}: there is no folder {place}")
+    else:
+        given.folder = name, place
+    if name not in {model for model, _ in given.llms.values()}:  # else it takes the place of the run's model
+        given.llms[name] = name, {} if name in given.servers else {"temperature": _TEMPERATURE}
+
+
+def _looks_like_path(place: str) -> bool:
+    return place.startswith((".", "/", "~")) or place.count("/") > 1
+
+
+def _resources_of_file(path: Path) -> NamedResources:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--resources {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"--resources {path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f'--resources {path} must be an object of resources by name, such as {{"prompt": "Answer {{question}}"}}'
+        )
+    named = {
+        name: PromptTemplate(template=value).model_dump() if isinstance(value, str) else value
+        for name, value in cast("dict[str, Any]", content).items()
+    }
+    try:
+        return TypeAdapter(NamedResources).validate_python(named)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"--resources {path}: {where}: {first['msg']}") from None
+
+
+async def _add_run(given: Given, run: RecordedRun, *, has_models: bool) -> None:
+    """Take a run's last resources, and load its trained model under the name that its agents knew."""
+    async with run.open_store() as store:
+        latest = await store.get_latest_resources()
+    if latest is None:
+        raise ConfigError(f"run {run.record.name} has published no resources yet, so there is nothing to evaluate with")
+    llms = {name: each for name, each in latest.resources.items() if isinstance(each, LLM)}
+    given.resources = {name: each for name, each in latest.resources.items() if not isinstance(each, LLM)}
+    for name, llm in llms.items():
+        given.llms[name] = llm.model, dict(llm.sampling_parameters)
+    if has_models or not llms:
+        return
+    model = None if run.directory is None else run.directory / "model"
+    if model is None or not model.is_dir():
+        raise ConfigError(
+            f"run {run.record.name} has no model/ folder ({run.state}): training writes it when it ends. Continue the run, "
+            "or name a model with --model"
+        )
+    given.folder = next(iter(llms.values())).model, str(model)
+    algorithm = cast("dict[str, Any]", run.record.config.get("algorithm") or {})
+    backend: Any = cast("dict[str, Any]", algorithm.get("options") or {}).get("backend")
+    if isinstance(backend, dict):
+        options = cast("dict[str, Any]", backend)
+        given.loading = {name: options[name] for name in _LOADING if options.get(name) is not None}

@@ -1,0 +1,60 @@
+"""The programs of README and docs/training.md do what the pages say: they run whole, and the policy learns."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from leyden.runs import open_run
+from tests.docs.snippets import ROOT
+
+
+def programs(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def run_program(program: str, directory: Path) -> str:
+    (directory / "program.py").write_text(program)
+    (directory / "examples").symlink_to(ROOT / "examples")
+    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    ran = subprocess.run(
+        [sys.executable, "program.py"], cwd=directory, env=os.environ | threads, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def rewards_of(run: Path) -> list[float]:
+    figures = open_run(run).figures().reward
+    assert figures is not None
+    return list(figures.values)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_program_of_the_readme_learns(tmp_path: Path) -> None:
+    run_program(programs("README.md")[0], tmp_path)
+    [run] = (tmp_path / ".leyden").iterdir()
+    rewards = rewards_of(run)
+    assert rewards[0] < 0.3
+    assert rewards[-1] > 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_last_program_of_the_quickstart_trains_and_asks_both_models(tmp_path: Path) -> None:
+    printed = run_program(programs("docs/quickstart.md")[-1].replace("n_steps=20", "n_steps=1"), tmp_path)
+    assert [line.split()[:2] for line in printed.splitlines()] == [["2", "before:"], ["5", "before:"]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_agent_with_a_tool_of_the_training_page_learns(tmp_path: Path) -> None:
+    run_program(programs("docs/training.md")[0], tmp_path)
+    [run] = (tmp_path / ".leyden").iterdir()
+    rewards = rewards_of(run)
+    assert rewards[0] < 0.5
+    assert sum(rewards[-3:]) / 3 > 0.7
