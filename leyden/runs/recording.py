@@ -95,9 +95,9 @@ class FolderRecorder:
         """Add a line to `run.log` alone."""
         self._log.write(text)
 
-    def failed_rollouts(self) -> set[str]:
-        """Return the rollouts whose failures are recorded."""
-        return {failure.rollout_id for failure in read_failures(self.directory / FAILURES)}
+    def failures(self) -> list[Failure]:
+        """Return the failures that are recorded."""
+        return read_failures(self.directory / FAILURES)
 
     def add_failures(self, failures: Iterable[Failure]) -> None:
         """Append failures."""
