@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from leyden.algorithm.base import Algorithm, Dataset
 from leyden.loop import Callback, Checkpoint, LogWriter, Metrics, TrainLoop, Vessel
 from leyden.loop.callbacks import HookResult
+from leyden.loop.progress_bar import showing_setup
 
 __all__ = ["IterativeAlgorithm", "Metrics"]
 
@@ -93,7 +94,8 @@ class IterativeAlgorithm(Algorithm):
         )
         saved = checkpoint.latest() if checkpoint is not None and run.resume else None
         try:
-            await self.setup(train_dataset, val_dataset)
+            with showing_setup(self._loop):
+                await self.setup(train_dataset, val_dataset)
             await self._loop.arun(self, resume=saved)
             if self._loop.current_iter >= self.max_iters:
                 await self.finish()

@@ -40,9 +40,12 @@ def plot(
     import shutil
     import sys
 
+    from leyden.cli.run_views import await_server
     from leyden.runs import open_run
     from leyden.runs.chart import draw_file, draw_text
 
+    for each in run:
+        await_server(each)
     opened = [open_run(each) for each in run]
     series = [each for one in opened for each in _series_of(one, metric, named=len(opened) > 1)]
     if not series:

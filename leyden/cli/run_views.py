@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 COLOURS = {"running": "cyan", "succeeded": "green", "failed": "red", "stopped": "yellow", "crashed": "red"}
 _PIPE_WIDTH = 250
+_WAIT_SECONDS = 10.0
 
 
 def terminal() -> Console:
@@ -32,8 +33,20 @@ def open_runs(store_url: str, *, limit: int) -> tuple[list[RecordedRun], int]:
             page = await store.query_runs(limit=limit)
             return list(page), page.total
 
+    await_server(store_url)
     records, total = asyncio.run(read())
     return [open_run(store_url, run_id=record.run_id) for record in records], total
+
+
+def await_server(source: str) -> None:
+    """Return when the store server at `source` accepts connections; at once for any other source.
+
+    Reports on standard error. Raises StoreError after ten seconds.
+    """
+    from leyden.cli.connecting import connect, is_remote, store_in_words
+
+    if is_remote(source):
+        asyncio.run(connect(store_in_words(source), source, wait_seconds=_WAIT_SECONDS))
 
 
 def opened_store(url: str) -> Any:

@@ -48,6 +48,7 @@ def show(
     """
     import asyncio
 
+    from leyden.cli.run_views import await_server
     from leyden.errors import ConfigError
     from leyden.runs import open_run
 
@@ -56,6 +57,7 @@ def show(
         chosen.append("a rollout")
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} are different views; give one of them")
+    await_server(run)
     opened = open_run(run, run_id=run_id)
     if rollout is not None:
         asyncio.run(_show_rollout(opened, rollout, full=full, as_json=as_json))
@@ -116,7 +118,8 @@ def _print_head(run: RecordedRun) -> None:
     typer.echo(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
     colour = COLOURS[run.state]
     state = typer.style(run.state, fg=colour)
-    typer.echo(f"state       {state}" + (f": {record.cause}" if record.cause else ""))
+    cause = record.cause or ("its process is gone" if run.state == "crashed" else "")
+    typer.echo(f"state       {state}" + (f": {cause}" if cause else ""))
     typer.echo(f"started     {age(record.start_time)}, took {duration(seconds_of(run))}")
     for name in ("algorithm", "model"):
         if data[name]:

@@ -10,10 +10,10 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from leyden.engine.refusal import RequestError
-from leyden.engine.tools import Schemas, ToolParser
+from leyden.engine.tools import ToolParser
 from leyden.engine.wire import CompletionRequest
 from leyden.errors import EngineError
 from leyden.utils.extras import install_extra
@@ -24,6 +24,8 @@ _REMEMBERED = 64
 """Compiled grammars: agents ask with few schemas, again and again."""
 _ONE_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as chat templates write it. A weak policy that may choose its white space can write it without end."""
+_VALUES = ("const", "default", "enum", "examples")
+"""What holds values in a JSON schema, and no schemas."""
 
 
 class Constraint:
@@ -78,7 +80,7 @@ class Grammars:
         rules: dict[str, str] = {}
         starts: list[str] = []
         if request.json_schema is not None:
-            rules["object"] = f"%json {json.dumps({**request.json_schema, 'x-guidance': _ONE_FORM})}"
+            rules["object"] = _rule(request.json_schema)
             starts.append("object")
         if request.may_call:
             assert parser is not None, "the request was checked"
@@ -90,7 +92,8 @@ class Grammars:
     def _calls(self, request: CompletionRequest, parser: ToolParser) -> dict[str, str]:
         schemas = {name: request.schemas[name] for name in request.callable_tools}
         many = request.parallel_tool_calls and request.may_choose
-        rules = parser.grammar(_arguments(schemas), self._literal, many=many)
+        arguments = {name: _rule({"type": "object", **schema}) for name, schema in schemas.items()}
+        rules = parser.grammar(arguments, self._literal, many=many)
         if rules is None:
             raise RequestError(
                 f"tool calls in the form {parser.name!r} cannot be enforced here; "
@@ -128,10 +131,22 @@ class Grammars:
         return matcher
 
 
-def _arguments(schemas: Schemas) -> dict[str, str]:
-    """The rule for each tool's arguments: an object with the properties that its schema names, if it names some."""
-    rules: dict[str, str] = {}
-    for name, schema in schemas.items():
-        closed = {"additionalProperties": False} if "properties" in schema else {}
-        rules[name] = f"%json {json.dumps({'type': 'object', **closed, **schema, 'x-guidance': _ONE_FORM})}"
-    return rules
+def _rule(schema: Json) -> str:
+    return f"%json {json.dumps({**_closed(schema), 'x-guidance': _ONE_FORM})}"
+
+
+def _closed(schema: Any) -> Any:
+    """A schema whose objects have no properties but those that it names, unless it says what others may be.
+
+    JSON Schema allows any others. A weak policy would invent them without end.
+    """
+    if isinstance(schema, list):
+        return [_closed(item) for item in cast(list[Any], schema)]
+    if not isinstance(schema, dict) or "allOf" in schema:  # one part of `allOf` cannot know the others' properties
+        return cast(Any, schema)
+    given = cast(Json, schema)
+    closed = {name: value if name in _VALUES else _closed(value) for name, value in given.items()}
+    properties = given.get("properties")
+    if isinstance(properties, dict) and set(given.get("required") or ()) <= set(cast(Json, properties)):
+        closed.setdefault("additionalProperties", False)
+    return closed

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 from leyden.loop.callbacks import Callback, Progress
 from leyden.loop.progress_display import ProgressDisplay
 from leyden.loop.train_loop import TrainLoop, Vessel
 
-__all__ = ["ProgressBar"]
+__all__ = ["ProgressBar", "showing_setup"]
 
 
 class ProgressBar(Callback):
@@ -34,6 +35,11 @@ class ProgressBar(Callback):
     ) -> None:
         self.metrics, self.unit = tuple(metrics), unit
         self._display = ProgressDisplay(self.metrics, unit=unit, stream=stream)
+
+    def begin_setup(self) -> None:
+        """Show that the run starts, for an algorithm whose set-up takes a while. `on_fit_start` or `close` follows."""
+        self._display.start()
+        self._display.begin_stage("starting")
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Begin to show."""
@@ -74,8 +80,26 @@ class ProgressBar(Callback):
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Leave the last state on the terminal."""
-        self._display.close()
+        self.close()
 
     def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> None:
         """Leave the last state on the terminal."""
+        self.close()
+
+    def close(self) -> None:
+        """Leave the last state on the terminal, and give the terminal back. Safe to repeat."""
         self._display.close()
+
+
+@contextmanager
+def showing_setup(loop: TrainLoop) -> Generator[None]:
+    """Let the loop's progress bars show that the run starts, until the block ends and the loop begins."""
+    bars = [callback for callback in loop.callbacks if isinstance(callback, ProgressBar)]
+    for bar in bars:
+        bar.begin_setup()
+    try:
+        yield
+    except BaseException:
+        for bar in bars:
+            bar.close()
+        raise

@@ -52,14 +52,15 @@ class ProgressDisplay:
         self._shown: _Terminal | _Lines | None = None
 
     def start(self, *, iteration: int = 0, total: int | None = None) -> None:
-        """Begin to show.
+        """Begin to show, or begin anew if it shows already.
 
         iteration: how many iterations are done.
         total: iterations in all. None if unknown: until one is done, the stage is shown alone.
         """
-        self.close()
-        stream = self._stream or sys.stderr
         self._state.begin(iteration, total)
+        if self._shown is not None:
+            return
+        stream = self._stream or sys.stderr
         self._shown = (
             _Terminal(self._state, stream)
             if is_terminal(stream)

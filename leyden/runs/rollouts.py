@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from leyden.errors import ConfigError
-from leyden.runs.reading import Failure, RecordedRun
+from leyden.runs.reading import Failure, RecordedRun, failure_of
 from leyden.store.base import LightningStore
-from leyden.types import AttemptedRollout, Rollout, RolloutStatus, failure_reason, find_final_reward
+from leyden.types import Rollout, RolloutStatus, find_final_reward
 
 _PAGE = 200
 """Rollouts whose spans are read at once."""
@@ -72,19 +72,7 @@ async def failures_of(run: RecordedRun, store: LightningStore | None) -> list[Fa
     """Return the run's failures: those in its folder, else the failed rollouts that the store still holds."""
     if (recorded := run.failures()) or store is None:
         return recorded
-    return [_failure(rollout) async for page in _pages(run, store, ["failed"]) for rollout in page]
-
-
-def _failure(rollout: Rollout) -> Failure:
-    attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
-    return Failure(
-        rollout_id=rollout.rollout_id,
-        attempt_id=None if attempt is None else attempt.attempt_id,
-        reason_kind=None if attempt is None else attempt.metadata.get("reason_kind"),
-        reason=failure_reason(rollout),
-        time=rollout.end_time or rollout.start_time,
-        mode=rollout.mode,
-    )
+    return [failure_of(rollout) async for page in _pages(run, store, ["failed"]) for rollout in page]
 
 
 async def scored_rollouts(

@@ -434,6 +434,8 @@ class Trainer(NamedOptions):
                     summary = await self._work(agent, algorithm, run, store, train_dataset, val_dataset)
                 except asyncio.CancelledError:
                     nothing_started = begun.new_folder and await _nothing_started(recorder, store)
+                    if not nothing_started:
+                        logger.info(_how_to_resume(run.directory))
                     await recorder.close("stopped", "interrupted")
                     raise
                 except Exception as error:
@@ -443,6 +445,7 @@ class Trainer(NamedOptions):
                         error.add_note(_how_to_resume(run.directory))
                     await recorder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
                     raise
+                recorder.note(f"done\n{summary}")
                 await recorder.close("succeeded" if summary.stopped is None else "stopped", summary.stopped)
         finally:
             if nothing_started and run.directory is not None:

@@ -96,7 +96,7 @@ async def test_models_are_servers_or_one_folder(tmp_path: Path) -> None:
     given = await read_given(["a=http://x:1/v1", f"b={tmp_path}"], None)
     assert given.servers == {"a": "http://x:1/v1"}
     assert given.folder == ("b", str(tmp_path))
-    assert given.llms == {"a": ("a", {}), "b": ("b", {})}
+    assert given.llms == {"a": ("a", {}), "b": ("b", {"temperature": 1.0})}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,24 @@ def test_a_rollout_is_shown_by_a_part_of_its_id(said: Said) -> None:
     assert (data["rollout"]["rollout_id"], data["reward"], data["tokens"]) == (identifier, 0.2, [])
 
 
+def test_a_store_is_read_as_its_folder_is(said: Said) -> None:
+    store = ".leyden/first/store.sqlite"
+    (run,) = json.loads(said("runs", store, "--json")[0])
+    assert (run["name"], run["state"], run["directory"]) == ("first", "succeeded", None)
+    shown = said("show", store)[0]
+    assert "1 failed, 3 succeeded" in shown
+    assert f"1 x [exception] ValueError: {TOO_LONG}" in shown
+    assert said("show", store, "--best")[0] == said("show", "first", "--best")[0]
+
+
+@pytest.mark.parametrize("command", ["runs", "show", "plot"])
+def test_a_store_server_that_is_away_is_reported(said: Said, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr("leyden.cli.run_views._WAIT_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    assert said(command, url, code=1)[1].startswith(f"leyden: the store at {url} does not answer (connection refused)")
+
+
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
@@ -140,7 +159,7 @@ def test_what_cannot_be_shown_is_said(said: Said, arguments: list[str], fault: s
 def test_a_curve_is_drawn_with_both_stages_and_labels(said: Said) -> None:
     lines = said("plot", "latest", "--height", "6", "--width", "60")[0].splitlines()
     assert lines[0] == "reward of first"
-    assert re.fullmatch(r" 0\.8 ┤ +●", lines[1])
+    assert re.fullmatch(r" 0\.8 ┤ +·*●", lines[1])
     assert lines[6].startswith("0.05 ┤○")
     assert lines[-1].split() == ["●", "train", "○", "val"]
     assert max(map(len, lines)) <= 60

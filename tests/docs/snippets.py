@@ -3,8 +3,8 @@
 - ```` ```python ```` blocks run in one module for each file, so a later block sees the names of an earlier one.
 - A page may use `await` at the top level only after it has said so, with `NOTEBOOK` in its text: in a file that is a
   SyntaxError.
-- `<!-- shorten: next "n_steps=20" "n_steps=2" -->` runs the next block with the second text in place of the first, so
-  that a page can show a program as a reader runs it and the test takes seconds.
+- `<!-- shorten: next "n_steps=20" "n_steps=2" -->` runs the next block with the second text in place of the first (more
+  pairs may follow), so that a page can show a program as a reader runs it and the test takes seconds.
 - ```` ```bash ```` blocks run only below the line `<!-- run -->`, and only commands that begin with `leyden` or
   `python -m`.
 - `<!-- skip: next "why" -->` leaves out the next block, `<!-- skip: start "why" -->` to `<!-- skip: end -->` several.
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 RUN_MARK = "<!-- run -->"
 NOTEBOOK = "`python -m asyncio`"
 """What a page must name before its first top-level `await`."""
-_SHORTEN = re.compile(r'<!-- shorten: next "(?P<shown>[^"]+)" "(?P<run>[^"]+)" -->\s*$')
+_SHORTEN = re.compile(r'<!-- shorten: next((?: "[^"]+" "[^"]+")+) -->\s*$')
 COMMANDS = (("leyden",), ("python", "-m"))
 
 
@@ -96,11 +96,13 @@ def run_python(example: Example, module: ModuleType) -> None:
 def shortened(example: Example) -> str:
     """Return the block as it is run, with what a mark above it replaces."""
     mark = _SHORTEN.search(example.document.text[: example.start])
-    if mark is None:
-        return str(example.parsed)
-    if mark["shown"] not in example.parsed:
-        raise BadSnippet(f"{example.path}, line {example.line}: the block has no {mark['shown']!r} to shorten")
-    return example.parsed.replace(mark["shown"], mark["run"])
+    source = str(example.parsed)
+    texts = re.findall('"([^"]+)"', mark[1]) if mark else []
+    for shown, run in zip(texts[::2], texts[1::2], strict=True):
+        if shown not in source:
+            raise BadSnippet(f"{example.path}, line {example.line}: the block has no {shown!r} to shorten")
+        source = source.replace(shown, run)
+    return source
 
 
 def run_bash(example: Example) -> None:

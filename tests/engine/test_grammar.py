@@ -80,7 +80,7 @@ async def test_a_named_tool_is_the_one_that_is_called(client: openai.AsyncOpenAI
 
 
 async def test_json_follows_its_schema_whole_and_as_a_stream(client: openai.AsyncOpenAI):
-    schema = {"name": "city", "schema": {**CITY, "additionalProperties": False}}
+    schema = {"name": "city", "schema": CITY}
     asked: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": schema}, "seed": 3}
     whole = (await ask(client, **asked)).choices[0]
     assert json.loads(whole.message.content)["city"] in ("Paris", "Lima")
@@ -91,7 +91,6 @@ async def test_json_follows_its_schema_whole_and_as_a_stream(client: openai.Asyn
 
 async def test_with_tools_a_json_response_is_a_call_or_json(client: openai.AsyncOpenAI):
     schema = {"name": "n", "schema": {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]}}
-    schema["schema"]["additionalProperties"] = False
     asked: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": schema}, "tools": TOOLS}
     for seed in range(3):
         message = (await ask(client, **asked, seed=seed, parallel_tool_calls=False)).choices[0].message
@@ -108,7 +107,7 @@ async def test_a_json_object_is_one(client: openai.AsyncOpenAI):
 
 async def test_log_probabilities_are_those_of_what_was_allowed(client: openai.AsyncOpenAI, template: str):
     """Independently: the model's own logits, of which only P and L may follow the opening quote."""
-    schema = {"name": "city", "schema": {**CITY, "additionalProperties": False}}
+    schema = {"name": "city", "schema": CITY}
     answer = await ask(client, response_format={"type": "json_schema", "json_schema": schema}, seed=4)
     choice = answer.choices[0]
     text = tokenizer(template)
@@ -122,6 +121,20 @@ async def test_log_probabilities_are_those_of_what_was_allowed(client: openai.As
     logprobs = [token.logprob for token in choice.logprobs.content]
     assert logprobs[place] == pytest.approx(float(wanted), abs=1e-4)
     assert logprobs[:place] + logprobs[place + 1 :] == [0.0] * (len(logprobs) - 1)  # nothing else was free
+
+
+async def test_objects_have_the_properties_that_the_schema_names_at_every_depth(client: openai.AsyncOpenAI):
+    inner = {"type": "object", "properties": {"x": {"enum": [{"properties": {}}]}}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/inner"}},
+        "required": ["a"],
+        "$defs": {"inner": inner},
+    }
+    asked: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}
+    for seed in range(3):
+        content = (await ask(client, **asked, seed=seed)).choices[0].message.content
+        assert json.loads(content) in ({"a": {}}, {"a": {"x": {"properties": {}}}})
 
 
 @pytest.mark.parametrize(
@@ -143,6 +156,12 @@ async def test_log_probabilities_are_those_of_what_was_allowed(client: openai.As
 async def test_a_form_that_cannot_be_had_is_refused(client: openai.AsyncOpenAI, options: dict[str, Any], says: str):
     with pytest.raises(openai.BadRequestError, match=says):
         await ask(client, **options)
+
+
+@pytest.mark.parametrize("template", ["qwen3-coder"])
+async def test_a_form_of_calls_that_has_no_grammar_is_refused(client: openai.AsyncOpenAI):
+    with pytest.raises(openai.BadRequestError, match="'qwen3_coder' cannot be enforced here; use tool_choice='auto'"):
+        await ask(client, tools=TOOLS, tool_choice="required")
 
 
 async def test_without_the_package_the_refusal_names_it(client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from leyden.loop import ProgressBar, TrainLoop
+from leyden.loop.progress_bar import showing_setup
 from leyden.loop.progress_display import Line, ProgressDisplay, fitted
 
 ROOT = Path(__file__).parents[2]
@@ -105,11 +106,31 @@ def test_a_run_without_iterations_shows_its_stage() -> None:
     display.start()
     display.progress(50, 200, seconds=2.0, stage="train")
     display.update({"reward": 0.25})
-    deadline = time.monotonic() + 20
-    while "reward" not in stream.getvalue() and time.monotonic() < deadline:
-        threading.Event().wait(0.005)
+    wait_for("reward", stream)
     display.close()
     assert re.search(r"^train 50/200 rollouts  reward 0.25  25 rollouts/s  0:0[456] left$", stream.getvalue(), re.M)
+
+
+def wait_for(text: str, stream: io.StringIO) -> None:
+    deadline = time.monotonic() + 20
+    while text not in stream.getvalue():
+        assert time.monotonic() < deadline, stream.getvalue()
+        threading.Event().wait(0.005)
+
+
+def test_a_run_that_is_being_set_up_says_so_and_stops_when_that_fails() -> None:
+    stream = io.StringIO()
+    bar = ProgressBar(stream=stream)
+    bar._display = ProgressDisplay(stream=stream, line_seconds=0.02)  # pyright: ignore[reportPrivateUsage]
+    vessel = Reporting()
+    vessel.loop = TrainLoop(max_iters=1, callbacks=[bar])
+    with showing_setup(vessel.loop):
+        wait_for("starting 0:00\n", stream)
+    vessel.loop.run(vessel)
+    assert "iteration 1/1" in stream.getvalue().splitlines()[-1]
+    with pytest.raises(RuntimeError, match="no model"), showing_setup(vessel.loop):
+        raise RuntimeError("no model")
+    assert not [thread for thread in threading.enumerate() if thread.name == "leyden-progress"]
 
 
 def test_a_line_keeps_what_matters_at_any_width() -> None:

@@ -44,7 +44,7 @@ async def test_runners_without_an_algorithm_say_whose_rollouts_they_wait_for(
     async with asyncio.timeout(30):
         await ly.Trainer(store=server.endpoint, max_rollouts=1).afit(double)
     said = f"waiting for rollouts that others enqueue in {server.endpoint}; Ctrl-C ends"
-    assert capsys.readouterr().err.splitlines().count(said) == 1
+    assert capsys.readouterr().err.count(said) == 1
 
 
 async def test_two_runs_of_an_agent_on_one_store_have_workers_of_their_own(served: Served) -> None:
