@@ -13,6 +13,7 @@ from typing import Any, Literal
 from leyden.algorithm.base import Algorithm, Dataset, Run
 from leyden.errors import ConfigError
 from leyden.loop import Metrics, Stage
+from leyden.options import check_number
 from leyden.types import (
     EnqueueRolloutRequest,
     NamedResources,
@@ -121,16 +122,10 @@ class Baseline(FastAlgorithm):
         max_queue_length: int | None = None,
         span_verbosity: SpanVerbosity = "keys",
     ) -> None:
-        if n_epochs < 1:
-            raise ConfigError(f"n_epochs is {n_epochs}; it must be at least 1")
-        if not 0.0 <= train_split <= 1.0:
-            raise ConfigError(f"train_split is {train_split}; it must be between 0 and 1")
-        if polling_interval <= 0:
-            raise ConfigError(f"polling_interval is {polling_interval}; it must be above 0 seconds")
-        if max_queue_length is not None and max_queue_length < 1:
-            raise ConfigError(
-                f"max_queue_length is {max_queue_length}; it must be at least 1, or None to follow the runners"
-            )
+        check_number("n_epochs", n_epochs, at_least=1, whole=True)
+        check_number("train_split", train_split, at_least=0, at_most=1)
+        check_number("polling_interval", polling_interval, above=0)
+        check_number("max_queue_length", max_queue_length, at_least=1, whole=True, or_none="following the runners")
         if span_verbosity not in ("none", "keys", "key_values"):
             raise ConfigError(f"span_verbosity is {span_verbosity!r}; possible: 'none', 'keys', 'key_values'")
         self.n_epochs, self.train_split = n_epochs, train_split
