@@ -118,6 +118,8 @@ def _sentence(error: Any) -> str:
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
         known = [name for param in error.ctx.command.params for name in param.opts] if error.ctx else []
+        if error.ctx and any(option in param.opts for param in error.ctx.find_root().command.params):
+            return f"the option {option!r} stands before the command: leyden {option} ... {error.ctx.info_name}"
         nearest = difflib.get_close_matches(option, known, n=1)
         possible = f"did you mean {nearest[0]!r}?" if nearest else f"possible: {', '.join(sorted(known))}"
         return f"there is no option {option!r}; {possible}"

@@ -82,7 +82,9 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
         async with run.open_store() as store:
             counts, failures = await count_by_status(run, store), await failures_of(run, store)
     except LeydenError as error:  # the folder tells the rest
-        trouble, failures = str(error), await failures_of(run, None)
+        failures = await failures_of(run, None)
+        if run.record.config.get("store"):  # a run of a simulator has none
+            trouble = str(error)
     groups = group_failures(failures)
     if as_json:
         reasons = [
