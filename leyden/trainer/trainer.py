@@ -392,7 +392,7 @@ class Trainer(NamedOptions):
         return _Begun(Run(manifest.record.run_id), store, manifest)
 
     def _build_store(self) -> LightningStore:
-        if isinstance(self._store_spec, str) and "://" in self._store_spec:
+        if isinstance(self._store_spec, str) and "/" in self._store_spec:  # an address or a path
             return open_store(self._store_spec)
         return build_component(
             self._store_spec,

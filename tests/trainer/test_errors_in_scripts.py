@@ -160,3 +160,9 @@ def test_a_script_that_is_stopped_says_one_line_and_ends_with_130(tmp_path: Path
     assert script.returncode == 130
     assert "Traceback" not in errors
     assert errors.strip().splitlines()[-1].startswith("the run was stopped")
+
+
+def test_a_path_is_a_store_and_no_import_path(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    assert ly.Trainer(algorithm="baseline", store=str(path)).fit(agent, ["task"]).rollouts["succeeded"] == 1
+    assert path.exists()
