@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -287,6 +288,8 @@ def _plain(value: Any, name: str) -> MetricValue:
         except (RuntimeError, ValueError) as error:  # more than one element
             raise InvalidMetrics(f"{name} has more than one element; return its mean or another number") from error
     if isinstance(value, int):
+        if abs(value) > sys.float_info.max:
+            raise InvalidMetrics(f"{name} is a whole number of {value.bit_length():,} bits, more than a float can hold")
         return int(value)
     if isinstance(value, float):
         return float(value)

@@ -84,7 +84,9 @@ class RunRecorder:
         """Begin: the folder's files, the store's row of the run, heartbeats."""
         if self._folder is not None:
             self._folder.open()
-            self._recorded = self._folder.failed_rollouts()
+            recorded = self._folder.failures()
+            self._recorded = {failure.rollout_id for failure in recorded}
+            self._failures_until = max((failure.time for failure in recorded), default=self._failures_until)
             self._rows = self._folder.rows()
         await self._mirror.start(self.manifest.record)
         self._tasks.append(asyncio.create_task(self._watch()))
@@ -110,6 +112,11 @@ class RunRecorder:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 await self._mirror.end(self.manifest.record)
+
+    def note(self, text: str) -> None:
+        """Add a line to the run's log file, which the user does not see on the screen."""
+        if self._folder is not None:
+            self._folder.note(text)
 
     @property
     def rows(self) -> list[MetricsRow]:
@@ -172,6 +179,8 @@ class RunRecorder:
             self._rows.append(row)
             if self._folder is not None:
                 self._folder.add_row(row)
+        reward = row.metrics.get("reward")
+        self.note(f"iteration {row.iteration}: {row.stage} done" + ("" if reward is None else f", reward {reward}"))
         self._mirror.add(row)
 
     def follow(self, loop: TrainLoop) -> None:
@@ -210,10 +219,13 @@ class RunRecorder:
             self._looked_at = time.monotonic()
             if self._folder is None:
                 return
+            run_id = self.manifest.record.run_id
+            is_shared = self._store.capabilities["zero_copy"]
             found: list[Rollout] = []
-            while True:
+            while True:  # a failure meanwhile moves the pages, so that one rollout may be on two
                 page = await self._store.query_rollouts(
                     status_in=["failed"],
+                    run_id=run_id if is_shared else None,  # in a store of its own, a rollout without a run is the run's
                     sort_by="end_time",
                     sort_order="desc",
                     limit=_FAILURES_AT_A_TIME,
@@ -222,14 +234,15 @@ class RunRecorder:
                 found += page
                 if len(page) < _FAILURES_AT_A_TIME or (page[-1].end_time or 0.0) < self._failures_until:
                     break
-            new = [rollout for rollout in reversed(found) if self._is_new(rollout)]
+            by_id = {rollout.rollout_id: rollout for rollout in reversed(found)}
+            new = [
+                rollout
+                for rollout_id, rollout in by_id.items()
+                if rollout_id not in self._recorded and rollout.run_id in (run_id, None)
+            ]
             self._folder.add_failures(map(failure_of, new))
             self._recorded.update(rollout.rollout_id for rollout in new)
             self._failures_until = max((rollout.end_time or 0.0 for rollout in new), default=self._failures_until)
-
-    def _is_new(self, rollout: Rollout) -> bool:
-        ours = rollout.run_id == self.manifest.record.run_id
-        return ours and rollout.rollout_id not in self._recorded
 
 
 class _Mirror:
@@ -244,6 +257,8 @@ class _Mirror:
         self._writing = asyncio.Lock()
         self._touched_at = time.monotonic()
         self._reported_error = False
+        self._refused = set[str]()
+        """Names of metrics that no store takes."""
         self.news = asyncio.Event()
         """Set when something is to be written."""
 
@@ -278,24 +293,40 @@ class _Mirror:
             self._loop.call_soon_threadsafe(self.news.set)
 
     async def flush(self) -> None:
-        """Write what is pending; points that wait together are one call."""
+        """Write what is pending; points that wait together are one call.
+
+        What the store did not take, because it failed or because the call was cancelled, stays
+        pending. Writing it again is harmless.
+        """
         async with self._writing:
-            while self._pending:
+            while taken := self._first_pending():
+                if isinstance(taken[0], int):
+                    await self._store.cut_metrics(self._run_id, after_iteration=taken[0])
+                else:
+                    await self._add([point for change in taken if isinstance(change, list) for point in change])
                 with self._lock:
-                    taken, self._pending = self._pending, []
-                points: list[MetricPoint] = []
-                for change in taken:
-                    if isinstance(change, list):
-                        points += change
-                        continue
-                    await self._add(points)
-                    points = []
-                    await self._store.cut_metrics(self._run_id, after_iteration=change)
-                await self._add(points)
+                    del self._pending[: len(taken)]
+
+    def _first_pending(self) -> list[list[MetricPoint] | int]:
+        """Return the next change: one cut, or all points before it."""
+        with self._lock:
+            cut = next((place for place, change in enumerate(self._pending) if isinstance(change, int)), None)
+            return self._pending[: max(1, cut) if cut is not None else None]
 
     async def _add(self, points: list[MetricPoint]) -> None:
-        if points:
+        """Write the points but for those that no store takes, such as one with a line break in its name."""
+        if not points:
+            return
+        try:
             await self._store.add_metrics(self._run_id, points)
+        except ConfigError as error:
+            if len(points) > 1:
+                half = len(points) // 2
+                await self._add(points[:half])
+                await self._add(points[half:])
+            elif points[0].name not in self._refused:
+                self._refused.add(points[0].name)
+                logger.warning("the store does not take a metric of the run (%s); its folder has it", error)
 
     async def beat(self) -> None:
         """Show the store that the run lives, if it has not been told for a while."""
@@ -316,7 +347,7 @@ class _Mirror:
             yield
         except (LeydenError, OSError) as error:
             if not self._reported_error:
-                logger.warning("the store does not take the metrics of the run (%s); its folder has them", error)
+                logger.warning("the store does not take the metrics of the run now (%s); its folder has them", error)
             self._reported_error = True
 
 

@@ -91,9 +91,13 @@ class FolderRecorder:
             aside.writelines(_line(row.flat()) for row in kept)
         self._metrics = _appending(self.directory / METRICS)
 
-    def failed_rollouts(self) -> set[str]:
-        """Return the rollouts whose failures are recorded."""
-        return {failure.rollout_id for failure in read_failures(self.directory / FAILURES)}
+    def note(self, text: str) -> None:
+        """Add a line to `run.log` alone."""
+        self._log.write(text)
+
+    def failures(self) -> list[Failure]:
+        """Return the failures that are recorded."""
+        return read_failures(self.directory / FAILURES)
 
     def add_failures(self, failures: Iterable[Failure]) -> None:
         """Append failures."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from leyden.errors import ConfigError
 from leyden.loop import Callback, LogWriter, Metrics, MetricsRow, Stage, TrainLoop
+from leyden.loop.metrics import clean_metrics
 
 __all__ = ["KeepsEarlierRows", "ReportedLoop"]
 
@@ -59,6 +60,9 @@ class ReportedLoop(TrainLoop):
         """Write a row. Raises InvalidMetrics for a value that is no metric."""
         if stage not in ("train", "val", "test"):
             raise ConfigError(f"stage is {stage!r}; possible: 'train', 'val', 'test'")
+        if iteration is not None and (type(iteration) is not int or iteration < 0):
+            raise ConfigError(f"iteration is {iteration!r}; it must be a whole number from 0 (1 after the first step)")
+        metrics = clean_metrics(metrics, source="Run.report")  # first: a refused row changes nothing
         with self._reporting:
             if iteration is None:
                 iteration = self.current_iter + (stage == "train")

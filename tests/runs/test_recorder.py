@@ -1,0 +1,114 @@
+"""A recorder with a store that is slow, fails, or refuses a metric: the store ends up with what the folder has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leyden as ly
+from leyden.algorithm import Run
+from leyden.errors import ConfigError, InvalidMetrics, StoreError
+from leyden.runs import open_run
+from leyden.store import SqliteLightningStore
+from leyden.types.run import MetricPoint
+
+
+@ly.rollout
+async def agent(task: int) -> float:
+    if task < 0:
+        raise ValueError("negative")
+    return float(task)
+
+
+class Troubled(SqliteLightningStore):
+    """A store whose first writes of metrics take a while or fail."""
+
+    def __init__(self, path: Path, *, seconds: float = 0.0, failures: int = 0) -> None:
+        super().__init__(path)
+        self.seconds, self.failures = seconds, failures
+
+    async def add_metrics(self, run_id: str, points: Sequence[MetricPoint]) -> None:
+        await asyncio.sleep(self.seconds)
+        if self.failures:
+            self.failures -= 1
+            raise StoreError("the server restarts")
+        await super().add_metrics(run_id, points)
+
+
+async def rewards_after(store: SqliteLightningStore, directory: Path, rows: Sequence[dict[str, Any]]) -> list[Any]:
+    """The rewards that the store has after a run that reported these rows."""
+
+    @ly.algo
+    async def search(*, run: Run) -> None:
+        for row in rows:
+            run.report(row)
+            await asyncio.sleep(0.02)
+
+    async with store:
+        summary = await ly.Trainer(algorithm=search, run_dir=directory, store=store, progress=False).afit(agent)
+        assert summary.run_id is not None
+        return [point.value for point in await store.query_metrics(summary.run_id, names=["reward"])]
+
+
+@pytest.mark.parametrize("trouble", [{"seconds": 0.1}, {"failures": 1}], ids=["slow", "failing"])
+async def test_a_store_that_is_slow_or_fails_for_a_while_gets_every_metric(
+    tmp_path: Path, trouble: dict[str, Any]
+) -> None:
+    store = Troubled(tmp_path / "store.sqlite", **trouble)
+    assert await rewards_after(store, tmp_path, [{"reward": float(n)} for n in range(3)]) == [0.0, 1.0, 2.0]
+
+
+async def test_a_metric_that_no_store_takes_costs_no_other_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"reward": 1.0}, {"reward": 2.0, "bad\nname": 1.0, "": 1.0}, {"reward": 3.0, "bad\nname": 1.0}]
+    assert await rewards_after(SqliteLightningStore(tmp_path / "store.sqlite"), tmp_path, rows) == [1.0, 2.0, 3.0]
+    warnings = [record.getMessage() for record in caplog.records if "does not take" in record.getMessage()]
+    assert len(warnings) == 2, warnings
+    assert any("'bad\\nname'" in warning for warning in warnings)
+    assert "bad\nname" in open_run(tmp_path).metrics()[1].metrics
+
+
+@pytest.mark.parametrize("iteration", [-3, 1.5, "2"])
+def test_an_iteration_that_is_no_count_is_refused_and_not_recorded(tmp_path: Path, iteration: Any) -> None:
+    @ly.algo
+    async def search(*, run: Run) -> None:
+        with pytest.raises(ConfigError, match="iteration is"):
+            run.report({"reward": 1.0}, iteration=iteration)
+        with pytest.raises(InvalidMetrics, match="more than a float can hold"):
+            run.report({"reward": 10**400})
+        run.report({"reward": 2.0})
+
+    ly.Trainer(algorithm=search, run_dir=tmp_path, progress=False).fit(agent)
+    assert [(row.iteration, row.metrics) for row in open_run(tmp_path).metrics()] == [(1, {"reward": 2.0})]
+
+
+class Busy(SqliteLightningStore):
+    """A store in which another rollout fails between two pages of failed rollouts."""
+
+    asked = 0
+
+    async def query_rollouts(self, **options: Any) -> Any:
+        if options.get("status_in") == ["failed"] and options.get("offset"):
+            self.asked += 1
+            rollout = await self.start_rollout(input=0, run_id=options.get("run_id"))
+            await self.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="failed")
+        return await super().query_rollouts(**options)
+
+
+async def test_a_failure_while_failures_are_read_doubles_none(tmp_path: Path) -> None:
+    @ly.algo
+    async def careless(*, run: Run, store: ly.LightningStore) -> None:
+        for _ in range(150):
+            rollout = await store.start_rollout(input=0)
+            await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="failed")
+
+    async with Busy(tmp_path / "store.sqlite") as store:
+        await ly.Trainer(algorithm=careless, run_dir=tmp_path, store=store, progress=False).afit(agent)
+        assert store.asked
+    recorded = [failure.rollout_id for failure in open_run(tmp_path).failures()]
+    assert len(recorded) == len(set(recorded)) == 150
