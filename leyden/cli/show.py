@@ -118,7 +118,8 @@ def _print_head(run: RecordedRun) -> None:
     typer.echo(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
     colour = COLOURS[run.state]
     state = typer.style(run.state, fg=colour)
-    typer.echo(f"state       {state}" + (f": {record.cause}" if record.cause else ""))
+    cause = record.cause or ("its process is gone" if run.state == "crashed" else "")
+    typer.echo(f"state       {state}" + (f": {cause}" if cause else ""))
     typer.echo(f"started     {age(record.start_time)}, took {duration(seconds_of(run))}")
     for name in ("algorithm", "model"):
         if data[name]:

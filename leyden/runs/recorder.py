@@ -111,6 +111,11 @@ class RunRecorder:
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 await self._mirror.end(self.manifest.record)
 
+    def note(self, text: str) -> None:
+        """Add a line to the run's log file, which the user does not see on the screen."""
+        if self._folder is not None:
+            self._folder.note(text)
+
     @property
     def rows(self) -> list[MetricsRow]:
         """The rows of the run so far, those of earlier processes included, in the order in which they were reported."""
@@ -172,6 +177,8 @@ class RunRecorder:
             self._rows.append(row)
             if self._folder is not None:
                 self._folder.add_row(row)
+        reward = row.metrics.get("reward")
+        self.note(f"iteration {row.iteration}: {row.stage} done" + ("" if reward is None else f", reward {reward}"))
         self._mirror.add(row)
 
     def follow(self, loop: TrainLoop) -> None:
@@ -228,7 +235,8 @@ class RunRecorder:
             self._failures_until = max((rollout.end_time or 0.0 for rollout in new), default=self._failures_until)
 
     def _is_new(self, rollout: Rollout) -> bool:
-        ours = rollout.run_id == self.manifest.record.run_id
+        shared = self._store.capabilities["zero_copy"]
+        ours = rollout.run_id == self.manifest.record.run_id or (rollout.run_id is None and not shared)
         return ours and rollout.rollout_id not in self._recorded
 
 

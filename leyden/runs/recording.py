@@ -91,6 +91,10 @@ class FolderRecorder:
             aside.writelines(_line(row.flat()) for row in kept)
         self._metrics = _appending(self.directory / METRICS)
 
+    def note(self, text: str) -> None:
+        """Add a line to `run.log` alone."""
+        self._log.write(text)
+
     def failed_rollouts(self) -> set[str]:
         """Return the rollouts whose failures are recorded."""
         return {failure.rollout_id for failure in read_failures(self.directory / FAILURES)}
