@@ -29,12 +29,16 @@ class _Above(io.TextIOBase):
     def __init__(self, stream: TextIO, console: Console) -> None:
         super().__init__()
         self.stream = stream
+        self.is_over = False
+        """The display is gone."""
         self._console = console
         self._lock = threading.Lock()
         self._unfinished: dict[int, str] = {}
         """The last line of each thread, until its end is written."""
 
     def write(self, text: str) -> int:
+        if self.is_over:
+            return self.stream.write(text)
         with self._lock:
             thread = threading.get_ident()
             lines, end, rest = (self._unfinished.pop(thread, "") + text).rpartition("\n")
@@ -46,6 +50,9 @@ class _Above(io.TextIOBase):
 
     def flush(self) -> None:
         """Show an unfinished line of this thread, such as a question, unless it is a bar that will be redrawn."""
+        if self.is_over:
+            self.stream.flush()
+            return
         with self._lock:
             thread = threading.get_ident()
             if "\r" not in self._unfinished.get(thread, "\r"):
@@ -57,6 +64,7 @@ class _Above(io.TextIOBase):
             for text in self._unfinished.values():
                 self._print(text)
             self._unfinished.clear()
+            self.is_over = True
 
     def _print(self, text: str) -> None:
         self._console.print(Text.from_ansi(text), soft_wrap=True)
@@ -89,7 +97,8 @@ def printing_above(console: Console) -> Generator[None]:
     with ExitStack() as stack:
         for name, stream in above.items():
             stack.callback(_give_back, name, stream)
-        originals = [stream.stream for stream in above.values()] + [sys.__stdout__, sys.__stderr__]
+        originals = [stream.stream for stream in above.values() if not isinstance(stream.stream, _Above)]
+        originals += [stream for stream in (sys.__stdout__, sys.__stderr__) if stream is not None]
         for handler in _log_handlers():
             _move(handler, originals, next(iter(above.values()), None), stack)
         yield
@@ -97,8 +106,14 @@ def printing_above(console: Console) -> Generator[None]:
 
 def _give_back(name: str, stand_in: _Above) -> None:
     stand_in.finish()
-    if getattr(sys, name) is stand_in:
-        setattr(sys, name, stand_in.stream)
+    setattr(sys, name, _still_there(getattr(sys, name)))
+
+
+def _still_there(stream: Any) -> Any:
+    """Return the stream, or the one behind it if its display is gone: displays of two runs may end in any order."""
+    while isinstance(stream, _Above) and stream.is_over:
+        stream = stream.stream
+    return stream
 
 
 def _move(handler: logging.Handler, originals: Sequence[Any], above: _Above | None, stack: ExitStack) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from leyden.runs.chart import sparkline
 from leyden.utils.figures import duration, figure, one_line, shortened
+from leyden.utils.text import storable
 
 if TYPE_CHECKING:
     from leyden.runs.figures import RewardFigures
@@ -127,7 +128,7 @@ def closing_summary(summary: RunSummary, width: int | None = None) -> str:
         if len(summary.reward.values) > 1:
             lines.append(f"  {sparkline(summary.reward.values, min(_CURVE_COLUMNS, width - 2))}")
     if summary.result is not None:
-        lines.append(shortened(f"result: {one_line(repr(summary.result))}", max(20, width)))
+        lines.append(shortened(f"result: {_result(summary)}", max(20, width)))
     if summary.stopped is not None:
         lines += textwrap.wrap(f"stopped: {summary.stopped}", max(20, width), subsequent_indent="  ")
     if summary.run_dir is not None:
@@ -149,7 +150,7 @@ def summary_html(summary: RunSummary) -> str:
     if summary.reward is not None:
         rows.append(("reward", _reward(summary.reward)))
     if summary.result is not None:
-        rows.append(("result", shortened(one_line(repr(summary.result)), 200)))
+        rows.append(("result", shortened(_result(summary), 200)))
     if summary.stopped is not None:
         rows.append(("stopped", summary.stopped))
     if summary.run_dir is not None:
@@ -179,6 +180,14 @@ def _failures(summary: RunSummary) -> list[str]:
         rest = sum(summary.failures.values()) - sum(count for _, count in shown)
         lines.append(f"{rest:,} x something else ({len(summary.failures) - len(shown):,} other reasons)")
     return lines
+
+
+def _result(summary: RunSummary) -> str:
+    """Return the result as its `repr` shows it. It is the user's object, whose `repr` may raise."""
+    try:
+        return one_line(storable(repr(summary.result)))
+    except Exception as error:  # noqa: BLE001 -- the user's own class, which may do anything
+        return f"a {type(summary.result).__name__}, whose __repr__ raised {type(error).__name__}"
 
 
 def _reward(reward: RewardFigures) -> str:

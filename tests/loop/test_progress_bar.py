@@ -1,6 +1,7 @@
 """The progress bar: live on a terminal, plain lines elsewhere, and never in the way of what others print."""
 
 import io
+import logging
 import os
 import pty
 import re
@@ -8,14 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from leyden.loop import ProgressBar, TrainLoop
 from leyden.loop.progress_bar import showing_setup
 from leyden.loop.progress_display import Line, ProgressDisplay, fitted
+from leyden.loop.terminal import printing_above
 
 ROOT = Path(__file__).parents[2]
 
@@ -284,3 +288,26 @@ def test_an_error_gives_the_terminal_back_and_its_traceback_is_readable() -> Non
     assert "RuntimeError: as asked" in shown
     assert any(line.startswith("iteration 2/3") for line in shown)
     assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("first_ends_first", [True, False])
+def test_displays_of_two_runs_may_end_in_any_order(monkeypatch: pytest.MonkeyPatch, first_ends_first: bool) -> None:
+    master, slave = pty.openpty()
+    with os.fdopen(master), os.fdopen(slave, "w") as stream:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(sys, "stdout", stream)
+        handler = logging.StreamHandler(stream)
+        monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+        displays = [ExitStack(), ExitStack()]
+        for display in displays:
+            display.enter_context(printing_above(Console(file=stream)))
+        held = sys.stderr  # as a user's logger would
+        for display in displays if first_ends_first else reversed(displays):
+            display.close()
+        assert sys.stderr is stream
+        assert sys.stdout is stream
+        assert handler.stream is stream
+        held.write("no line break")
+        held.flush()
+        assert os.read(master, 100).endswith(b"no line break")

@@ -108,3 +108,13 @@ def test_a_notebook_shows_the_summary_as_a_table_with_a_curve_and_nothing_of_it_
     assert "0.4258 -&gt; 0.98" in html
     assert html.count("<polyline") == 1 and html.count("<tr>") == html.count("</tr>") > 5
     assert "<svg" not in RunSummary(None)._repr_html_()
+
+
+def test_a_result_that_cannot_be_shown_does_not_spoil_the_summary() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise ZeroDivisionError
+
+    summary = RunSummary(None, result=Silent())
+    assert "result: a Silent, whose __repr__ raised ZeroDivisionError" in str(summary).splitlines()
+    assert "a Silent, whose" in summary._repr_html_()  # pyright: ignore[reportPrivateUsage]
