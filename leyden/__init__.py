@@ -227,10 +227,19 @@ def __getattr__(name: str) -> Any:
     try:
         home = _HOME_OF[name]
     except KeyError:
-        raise AttributeError(f"module 'leyden' has no attribute {name!r}") from None
+        raise AttributeError(f"module 'leyden' has no attribute {name!r}{_hint(name)}") from None
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
+
+
+def _hint(name: str) -> str:
+    if name.startswith("_"):
+        return ""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, __all__, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def __dir__() -> list[str]:

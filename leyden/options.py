@@ -114,7 +114,9 @@ def named_options(kind: type[T]) -> type[T]:
                 raise InvalidArgument(f"{type(self).__name__} has no option {name!r}; {nearest(name, _options(self))}")
         construct(self, *args, **options)
 
-    setattr(kind, "__init__", init)  # noqa: B010 -- type checkers refuse the plain assignment
+    wrapper: Any = init
+    wrapper.__code__ = wrapper.__code__.replace(co_name="__init__")  # the name that a traceback shows
+    setattr(kind, "__init__", wrapper)  # noqa: B010 -- type checkers refuse the plain assignment
     return kind
 
 

@@ -145,3 +145,45 @@ except ImportError as error:
 def test_a_name_whose_extra_is_not_installed_says_which_extra() -> None:
     said = subprocess.run([sys.executable, "-c", WITHOUT_NUMPY], capture_output=True, text=True, check=True).stdout
     assert re.match(r"leyden.rl.PPO needs \w+, which is not installed; install the extra 'rl'", said)
+
+
+def backend() -> ly.EmbeddedBackend:
+    return ly.EmbeddedBackend("model")
+
+
+WRONG: list[tuple[Callable[[], object], str]] = [
+    (lambda: ly.PolicyGradient(backend(), n_steps="5"), "n_steps is '5'; it must be a whole number"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.PolicyGradient(backend(), rollouts_per_task="4"), "rollouts_per_task is '4'"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.PolicyGradient(backend(), temperature="1"), "temperature is '1'"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.PolicyGradient(backend(), scale_advantages="no"), "scale_advantages is 'no'; possible: True, False"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.PolicyGradient(backend(), optim=1e-4), r"optim is 0.0001; give OptimParams(...)"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.PolicyGradient(backend(), loss="ppo"), "loss is 'ppo'; give PolicyLoss(...)"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.PolicyGradient(backend(), agent_match=3), "agent_match is 3, which is no regular expression"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.OptimParams(learning_rate="1e-4"), "learning_rate is '1e-4'; it must be a number, at least 0"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.OptimParams(learning_rate=-1), "learning_rate is -1"),
+    (lambda: ly.Baseline(n_epochs="2"), "n_epochs is '2'"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.IsolatedBackend("model", dtype="bf16"), "dtype='bf16' is not a floating-point type of torch"),
+    (lambda: ly.IsolatedBackend("model", device="gpu"), "device is 'gpu'; possible: 'cpu', 'cuda'"),
+    (lambda: ly.IsolatedBackend("model", max_length="9"), "max_length is '9'"),
+    (lambda: fit("tasks.jsonl"), "train_dataset is a str; give a list of tasks, for example the lines of the file"),
+    (lambda: fit({"a": 1}), "train_dataset is a dict; give a list of tasks"),
+]  # fmt: skip
+
+
+def fit(data: Any) -> object:
+    @ly.rollout
+    async def agent(task: str) -> float:
+        return 1.0
+
+    return ly.Trainer(algorithm="baseline", store="memory").fit(agent, data)
+
+
+@pytest.mark.parametrize(("construct", "told"), WRONG)
+def test_a_value_of_the_wrong_kind_is_refused_where_it_is_given(construct: Callable[[], object], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        construct()
+
+
+def test_a_mistyped_name_of_the_package_is_answered_with_the_nearest() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'PolicyGradiant'; did you mean 'PolicyGradient'"):
+        getattr(ly, "PolicyGradiant")  # noqa: B009 -- type checkers refuse the attribute

@@ -1,10 +1,13 @@
 """CrewAI's first crew: one agent with a tool, one task: https://docs.crewai.com/quickstart."""
 
+import logging
+
 from crewai import LLM, Agent, Crew, Task
 from crewai.tools import tool
 
 import leyden as ly
 
+logging.getLogger("crewai.llms.base_llm").setLevel(logging.ERROR)  # it warns thrice a call of an estimated token count
 MODEL = "gpt-4.1-mini"
 llm = LLM(model=f"openai/{MODEL}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,7 +13,16 @@ from typing import Any, Literal
 from leyden.algorithm.base import Algorithm, Dataset, Run
 from leyden.errors import ConfigError
 from leyden.loop import Metrics, Stage
-from leyden.types import EnqueueRolloutRequest, NamedResources, Rollout, RolloutMode, Span, find_final_reward
+from leyden.options import check_number
+from leyden.types import (
+    EnqueueRolloutRequest,
+    NamedResources,
+    Rollout,
+    RolloutMode,
+    Span,
+    failure_reason,
+    find_final_reward,
+)
 from leyden.utils import ids
 from leyden.utils.text import as_json
 
@@ -29,6 +39,8 @@ _LET_GO = 100
 
 _STAGES: tuple[Stage, ...] = ("val", "train")
 """In the order in which an epoch reports them: a train row ends the iteration."""
+_EARLY = 16
+"""If all of the first so many rollouts fail, a warning says so at once; the summary of the run would come too late."""
 SpanVerbosity = Literal["none", "keys", "key_values"]
 
 
@@ -39,10 +51,14 @@ class _Counts:
     rollouts: int = 0
     failed: int = 0
     rewards: list[float] = field(default_factory=list[float])
+    reasons: Counter[str] = field(default_factory=Counter[str])
+    """Why rollouts failed."""
 
     def add(self, rollout: Rollout, reward: float | None) -> None:
         self.rollouts += 1
-        self.failed += rollout.status != "succeeded"
+        if rollout.status != "succeeded":
+            self.failed += 1
+            self.reasons[failure_reason(rollout)] += 1
         if reward is not None:
             self.rewards.append(reward)
 
@@ -54,9 +70,24 @@ class _Counts:
 def _log_progress(epoch: int, finished: int, total: int, counts: dict[str, _Counts]) -> None:
     rewards = [reward for each in counts.values() for reward in each.rewards]
     mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none yet"
+    mean += f" of {len(rewards)}" if 0 < len(rewards) < finished else ""
     failed = sum(each.failed for each in counts.values())
     failures = f", {failed} of them failed" if failed else ""
     logger.info("epoch %d: %d of %d rollouts finished%s, mean reward %s", epoch + 1, finished, total, failures, mean)
+
+
+def _warn_of_failures(finished: int, total: int, counts: dict[str, _Counts]) -> None:
+    """Warn if every rollout so far has failed."""
+    reasons = sum((each.reasons for each in counts.values()), Counter[str]())
+    if reasons.total() == finished:
+        shown = "; ".join(f"{count} x {reason:.300}" for reason, count in reasons.most_common(3))
+        logger.warning(
+            "all of the first %d rollouts failed, %d are left: %s. Usual causes: an error in the agent, a "
+            "server or key that is missing, a time limit that is too short",
+            finished,
+            total - finished,
+            shown,
+        )
 
 
 class FastAlgorithm(Algorithm):
@@ -91,16 +122,10 @@ class Baseline(FastAlgorithm):
         max_queue_length: int | None = None,
         span_verbosity: SpanVerbosity = "keys",
     ) -> None:
-        if n_epochs < 1:
-            raise ConfigError(f"n_epochs is {n_epochs}; it must be at least 1")
-        if not 0.0 <= train_split <= 1.0:
-            raise ConfigError(f"train_split is {train_split}; it must be between 0 and 1")
-        if polling_interval <= 0:
-            raise ConfigError(f"polling_interval is {polling_interval}; it must be above 0 seconds")
-        if max_queue_length is not None and max_queue_length < 1:
-            raise ConfigError(
-                f"max_queue_length is {max_queue_length}; it must be at least 1, or None to follow the runners"
-            )
+        check_number("n_epochs", n_epochs, at_least=1, whole=True)
+        check_number("train_split", train_split, at_least=0, at_most=1)
+        check_number("polling_interval", polling_interval, above=0)
+        check_number("max_queue_length", max_queue_length, at_least=1, whole=True, or_none="following the runners")
         if span_verbosity not in ("none", "keys", "key_values"):
             raise ConfigError(f"span_verbosity is {span_verbosity!r}; possible: 'none', 'keys', 'key_values'")
         self.n_epochs, self.train_split = n_epochs, train_split
@@ -159,6 +184,8 @@ class Baseline(FastAlgorithm):
             done = await store.wait_for_any_rollout(rollout_ids=list(waiting), timeout=self.polling_interval)
             waiting.difference_update(rollout.rollout_id for rollout in done)
             await self._report(done, counts)
+            if finished < _EARLY <= finished + len(done) < total:
+                _warn_of_failures(finished + len(done), total, counts)
             finished += len(done)
             run.progress(finished, total)
             reported += len(done)

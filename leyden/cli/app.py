@@ -37,13 +37,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo)
-app.command()(runs)
-app.command()(show)
-app.command()(plot)
-app.command("eval")(evaluate)
-app.command()(gateway)
-app.command()(workers)
+app.command(short_help="Train an agent on this machine, in a few minutes.")(demo)
+app.command(short_help="List runs, with their rewards.")(runs)
+app.command(short_help="Show a run, what failed in it, or one rollout.")(show)
+app.command(short_help="Draw the curves of runs.")(plot)
+app.command("eval", short_help="Measure an agent, before and after training.")(evaluate)
+app.command(short_help="Pass model calls on, and record them.")(gateway)
+app.command(short_help="Show the workers of a store.")(workers)
 store_commands = typer.Typer(rich_markup_mode=None)
 store_commands.callback(invoke_without_command=True)(store)
 store_commands.command()(export)
@@ -118,6 +118,8 @@ def _sentence(error: Any) -> str:
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
         known = [name for param in error.ctx.command.params for name in param.opts] if error.ctx else []
+        if error.ctx and any(option in param.opts for param in error.ctx.find_root().command.params):
+            return f"the option {option!r} stands before the command: leyden {option} ... {error.ctx.info_name}"
         nearest = difflib.get_close_matches(option, known, n=1)
         possible = f"did you mean {nearest[0]!r}?" if nearest else f"possible: {', '.join(sorted(known))}"
         return f"there is no option {option!r}; {possible}"

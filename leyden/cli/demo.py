@@ -72,7 +72,6 @@ def demo(
     )
     directory = resume or run_dir or Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-demo-{secrets.token_hex(2)}"
     _line(console, "run", str(directory))
-    _line(console, "starting", "the model, the gateway and the store")
     _train_and_show(console, directory, resume=resume is not None, chosen=chosen, json_file=json_file)
 
 
@@ -96,6 +95,7 @@ def _train_and_show(
         start_run,
     )
     from leyden.runs.chart import sparkline
+    from leyden.runs.display import commands
     from leyden.utils.figures import duration
 
     if not resume:
@@ -132,6 +132,7 @@ def _train_and_show(
     )
     _line(console, "curve", str(draw_curve(directory)))
     _line(console, "run", str(summary.run_dir))
+    _line(console, "look", commands(directory)[0])
     _line(console, "play", python_line(directory))
 
 

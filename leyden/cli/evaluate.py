@@ -100,7 +100,7 @@ def evaluate(
     try:
         result: EvaluationResult = trainer.fit(loaded, val_dataset=data).result
     except RunInterrupted:
-        typer.echo(f"\nstopped; the rollouts that ended are in {directory}: leyden show {directory}", err=True)
+        typer.echo(f"\nstopped; the rollouts that ended are kept: leyden show {directory}", err=True)
         raise typer.Exit(130) from None
     if output is not None:
         _write_rollouts(result, output)

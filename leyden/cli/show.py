@@ -82,7 +82,9 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
         async with run.open_store() as store:
             counts, failures = await count_by_status(run, store), await failures_of(run, store)
     except LeydenError as error:  # the folder tells the rest
-        trouble, failures = str(error), await failures_of(run, None)
+        failures = await failures_of(run, None)
+        if run.record.config.get("store"):  # a run of a simulator has none
+            trouble = str(error)
     groups = group_failures(failures)
     if as_json:
         reasons = [
@@ -118,7 +120,8 @@ def _print_head(run: RecordedRun) -> None:
     _say(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
     colour = COLOURS[run.state]
     state = typer.style(run.state, fg=colour)
-    typer.echo(f"state       {state}" + (harmless(f": {record.cause}") if record.cause else ""))
+    cause = record.cause or ("its process is gone" if run.state == "crashed" else "")
+    typer.echo(f"state       {state}" + (harmless(f": {cause}") if cause else ""))
     _say(f"started     {age(record.start_time)}, took {duration(seconds_of(run))}")
     for name in ("algorithm", "model"):
         if data[name]:

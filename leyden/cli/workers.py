@@ -40,8 +40,7 @@ def workers(
     import asyncio
     import json
 
-    from rich.console import Console
-
+    from leyden.cli.run_views import terminal
     from leyden.monitor import health_of
 
     now = time.time()
@@ -50,7 +49,7 @@ def workers(
         rows = [{**worker.model_dump(mode="json"), "health": health_of(worker, now)} for worker in found]
         typer.echo(json.dumps(rows, indent=2))
     elif found:
-        Console(highlight=False).print(_table(found, now))
+        terminal().print(_table(found, now))
     else:
         typer.echo("no worker reported within the last day")
 

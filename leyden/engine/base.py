@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from leyden.errors import ConfigError
-from leyden.options import NamedOptions, named_options
+from leyden.options import NamedOptions, check_number, named_options
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.arguments import KeepsArguments
 
@@ -93,6 +93,11 @@ class OptimParams:
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("learning_rate", self.learning_rate, at_least=0)
+        check_number("weight_decay", self.weight_decay, at_least=0)
+        check_number("max_grad_norm", self.max_grad_norm, above=0)
 
 
 @dataclass(frozen=True, slots=True)

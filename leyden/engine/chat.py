@@ -30,7 +30,7 @@ _REMEMBERED_LENGTH = 8192
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the policy continues."""
+    """The beginning of a text, which the policy continues."""
 
     token_ids: list[int]
     """Shape (P,); do not change it."""
@@ -101,10 +101,10 @@ class Chat:
 
         return Reply(StreamedText(self._text, request.stops, kept), Reader(parser, request.schemas), new_id)
 
-    def ended(self, prompt: Prompt, response_ids: Sequence[int], reply: Reply) -> None:
-        """Remember a response that called tools."""
-        if reply.calls:
-            end = self._ends.get(response_ids[-1], "")
+    def ended(self, request: CompletionRequest, prompt: Prompt, response_ids: Sequence[int], reply: Reply) -> None:
+        """Remember a response that called tools, unless a stop string cut off some of its text."""
+        end = self._ends.get(response_ids[-1], "")
+        if reply.calls and (end or not request.stops):
             answer = (reply.content, reply.calls)
             self._turns.add(reply.call_ids, prompt.text, prompt.token_ids, response_ids, answer, end)
 
@@ -118,7 +118,7 @@ class Chat:
         return bool(parse(self._text.decode(ids, self._kept), parser, schemas)[1])
 
     def _continued(self, text: str, calls_of_turns: list[tuple[str, ...]], schemas: Schemas) -> Prompt:
-        """The prompt whose beginning has the ids that were sampled, where that can be proven."""
+        """Return the prompt, its beginning with the ids that were sampled if they are proven to be its text."""
         parser = self.parser
         known = None
         if parser is not None:
@@ -154,7 +154,7 @@ class Chat:
 
     @cached_property
     def _probed_turn(self) -> str:
-        """What the template writes for a turn that calls a tool; empty if it drops the call or the tool's answer."""
+        """The template's text of a turn that calls a tool; empty if it drops the call or the tool's answer."""
         begun = self._attempt([_QUESTION], add_generation_prompt=True)
         whole = self._attempt([_QUESTION, _PROBE_CALL, _PROBE_RESULT], add_generation_prompt=True)
         start = len(begun) if whole.startswith(begun) else whole.find(_QUESTION["content"]) + len(_QUESTION["content"])
@@ -164,7 +164,7 @@ class Chat:
         return turn[: min((at for end in self._ends.values() if (at := turn.find(end)) >= 0), default=len(turn))]
 
     def _attempt(self, messages: list[Json], **options: Any) -> str:
-        """What the template writes; empty if it refuses."""
+        """Return the template's text; empty if the template refuses the messages."""
         try:
             return self._render(messages, [_PROBE_TOOL], **options)
         except Exception:  # noqa: BLE001 -- a template raises whatever it likes about messages that it does not take

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from leyden.engine.base import (
 )
 from leyden.engine.tools import PARSERS
 from leyden.errors import ConfigError, EngineError
-from leyden.options import check_token
+from leyden.options import check_flag, check_number, check_token
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.extras import install_extra
 from leyden.utils.listening import is_loopback, listen, netloc
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["EmbeddedBackend"]
 
 T = TypeVar("T")
+
+
+_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 class EmbeddedBackend(PolicyBackend):
@@ -90,14 +94,18 @@ class EmbeddedBackend(PolicyBackend):
         control_key: also serve training, to whoever has this key (how `IsolatedBackend` drives its child).
         """
         check_token("api_key", api_key, host=host)
-        for name, value in (
-            ("max_batch_rows", max_batch_rows),
-            ("max_tokens_per_microbatch", max_tokens_per_microbatch),
-        ):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
-        if max_length is not None and max_length < 2:
-            raise ConfigError(f"max_length is {max_length}; it must be at least 2: a prompt token and a response token")
+        check_number("max_batch_rows", max_batch_rows, at_least=1, whole=True)
+        check_number("max_tokens_per_microbatch", max_tokens_per_microbatch, at_least=1, whole=True)
+        check_number("max_length", max_length, at_least=2, whole=True, or_none="the model's context")
+        check_number("seed", seed, whole=True)
+        check_number("threads", threads, at_least=1, whole=True, or_none="torch's default")
+        check_flag("deterministic", deterministic)
+        if dtype is not None and dtype not in _DTYPES:
+            raise ConfigError(f"dtype={dtype!r} is not a floating-point type of torch; use 'float32' or 'bfloat16'")
+        if device is not None and re.fullmatch(r"(cpu|cuda|mps|xpu|meta)(:\d+)?", device) is None:
+            raise ConfigError(
+                f"device is {device!r}; possible: 'cpu', 'cuda', 'cuda:1', or None for CUDA where there is one"
+            )
         if tool_parser is not None and tool_parser not in PARSERS:
             close = get_close_matches(tool_parser, PARSERS, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""

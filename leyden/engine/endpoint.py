@@ -41,7 +41,7 @@ Handler = Callable[[bytes], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """What the endpoint serves."""
+    """The model that the endpoint serves, and the keys that it asks for."""
 
     model_name: str
     max_length: int
@@ -52,7 +52,7 @@ class EndpointOptions:
     tool_parser: str | None = None
     """The name of a parser of tool calls; None takes the one that reads what the chat template writes."""
     control_key: str | None = None
-    """What the extra routes demand."""
+    """The key for the extra routes."""
 
 
 class Endpoint:
@@ -148,7 +148,7 @@ class Endpoint:
     ) -> None:
         if not await call.finished():
             return
-        choices = [choice for stream in streams if (choice := self._take(stream, prompt)) is not None]
+        choices = [choice for stream in streams if (choice := self._take(request, stream, prompt)) is not None]
         await _answer(send, 200, response(request, _response_id(request), prompt.token_ids, choices, self._piece))
 
     async def _stream(
@@ -166,7 +166,7 @@ class Endpoint:
                     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                     started = True
                 for stream in streams:
-                    choice = self._take(stream, prompt)
+                    choice = self._take(request, stream, prompt)
                     if choice is not None:
                         data = chunk(request, response_id, choice, self._piece, prompt_ids=first)
                         first = None
@@ -181,11 +181,11 @@ class Endpoint:
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    def _take(self, stream: _Stream, prompt: Prompt) -> Choice | None:
-        """What is new in a stream; its end is remembered before the client can know of it."""
+    def _take(self, request: CompletionRequest, stream: _Stream, prompt: Prompt) -> Choice | None:
+        """Return the new part of a stream. The end is remembered before the client can continue the conversation."""
         choice = stream.take()
         if stream.ended and choice is not None and self._chat is not None and stream.reply is not None:
-            self._chat.ended(prompt, stream.generation.token_ids, stream.reply)
+            self._chat.ended(request, prompt, stream.generation.token_ids, stream.reply)
         return choice
 
     def _reply(self, request: CompletionRequest, prompt: Prompt, index: int) -> Reply | None:
@@ -258,7 +258,7 @@ class Endpoint:
         ]
 
     def _ends_text(self, request: CompletionRequest) -> Callable[[Sequence[int]], bool] | None:
-        """What ends a response besides its tokens: a stop string, and the first tool call if one is all that is wanted."""
+        """Return the check that ends a response besides its tokens: stop strings, and the first of no parallel calls."""
         stops, text, chat = request.stops, self._text, self._chat
         if text is None or chat is None:
             return None

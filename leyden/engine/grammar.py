@@ -25,7 +25,7 @@ _REMEMBERED = 64
 _ONE_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as chat templates write it. A weak policy that may choose its white space can write it without end."""
 _VALUES = ("const", "default", "enum", "examples")
-"""What holds values in a JSON schema, and no schemas."""
+"""Keywords of a JSON schema that hold values, and no schemas."""
 
 
 class Constraint:
@@ -50,7 +50,7 @@ class Constraint:
 
 
 class Grammars:
-    """The grammars of one tokenizer. Its methods may be called from several threads."""
+    """The grammars of one tokenizer. `constraints` may be called from several threads."""
 
     def __init__(self, tokenizer: Any, *, n_vocabulary: int, eos_ids: frozenset[int]) -> None:
         # A tokenizer may have tokens that the model has no weights for; those are never sampled.
@@ -103,7 +103,7 @@ class Grammars:
         return rules
 
     def _literal(self, text: str) -> str:
-        """A text in a grammar: as a token if the tokenizer has one for it, which text would not match."""
+        """Write a text in a grammar: as a token if the tokenizer has one for it, because text does not match a token."""
         number = self._special.get(text)
         return json.dumps(text) if number is None else f"<[{number}]>"
 
@@ -136,7 +136,7 @@ def _rule(schema: Json) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """A schema whose objects have no properties but those that it names, unless it says what others may be.
+    """Return the schema with objects that have no properties but the named ones, unless it describes others.
 
     JSON Schema allows any others. A weak policy would invent them without end.
     """

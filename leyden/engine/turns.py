@@ -84,7 +84,7 @@ class Turns:
         return None
 
     def _end_of(self, turn: Turn, call_ids: tuple[str, ...], text: str, read: Read) -> int | None:
-        """Where the turn ends in the template's text; None unless that text is proven to say what was sampled.
+        """Return the place in the template's text at which the turn ends; None unless the text says what was sampled.
 
         A template that shows the ids of calls says more than the model did, which did not know them.
         """
@@ -107,6 +107,6 @@ def _digest(text: str) -> bytes:
 
 
 def _meaning(content: str, calls: Sequence[Call]) -> str:
-    """What a response says, in a form that two ways of writing it share."""
+    """Return the content and the calls in a form that two ways of writing them share."""
     described = [[call.name, call.arguments] for call in calls]
     return json.dumps([" ".join(content.split()), described], sort_keys=True)

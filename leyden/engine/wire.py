@@ -36,7 +36,7 @@ class CompletionRequest:
     """The names of the tools that may be called; one if the request named it."""
     parallel_tool_calls: bool
     json_schema: Json | None
-    """What the content must be; None if it is free."""
+    """The schema that the content must follow; None if the content is free."""
     prompt: str | list[int]
     """Empty for a chat completion."""
     max_tokens: int | None

@@ -36,6 +36,7 @@ from leyden.types import (
     find_final_reward,
 )
 from leyden.utils.exhaustion import warn_if_exhausted
+from leyden.utils.frames import users_part
 from leyden.utils.listening import beside
 from leyden.utils.logs import Preview
 from leyden.utils.text import describe_error
@@ -148,7 +149,8 @@ class AttemptRunner:
             return _failed("missing_resource", error)
         except Exception as error:
             if self.runner.debugger is not None:
-                logger.error("agent %r raised on rollout %s", self.agent_name, rollout.rollout_id, exc_info=error)
+                shown = (type(error), error, users_part(error.__traceback__) or error.__traceback__)
+                logger.error("agent %r raised on rollout %s", self.agent_name, rollout.rollout_id, exc_info=shown)
             warn_if_exhausted(logger, f"rollout {rollout.rollout_id}", error)
             emit_exception(error)
             return _failed("exception", error)

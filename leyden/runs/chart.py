@@ -271,7 +271,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _block(value: float, low: float, high: float) -> str:
-    if low == high:
+    if math.isclose(low, high, rel_tol=1e-9):  # means of equal rewards differ by rounding
         return _BLOCKS[3]
     share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halved, because the range itself may be infinite
     return _BLOCKS[min(len(_BLOCKS) - 1, max(0, round(share * (len(_BLOCKS) - 1))))]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from leyden.runs.run import Run
     from leyden.runs.summary import RunSummary
 
-__all__ = ["closing_summary", "first_line", "summary_html"]
+__all__ = ["closing_summary", "commands", "first_line", "summary_html"]
 
 _CURVE_COLUMNS = 40
 _SHOWN_REASONS = 5
@@ -134,7 +134,7 @@ def closing_summary(summary: RunSummary, width: int | None = None) -> str:
     if summary.run_dir is not None:
         lines += [f"{name}: {place}" for name, place in _places(summary.run_dir).items()]
         if summary.seconds:
-            show, plot = _commands(summary)
+            show, plot = commands(summary.run_dir)
             together = f"look: {show}, {plot}"
             lines += [together] if len(together) <= width else [f"look: {show}", f"      {plot}"]
     return "\n".join(lines)
@@ -156,7 +156,7 @@ def summary_html(summary: RunSummary) -> str:
     if summary.run_dir is not None:
         rows += _places(summary.run_dir).items()
     if summary.run_dir is not None and summary.seconds:
-        rows.append(("look", ", ".join(_commands(summary))))
+        rows.append(("look", ", ".join(commands(summary.run_dir))))
     cells = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(text)}</td></tr>'
         for name, text in rows
@@ -204,8 +204,8 @@ def _places(directory: Path) -> dict[str, str]:
     return {"run": str(directory), **({"model": str(model)} if model.is_dir() else {})}
 
 
-def _commands(summary: RunSummary) -> tuple[str, str]:
-    directory = cast(Path, summary.run_dir)
+def commands(directory: Path) -> tuple[str, str]:
+    """Return the commands that show the run in this folder, and its curve."""
     name = directory.name if directory.parent in (_RUNS, _RUNS.resolve()) else str(directory)
     return f"leyden show {shlex.quote(name)}", f"leyden plot {shlex.quote(name)}"
 

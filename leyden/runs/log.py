@@ -38,6 +38,11 @@ class RunLog:
         logging.getLogger(_ROOT).addHandler(handler)
         self._handler = handler
 
+    def write(self, text: str) -> None:
+        """Add a record to the file alone; other handlers do not get it."""
+        if self._handler is not None:
+            self._handler.emit(logging.LogRecord(__name__, logging.INFO, __file__, 0, "%s", (text,), None))
+
     def close(self) -> None:
         """Restore the logger and close the file. Safe to repeat."""
         handler, self._handler = self._handler, None

@@ -113,6 +113,11 @@ class RunRecorder:
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 await self._mirror.end(self.manifest.record)
 
+    def note(self, text: str) -> None:
+        """Add a line to the run's log file, which the user does not see on the screen."""
+        if self._folder is not None:
+            self._folder.note(text)
+
     @property
     def rows(self) -> list[MetricsRow]:
         """The rows of the run so far, those of earlier processes included, in the order in which they were reported."""
@@ -174,6 +179,8 @@ class RunRecorder:
             self._rows.append(row)
             if self._folder is not None:
                 self._folder.add_row(row)
+        reward = row.metrics.get("reward")
+        self.note(f"iteration {row.iteration}: {row.stage} done" + ("" if reward is None else f", reward {reward}"))
         self._mirror.add(row)
 
     def follow(self, loop: TrainLoop) -> None:
@@ -212,11 +219,13 @@ class RunRecorder:
             self._looked_at = time.monotonic()
             if self._folder is None:
                 return
+            run_id = self.manifest.record.run_id
+            is_shared = self._store.capabilities["zero_copy"]
             found: list[Rollout] = []
             while True:  # a failure meanwhile moves the pages, so that one rollout may be on two
                 page = await self._store.query_rollouts(
                     status_in=["failed"],
-                    run_id=self.manifest.record.run_id,
+                    run_id=run_id if is_shared else None,  # in a store of its own, a rollout without a run is the run's
                     sort_by="end_time",
                     sort_order="desc",
                     limit=_FAILURES_AT_A_TIME,
@@ -226,7 +235,11 @@ class RunRecorder:
                 if len(page) < _FAILURES_AT_A_TIME or (page[-1].end_time or 0.0) < self._failures_until:
                     break
             by_id = {rollout.rollout_id: rollout for rollout in reversed(found)}
-            new = [rollout for rollout_id, rollout in by_id.items() if rollout_id not in self._recorded]
+            new = [
+                rollout
+                for rollout_id, rollout in by_id.items()
+                if rollout_id not in self._recorded and rollout.run_id in (run_id, None)
+            ]
             self._folder.add_failures(map(failure_of, new))
             self._recorded.update(rollout.rollout_id for rollout in new)
             self._failures_until = max((rollout.end_time or 0.0 for rollout in new), default=self._failures_until)

@@ -91,6 +91,10 @@ class FolderRecorder:
             aside.writelines(_line(row.flat()) for row in kept)
         self._metrics = _appending(self.directory / METRICS)
 
+    def note(self, text: str) -> None:
+        """Add a line to `run.log` alone."""
+        self._log.write(text)
+
     def failures(self) -> list[Failure]:
         """Return the failures that are recorded."""
         return read_failures(self.directory / FAILURES)

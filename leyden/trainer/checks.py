@@ -74,7 +74,11 @@ def require_followed(strategy: ExecutionStrategy, **options: Any) -> None:
 
 
 def check_dataset(name: str, dataset: object) -> None:
-    """Refuse what has no length or no items by index (a generator)."""
+    """Refuse what has no length or no items by index (a generator), and text and dicts, which are seldom meant."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, str | bytes | Mapping):
+        lines = f", for example the lines of the file: [json.loads(line) for line in open({dataset!r:.200})]"
+        raise ConfigError(f"{name} is a {kind}; give a list of tasks{lines if isinstance(dataset, str) else ''}")
     if dataset is not None and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ConfigError(
             f"{name} is a {type(dataset).__name__}; give a list, or anything else with a length and items by index"

@@ -72,7 +72,7 @@ from leyden.types.run import current_run_id
 from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.latch import Latch
 from leyden.utils.listening import is_loopback
-from leyden.utils.logs import notice, setup_logging_if_asked
+from leyden.utils.logs import log_for_files, notice, setup_logging_if_asked
 from leyden.utils.text import describe_error
 
 __all__ = ["Trainer"]
@@ -294,7 +294,7 @@ class Trainer(NamedOptions):
     def _what_learns(self, dev: bool) -> Algorithm | None:
         if not dev:
             return self.algorithm
-        algorithm = self.algorithm or Baseline()
+        algorithm = self.algorithm or Baseline(train_split=1.0)  # nothing is trained, so no task is held back
         if not isinstance(algorithm, FastAlgorithm):
             raise InvalidArgument(
                 f"dev() needs a FastAlgorithm (Baseline is one), not {type(algorithm).__name__}; use fit() to train, without dev=True"
@@ -392,7 +392,7 @@ class Trainer(NamedOptions):
         return _Begun(Run(manifest.record.run_id), store, manifest)
 
     def _build_store(self) -> LightningStore:
-        if isinstance(self._store_spec, str) and "://" in self._store_spec:
+        if isinstance(self._store_spec, str) and "/" in self._store_spec:  # an address or a path
             return open_store(self._store_spec)
         return build_component(
             self._store_spec,
@@ -434,14 +434,18 @@ class Trainer(NamedOptions):
                     summary = await self._work(agent, algorithm, run, store, train_dataset, val_dataset)
                 except asyncio.CancelledError:
                     nothing_started = begun.new_folder and await _nothing_started(recorder, store)
+                    if not nothing_started:
+                        logger.info(_how_to_resume(run.directory))
                     await recorder.close("stopped", "interrupted")
                     raise
                 except Exception as error:
+                    log_for_files(logger, "run %s has failed", run.run_id, error=error)
                     nothing_started = begun.new_folder and await _nothing_started(recorder, store)
                     if run.directory is not None and not nothing_started:
                         error.add_note(_how_to_resume(run.directory))
                     await recorder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
                     raise
+                recorder.note(f"done\n{summary}")
                 await recorder.close("succeeded" if summary.stopped is None else "stopped", summary.stopped)
         finally:
             if nothing_started and run.directory is not None:

@@ -21,6 +21,7 @@ __all__ = [
     "Preview",
     "configure_logger",
     "line_formatter",
+    "log_for_files",
     "notice",
     "setup_child_logging",
     "setup_logging",
@@ -38,6 +39,8 @@ _POSSIBLE = ", ".join(_LEVELS)
 _LEVEL_VARIABLE = "LEYDEN_LOG"
 _HANDLER_NAME = "leyden-stderr"
 _INDENT = "    "
+_FOR_FILES = "leyden_for_files"
+"""An attribute of records that standard error does not show."""
 
 _PREVIEW_CHARACTERS = 200
 
@@ -90,6 +93,7 @@ def setup_logging(level: int | str = "INFO") -> None:
     if not any(handler.name == _HANDLER_NAME for handler in logger.handlers):
         handler = _rich_handler() if sys.stderr is not None and sys.stderr.isatty() else _LineHandler()
         handler.name = _HANDLER_NAME
+        handler.addFilter(lambda record: not hasattr(record, _FOR_FILES))
         logger.addHandler(handler)
         logger.propagate = False
     if variable and from_variable is None:
@@ -119,6 +123,14 @@ def configure_logger(level: int | str = logging.INFO, name: str = "leyden") -> l
     if name != "leyden":
         logger.setLevel(_checked(level))
     return logger
+
+
+def log_for_files(logger: logging.Logger, message: str, *args: object, error: BaseException) -> None:
+    """Log an error at INFO with its traceback, for handlers other than the one of `setup_logging`.
+
+    A run's log file keeps the whole traceback, where the terminal shows the end of it.
+    """
+    logger.info(message, *args, exc_info=error, extra={_FOR_FILES: True})
 
 
 def notice(logger: logging.Logger, message: str, *args: object) -> None:

@@ -90,6 +90,24 @@ async def test_bad_rollouts_are_counted_and_the_others_go_on() -> None:
     assert (summary.rollouts["succeeded"], summary.failures) == (2, {"ValueError: not 2": 1})
 
 
+@pytest.mark.parametrize(("n_bad", "n_warnings"), [(40, 1), (39, 0)])
+async def test_a_run_in_which_everything_fails_says_so_before_its_end(
+    n_bad: int, n_warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    @ly.rollout
+    async def picky(task: int) -> float:
+        if task < n_bad:
+            raise ValueError("no such tool")
+        return 1.0
+
+    await modes(ly.Baseline(max_queue_length=1), list(reversed(range(40))), agent=picky)
+    warnings = [record.message for record in caplog.records if "rollouts failed" in record.message]
+    assert [
+        message.startswith("all of the first 16 rollouts failed, 24 are left: 16 x ValueError: no such tool.")
+        for message in warnings
+    ] == [True] * n_warnings
+
+
 @pytest.mark.parametrize(
     ("verbosity", "shown", "hidden"),
     [

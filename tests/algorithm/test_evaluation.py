@@ -77,7 +77,7 @@ def test_every_task_runs_as_often_as_wanted_and_failures_are_counted() -> None:
 
 
 def test_more_tasks_than_the_queue_holds_are_measured() -> None:
-    rewards = [number / 300 for number in range(300)]
+    rewards = [number / 150 for number in range(150)]
     result = measured(rewards)
     assert [each.reward for each in result.rollouts] == rewards
     assert result.reward is not None

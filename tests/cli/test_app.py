@@ -99,6 +99,11 @@ def test_the_shell_completes_commands(tmp_path: Path) -> None:
             "leyden: there is no option '--modle'; did you mean '--model'?",
             "Try: leyden gateway --help",
         ),
+        (
+            ["workers", "--log-level", "debug"],
+            "leyden: the option '--log-level' stands before the command: leyden --log-level ... workers",
+            "Try: leyden workers --help",
+        ),
         (["workers"], "leyden: missing argument 'url'", "Try: leyden workers --help"),
         (["--log-level", "loud", "store"], "leyden: invalid value for '--log-level'", "Try: leyden --help"),
         (["store", "--port", "x"], "leyden: invalid value for '--port'", "Try: leyden store --help"),

@@ -45,3 +45,14 @@ def test_a_dead_link_is_found(tmp_path: Path):
         "# Up & down\n[a](#up--down) [b](#upside) [c](gone.md) [d](page.md#up--down) [e](https://example.org/x.md)\n"
     )
     assert dead_links(page) == ["#upside", "gone.md"]
+
+
+def test_the_index_leads_to_every_page() -> None:
+    docs = ROOT / "docs"
+    indexes = [docs / "README.md", docs / "frameworks" / "README.md"]
+    found = {
+        (index.parent / link).resolve()
+        for index in indexes
+        for link in re.findall(r"\]\(([^)#]+\.md)", index.read_text())
+    }
+    assert {page.relative_to(docs) for page in docs.rglob("*.md") if page not in {indexes[0], *found}} == set()

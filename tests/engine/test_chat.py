@@ -17,6 +17,7 @@ from leyden.engine.chat import Chat
 from leyden.engine.refusal import RequestError
 from leyden.engine.text import Text
 from leyden.engine.tools import PARSERS, Call, parse
+from leyden.engine.turns import Turns
 from leyden.engine.wire import CompletionRequest, parse_request
 from tests.engine import tiny
 
@@ -116,7 +117,7 @@ def test_the_next_turn_continues_what_was_sampled_unless_the_template_adds_to_it
     reply = CHATS[name].reply(asked, prompt, 0)
     content, calls = reply.advance(sampled, final=True)
     assert (content, reply.calls) == ("", [Call("look", {"text": "x"})])
-    CHATS[name].ended(prompt, sampled, reply)
+    CHATS[name].ended(asked, prompt, sampled, reply)
     following = CHATS[name].prompt(request([USER, *turn(calls[0]["id"], reply.calls[0])]))
     begun = [*prompt.token_ids, *sampled]
     if name == "mistral":  # it writes the id of the call, which the model did not
@@ -135,7 +136,7 @@ def test_a_template_that_drops_reasoning_is_obeyed():
     sampled = [*qwen._text.encode("<think>\nHm.\n</think>\n\n" + SAYS["hermes"], special=False), END]
     reply = qwen.reply(asked, prompt, 0)
     _, calls = reply.advance(sampled, final=True)
-    qwen.ended(prompt, sampled, reply)
+    qwen.ended(asked, prompt, sampled, reply)
     messages = [USER, *turn(calls[0]["id"], reply.calls[0])]
     messages[1]["content"] = reply.content
     begun = [*prompt.token_ids, *sampled]
@@ -143,6 +144,27 @@ def test_a_template_that_drops_reasoning_is_obeyed():
     later = qwen.prompt(request([*messages, {"role": "user", "content": "Thanks."}]))
     assert "Hm." not in later.text
     assert later.token_ids == qwen._text.encode(later.text, special=False)
+
+
+def test_tokens_behind_a_stop_string_are_not_put_back():
+    asked = request([USER], stop="Observation")
+    qwen = CHATS["qwen2.5"]
+    prompt = qwen.prompt(asked)
+    sampled = qwen._text.encode(SAYS["hermes"] + "Observation", special=False)
+    reply = qwen.reply(asked, prompt, 0)
+    _, calls = reply.advance(sampled, final=True)
+    qwen.ended(asked, prompt, sampled, reply)
+    following = qwen.prompt(request([USER, *turn(calls[0]["id"], reply.calls[0])]))
+    assert following.token_ids == qwen._text.encode(following.text, special=False)
+
+
+def test_turns_that_are_not_used_are_forgotten_first():
+    turns = Turns(["<|im_end|>"], max_tokens=8)
+    for name in "abc":
+        turns.add([name], "prompt", [1, 2], [3, 4], ("", []), "")
+        turns.longest("prompt<|im_end|>", [("a",)], lambda _: ("", []))
+    kept = [name for name in "abc" if turns.longest("prompt<|im_end|>", [(name,)], lambda _: ("", []))]
+    assert kept == ["a", "c"]
 
 
 def test_a_prompt_is_remembered_and_told_apart_from_others():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,22 @@ def tokenizer(template: str) -> Any:
     return tiny.tokenizer((TEMPLATES / f"{template}.jinja").read_text(), end=end, more=more)
 
 
+@pytest.fixture(scope="module")
+def backends() -> Iterator[dict[str, EmbeddedBackend]]:
+    """Engines by template, started when a test asks for one."""
+    running: dict[str, EmbeddedBackend] = {}
+    yield running
+    for backend in running.values():
+        asyncio.run(backend.stop())
+
+
 @pytest.fixture
-async def client(template: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with (
-        EmbeddedBackend(model(), tokenizer=tokenizer(template)) as backend,
-        openai.AsyncOpenAI(base_url=backend.endpoint().endpoint, api_key="none", max_retries=0) as client,
-    ):
+async def client(template: str, backends: dict[str, EmbeddedBackend]) -> AsyncIterator[openai.AsyncOpenAI]:
+    if template not in backends:
+        backends[template] = EmbeddedBackend(model(), tokenizer=tokenizer(template))
+        await backends[template].start()
+    address = backends[template].endpoint().endpoint
+    async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -166,5 +177,6 @@ async def test_a_form_of_calls_that_has_no_grammar_is_refused(client: openai.Asy
 
 async def test_without_the_package_the_refusal_names_it(client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
+    never = {"name": "n", "schema": {"const": "never asked before"}}
     with pytest.raises(openai.BadRequestError, match=r"needs llguidance.* install the extra 'grammar'"):
-        await ask(client, response_format={"type": "json_object"})
+        await ask(client, response_format={"type": "json_schema", "json_schema": never})

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from leyden.engine import EmbeddedBackend
-from tests.engine import tiny
 from tests.engine.reciting import Script
 
-QWEN = (Path(__file__).parent / "templates/qwen2.5.jinja").read_text()
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -55,14 +52,9 @@ class Agent:
 
 
 @pytest.fixture
-async def agent() -> AsyncIterator[Agent]:
-    tokenizer = tiny.tokenizer()
-    tokenizer.chat_template = QWEN
-    script = Script(n_vocabulary=len(tokenizer), eos_id=tokenizer.eos_token_id)
-    async with (
-        EmbeddedBackend(script.model, tokenizer=tokenizer) as backend,
-        openai.AsyncOpenAI(base_url=backend.endpoint().endpoint, api_key="none", max_retries=0) as client,
-    ):
+async def agent(reciting: tuple[EmbeddedBackend, Script, Any]) -> AsyncIterator[Agent]:
+    backend, script, tokenizer = reciting
+    async with openai.AsyncOpenAI(base_url=backend.endpoint().endpoint, api_key="none", max_retries=0) as client:
         yield Agent(client, script, tokenizer)
 
 

@@ -13,9 +13,8 @@ from leyden.adapter import TraceToTrajectory
 from leyden.engine import EmbeddedBackend
 from leyden.gateway import LLMProxy
 from leyden.store import InMemoryLightningStore
-from tests.engine import tiny
 from tests.engine.reciting import Script
-from tests.engine.test_tool_calls import ONE_CALL, QWEN, WEATHER
+from tests.engine.test_tool_calls import ONE_CALL, WEATHER
 from tests.gateway.caller import Caller, new_caller
 
 QUESTION = "What is the weather in Paris?"
@@ -54,11 +53,9 @@ class Recorded:
 
 
 @pytest.fixture
-async def recorded() -> AsyncIterator[Recorded]:
-    tokenizer = tiny.tokenizer(QWEN)
-    script = Script(n_vocabulary=len(tokenizer), eos_id=tokenizer.eos_token_id)
+async def recorded(reciting: tuple[EmbeddedBackend, Script, Any]) -> AsyncIterator[Recorded]:
+    backend, script, tokenizer = reciting
     async with (
-        EmbeddedBackend(script.model, tokenizer=tokenizer) as backend,
         InMemoryLightningStore() as store,
         LLMProxy(model_list=[backend.endpoint()], store=store) as proxy,
     ):

@@ -76,7 +76,7 @@ def test_a_tools_result_continues_the_tokens_of_the_call() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_the_agent_on_openais_sdk_learns_to_call_its_tool_with_the_right_city(tmp_path: Path) -> None:
     for name in ("torch", "transformers", "openai"):
         pytest.importorskip(name)

@@ -160,3 +160,20 @@ def test_fit_of_a_trainer_for_development_is_dev() -> None:
 
     ly.Trainer(dev=True, strategy=InterProcessExecutionStrategy(2)).fit(agent, [1, 2])
     assert threads == {threading.current_thread()}
+
+
+def test_without_an_algorithm_no_task_is_held_back_for_validation(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "leyden")
+    modes: list[str | None] = []
+
+    @ly.rollout
+    def agent(task: int, rollout: ly.Rollout) -> float:
+        modes.append(rollout.mode)
+        if task == 2:
+            raise ValueError("two is too many")
+        return 1.0
+
+    ly.Trainer().dev(agent, [1, 2, 3])
+    assert modes == ["train"] * 3
+    assert "3 of 3 rollouts finished, 1 of them failed, mean reward 1.000 of 2" in caplog.text
+    assert "in _call_agent" not in caplog.text  # the traceback begins with the agent

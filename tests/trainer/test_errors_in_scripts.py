@@ -69,7 +69,7 @@ def test_it_is_so_under_a_running_event_loop_and_in_dev_too(tmp_path: Path) -> N
 
     assert asyncio.run(notebook())[1] == ["fit"]
     assert shown(lambda: ly.Trainer().dev(agent, []))[1] == ["dev"]
-    assert shown(lambda: ly.Trainer(algorithm="baselin"))[1] == ["__init__"]
+    assert set(shown(lambda: ly.Trainer(algorithm="baselin"))[1]) == {"__init__"}
     trainer = ly.Trainer(algorithm="baseline", store=ly.InMemoryLightningStore())
     assert shown(lambda: asyncio.run(trainer.afit(agent, [])))[1][-1] == "afit"
 
@@ -106,6 +106,29 @@ def test_the_whole_traceback_is_in_the_log_at_debug(caplog: pytest.LogCaptureFix
     assert "in rollout_row" in caplog.text
 
 
+def test_the_log_of_the_run_keeps_the_whole_traceback_and_the_terminal_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @ly.algo
+    async def ends_badly(*, store: ly.LightningStore, train_dataset: Any) -> None:
+        await store.enqueue_rollout("task")
+        helper()
+
+    logger = logging.getLogger("leyden")
+    before = logger.handlers[:], logger.level, logger.propagate
+    ly.setup_logging("INFO")
+    try:
+        with pytest.raises(ValueError, match="it is missing"):
+            ly.Trainer(algorithm=ends_badly, run_dir=tmp_path / "run").fit(agent, ["task"])
+    finally:
+        logger.handlers[:], logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])
+    assert "Traceback" not in capsys.readouterr().err
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert "in algorithm_bundle" in log
+    assert "    ValueError: it is missing" in log
+
+
 def test_the_signature_is_what_it_was() -> None:
     with pytest.raises(TypeError, match="agnt"):
         ly.Trainer().fit(agnt=agent)  # pyright: ignore[reportCallIssue] -- a slip
@@ -137,3 +160,9 @@ def test_a_script_that_is_stopped_says_one_line_and_ends_with_130(tmp_path: Path
     assert script.returncode == 130
     assert "Traceback" not in errors
     assert errors.strip().splitlines()[-1].startswith("the run was stopped")
+
+
+def test_a_path_is_a_store_and_no_import_path(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    assert ly.Trainer(algorithm="baseline", store=str(path)).fit(agent, ["task"]).rollouts["succeeded"] == 1
+    assert path.exists()

@@ -108,6 +108,8 @@ def test_a_baseline_leaves_its_configuration_its_metrics_its_failures_and_its_lo
     assert config["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert run.log_path is not None
     lines = run.log_path.read_text().splitlines()
+    assert any("INFO iteration 1: train done, reward 0.5" in line for line in lines)
+    assert any("rollouts: 1 failed, 3 succeeded" in line for line in lines), "it ends with the summary"
     assert any("epoch 1: 4 of 4 rollouts finished, 1 of them failed, mean reward 0.667" in line for line in lines)
     assert all(line[:4].isdigit() or line.startswith(" ") for line in lines), "each line has a date"
 

@@ -28,6 +28,7 @@ from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatc
 from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend, PolicyLoss
 from leyden.errors import ConfigError, InvalidArgument, NoTrainingData
 from leyden.gateway import UpstreamModel
+from leyden.options import check_flag, check_number
 from leyden.types import (
     EnqueueRolloutRequest,
     NamedResources,
@@ -115,25 +116,31 @@ class PolicyGradient(IterativeAlgorithm):
     ) -> None:
         if not isinstance(backend, PolicyBackend):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass a model's name
             raise InvalidArgument(_no_backend(backend))
-        _require_positive(
-            n_steps=n_steps,
-            tasks_per_step=tasks_per_step,
-            epochs=epochs,
-            minibatch_size=minibatch_size,
-            max_tokens=max_tokens,
-            max_attempts=max_attempts,
-            val_every_n_steps=val_every_n_steps,
-        )
+        for name, count in {
+            "n_steps": n_steps,
+            "tasks_per_step": tasks_per_step,
+            "rollouts_per_task": rollouts_per_task,
+            "epochs": epochs,
+            "max_attempts": max_attempts,
+        }.items():
+            check_number(name, count, at_least=1, whole=True)
+        check_number("minibatch_size", minibatch_size, at_least=1, whole=True, or_none="all rollouts of the step")
+        check_number("max_tokens", max_tokens, at_least=1, whole=True, or_none="what the agent asks for")
+        check_number("val_every_n_steps", val_every_n_steps, at_least=1, whole=True, or_none="no validation")
+        check_number("temperature", temperature)
+        check_number("timeout_seconds", timeout_seconds, above=0, or_none="no limit")
+        check_number("warmup_steps", warmup_steps, at_least=0, whole=True)
+        check_number("seed", seed, whole=True)
+        check_flag("scale_advantages", scale_advantages)
+        for name, given, kind in (("loss", loss, PolicyLoss), ("optim", optim, OptimParams)):
+            if given is not None and not isinstance(given, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidArgument(f"{name} is {given!r}; give {kind.__name__}(...)")
         super().__init__(max_iters=n_steps, val_every_n_iters=val_every_n_steps, **loop_options)
         if rollouts_per_task < 2:
             raise ConfigError(f"rollouts_per_task is {rollouts_per_task}; a group needs at least 2 to compare")
         if temperature <= 0:
             raise ConfigError(f"temperature is {temperature}; a policy that is trained must be sampled, above 0")
-        if timeout_seconds is not None and timeout_seconds <= 0:
-            raise ConfigError(f"timeout_seconds is {timeout_seconds}; it must be above 0, or None for no limit")
-        if warmup_steps < 0:
-            raise ConfigError(f"warmup_steps is {warmup_steps}; it must be 0 or more")
-        if not resource_name:
+        if not isinstance(resource_name, str) or not resource_name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"resource_name is {resource_name!r}; agents find the policy under this name")
         self.backend = backend
         self.tasks_per_step, self.rollouts_per_task = tasks_per_step, rollouts_per_task
@@ -153,7 +160,7 @@ class PolicyGradient(IterativeAlgorithm):
         )
         try:
             self._agent_match = None if agent_match is None else re.compile(agent_match)
-        except re.error as error:
+        except (re.error, TypeError) as error:
             raise ConfigError(f"agent_match is {agent_match!r}, which is no regular expression: {error}") from error
         self.resource_name, self.seed = resource_name, seed
         self._resources_id = ""
@@ -459,9 +466,3 @@ def _no_backend(given: object) -> str:
     if isinstance(given, type) and issubclass(given, PolicyBackend):
         return f"backend is the class {given.__name__}; give an instance: PolicyGradient({given.__name__}(MODEL))"
     return f"backend is a {kind}; give a PolicyBackend, for example IsolatedBackend(MODEL)"
-
-
-def _require_positive(**options: int | None) -> None:
-    for name, value in options.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}; it must be at least 1")

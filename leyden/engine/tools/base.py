@@ -42,7 +42,7 @@ class Found:
 
 
 Outcome = Found | Literal["unfinished", "not a call"]
-"""What stands at a marker. "unfinished": more text decides."""
+"""The reading of the text at a marker. "unfinished": more text decides."""
 
 
 class ToolParser(ABC):
@@ -51,11 +51,11 @@ class ToolParser(ABC):
     name: ClassVar[str]
     """In the registry."""
     markers: ClassVar[tuple[str, ...]]
-    """What a call begins with."""
+    """Texts of which one begins a call."""
     tokens: ClassVar[tuple[str, ...]]
     """Tokens of the form, which stay in the decoded text even if the tokenizer counts them as special."""
     end: ClassVar[str]
-    """What every call ends with: text without it holds no complete call."""
+    """A text that every call holds at or near its end: text without it has no complete call."""
     call_id_length: ClassVar[int | None] = None
     """The length that the form demands of a call's id; None if any will do."""
     at_start_only: ClassVar[bool] = False
@@ -119,7 +119,7 @@ class Reader:
         return content, calls
 
     def _marker(self) -> int | None:
-        """Where the next call may begin."""
+        """Return the place at which the next call may begin; None if there is none yet."""
         if self._parser.at_start_only:
             start = len(self._rest) - len(self._rest.lstrip())
             found = self._at_start and self._rest.startswith(self._parser.markers, start)
@@ -128,7 +128,7 @@ class Reader:
         return min(places, default=None)
 
     def _certain(self) -> int:
-        """The length of the text before what may be the beginning of a marker."""
+        """Return the length of the text before a possible beginning of a marker."""
         if self._parser.at_start_only:
             text = self._rest.lstrip()
             may_begin = self._at_start and any(marker.startswith(text) for marker in self._parser.markers)
