@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -169,3 +170,11 @@ def test_other_forms_at_their_edges(name: str, text: str, content: str | None, c
 def test_arguments_are_text_that_utf8_can_hold():
     assert Call("f", {"x": "\u00e9"}).arguments_text == '{"x": "\u00e9"}'
     assert Call("f", {"x": "\ud800"}).arguments_text == '{"x": "\\ud800"}'
+
+
+@pytest.mark.parametrize("begun", ["<function=look>", "<tool_call>", "<tool_call>\n<function=look>\n<parameter=a>"])
+def test_a_policy_that_writes_a_call_without_end_costs_little(begun: str):
+    text = begun + "\n" * 20_000
+    started = time.process_time()
+    assert parse(text, PARSERS["qwen3_coder"], {})[1] == []
+    assert time.process_time() - started < 1.0

@@ -21,8 +21,8 @@ from leyden.engine.tools.base import Found, Json, Outcome, Schemas, ToolParser, 
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_WRAPPED = re.compile(r"<tool_call>\s*<function=([^>\n]+)>\s*(.*?)</function>\s*</tool_call>", re.DOTALL)
-_BARE = re.compile(r"(?:<tool_call>\s*)?<function=([^>\n]+)>\s*(.*?)</function>", re.DOTALL)
+_WRAPPED = re.compile(r"<tool_call>\s*<function=([^>\n]+)>(.*?)</function>\s*</tool_call>", re.DOTALL)
+_BARE = re.compile(r"(?:<tool_call>\s*)?<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)", re.DOTALL)
 _PYTHON = {"True": True, "False": False, "None": None}
 """Values as a template's `string` filter writes them."""
@@ -38,6 +38,8 @@ class Qwen3Coder(ToolParser):
 
     def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
         """Read one call. The outer tags may be missing, the closing one at the end of a response alone."""
+        if _FUNCTION_END not in text:  # a policy may write on without end, and this is asked after each token
+            return "not a call" if final else "unfinished"
         is_bare = final or text.startswith(_FUNCTION)
         found = _WRAPPED.match(text) or (_BARE.match(text) if is_bare else None)
         if found is None:
