@@ -20,7 +20,8 @@ __all__ = ["RunSummary", "count_rollouts"]
 class RunSummary:
     """What a run did and measured.
 
-    `rollouts` and `failures` count the rollouts that the store still has.
+    `rollouts` and `failures` count the rollouts that the store still has: those of this run, if the
+    store was given and may hold those of others.
     """
 
     run_dir: Path | None
@@ -51,9 +52,26 @@ class RunSummary:
         return summary_html(self)
 
 
-async def count_rollouts(store: LightningStore) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the store's rollouts by status, and its failed ones by reason, the most frequent first."""
-    failed = await store.query_rollouts(status_in=["failed"])
+async def count_rollouts(store: LightningStore, run_id: str | None) -> tuple[dict[str, int], dict[str, int]]:
+    """Return rollouts by status, and the failed ones by reason, the most frequent first.
+
+    run_id: count the rollouts of this run alone; None counts every rollout in the store.
+    """
+    failed = await store.query_rollouts(status_in=["failed"], run_id=run_id)
     reasons = Counter(failure_reason(rollout) for rollout in failed)
-    by_status = (await store.statistics())["rollouts_by_status"]
-    return {status: by_status.get(status, 0) for status in get_args(RolloutStatus)}, dict(reasons.most_common())
+    if run_id is None:
+        found = (await store.statistics())["rollouts_by_status"]
+        by_status = {status: found.get(status, 0) for status in get_args(RolloutStatus)}
+    else:
+        by_status = {status: await _count(store, run_id, status) for status in get_args(RolloutStatus)}
+    return by_status, dict(reasons.most_common())
+
+
+async def _count(store: LightningStore, run_id: str, status: RolloutStatus) -> int:
+    """Return how many rollouts of a run have this status, without reading them."""
+    counted = 0
+    while True:  # a store counts a part at a time
+        page = await store.query_rollouts(run_id=run_id, status_in=[status], limit=1, offset=counted)
+        if page.exact or page.total <= counted:
+            return page.total
+        counted = page.total

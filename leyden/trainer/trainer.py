@@ -537,7 +537,9 @@ class Trainer(NamedOptions):
                 raise
             if not isinstance(run.recorder, RunRecorder):
                 return RunSummary(run.directory)
-            rollouts, failures = await count_rollouts(store)
+            # A store that was given may hold rollouts of earlier runs. Without an algorithm, the work is another's.
+            is_shared = algorithm is not None and (self._store_spec is not None or store.capabilities["zero_copy"])
+            rollouts, failures = await count_rollouts(store, run.run_id if is_shared else None)
             figures = figures_of(run.recorder.rows)
             return RunSummary(
                 run.directory,

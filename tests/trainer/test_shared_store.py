@@ -83,3 +83,21 @@ async def test_one_run_does_not_decide_what_a_shared_store_keeps(served: Served)
     trainer = ly.Trainer(algorithm="baseline", store=server.endpoint, retention=Retention(max_rollouts=1))
     with pytest.raises(ConfigError, match="leyden store --keep-rollouts"):
         await trainer.afit(double, [1])
+
+
+@pytest.mark.parametrize("by_url", [False, True], ids=["instance", "url"])
+async def test_the_summary_of_a_run_counts_its_own_rollouts_alone(served: Served, by_url: bool) -> None:
+    store, server = served
+
+    @ly.rollout
+    async def picky(task: int) -> float:
+        if task < 0:
+            raise ValueError("negative")
+        return 1.0
+
+    summaries = [
+        await ly.Trainer(algorithm="baseline", store=server.endpoint if by_url else store).afit(picky, tasks)
+        for tasks in ([1, -2, 3], [4])
+    ]
+    counts = [(each.rollouts["succeeded"], each.rollouts["failed"], sum(each.failures.values())) for each in summaries]
+    assert counts == [(2, 1, 1), (1, 0, 0)]
