@@ -76,7 +76,13 @@ def parse_request(body: bytes, kind: Kind) -> CompletionRequest:
     """Read a request's body. Raise RequestError, which names the field and its value."""
     try:
         data = json.loads(body)
-    except ValueError as error:
+        if b"\\ud" in body.lower():  # perhaps half of a surrogate pair
+            json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the request body has a text with {error.object[error.start]!r}, which is half a character: no tokenizer reads it"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the request body is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise RequestError(f"the request body must be a JSON object, got {type(data).__name__}")

@@ -13,12 +13,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from leyden.errors import ConfigError
 from leyden.loop import MetricsRow, Stage
+from leyden.loop.metrics import ROW_FIELDS
 from leyden.redaction import redact
 from leyden.runs.figures import RunFigures, figures_of, in_order
 from leyden.runs.folder import FAILURES, LOG, MANIFEST, METRICS, RUNS, Manifest, RunState, read_manifest, store_path
@@ -265,28 +266,46 @@ def _offer(runs: Iterable[RecordedRun]) -> str:
 def read_rows(path: Path) -> list[MetricsRow]:
     """Return the rows of a `metrics.jsonl` in the order of the run. Of two rows of one stage and iteration, the later one counts."""
     rows: list[MetricsRow] = []
-    for line in _lines(path):
-        iteration, stage, seconds = line.pop("iteration"), line.pop("stage"), line.pop("seconds")
+    for number, line in _lines(path):
+        try:
+            iteration, stage, seconds = (line.pop(name) for name in ROW_FIELDS)
+        except KeyError as error:
+            raise _damaged(path, number, f"{error} is missing") from None
         metrics = {name: float("nan") if value is None else value for name, value in line.items()}
         rows.append(MetricsRow(iteration, stage, seconds, metrics))
     return in_order(rows)
 
 
 def read_failures(path: Path) -> list[Failure]:
-    """Return the lines of a `failures.jsonl`."""
-    return [Failure(**line) for line in _lines(path)]
+    """Return the lines of a `failures.jsonl`. Fields that a later version may have added are left out."""
+    known = {field.name for field in fields(Failure)}
+    failures: list[Failure] = []
+    for number, line in _lines(path):
+        try:
+            failures.append(Failure(**{name: value for name, value in line.items() if name in known}))
+        except TypeError as error:
+            raise _damaged(path, number, str(error).partition("() ")[2]) from None
+    return failures
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each object with the number of its line. Raises ConfigError for a line that is none."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
     lines = text.split("\n")
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is not written yet
+        if not line.strip():
+            continue
         try:
             read: Any = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"line {number} of {path} is damaged: {error}") from error
-        if isinstance(read, dict):
-            yield cast(dict[str, Any], read)
+            raise _damaged(path, number, error) from error
+        if not isinstance(read, dict):
+            raise _damaged(path, number, "it is no object")
+        yield number, cast(dict[str, Any], read)
+
+
+def _damaged(path: Path, number: int, why: object) -> ConfigError:
+    return ConfigError(f"line {number} of {path} is damaged: {why}; remove the line")

@@ -276,3 +276,21 @@ def test_messages_reach_the_template_in_its_own_form():
         {"role": "tool", "tool_call_id": "a", "content": "x", "name": "f"},
         {"role": "assistant", "content": "Done."},
     ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        (r'[{"role": "user", "content": "\ud83d"}]', r"'\\ud83d', which is half a character"),
+        ("[" * 100_000, "is not JSON: maximum recursion depth"),
+    ],
+    ids=["surrogate", "depth"],
+)
+def test_a_body_that_no_template_could_take_is_refused(messages: str, says: str):
+    with pytest.raises(RequestError, match=says):
+        parse_request(f'{{"model": "policy", "messages": {messages}}}'.encode(), "chat.completion")
+
+
+def test_a_character_that_is_escaped_as_a_pair_is_read():
+    body = rb'{"model": "policy", "messages": [{"role": "user", "content": "\ud83d\ude80"}]}'
+    assert parse_request(body, "chat.completion").messages[0]["content"] == "\N{ROCKET}"

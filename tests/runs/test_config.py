@@ -12,8 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from leyden.algorithm import Baseline
+from leyden.errors import ConfigError
 from leyden.runs.config import describe, describe_dataset, describe_model, describe_program
-from leyden.runs.reading import read_rows
+from leyden.runs.reading import read_failures, read_rows
 from leyden.utils.arguments import arguments_of
 
 
@@ -97,10 +98,21 @@ def test_models_differ_by_their_configuration_and_their_files(tmp_path: Path) ->
     assert describe_model("hub/name") == {"name": "hub/name", "digest": None}
 
 
-def test_a_damaged_line_of_metrics_is_named(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "stage": "train", "seconds": 1}\n{"iter\n')
-    with pytest.raises(ValueError, match=r"line 2 of .* is damaged"):
+@pytest.mark.parametrize("line", ['{"iter', "[1]", '{"iteration": 1}', "\0\0"])
+def test_a_damaged_line_of_metrics_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"iteration": 1, "stage": "train", "seconds": 1}}\n{line}\n')
+    with pytest.raises(ConfigError, match=r"line 2 of .* is damaged: .*; remove the line"):
         read_rows(tmp_path / "metrics.jsonl")
+
+
+def test_failures_of_a_later_version_are_read_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    whole = {"rollout_id": "a", "attempt_id": None, "reason_kind": None, "reason": "b", "time": 1.0, "later": 1}
+    path = tmp_path / "failures.jsonl"
+    path.write_text(f"{json.dumps(whole)}\n\n")
+    assert [failure.reason for failure in read_failures(path)] == ["b"]
+    path.write_text('{"rollout_id": "a"}\n')
+    with pytest.raises(ConfigError, match=r"line 1 of .* is damaged: missing 4 .*'attempt_id'"):
+        read_failures(path)
 
 
 @pytest.mark.parametrize(
