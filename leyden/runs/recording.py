@@ -6,7 +6,9 @@ Rows and failures are appended as they come, so a kill loses none that was writt
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
 import os
 import threading
@@ -16,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from leyden.errors import ConfigError
 from leyden.loop import MetricsRow
 from leyden.runs.config import git_is_dirty
 from leyden.runs.folder import FAILURES, HEARTBEAT_SECONDS, LOG, MANIFEST, METRICS, Manifest
@@ -26,6 +29,8 @@ from leyden.utils.atomic import open_aside
 from leyden.utils.text import storable
 
 __all__ = ["FolderRecorder", "note_end"]
+
+logger = logging.getLogger(__name__)
 
 
 class FolderRecorder:
@@ -57,15 +62,20 @@ class FolderRecorder:
 
     def close(self, status: RunStatus, cause: str | None = None) -> None:
         """Note how the run has ended, and close its files. Safe to repeat; the first call counts."""
-        if self._ended.is_set():
-            return
-        self._ended.set()
-        note_end(self.manifest, status, cause)
-        self._write_manifest()
+        with self._lock:  # the heartbeat writes nothing after it
+            if self._ended.is_set():
+                return
+            self._ended.set()
+            note_end(self.manifest, status, cause)
+            try:
+                self.manifest.write(self.directory)
+            except ConfigError as error:  # a full disk, perhaps; the run itself has ended as it has
+                logger.warning("the end of the run (%s) is not recorded: %s", status, error)
         self._log.close()
         for file in (self._metrics, self._failures):
             if file is not None:
-                file.close()
+                with contextlib.suppress(OSError):  # what was not written has been reported
+                    file.close()
 
     def rows(self) -> list[MetricsRow]:
         """Return the rows that are there."""
@@ -108,7 +118,7 @@ class FolderRecorder:
         dirty = git_is_dirty() if self.manifest.record.config.get("git") else None
         if dirty is not None:
             self.manifest.record.config["git"]["dirty"] = dirty
-            if not self._ended.is_set():
+            with contextlib.suppress(ConfigError):  # a detail; the next write has it
                 self._write_manifest()
         while not self._ended.wait(HEARTBEAT_SECONDS):
             try:
@@ -118,7 +128,8 @@ class FolderRecorder:
 
     def _write_manifest(self) -> None:
         with self._lock:
-            self.manifest.write(self.directory)
+            if not self._ended.is_set():
+                self.manifest.write(self.directory)
 
 
 def note_end(manifest: Manifest, status: RunStatus, cause: str | None) -> None:
@@ -146,7 +157,10 @@ def _end_of_last_line(path: Path) -> int:
 def _append(file: IO[str] | None, content: dict[str, Any]) -> None:
     assert file is not None, "the recorder is not open"
     file.write(_line(content))
-    file.flush()
+    try:
+        file.flush()
+    except OSError as error:  # a full disk: say which file
+        raise OSError(error.errno, error.strerror, file.name) from error
 
 
 def _line(content: dict[str, Any]) -> str:

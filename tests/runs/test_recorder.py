@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,10 @@ import pytest
 import leyden as ly
 from leyden.algorithm import Run
 from leyden.errors import ConfigError, InvalidMetrics, StoreError
+from leyden.loop import MetricsRow
 from leyden.runs import open_run
+from leyden.runs.beginning import begin_run
+from leyden.runs.recording import FolderRecorder
 from leyden.store import SqliteLightningStore
 from leyden.types.run import MetricPoint
 
@@ -112,3 +117,28 @@ async def test_a_failure_while_failures_are_read_doubles_none(tmp_path: Path) ->
         assert store.asked
     recorded = [failure.rollout_id for failure in open_run(tmp_path).failures()]
     assert len(recorded) == len(set(recorded)) == 150
+
+
+def test_an_end_that_cannot_be_written_is_a_warning_and_leaves_no_log_handler(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, manifest = begin_run(tmp_path / "run", config={})
+    before = logging.getLogger("leyden").handlers[:]
+    recorder = FolderRecorder(directory, manifest)
+    recorder.open()
+    shutil.rmtree(directory)
+    directory.write_text("a file where the folder was")
+    recorder.close("succeeded")
+    assert logging.getLogger("leyden").handlers == before
+    assert "the end of the run (succeeded) is not recorded: cannot keep a run in" in caplog.text
+
+
+def test_a_row_that_does_not_fit_on_the_disk_names_the_file(tmp_path: Path) -> None:
+    directory, manifest = begin_run(tmp_path / "run", config={})
+    (directory / "metrics.jsonl").symlink_to("/dev/full")
+    recorder = FolderRecorder(directory, manifest)
+    recorder.open()
+    with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"):
+        recorder.add_row(MetricsRow(1, "train", 1.0, {"reward": 1.0}))
+    recorder.close("failed", "disk full")
+    assert open_run(directory).state == "failed"
