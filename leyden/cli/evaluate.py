@@ -193,7 +193,7 @@ def _as_data(result: EvaluationResult, agent: str, tasks: Path, directory: Path)
 
 
 def _print(result: EvaluationResult, agent: str, tasks: Path, directory: Path) -> None:
-    from leyden.utils.figures import duration
+    from leyden.utils.figures import duration, one_line
 
     times = f" x {result.repeats}" if result.repeats > 1 else ""
     typer.echo(f"agent       {agent}")
@@ -204,7 +204,7 @@ def _print(result: EvaluationResult, agent: str, tasks: Path, directory: Path) -
             typer.echo(f"            {result.reward_with_failures_as_zero} with failures as 0")
         typer.echo(f"failed      {result.failed:,} of {len(result.rollouts):,} rollouts")
         for reason, count, example in result.failures[:_SHOWN_REASONS]:
-            typer.echo(f"  {count:,} x {reason[:300]}")
+            typer.echo(f"  {count:,} x {one_line(reason)[:300]}")
             typer.echo(f"      leyden show {directory} {example}")
     if result.model_calls:
         cost = "" if result.cost is None else f"; cost {result.cost:,.4f}"

@@ -96,46 +96,46 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
         return
     _print_head(run)
     if counts:
-        typer.echo(f"rollouts    {', '.join(f'{count:,} {status}' for status, count in counts.items())}")
+        _say(f"rollouts    {', '.join(f'{count:,} {status}' for status, count in counts.items())}")
     elif trouble is not None:
-        typer.echo(f"rollouts    unknown: {trouble}")
+        _say(f"rollouts    unknown: {trouble}")
     if groups:
-        typer.echo(f"failures    {len(failures):,}, for {len(groups)} reason{'s' * (len(groups) > 1)}")
+        _say(f"failures    {len(failures):,}, for {len(groups)} reason{'s' * (len(groups) > 1)}")
         for group in groups[:_SHOWN_REASONS]:
             kind = f"[{group.reason_kind}] " if group.reason_kind else ""
-            typer.echo(f"  {group.count:,} x {kind}{group.reason[:300]}")
-            typer.echo(f"      leyden show {source} {group.example}")
+            _say(f"  {group.count:,} x {kind}{group.reason[:300]}")
+            _say(f"      leyden show {source} {group.example}")
         if len(groups) > _SHOWN_REASONS:
-            typer.echo(f"  and {len(groups) - _SHOWN_REASONS} other reasons: leyden show {source} --failed")
+            _say(f"  and {len(groups) - _SHOWN_REASONS} other reasons: leyden show {source} --failed")
     if run.log_path is not None:
-        typer.echo(f"log         {run.log_path}")
+        _say(f"log         {run.log_path}")
 
 
 def _print_head(run: RecordedRun) -> None:
     from leyden.cli.run_views import COLOURS, age, as_data, reward_text, seconds_of
     from leyden.runs.chart import sparkline
-    from leyden.utils.figures import duration, figure
+    from leyden.utils.figures import duration, figure, harmless
 
     record, data, figures = run.record, as_data(run), run.figures()
-    typer.echo(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
+    _say(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
     colour = COLOURS[run.state]
     state = typer.style(run.state, fg=colour)
     cause = record.cause or ("its process is gone" if run.state == "crashed" else "")
-    typer.echo(f"state       {state}" + (f": {cause}" if cause else ""))
-    typer.echo(f"started     {age(record.start_time)}, took {duration(seconds_of(run))}")
+    typer.echo(f"state       {state}" + (harmless(f": {cause}") if cause else ""))
+    _say(f"started     {age(record.start_time)}, took {duration(seconds_of(run))}")
     for name in ("algorithm", "model"):
         if data[name]:
-            typer.echo(f"{name:<12}{data[name]}")
+            _say(f"{name:<12}{data[name]}")
     sets: dict[str, Any] = record.config.get("data") or {}
     if lengths := [f"{each['length']:,} {name}" for name, each in sets.items() if each]:
-        typer.echo(f"tasks       {', '.join(lengths)}")
+        _say(f"tasks       {', '.join(lengths)}")
     if figures.iterations:
-        typer.echo(f"steps       {figures.iterations:,}")
+        _say(f"steps       {figures.iterations:,}")
     for name, reward in (("reward", figures.reward), ("val reward", figures.val_reward)):
         if reward is None or (name == "val reward" and figures.reward == reward):
             continue
         best = f", best {figure(reward.best, 3)} at step {reward.best_iteration}" if len(reward.values) > 1 else ""
-        typer.echo(f"{name:<12}{reward_text(reward)}{best}  {sparkline(reward.values, 24)}".rstrip())
+        _say(f"{name:<12}{reward_text(reward)}{best}  {sparkline(reward.values, 24)}".rstrip())
 
 
 # ---- rollouts ------------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
     for each in newest:
         step = "" if each.iteration is None else f"  step {each.iteration}"
         kind = f"[{each.reason_kind}] " if each.reason_kind else ""
-        typer.echo(f"{each.rollout_id}  {age(each.time)}{step}  {kind}{' '.join(each.reason.split())}")
+        _say(f"{each.rollout_id}  {age(each.time)}{step}  {kind}{' '.join(each.reason.split())}")
     _say_left(len(failures), len(newest))
 
 
@@ -180,7 +180,7 @@ async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: boo
     if not found:
         typer.echo("no rollout has a reward")
     for each in found:
-        typer.echo(f"{each.rollout.rollout_id}  {each.reward:>8.4g}  {Preview(each.rollout.input)}")
+        _say(f"{each.rollout.rollout_id}  {each.reward:>8.4g}  {Preview(each.rollout.input)}")
 
 
 async def _show_rollout(run: RecordedRun, beginning: str, *, full: bool, as_json: bool) -> None:
@@ -219,22 +219,29 @@ async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) 
     rollout = await store.get_rollout_by_id(rollout_id)
     spans = (await store.query_spans_of([rollout_id]))[rollout_id]
     reward = find_final_reward(spans)
-    typer.echo(f"rollout     {rollout.rollout_id}" + (f" ({rollout.mode})" if rollout.mode else ""))
-    typer.echo(f"state       {rollout.status}" + ("" if reward is None else f", reward {reward:g}"))
-    typer.echo(f"task        {json.dumps(rollout.input, ensure_ascii=False, default=str)}")
+    _say(f"rollout     {rollout.rollout_id}" + (f" ({rollout.mode})" if rollout.mode else ""))
+    _say(f"state       {rollout.status}" + ("" if reward is None else f", reward {reward:g}"))
+    _say(f"task        {json.dumps(rollout.input, ensure_ascii=False, default=str)}")
     for attempt in await store.query_attempts(rollout_id):
         took = "" if attempt.end_time is None else f", {attempt.end_time - attempt.start_time:.2f} s"
         reason = attempt.metadata.get("reason")
         why = f": {' '.join(str(reason).split())}" if reason else ""
-        typer.echo(f"attempt {attempt.sequence_id}   {attempt.status}{took}{why}")
+        _say(f"attempt {attempt.sequence_id}   {attempt.status}{took}{why}")
     if not spans:
         typer.echo("no step was recorded")
         return
     typer.echo("")
     for line in transcript_lines(spans, max_characters=None if full else 2000):
-        typer.echo(line)
+        _say(line)
 
 
 def _say_left(total: int, shown: int) -> None:
     if total > shown:
-        typer.echo(f"{total - shown:,} more are not shown; use --limit", err=True)
+        _say(f"{total - shown:,} more are not shown; use --limit", err=True)
+
+
+def _say(line: str, *, err: bool = False) -> None:
+    """Print a line with the texts of others in it."""
+    from leyden.utils.figures import harmless
+
+    typer.echo(harmless(line), err=err)

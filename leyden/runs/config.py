@@ -29,8 +29,11 @@ from leyden.utils.arguments import arguments_of
 
 __all__ = ["describe", "describe_dataset", "describe_model", "describe_program", "git_is_dirty", "import_path"]
 
-_SECRET = re.compile(r"(?:^|_)(?:password|passwd|secret|token|key|credentials?)$", re.I)
-_SECRET_OPTION = re.compile(r"^(--?[\w-]*(?:password|passwd|secret|token|key|credentials?))(=.*)?$", re.I)
+_SECRET_NAMES = r"pass(?:word|wd|phrase)?|pgpassword|secret|token|api_?key|key|credentials?|auth(?:orization)?|bearer"
+_SECRET = re.compile(rf"(?:^|[_.-])(?:{_SECRET_NAMES}|passwords|secrets|api_?keys|(?:access|auth)_tokens)$", re.I)
+_SECRET_IN_CAMEL_CASE = re.compile(r"[a-z](?:Passw(?:or)?d|Secret|Token|Key|Credentials?)$")
+_KEY = re.compile(r"\b(?:sk-(?!leyden-)[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[A-Z0-9]{12,})")
+"""A key that its form gives away, whatever it is called."""
 _LONGEST_TEXT = 500
 _MOST_ITEMS = 100
 _DEEPEST = 6
@@ -99,15 +102,22 @@ def describe(value: Any, *, depth: int = 0) -> Any:
 
 def _options(options: Mapping[Any, Any], depth: int) -> dict[str, Any]:
     return {
-        str(name): HIDDEN
-        if isinstance(value, str) and value and _SECRET.search(str(name))
-        else describe(value, depth=depth + 1)
+        str(name): _hidden(value) if _is_secret(str(name)) else describe(value, depth=depth + 1)
         for name, value in list(options.items())[:_MOST_ITEMS]
     }
 
 
+def _is_secret(name: str) -> bool:
+    return bool(_SECRET.search(name) or _SECRET_IN_CAMEL_CASE.search(name))
+
+
+def _hidden(value: Any) -> Any:
+    """Return what is recorded of a secret. Numbers and switches, such as `key=3`, are none."""
+    return value if value is None or isinstance(value, bool | int | float) else HIDDEN if value else ""
+
+
 def _shortened(text: str) -> str:
-    text = text.encode("utf-8", "backslashreplace").decode()
+    text = _KEY.sub(HIDDEN, text.encode("utf-8", "backslashreplace").decode())
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
 
 
@@ -207,14 +217,15 @@ def _without_secrets(argv: Sequence[str]) -> list[str]:
     shown: list[str] = []
     hide_next = False
     for word in argv[:_MOST_ITEMS]:
-        found = _SECRET_OPTION.match(word)
+        option, _, value = word.partition("=")
+        is_secret = bool(value or word.startswith("-")) and _is_secret(option.lstrip("-"))
         if hide_next and not word.startswith("-"):
             shown.append(HIDDEN)
-        elif found and found[2]:
-            shown.append(f"{found[1]}={HIDDEN}")
+        elif is_secret and value:
+            shown.append(f"{option}={HIDDEN}")
         else:
             shown.append(_shortened(redact(word)))
-        hide_next = bool(found) and not (found and found[2])
+        hide_next = is_secret and not value
     return shown
 
 

@@ -6,8 +6,13 @@ Every line that Leyden prints about a run shows its numbers by `figure`.
 from __future__ import annotations
 
 import math
+import re
 
-__all__ = ["duration", "figure", "one_line", "shortened"]
+__all__ = ["duration", "figure", "harmless", "one_line", "shortened"]
+
+
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but for tab and line feed, marks that reverse the direction of text, lone surrogates."""
 
 
 def figure(value: float | str, digits: int = 4) -> str:
@@ -42,6 +47,15 @@ def duration(seconds: float) -> str:
 def one_line(text: str) -> str:
     """Return the text without line breaks and control characters."""
     return "".join(character if character.isprintable() else " " for character in text)
+
+
+def harmless(text: str) -> str:
+    """Return the text without characters that a terminal obeys, each replaced by `�`. Line breaks and tabs stay.
+
+    The texts of models, agents and tasks may hold escape sequences, which retitle a terminal, write to
+    its clipboard, or hide what stands there.
+    """
+    return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def shortened(text: str, width: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from leyden.algorithm import Baseline
-from leyden.runs.config import describe, describe_dataset, describe_model
+from leyden.runs.config import describe, describe_dataset, describe_model, describe_program
 from leyden.runs.reading import read_rows
 from leyden.utils.arguments import arguments_of
 
@@ -100,3 +101,33 @@ def test_a_damaged_line_of_metrics_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "stage": "train", "seconds": 1}\n{"iter\n')
     with pytest.raises(ValueError, match=r"line 2 of .* is damaged"):
         read_rows(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"headers": {"Authorization": "Basic s3cret", "X-Api-Key": "s3cret"}},
+        {"apiKey": "s3cret", "accessToken": "s3cret", "passphrase": "s3cret"},
+        {"env": {"PGPASSWORD": "s3cret", "DB_PASS": "s3cret"}},
+        {"passwords": ["s3cret"], "auth": ("user", "s3cret"), "key": b"s3cret"},
+        {"model": "http://h/?token=s3cret", "note": "the key is sk-proj-s3cret0000000000000000"},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_an_option_with_a_secret_is_recorded_without_it(option: dict[str, Any]) -> None:
+    assert "s3cret" not in json.dumps(describe(option))
+
+
+def test_options_that_are_no_secrets_are_recorded() -> None:
+    options = {"max_tokens": 16, "tokenizer": "tiny", "monkey": "Max", "key": 3, "stop_tokens": ["a"], "keyword": "x"}
+    assert describe(options) == options
+
+
+@pytest.mark.parametrize(
+    "words", [["--pass", "s3cret"], ["--auth=s3cret"], ["model.api_key=s3cret"], ["+llm.apiKey=s3cret"]], ids=str
+)
+def test_an_argument_with_a_secret_is_recorded_without_it(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *words, "--tokenizer", "tiny", "data=x"])
+    argv = describe_program()["argv"]
+    assert "s3cret" not in json.dumps(argv)
+    assert argv[-3:] == ["--tokenizer", "tiny", "data=x"]

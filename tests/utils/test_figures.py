@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.utils.figures import duration, figure, one_line, shortened
+from leyden.utils.figures import duration, figure, harmless, one_line, shortened
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,4 @@ def test_durations_and_texts_are_short() -> None:
     assert [duration(seconds) for seconds in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
     assert one_line("a\nb\tc") == "a b c"
     assert [shortened("abcdef", width) for width in (6, 5, 1)] == ["abcdef", "abcd…", "…"]
+    assert harmless("a\n\tb\x1b[2J\x9b1m 日本\u3000語 👩\u200d🚀") == "a\n\tb�[2J�1m 日本\u3000語 👩\u200d🚀"
