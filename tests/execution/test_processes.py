@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import leyden as ly
-from leyden.errors import ConfigError, RunInterrupted, RunnerDied, StoreError
+from leyden.errors import ConfigError, RunnerDied, StoreError
 from leyden.execution.client_server import ClientServerExecutionStrategy
 from leyden.execution.inter_process import InterProcessExecutionStrategy
 from leyden.execution.placement import CUDA_DEVICES, share_out_gpus
