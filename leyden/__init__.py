@@ -1,4 +1,4 @@
-"""Leyden trains any agent: it records what an agent does, keeps it in a durable store, and turns it into better agents.
+"""Leyden trains agents: it records what an agent does, keeps it in a durable store, and turns it into better agents.
 
 Public names are resolved when they are first used, so that `import leyden` costs nothing: no torch, no web framework, no model library.
 """

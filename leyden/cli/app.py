@@ -28,7 +28,7 @@ from leyden.errors import LeydenError
 
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
-_HELP = "Train any agent, look at its runs, and serve its parts.\n\n`leyden COMMAND -h` shows the options and examples of a command."
+_HELP = "Train agents, look at its runs, and serve its parts.\n\n`leyden COMMAND -h` shows the options and examples of a command."
 
 app = typer.Typer(
     help=_HELP,

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from leyden.errors import ConfigError
 from leyden.litagent import LitAgent
-from leyden.runs import RecordedRun, open_run
+from leyden.runs import RecordedRun, list_runs, open_run
 from leyden.types import LLM, NamedResources, PromptTemplate
 
 _OFFERED = 8
@@ -160,7 +160,7 @@ async def read_given(models: Sequence[str], source: str | None) -> Given:
     if source is not None and source.endswith(".json"):
         given.resources = _resources_of_file(Path(source))
     elif source is not None:
-        await _add_run(given, open_run(source), has_models=bool(models))
+        await _add_run(given, _chosen(source, has_models=bool(models)), has_models=bool(models))
     for each in models:
         _add_model(given, each)
     served = {*given.servers, *([given.folder[0]] if given.folder else [])}
@@ -220,6 +220,16 @@ def _resources_of_file(path: Path) -> NamedResources:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"--resources {path}: {where}: {first['msg']}") from None
+
+
+def _chosen(source: str, *, has_models: bool) -> RecordedRun:
+    """Return the run that `--resources` names; "latest" is the newest one that has trained something."""
+    if source == "latest":
+        for run in list_runs():
+            trained = run.directory is not None and (run.directory / "model").is_dir()
+            if run.record.kind != "eval" and (trained or has_models):
+                return run
+    return open_run(source)
 
 
 async def _add_run(given: Given, run: RecordedRun, *, has_models: bool) -> None:

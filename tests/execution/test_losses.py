@@ -21,21 +21,15 @@ async def lose(store: ly.LightningStore, worker: str, *, one_is_to_blame: bool =
     return await end_attempts(store, worker, "it died", culprit=None, one_is_to_blame=one_is_to_blame)
 
 
-async def test_a_rollout_that_always_dies_beside_others_is_blamed_in_the_end() -> None:
+async def test_attempts_that_died_together_are_interrupted_however_often() -> None:
     async with ly.InMemoryLightningStore() as store:
-        poison = await store.enqueue_rollout("poison")
-        for death in range(11):
-            beside = await store.enqueue_rollout("beside")
-            claimed = await store.dequeue_many_rollouts(limit=2, worker_id=f"worker-{death % 3}")
-            assert poison.rollout_id in {rollout.rollout_id for rollout in claimed}
-            assert await lose(store, f"worker-{death % 3}") == (2 if death < 10 else 0)
-            again = await store.dequeue_many_rollouts(limit=2, worker_id="healthy")
-            for rollout in again:
-                if rollout.rollout_id != poison.rollout_id:
-                    await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
-            await store.release_claims(worker_ids=["healthy"])
-            assert (await store.get_rollout_by_id(beside.rollout_id)).status == "succeeded"
-        assert (await store.get_rollout_by_id(poison.rollout_id)).status == "failed"
+        rollouts = [await store.enqueue_rollout(task) for task in ("poison", "beside")]
+        for death in range(20):
+            await store.dequeue_many_rollouts(limit=2, worker_id=f"worker-{death % 3}")
+            assert await lose(store, f"worker-{death % 3}") == 2
+        for rollout in rollouts:
+            assert (await store.get_rollout_by_id(rollout.rollout_id)).status == "requeuing"
+            assert all(attempt.interrupted for attempt in await store.query_attempts(rollout.rollout_id))
 
 
 async def test_a_single_attempt_is_the_culprit_unless_the_culprit_may_have_ended_before() -> None:

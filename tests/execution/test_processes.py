@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import leyden as ly
-from leyden.errors import ConfigError, RunInterrupted, RunnerDied, StoreError
+from leyden.errors import ConfigError, RunnerDied, StoreError
 from leyden.execution.client_server import ClientServerExecutionStrategy
 from leyden.execution.inter_process import InterProcessExecutionStrategy
 from leyden.execution.placement import CUDA_DEVICES, share_out_gpus
@@ -209,7 +209,7 @@ def test_nothing_is_left_of_a_script_that_is_stopped(
     assert gone(processes, 8) == [], errors
     for address in addresses:
         socket.create_server(address).close()  # the port is free
-    assert number == signal.SIGKILL or RunInterrupted.__name__ in errors
+    assert number == signal.SIGKILL or "the run was stopped" in errors
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
@@ -252,7 +252,7 @@ def test_ctrl_c_stops_runners_and_what_their_agents_started(tmp_path: Path) -> N
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert gone(processes, 8) == [], errors
-    assert RunInterrupted.__name__ in errors
+    assert "the run was stopped" in errors
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
