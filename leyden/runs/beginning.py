@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from leyden.errors import ConfigError
-from leyden.runs.folder import MANIFEST, RUNS, Manifest, read_manifest
+from leyden.runs.folder import MANIFEST, RUNS, Manifest, name_of, read_manifest
 from leyden.runs.reading import list_runs
 from leyden.types.run import RunRecord
 from leyden.utils.atomic import private_directory
@@ -54,7 +54,7 @@ def begin_run(
         private_directory(directory)
     except OSError as error:
         raise ConfigError(f"cannot keep a run in {directory}: {error}; choose another run_dir") from error
-    return directory, new_manifest(kind=kind, name=name or directory.resolve().name, config=config)
+    return directory, new_manifest(kind=kind, name=name or name_of(directory), config=config)
 
 
 def _resumed(directory: Path, name: str | None, config: dict[str, Any]) -> tuple[Path, Manifest]:

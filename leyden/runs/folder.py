@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from leyden.errors import ConfigError
 from leyden.types.run import RunRecord
 from leyden.utils.atomic import private_directory, write_file
+from leyden.utils.figures import one_line
 
 __all__ = [
     "FAILURES",
@@ -35,6 +36,7 @@ __all__ = [
     "RUNS",
     "Manifest",
     "RunState",
+    "name_of",
     "read_manifest",
     "remove_if_nothing_started",
     "store_path",
@@ -55,6 +57,7 @@ HEARTBEAT_SECONDS = 10.0
 _SILENCE_SECONDS = 60.0
 """A run on another machine has crashed when it has been silent for longer than this."""
 _FORMAT = 2
+_LONGEST_NAME = 200
 _START_TOLERANCE_SECONDS = 2.0
 """Start times of one process differ by rounding, and by corrections of the clock."""
 _PREVIOUS_CAUSE = "recorded by an earlier version of Leyden, which did not note how runs end"
@@ -63,6 +66,11 @@ _PREVIOUS_CAUSE = "recorded by an earlier version of Leyden, which did not note 
 def store_path(directory: Path) -> Path:
     """The store's file in a run directory."""
     return directory / "store.sqlite"
+
+
+def name_of(directory: Path) -> str:
+    """Return the folder's name as every store takes it: up to 200 printable characters."""
+    return one_line(directory.resolve().name)[:_LONGEST_NAME].strip() or "run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +188,7 @@ def _read_current(content: dict[str, Any], touched: float) -> Manifest:
 def _read_first(content: dict[str, Any], directory: Path) -> Manifest:
     record = RunRecord(
         run_id=content["run_id"],
-        name=directory.resolve().name,
+        name=name_of(directory),
         kind="fit",
         status="stopped",
         start_time=content["started"],

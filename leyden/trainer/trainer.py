@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from leyden.adapter import TraceAdapter, TraceToTriplet
 from leyden.algorithm import Algorithm, Baseline, Dataset, FastAlgorithm, IterativeAlgorithm, Run
-from leyden.errors import ConfigError, InvalidArgument, RunInterrupted, StoreError
+from leyden.errors import ConfigError, InvalidArgument, RunInterrupted, StoreError, UnknownRun
 from leyden.execution import Elsewhere, ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.base import RunsAgain
 from leyden.execution.events import StopSignal
@@ -754,6 +754,8 @@ async def _nothing_started(recorder: RunRecorder, store: LightningStore) -> bool
     try:
         async with asyncio.timeout(_LET_GO_SECONDS):
             return not len(await store.query_rollouts(run_id=recorder.manifest.record.run_id, limit=1))
+    except UnknownRun:  # the store did not even take the run
+        return True
     except (StoreError, TimeoutError):
         return False
 

@@ -19,7 +19,7 @@ from leyden.runs import open_run
 from leyden.runs.beginning import begin_run
 from leyden.runs.recording import FolderRecorder
 from leyden.store import SqliteLightningStore
-from leyden.types.run import MetricPoint
+from leyden.types.run import MetricPoint, RunRecord
 
 
 @ly.rollout
@@ -142,3 +142,27 @@ def test_a_row_that_does_not_fit_on_the_disk_names_the_file(tmp_path: Path) -> N
         recorder.add_row(MetricsRow(1, "train", 1.0, {"reward": 1.0}))
     recorder.close("failed", "disk full")
     assert open_run(directory).state == "failed"
+
+
+@pytest.mark.parametrize("name", ["x" * 240, "two\nlines", "zero\u200bwidth", "\u00a0"])
+def test_a_run_may_be_in_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
+    ly.Trainer(algorithm="baseline", run_dir=tmp_path / name, progress=False).fit(agent, [1])
+    run = open_run(tmp_path / name)
+    assert run.state == "succeeded"
+    assert 0 < len(run.record.name) <= 200 and run.record.name.isprintable()
+    (tmp_path / name / "run.json").write_text('{"format": 1, "run_id": "abcd", "started": 1.0}')
+    ly.Trainer(algorithm="baseline", run_dir=tmp_path / name, progress=False).fit(agent, [1], resume=True)
+
+
+class Closed(SqliteLightningStore):
+    """A store that takes no run."""
+
+    async def start_run(self, run: RunRecord) -> RunRecord:
+        raise ConfigError("no run is taken here")
+
+
+async def test_a_store_that_does_not_take_the_run_ends_it_with_its_own_error(tmp_path: Path) -> None:
+    async with Closed(tmp_path / "store.sqlite") as store:
+        with pytest.raises(ConfigError, match="no run is taken here"):
+            await ly.Trainer(algorithm="baseline", run_dir=tmp_path / "run", store=store).afit(agent, [1])
+    assert not (tmp_path / "run").exists()
