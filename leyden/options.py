@@ -1,6 +1,7 @@
-"""Options that are checked where they are given, so that a wrong one is refused by its name and not by what it breaks later.
+"""Check options where they are given, so that a wrong one is refused by its name and not by what it breaks later.
 
-It knows no option. For another kind of option, add a function that raises ConfigError with the name, the value and what is possible.
+This module knows no option. For another kind of option, add a function that raises ConfigError with
+the name, the value and what is possible.
 """
 
 from __future__ import annotations
@@ -8,18 +9,36 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator
+import os
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from leyden.errors import ConfigError, InvalidArgument
 from leyden.utils.listening import is_loopback
+from leyden.utils.text import shown
 
-__all__ = ["NamedOptions", "check_flag", "check_number", "check_port", "check_token", "named_options", "nearest"]
+__all__ = [
+    "NamedOptions",
+    "check_flag",
+    "check_names",
+    "check_number",
+    "check_path",
+    "check_port",
+    "check_several",
+    "check_token",
+    "named_arguments",
+    "named_options",
+    "nearest",
+]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 _LAST_PORT = 65_535
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def check_number(
@@ -66,6 +85,18 @@ def check_flag(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {value!r}; possible: True, False")
 
 
+def check_path(name: str, value: object, *, example: str) -> None:
+    """Raise InvalidArgument unless `value` is a path; `example` is one."""
+    if not isinstance(value, str | os.PathLike):
+        raise InvalidArgument(f"{name} is {shown(value)}; give a path such as {example!r}")
+
+
+def check_several(name: str, value: object) -> None:
+    """Raise InvalidArgument if `value` is a single object where a list is needed."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+        raise InvalidArgument(f"{name} is {shown(value)}; give a list: {name}=[...]")
+
+
 def check_token(name: str, token: object, *, host: str, or_say: str | None = None, insecure: bool = False) -> None:
     """Raise ConfigError unless a server that is bound to `host` may run with this token.
 
@@ -88,11 +119,20 @@ def nearest(name: str, possible: Collection[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"possible: {', '.join(possible) or 'none'}"
 
 
-class NamedOptions:
-    """A base class whose subclasses refuse an unknown keyword argument with the nearest known name.
+def check_names(caller: str, given: Collection[str], possible: Collection[str]) -> None:
+    """Raise InvalidArgument, with the nearest possible name, if `caller` was given an option that it does not have."""
+    for name in given:
+        if name not in possible:
+            raise InvalidArgument(f"{caller} has no option {name!r}; {nearest(name, possible)}")
 
-    Raises InvalidArgument (a TypeError) in place of Python's TypeError, which names a base class and
-    no remedy. For a class that another decorator completes (a dataclass), use `named_options`.
+
+class NamedOptions:
+    """A base class whose subclasses refuse an unknown or a missing argument by its name.
+
+    An unknown option is answered with the nearest known name. The error is an InvalidArgument (a
+    TypeError) in place of Python's TypeError, which names a base class and no remedy. For a class
+    that another decorator completes (a dataclass), use `named_options`; for a function or method,
+    `named_arguments`.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -102,22 +142,70 @@ class NamedOptions:
 
 
 def named_options(kind: type[T]) -> type[T]:
-    """Make a class refuse an unknown keyword argument as `NamedOptions` does."""
+    """Make a class refuse unknown and missing arguments as `NamedOptions` does."""
     construct: Callable[..., None] = vars(kind)["__init__"]
-    parameters = inspect.signature(construct).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    _, *parameters = inspect.signature(construct).parameters.values()
 
     @functools.wraps(construct)
     def init(self: Any, *args: Any, **options: Any) -> None:
-        for name in options:
-            if not takes_any and name not in parameters:
-                raise InvalidArgument(f"{type(self).__name__} has no option {name!r}; {nearest(name, _options(self))}")
+        _check_call(type(self).__name__, parameters, args, options, lambda: _options(self))
         construct(self, *args, **options)
 
     wrapper: Any = init
     wrapper.__code__ = wrapper.__code__.replace(co_name="__init__")  # the name that a traceback shows
     setattr(kind, "__init__", wrapper)  # noqa: B010 -- type checkers refuse the plain assignment
     return kind
+
+
+def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function or method, sync or async, refuse unknown and missing arguments as `NamedOptions` does."""
+    parameters = list(inspect.signature(function).parameters.values())
+    name, _, method = function.__qualname__.rpartition(".")
+    is_method = bool(name) and not name.endswith("<locals>")
+    caller = f"{name}.{method}" if is_method else method
+    visible = parameters[1:] if is_method else parameters
+
+    def check(args: Sequence[object], options: Mapping[str, object]) -> None:
+        possible = [each.name for each in visible if each.kind in _BY_NAME]
+        _check_call(caller, visible, args[1:] if is_method else args, options, lambda: possible)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        check(args, options)
+        return function(*args, **options)
+
+    @functools.wraps(function)
+    async def wait(*args: P.args, **options: P.kwargs) -> Any:
+        check(args, options)
+        return await cast("Callable[..., Awaitable[Any]]", function)(*args, **options)
+
+    wrapper: Any = wait if inspect.iscoroutinefunction(function) else call
+    wrapper.__code__ = wrapper.__code__.replace(co_name=function.__name__)  # the name that a traceback shows
+    return wrapper
+
+
+def _check_call(
+    caller: str,
+    parameters: Sequence[inspect.Parameter],
+    args: Sequence[object],
+    options: Mapping[str, object],
+    possible: Callable[[], Collection[str]],
+) -> None:
+    """Raise InvalidArgument for an option that no parameter takes, and for a parameter without a value.
+
+    parameters: without `self`. possible: the names to suggest, which are listed only for an error.
+    """
+    kinds = {each.kind for each in parameters}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    names = {each.name for each in parameters}
+    if not takes_any and any(name not in names for name in options):
+        check_names(caller, [name for name in options if name not in names], possible())
+    by_place = [each.name for each in parameters if each.kind in _BY_PLACE][: len(args)]
+    required = [each for each in parameters if each.default is each.empty and each.kind in (*_BY_PLACE, *_BY_NAME)]
+    missing = [each.name for each in required if each.name not in options and each.name not in by_place]
+    if missing:
+        places = [each.name if each.kind in _BY_PLACE else f"{each.name}=..." for each in required]
+        raise InvalidArgument(f"{caller} needs {', '.join(missing)}; write {caller}({', '.join(places)}, ...)")
 
 
 def _options(made: object) -> list[str]:
@@ -131,6 +219,6 @@ def _names(kind: type) -> Iterator[str]:
             continue
         _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
         kinds = {parameter.kind for parameter in parameters}
-        yield from (each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
+        yield from (each.name for each in parameters if each.kind in _BY_NAME)
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import leyden as ly
 from leyden.algorithm import IterativeAlgorithm
@@ -80,7 +82,7 @@ MISTYPED: list[tuple[Callable[[], object], str]] = [
     (lambda: ly.Trainer(algoritm="baseline"), "Trainer has no option 'algoritm'; did you mean 'algorithm'?"),  # pyright: ignore[reportCallIssue]
     (lambda: ly.Baseline(epochs=2), "Baseline has no option 'epochs'; did you mean 'n_epochs'?"),  # pyright: ignore[reportCallIssue]
     (lambda: ly.LLMProxy(prot=1), "LLMProxy has no option 'prot'; did you mean 'port'?"),  # pyright: ignore[reportCallIssue]
-    (lambda: ly.IsolatedBackend("model", dtyp="bfloat16"), "has no option 'dtyp'; did you mean 'dtype'?"),
+    (lambda: ly.IsolatedBackend("model", dtyp="bfloat16"), "IsolatedBackend has no option 'dtyp'; did you mean 'dtype'?"),
     (lambda: ly.OptimParams(lr=1.0), "OptimParams has no option 'lr'; possible: learning_rate, "),  # pyright: ignore[reportCallIssue]
     (lambda: ly.SqliteLightningStore("file", readonly=True), "SqliteLightningStore has no option 'readonly'; did you mean 'read_only'?"),  # pyright: ignore[reportCallIssue]
     (lambda: ly.LitAgentRunner(concurency=2), "LitAgentRunner has no option 'concurency'; did you mean 'concurrency'?"),  # pyright: ignore[reportCallIssue]
@@ -88,7 +90,42 @@ MISTYPED: list[tuple[Callable[[], object], str]] = [
     (lambda: ly.Checkpoint("folder", kep=1), "Checkpoint has no option 'kep'"),  # pyright: ignore[reportCallIssue]
     (lambda: ly.Monitor(rule=()), "Monitor has no option 'rule'; did you mean 'rules'?"),  # pyright: ignore[reportCallIssue]
     (lambda: SharedMemoryExecutionStrategy(n_runer=1), "SharedMemoryExecutionStrategy has no option 'n_runer'; did you mean 'n_runners'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.Trainer(algorithm="baseline").fit(agent, [1], resme=True), "Trainer.fit has no option 'resme'; did you mean 'resume'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: asyncio.run(ly.Trainer(algorithm="baseline").afit(agent, [1], resme=True)), "Trainer.afit has no option 'resme'"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.Trainer().dev(agent, [1], dataset=[2]), "Trainer.dev has no option 'dataset'; did you mean 'val_dataset'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.open_store("file", readonly=True), "open_store has no option 'readonly'; did you mean 'read_only'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.LLM(endpoint="http://a/v1", model="m", api_kay="k"), "LLM has no option 'api_kay'; did you mean 'api_key'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.RolloutConfig(timeout_second=3), "RolloutConfig has no option 'timeout_second'; did you mean 'timeout_seconds'?"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.Retention(max_age=3), "Retention has no option 'max_age'; did you mean 'max_age_seconds'?"),  # pyright: ignore[reportCallIssue]
 ]  # fmt: skip
+
+MISSING: list[tuple[Callable[[], object], str]] = [
+    (lambda: ly.PolicyGradient(), "PolicyGradient needs backend; write PolicyGradient(backend, ...)"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.IsolatedBackend(), "IsolatedBackend needs model; write IsolatedBackend(model, ...)"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.open_store(), "open_store needs url; write open_store(url, ...)"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.Trainer().fit(), "Trainer.fit needs agent; write Trainer.fit(agent, ...)"),  # pyright: ignore[reportCallIssue]
+    (lambda: ly.LLM(model="m"), "LLM needs endpoint; write LLM(endpoint=..., model=...)"),  # pyright: ignore[reportCallIssue]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("construct", "told"), MISSING)
+def test_a_missing_argument_is_named_with_what_to_write(construct: Callable[[], object], told: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        construct()
+    assert str(caught.value) == told
+
+
+def test_a_field_that_is_read_from_a_file_still_raises_the_error_of_pydantic() -> None:
+    with pytest.raises(ValidationError):
+        ly.RolloutConfig.model_validate({"timeout_second": 3})
+
+
+def test_a_wrong_field_of_a_model_is_named_without_the_key_beside_it() -> None:
+    with pytest.raises(InvalidArgument, match=r"RolloutConfig's timeout_seconds is -1 \(a int\): .* greater than 0"):
+        ly.RolloutConfig(timeout_seconds=-1)
+    with pytest.raises(InvalidArgument) as caught:
+        ly.LLM(endpoint="http://a/v1", model="m", api_key=["secret"])  # pyright: ignore[reportArgumentType]
+    assert str(caught.value) == "LLM's api_key is list: Input should be a valid string"
 
 
 @pytest.mark.parametrize(("construct", "told"), MISTYPED)
@@ -132,19 +169,39 @@ def test_what_is_no_backend_is_refused_with_what_to_write(backend: Any, told: st
         ly.PolicyGradient(backend)
 
 
-WITHOUT_NUMPY = """
-import sys
-sys.modules["numpy"] = sys.modules["torch"] = None
-try:
-    from leyden.rl import PPO
-except ImportError as error:
-    print(error)
+WITHOUT_PACKAGES = """
+import importlib, sys
+for name in ("numpy", "torch", "gymnasium"):
+    sys.modules[name] = None
+for name in sys.argv[1:]:
+    module, _, attribute = name.partition(":")
+    try:
+        getattr(importlib.import_module(module), attribute or "__name__")
+    except ImportError as error:
+        print(type(error).__name__, error)
 """
 
 
-def test_a_name_whose_extra_is_not_installed_says_which_extra() -> None:
-    said = subprocess.run([sys.executable, "-c", WITHOUT_NUMPY], capture_output=True, text=True, check=True).stdout
-    assert re.match(r"leyden.rl.PPO needs \w+, which is not installed; install the extra 'rl'", said)
+def test_a_module_or_name_whose_extra_is_not_installed_says_which_extra() -> None:
+    needs = {
+        "leyden.rl:PPO": "rl",
+        "leyden.rl.policy": "rl",
+        "leyden.rl.order_execution": "rl",
+        "leyden.rl.trainer": "rl",
+        "leyden.maths.losses": "torch",
+    }
+    command = [sys.executable, "-c", WITHOUT_PACKAGES, *needs]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    for line, (name, extra) in zip(said, needs.items(), strict=True):
+        needed_by = re.escape(name.replace(":", "."))
+        assert re.match(
+            rf"MissingExtra {needed_by} needs \w+, which is not installed; install the extra '{extra}'", line
+        )
+
+
+@ly.rollout
+async def agent(task: Any) -> float:
+    return 1.0
 
 
 def backend() -> ly.EmbeddedBackend:
@@ -165,16 +222,18 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: ly.IsolatedBackend("model", dtype="bf16"), "dtype='bf16' is not a floating-point type of torch"),
     (lambda: ly.IsolatedBackend("model", device="gpu"), "device is 'gpu'; possible: 'cpu', 'cuda'"),
     (lambda: ly.IsolatedBackend("model", max_length="9"), "max_length is '9'"),
+    (lambda: ly.PolicyGradient(backend(), writers=ly.CsvWriter("rows.csv")), "(a CsvWriter); give a list: writers=[...]"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.TrainLoop(max_iters=1, callbacks=3), "callbacks is 3 (a int); give a list: callbacks=[...]"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.CsvWriter(3), "CsvWriter's path is 3 (a int); give a path such as 'result.csv'"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.open_store(None), "url is None (a NoneType); give a path such as 'runs.sqlite'"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.rollout(3), "the agent is 3 (a int), which is no function; decorate a function"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.llm_rollout(int), "the agent is <class 'int'> (a type), which is no function"),
     (lambda: fit("tasks.jsonl"), "train_dataset is a str; give a list of tasks, for example the lines of the file"),
     (lambda: fit({"a": 1}), "train_dataset is a dict; give a list of tasks"),
 ]  # fmt: skip
 
 
 def fit(data: Any) -> object:
-    @ly.rollout
-    async def agent(task: str) -> float:
-        return 1.0
-
     return ly.Trainer(algorithm="baseline", store="memory").fit(agent, data)
 
 

@@ -14,6 +14,7 @@ from leyden.algorithm.base import Algorithm, Dataset
 from leyden.loop import Callback, Checkpoint, LogWriter, Metrics, TrainLoop, Vessel
 from leyden.loop.callbacks import HookResult
 from leyden.loop.progress_bar import showing_setup
+from leyden.options import check_several
 
 __all__ = ["IterativeAlgorithm", "Metrics"]
 
@@ -45,6 +46,8 @@ class IterativeAlgorithm(Algorithm):
         callbacks: Sequence[Callback] = (),
         writers: Sequence[LogWriter] = (),
     ) -> None:
+        check_several("callbacks", callbacks)
+        check_several("writers", writers)
         self.max_iters, self.val_every_n_iters, self.validate_first = max_iters, val_every_n_iters, validate_first
         self.checkpoint_every, self.keep_checkpoints = checkpoint_every, keep_checkpoints
         self.callbacks, self.writers = tuple(callbacks), tuple(writers)

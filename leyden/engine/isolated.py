@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import inspect
 import json
 import logging
 import os
@@ -36,11 +37,15 @@ from leyden.engine.base import (
 from leyden.engine.control import PREFIX, read_answer, read_samples, write_prompts, write_sequences
 from leyden.engine.embedded import EmbeddedBackend
 from leyden.errors import ConfigError, EngineError
+from leyden.options import check_names
 from leyden.types import LLM, TrainingSequence
 
 __all__ = ["IsolatedBackend"]
 
 logger = logging.getLogger("leyden.engine")
+
+_OPTIONS = [name for name in inspect.signature(EmbeddedBackend).parameters if name != "control_key"]
+"""The options of an EmbeddedBackend that a user sets; the control key is chosen for each child."""
 
 
 class IsolatedBackend(PolicyBackend):
@@ -57,6 +62,7 @@ class IsolatedBackend(PolicyBackend):
                     f"{name} is a {type(value).__name__}, which cannot go to another process; "
                     f"save it to a folder and pass the path, or use EmbeddedBackend"
                 )
+        check_names(type(self).__name__, options, _OPTIONS)
         EmbeddedBackend(model, model_name=model_name, **options)  # wrong options are refused here, not by a child
         self.model_name = model_name
         self._options: dict[str, Any] = {"model": _name(model), "model_name": model_name, **options}

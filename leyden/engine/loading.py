@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 import threading
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ __all__ = ["LoadedPolicy", "load_policy", "write_pretrained"]
 
 
 _loading = threading.Lock()
+_HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,27 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
 
 
 def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
+    """Load from a folder or a hub name. Raise EngineError that says what was looked for."""
+    exists = Path(name).exists()
+    if not exists and not _may_be_hub_name(name):
+        raise EngineError(
+            f"there is no folder {str(name)!r} to load a model from (looked for {Path(name).absolute()}); "
+            "give an existing folder, or a hub name such as 'Qwen/Qwen3-0.6B'"
+        )
     with _quietly_alone():
         try:
             # Code that comes with a model is never run, and transformers must not ask on a terminal whether it should be.
             return factory.from_pretrained(str(name), trust_remote_code=False, **options)
         except Exception as error:  # loading fails in as many ways as there are formats
+            absent = "" if exists else f" (there is no folder {Path(name).absolute()}, so it was taken for a hub name)"
             raise EngineError(
-                f"{factory.__name__} cannot load {str(name)!r}: {type(error).__name__}: {error}"
+                f"{factory.__name__} cannot load {str(name)!r}{absent}: {type(error).__name__}: {error}"
             ) from error
+
+
+def _may_be_hub_name(name: str | Path) -> bool:
+    """Whether it has the form of a hub name, `model` or `owner/model`, rather than that of a path."""
+    return isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None
 
 
 @contextlib.contextmanager

@@ -12,10 +12,11 @@ import pickle
 from collections.abc import Callable
 from typing import Any, overload
 
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, InvalidArgument
 from leyden.litagent.base import LitAgent
 from leyden.litagent.inject import Binder
 from leyden.types import AttemptedRollout, NamedResources
+from leyden.utils.text import shown
 
 __all__ = ["FunctionalLitAgent", "llm_rollout", "prompt_rollout", "rollout"]
 
@@ -25,10 +26,16 @@ class FunctionalLitAgent(LitAgent[Any]):
 
     needs: a parameter that it must have.
     strip_proxy: give `llm` with the attempt's ids in its base URL, as a plain LLM.
-    Raises ConfigError for a parameter that has no source and no default, and for a generator function.
+    Raises ConfigError for a parameter that has no source and no default, and for a generator function;
+    InvalidArgument for what is no function.
     """
 
     def __init__(self, function: Callable[..., Any], *, needs: str | None = None, strip_proxy: bool = True) -> None:
+        if not callable(function) or inspect.isclass(function):
+            raise InvalidArgument(
+                f"the agent is {shown(function)}, which is no function; decorate a function whose first "
+                "parameter is `task`, or subclass LitAgent"
+            )
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigError(
                 f"agent {function.__qualname__!r} is a generator; an agent returns its result, it does not yield"

@@ -31,7 +31,7 @@ from leyden.loop.callbacks import Callback, Progress
 from leyden.loop.metrics import MetricsRow, MetricValue, Stage, clean_metrics
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.loop.writers import LogWriter
-from leyden.options import NamedOptions, check_number
+from leyden.options import NamedOptions, check_number, check_several
 
 __all__ = ["Resumable", "TrainLoop", "Vessel", "keyed"]
 
@@ -102,6 +102,8 @@ class TrainLoop(NamedOptions):
     ) -> None:
         check_number("max_iters", max_iters, at_least=0, whole=True, or_none="a run that a callback ends")
         check_number("val_every_n_iters", val_every_n_iters, at_least=1, whole=True, or_none="no validation")
+        check_several("callbacks", callbacks)
+        check_several("writers", writers)
         _check_kind("callback", callbacks, Callback, "a subclass of leyden.loop.Callback")
         _check_kind("writer", writers, LogWriter, "a LogWriter such as CsvWriter('metrics.csv')")
         paths = [Path(path).absolute() for writer in writers if (path := getattr(writer, "path", None)) is not None]

@@ -10,8 +10,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+from leyden.extras import missing_extra
+
+try:
+    import torch
+    from torch import Tensor
+except ImportError as error:
+    raise missing_extra(error, extra="torch", needed_by=__name__) from None
 
 __all__ = ["ClippedSurrogate", "clipped_surrogate", "clipped_value_loss"]
 

@@ -101,7 +101,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(_MODULES[name]), name)
     except ImportError as error:
-        from leyden.loop.optional import missing_extra
+        from leyden.extras import missing_extra
 
         raise missing_extra(error, extra="rl", needed_by=f"leyden.rl.{name}") from None
 

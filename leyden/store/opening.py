@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from leyden.errors import ConfigError
+from leyden.options import check_path, named_arguments
 from leyden.store.base import LightningStore
 from leyden.store.memory import InMemoryLightningStore
 from leyden.store.postgres import PostgresLightningStore
@@ -15,6 +16,7 @@ from leyden.utils.listening import UNIX_SCHEME
 __all__ = ["open_store"]
 
 
+@named_arguments
 def open_store(
     url: str | Path,
     *,
@@ -29,6 +31,7 @@ def open_store(
     read_only: only look at it; of a file, which may then be another process's.
     Raises ConfigError for another address or an option that the address has no use for, and what the store raises.
     """
+    check_path("url", url, example="runs.sqlite")
     scheme, separator, rest = str(url).partition("://")
     if read_only:
         return _open_read_only(url, durability, token)

@@ -25,7 +25,7 @@ from leyden.litagent import LitAgent, check_resources
 from leyden.loop import Callback, LogWriter, ProgressBar
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.monitor import Monitor
-from leyden.options import NamedOptions, check_flag
+from leyden.options import NamedOptions, check_flag, named_arguments
 from leyden.redaction import redact
 from leyden.runner import AttemptRecorder, Hook, LitAgentRunner, Runner, WorkerBundle
 from leyden.runner.calls import call_sync
@@ -232,6 +232,7 @@ class Trainer(NamedOptions):
         return self._store_spec if isinstance(self._store_spec, LightningStore) else None
 
     @short_errors
+    @named_arguments
     def fit(
         self,
         agent: LitAgent[Any],
@@ -257,6 +258,7 @@ class Trainer(NamedOptions):
                 raise RunInterrupted(_how_to_resume(begun.run.directory)) from None
 
     @short_errors
+    @named_arguments
     async def afit(
         self,
         agent: LitAgent[Any],
@@ -272,6 +274,7 @@ class Trainer(NamedOptions):
             return await self._execute(agent, algorithm, begun, train_dataset, val_dataset)
 
     @short_errors
+    @named_arguments
     def dev(
         self, agent: LitAgent[Any], train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> RunSummary:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field
 
 from leyden.errors import ConfigError
+from leyden.types.named_fields import NamedFields
 from leyden.types.openai_clients import async_client, sync_client
 from leyden.utils.attempt_key import attempt_key
 
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 
-class Resource(BaseModel):
+class Resource(NamedFields):
     """The base of every kind of resource; each kind has its own `resource_type`, by which it is read back."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from leyden.types.named_fields import NamedFields
 
 __all__ = ["Retention"]
 
 
-class Retention(BaseModel):
+class Retention(NamedFields):
     """Limits of what a store keeps of finished rollouts; unfinished and pinned ones are always kept.
 
     Where several limits are given, a rollout goes as soon as one of them says so, the one that finished first before the others, with

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from leyden.types.named_fields import NamedFields
 from leyden.types.run import current_run_id
 
 __all__ = [
@@ -43,7 +44,7 @@ ATTEMPT_FINISHED: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "
 """The statuses that an attempt never leaves. `unresponsive` is not one of them: a late span revives it."""
 
 
-class RolloutConfig(BaseModel):
+class RolloutConfig(NamedFields):
     """What a rollout may cost and what counts as success."""
 
     model_config = ConfigDict(extra="forbid")

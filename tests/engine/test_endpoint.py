@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -332,8 +333,10 @@ def test_a_wrong_option_is_refused_at_once(folder: Path, options: dict[str, Any]
 
 
 async def test_what_cannot_be_loaded_says_why(tmp_path: Path, folder: Path):
-    with pytest.raises(EngineError, match="cannot load"):
+    with pytest.raises(EngineError, match=rf"there is no folder .*nothing.* \(looked for {re.escape(str(tmp_path))}"):
         await EmbeddedBackend(tmp_path / "nothing").start()
+    with pytest.raises(EngineError, match=r"there is no folder '\./models/nothing' "):
+        await EmbeddedBackend("./models/nothing").start()
     with pytest.raises(ConfigError, match="float99"):
         await EmbeddedBackend(folder, dtype="float99").start()
     with pytest.raises(ConfigError, match="context of 512"):

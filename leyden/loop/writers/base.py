@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from leyden.errors import ConfigError
 from leyden.loop.metrics import ROW_KINDS, EpisodeRow, EpisodeStats, LogLevel, Row, RowKind, Stage, StepRow
-from leyden.options import NamedOptions
+from leyden.options import NamedOptions, check_path
 
 __all__ = ["LogWriter"]
 
@@ -235,7 +235,8 @@ class LogWriter(NamedOptions):
 
 
 def file_path(path: str | Path, writer: LogWriter, example: str) -> Path:
-    """Return the path of a writer's file. Raise ConfigError if it is a directory."""
+    """Return the path of a writer's file. Raise ConfigError if it is no path, or a directory."""
+    check_path(f"{type(writer).__name__}'s path", path, example=example)
     if (path := Path(path)).is_dir():
         name = type(writer).__name__
         raise ConfigError(f"{name}({str(path)!r}): that is a directory; give the file, such as {str(path / example)!r}")

@@ -8,24 +8,29 @@ To add a component, subclass the class of its kind, and name yours in a configur
 
 from typing import TYPE_CHECKING, Any
 
-from leyden.rl.order_execution.bars import Bars, IntradayBacktestData, load_bars
-from leyden.rl.order_execution.data import (
-    BarsProcessedDataProvider,
-    IntradayProcessedData,
-    ProcessedDataProvider,
-    load_orders,
-)
-from leyden.rl.order_execution.interpreter import (
-    CategoricalActionInterpreter,
-    CurrentStepStateInterpreter,
-    DummyStateInterpreter,
-    FullHistoryStateInterpreter,
-    TwapRelativeActionInterpreter,
-)
-from leyden.rl.order_execution.objects import Order, OrderDir
-from leyden.rl.order_execution.reward import PAPenaltyReward, PPOReward
-from leyden.rl.order_execution.simulator import SingleAssetOrderExecutionSimple, price_advantage
-from leyden.rl.order_execution.state import History, SAOEMetrics, SAOEState
+from leyden.extras import missing_extra
+
+try:
+    from leyden.rl.order_execution.bars import Bars, IntradayBacktestData, load_bars
+    from leyden.rl.order_execution.data import (
+        BarsProcessedDataProvider,
+        IntradayProcessedData,
+        ProcessedDataProvider,
+        load_orders,
+    )
+    from leyden.rl.order_execution.interpreter import (
+        CategoricalActionInterpreter,
+        CurrentStepStateInterpreter,
+        DummyStateInterpreter,
+        FullHistoryStateInterpreter,
+        TwapRelativeActionInterpreter,
+    )
+    from leyden.rl.order_execution.objects import Order, OrderDir
+    from leyden.rl.order_execution.reward import PAPenaltyReward, PPOReward
+    from leyden.rl.order_execution.simulator import SingleAssetOrderExecutionSimple, price_advantage
+    from leyden.rl.order_execution.state import History, SAOEMetrics, SAOEState
+except ImportError as error:
+    raise missing_extra(error, extra="rl", needed_by=__name__) from None
 
 if TYPE_CHECKING:
     from leyden.rl.order_execution.network import Recurrent

@@ -9,7 +9,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from leyden.rl.policy.base import AllOne, NonLearnablePolicy, Policy, PolicyOutput, RandomPolicy
+from leyden.extras import missing_extra
+
+try:
+    from leyden.rl.policy.base import AllOne, NonLearnablePolicy, Policy, PolicyOutput, RandomPolicy
+except ImportError as error:
+    raise missing_extra(error, extra="rl", needed_by=__name__) from None
 
 if TYPE_CHECKING:
     from leyden.rl.policy.adapters import Sb3Policy, TianshouPolicy

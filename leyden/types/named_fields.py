@@ -1,0 +1,48 @@
+"""A base of models that users construct: a wrong field is refused by its name, without pydantic's report.
+
+Data that is read (`model_validate`, `model_validate_json`) raises pydantic's ValidationError.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from leyden.errors import InvalidArgument
+from leyden.options import check_names
+from leyden.utils.text import shown
+
+__all__ = ["NamedFields"]
+
+
+class NamedFields(BaseModel):
+    """A model whose constructor raises InvalidArgument with the field, the value and what is possible."""
+
+    def __init__(self, **values: Any) -> None:
+        kind = type(self)
+        check_names(kind.__name__, values, kind.model_fields)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            refusal = InvalidArgument(_refusal(kind, error))
+        else:
+            return
+        raise refusal
+
+    # Validation of read data then builds instances itself, without a call of this constructor.
+    __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess] -- as BaseModel does
+
+
+def _refusal(kind: type[BaseModel], error: ValidationError) -> str:
+    faults = error.errors(include_url=False)
+    missing = [str(fault["loc"][0]) for fault in faults if fault["type"] == "missing" and len(fault["loc"]) == 1]
+    if missing:
+        required = [f"{name}=..." for name, field in kind.model_fields.items() if field.is_required()]
+        return f"{kind.__name__} needs {', '.join(missing)}; write {kind.__name__}({', '.join(required)})"
+    hides = kind.model_config.get("hide_input_in_errors", False)
+    return "; ".join(
+        f"{kind.__name__}'s {'.'.join(map(str, fault['loc']))} is "
+        f"{type(fault['input']).__name__ if hides else shown(fault['input'])}: {fault['msg']}"
+        for fault in faults
+    )
