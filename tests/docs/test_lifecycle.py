@@ -94,7 +94,7 @@ def test_the_picture_draws_every_transition_and_no_other(machine: str, transitio
 
 @pytest.mark.parametrize(("machine", "transitions"), MACHINES)
 def test_the_table_names_every_transition_and_no_other(machine: str, transitions: Mapping[str, frozenset[str]]):
-    assert written_edges(f"### Of {machine}s", PAGE.read_text()) == edges_of_tables(transitions)
+    assert written_edges(f"### Statuses of {machine}s", PAGE.read_text()) == edges_of_tables(transitions)
 
 
 def test_an_arrow_that_is_not_there_is_missed():

@@ -31,7 +31,7 @@ def test_every_method_of_the_protocol_says_whether_it_may_be_repeated():
 
 
 @pytest.mark.parametrize(
-    ("model", "heading"), [(RolloutConfig, "## Tries and time"), (Retention, "## Limit what is kept")]
+    ("model", "heading"), [(RolloutConfig, "## Set retries and time limits"), (Retention, "## Limit what is kept")]
 )
 def test_every_field_has_its_row(model: type[BaseModel], heading: str):
     assert sorted(first_column(heading)) == sorted(model.model_fields)
