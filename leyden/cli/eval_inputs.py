@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from leyden.errors import ConfigError
 from leyden.litagent import LitAgent
 from leyden.runs import RecordedRun, list_runs, open_run
+from leyden.runs.rollouts import latest_resources
 from leyden.types import LLM, NamedResources, PromptTemplate
 
 _OFFERED = 8
@@ -65,7 +66,13 @@ def _module_of_file(path: Path) -> Any:
     parent = str(path.resolve().parent)
     if parent not in sys.path:
         sys.path.insert(0, parent)  # so that the file finds its neighbours, as with `python file.py`
-    return _module_named(path.stem)
+    module = _module_named(path.stem)
+    file = getattr(module, "__file__", None)
+    if file is None or Path(file).resolve() != path.resolve():
+        raise ConfigError(
+            f"{path} has the name of the module {path.stem!r} that is in use ({file or 'built in'}); rename the file"
+        )
+    return module
 
 
 def _agents_in(module: Any) -> str:
@@ -97,7 +104,8 @@ def load_tasks(path: Path) -> list[Any]:
 
 def _read_jsonl(path: Path) -> list[Any]:
     tasks: list[Any] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+    # Not splitlines(), which also breaks at characters that a JSON string may hold, such as U+2028.
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -235,7 +243,7 @@ def _chosen(source: str, *, has_models: bool) -> RecordedRun:
 async def _add_run(given: Given, run: RecordedRun, *, has_models: bool) -> None:
     """Take a run's last resources, and load its trained model under the name that its agents knew."""
     async with run.open_store() as store:
-        latest = await store.get_latest_resources()
+        latest = await latest_resources(run, store)
     if latest is None:
         raise ConfigError(f"run {run.record.name} has published no resources yet, so there is nothing to evaluate with")
     llms = {name: each for name, each in latest.resources.items() if isinstance(each, LLM)}

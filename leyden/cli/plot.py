@@ -37,6 +37,7 @@ def plot(
       leyden plot 20260102-101500-ab12 20260102-114000-cd34 --output compared.svg
     """
     import json
+    import math
     import shutil
     import sys
 
@@ -51,7 +52,14 @@ def plot(
     if not series:
         _refuse(opened, metric)
     if as_json:
-        points = [{"name": each.name, "iterations": each.iterations, "values": each.values} for each in series]
+        points = [
+            {
+                "name": each.name,
+                "iterations": each.iterations,
+                "values": [value if math.isfinite(value) else None for value in each.values],
+            }
+            for each in series
+        ]
         typer.echo(json.dumps(points))
         return
     title = metric if len(opened) > 1 else f"{metric} of {opened[0].record.name}"

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from leyden.errors import ConfigError
 from leyden.runs.reading import Failure, RecordedRun, failure_of
 from leyden.store.base import LightningStore
-from leyden.types import Rollout, RolloutStatus, find_final_reward
+from leyden.types import ResourcesUpdate, Rollout, RolloutStatus, find_final_reward
 
 _PAGE = 200
 """Rollouts whose spans are read at once."""
@@ -107,6 +107,20 @@ async def find_rollout(run: RecordedRun, store: LightningStore, beginning: str) 
         )
     names = ", ".join(rollout.rollout_id for rollout in found[:_OFFERED])
     raise ConfigError(f"{beginning!r} is in the ids of several rollouts: {names}{', ...' * (len(found) > _OFFERED)}")
+
+
+async def latest_resources(run: RecordedRun, store: LightningStore) -> ResourcesUpdate | None:
+    """Return the resources that the run published last; None if there are none.
+
+    A store that several runs share does not tell whose resources they are: there, those of the run's
+    newest rollout.
+    """
+    if _has_the_store_for_itself(run):
+        return await store.get_latest_resources()
+    newest = await store.query_rollouts(run_id=run.record.run_id, sort_by="start_time", sort_order="desc", limit=1)
+    if not newest or newest[0].resources_id is None:
+        return None
+    return await store.get_resources_by_id(newest[0].resources_id)
 
 
 async def _pages(

@@ -17,6 +17,8 @@ import reprlib
 import sys
 from typing import TextIO
 
+from leyden.utils.figures import harmless
+
 __all__ = [
     "Preview",
     "configure_logger",
@@ -64,7 +66,7 @@ class Preview:
         from leyden.utils.text import storable
 
         text = self._value if isinstance(self._value, str) else _short.repr(self._value)
-        text = " ".join(storable(text[: 20 * _PREVIEW_CHARACTERS]).split())
+        text = " ".join(harmless(storable(text[: 20 * _PREVIEW_CHARACTERS])).split())
         return text if len(text) <= _PREVIEW_CHARACTERS else f"{text[: _PREVIEW_CHARACTERS - 3]}..."
 
 
@@ -157,7 +159,14 @@ def _is_shown(logger: logging.Logger) -> bool:
     return False
 
 
-class _LineFormatter(logging.Formatter):
+class _HarmlessFormatter(logging.Formatter):
+    """Leaves out what a terminal would obey: messages and errors hold texts of models, agents and tasks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
+
+
+class _LineFormatter(_HarmlessFormatter):
     default_msec_format = "%s.%03d"
 
     def format(self, record: logging.LogRecord) -> str:
@@ -184,7 +193,7 @@ def _rich_handler() -> logging.Handler:
     handler = RichHandler(
         console=Console(stderr=True), show_path=False, omit_repeated_times=False, log_time_format="%H:%M:%S"
     )
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_HarmlessFormatter("%(message)s"))
     return handler
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import pytest
 from leyden.cli.eval_inputs import load_agent, load_tasks, read_given
 from leyden.errors import ConfigError
 from leyden.litagent import LitAgent
+from leyden.runs import open_run
+from leyden.runs.rollouts import latest_resources
+from leyden.store import open_store
 from leyden.types import PromptTemplate
+from leyden.types.run import RunRecord
 
 AGENTS = """
 import leyden as ly
@@ -34,7 +39,9 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with agents in `agents_of_a_user.py`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "agents_of_a_user", raising=False)  # another test's
     (tmp_path / "agents_of_a_user.py").write_text(AGENTS)
+    (tmp_path / "calendar.py").write_text(AGENTS)
     (tmp_path / "needs_more.py").write_text("import a_module_that_is_not_there\n")
     return tmp_path
 
@@ -52,6 +59,7 @@ def test_an_agent_is_found_in_a_module_or_a_file(work: Path, spec: str) -> None:
         ("no_such_file.py:agent", "there is no file no_such_file.py"),
         ("agents_of_a_user:agnet", "agents_of_a_user has no 'agnet'; agents there: agent"),
         ("agents_of_a_user:plain", "is a function, and no agent; agents there: agent; decorate the function"),
+        ("calendar.py:agent", "calendar.py has the name of the module 'calendar' that is in use .*; rename the file"),
         ("needs_more:agent", "needs_more needs the module 'a_module_that_is_not_there', which is not installed"),
     ],
 )
@@ -121,3 +129,22 @@ async def test_a_file_of_resources_holds_templates_by_name(tmp_path: Path) -> No
         path.write_text(content)
         with pytest.raises(ConfigError, match=fault):
             await read_given([], str(path))
+
+
+def test_a_line_of_tasks_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    tasks = ["a\u2028b", "c\u0085d"]
+    path.write_text("\r\n".join(json.dumps(task, ensure_ascii=False) for task in tasks), newline="")
+    assert load_tasks(path) == tasks
+
+
+async def test_resources_of_a_run_are_its_own_in_a_store_of_several_runs(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shared.sqlite"
+    async with open_store(url) as store:
+        for name in ("first", "second"):
+            await store.start_run(RunRecord(run_id=name, name=name, kind="fit", start_time=1.0))
+            await store.update_resources(f"rs-{name}", {"prompt": PromptTemplate(template=name, engine="f-string")})
+            await store.enqueue_rollout(input=1, run_id=name, resources_id=f"rs-{name}")
+        for name in ("first", "second"):
+            found = await latest_resources(open_run(url, run_id=name), store)
+            assert found is not None and found.resources_id == f"rs-{name}"

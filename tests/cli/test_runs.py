@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -199,3 +200,17 @@ def test_texts_of_agents_and_tasks_do_not_control_the_terminal(said: Said, tmp_p
     assert "a message" in shown
     assert "a reason" in shown
     assert not re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
+
+
+def test_a_value_that_is_no_number_is_null_in_the_json_of_a_plot(said: Said, recorded: Path) -> None:
+    folder = recorded / ".leyden" / "broken"
+    ly.Trainer(algorithm="baseline", run_dir=folder, progress=False).fit(agent, [{"n": 1}])
+    row = {"iteration": 1, "stage": "train", "seconds": 1.0, "loss": None}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+
+    def refused(constant: str) -> Any:
+        raise AssertionError(f"{constant} is no JSON")
+
+    out, _ = said("plot", "broken", "--metric", "loss", "--json")
+    assert json.loads(out, parse_constant=refused) == [{"name": "train", "iterations": [1], "values": [None]}]
+    shutil.rmtree(folder)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 import leyden as ly
-from leyden.utils.logs import configure_logger, line_formatter, notice, setup_logging
+from leyden.utils.logs import Preview, configure_logger, line_formatter, notice, setup_logging
 
 LONG = " ".join(f"word{number}" for number in range(60))
 
@@ -135,3 +135,24 @@ def test_a_program_that_sets_no_logging_up_shows_it_when_the_environment_asks(
     monkeypatch.setenv("LEYDEN_LOG", "debug")
     ly.Trainer().dev(agent, [1])
     assert re.search(r" DEBUG rollout \S+: attempt \S+ succeeded", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("on_a_terminal", [False, True])
+def test_texts_of_others_do_not_control_the_terminal_that_shows_the_log(
+    monkeypatch: pytest.MonkeyPatch, on_a_terminal: bool
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: on_a_terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("NO_COLOR", "1")
+    setup_logging("INFO")
+    attack = "\x1b]52;c;clipboard\x07\x9b2J"
+    try:
+        raise ValueError(f"a reason {attack}")
+    except ValueError:
+        logging.getLogger("leyden.test").exception("a task %s and %s", attack, Preview(attack))
+    shown = re.sub("\x1b\\[[0-9;]*m", "", stream.getvalue())  # rich's own
+    assert "a task" in shown
+    assert "a reason" in shown
+    assert not re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+    assert str(Preview(attack)).isprintable()
