@@ -241,7 +241,15 @@ async def test_a_page_of_another_site_changes_nothing_in_a_store_without_a_token
         paths = [path for path, verbs in openapi()["paths"].items() if "post" in verbs]
         for path in paths:
             for kind in TYPES:
-                known = path.format(rollout_id="ro", attempt_id="at", resources_id="rs", worker_id="w", name="p")
+                ids = {
+                    "rollout_id": "ro",
+                    "attempt_id": "at",
+                    "resources_id": "rs",
+                    "worker_id": "w",
+                    "run_id": "run",
+                    "name": "p",
+                }
+                known = path.format(**ids)
                 status = await post_as_a_browser(place.store, known, origin, kind)
                 assert status in (403, 415), f"{path} {kind}: {status}"
         assert await everything(store) == before
