@@ -6,13 +6,14 @@ import io
 import logging
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
 import leyden as ly
-from leyden.utils.logs import configure_logger, line_formatter, notice, setup_logging
+from leyden.utils.logs import configure_logger, line_formatter, notice, relay_line, setup_logging
 
 LONG = " ".join(f"word{number}" for number in range(60))
 
@@ -135,3 +136,20 @@ def test_a_program_that_sets_no_logging_up_shows_it_when_the_environment_asks(
     monkeypatch.setenv("LEYDEN_LOG", "debug")
     ly.Trainer().dev(agent, [1])
     assert re.search(r" DEBUG rollout \S+: attempt \S+ succeeded", capsys.readouterr().err)
+
+
+def test_a_line_of_a_child_keeps_its_level_and_gets_one_prefix(caplog: pytest.LogCaptureFixture) -> None:
+    child = "import logging; from leyden.utils.logs import setup_relayed_logging; setup_relayed_logging()\n"
+    child += "log = logging.getLogger('leyden.engine'); log.info('serving'); log.warning('hot\\nvery')\n"
+    child += "import sys; sys.stderr.write('from a library\\n')"
+    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True)
+    logger = logging.getLogger("test_relayed")
+    logger.setLevel(logging.INFO)
+    for line in done.stderr.splitlines():
+        relay_line(logger, "engine process", line)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "engine process: serving"),
+        ("WARNING", "engine process: hot"),
+        ("INFO", "engine process:     very"),
+        ("INFO", "engine process: from a library"),
+    ]
