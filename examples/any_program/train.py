@@ -38,7 +38,7 @@ def main() -> None:
         callbacks=[ly.ProgressBar(metrics=["reward", "rollouts_per_second"])],
         writers=[ly.ConsoleWriter()],
     )
-    print(ly.Trainer(algorithm=algorithm, concurrency=8, run_dir=options.run_dir).fit(agent, TASKS))
+    ly.Trainer(algorithm=algorithm, concurrency=8, run_dir=options.run_dir).fit(agent, TASKS)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ async def try_out() -> None:
             initial_resources={"llm": llm},
             **CONFIGURATIONS["development"],
         )
-        print(trainer.dev(play, TASKS))
+        trainer.dev(play, TASKS)
 
 
 def main() -> None:

@@ -39,11 +39,10 @@ def train(given: argparse.Namespace, **places: Any) -> None:
     trainer = ly.Trainer(algorithm=learning(given.steps, run_dir), store=given.store, run_dir=run_dir, **places)
     validation = [TASKS[number % len(TASKS)] for number in range(given.held_out)]
     try:
-        summary = trainer.fit(play, TASKS, val_dataset=validation, resume=given.resume)
+        trainer.fit(play, TASKS, val_dataset=validation, resume=given.resume)
     except RunInterrupted as stopped:
         sys.exit(str(stopped) if trainer.strategy.runs_algorithm else 0)  # Ctrl-C is how runners alone end
     if trainer.strategy.runs_algorithm:  # not where only runners were
-        print(summary)
         print(report(run_dir))
 
 

@@ -46,9 +46,7 @@ def train(run_dir: Path, *, steps: int, seed: int, held_out: int, resume: bool) 
         writers=[CsvWriter(run_dir / "metrics.csv")],
     )
     trainer = Trainer(algorithm=algorithm, concurrency=128, run_dir=run_dir)
-    summary = trainer.fit(solve, train_tasks(), val_dataset=held_out_tasks(held_out), resume=resume)
-    if summary.failures:
-        print(summary)
+    trainer.fit(solve, train_tasks(), val_dataset=held_out_tasks(held_out), resume=resume)
 
 
 def report(run_dir: Path) -> str:

@@ -102,7 +102,8 @@ class Baseline(FastAlgorithm):
     Baseline().run(train, val)`, which enqueues for the runners of that store.
 
     n_epochs: how often to go through both data sets.
-    train_split: without a validation set, this share of the training set is run in mode `train` and the rest in mode `val`.
+    train_split: without a validation set, this share of the training set is run in mode `train` and the
+        rest in mode `val`. Each mode has a mean reward of its own; by default one mean covers all tasks.
     polling_interval: the longest time in seconds between two progress lines. The wait itself is by
         event.
     max_queue_length: rollouts that are enqueued and not finished at a time; a new one is enqueued when one has finished. None:
@@ -117,7 +118,7 @@ class Baseline(FastAlgorithm):
         self,
         *,
         n_epochs: int = 1,
-        train_split: float = 0.5,
+        train_split: float = 1.0,
         polling_interval: float = 5.0,
         max_queue_length: int | None = None,
         span_verbosity: SpanVerbosity = "keys",

@@ -39,6 +39,7 @@ from leyden.engine.embedded import EmbeddedBackend
 from leyden.errors import ConfigError, EngineError
 from leyden.options import check_names
 from leyden.types import LLM, TrainingSequence
+from leyden.utils.logs import relay_line
 
 __all__ = ["IsolatedBackend"]
 
@@ -226,7 +227,7 @@ class _Child:
             for raw in lines:
                 line = raw.decode(errors="replace").rstrip()
                 self._last_lines.append(line)
-                logger.info("engine process: %s", line)
+                relay_line(logger, "engine process", line)
         code = self._process.wait()
         if not self._stopping:
             logger.error("%s", self._how_it_ended(code))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import select
 import signal
@@ -20,7 +19,7 @@ from typing import Any
 
 from leyden.engine.control import describe_error
 from leyden.engine.embedded import EmbeddedBackend
-from leyden.utils.logs import setup_child_logging
+from leyden.utils.logs import setup_relayed_logging
 
 __all__ = ["main"]
 
@@ -28,8 +27,7 @@ __all__ = ["main"]
 def main() -> None:
     """Serve until the parent goes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    setup_child_logging()
-    logging.getLogger().setLevel(logging.INFO)
+    setup_relayed_logging()
     config = json.loads(sys.stdin.readline())
     # A parent that dies while the model is loading must not be outlived either.
     threading.Thread(target=_end_with_parent, args=(config["parent"],), name="leyden-parent-watch", daemon=True).start()

@@ -27,7 +27,15 @@ from pydantic import BaseModel
 from leyden.redaction import HIDDEN, redact
 from leyden.utils.arguments import arguments_of
 
-__all__ = ["describe", "describe_dataset", "describe_model", "describe_program", "git_is_dirty", "import_path"]
+__all__ = [
+    "describe",
+    "describe_dataset",
+    "describe_model",
+    "describe_program",
+    "git_is_dirty",
+    "import_path",
+    "weights_of",
+]
 
 _SECRET_NAMES = r"pass(?:word|wd|phrase)?|pgpassword|secret|token|api_?key|key|credentials?|auth(?:orization)?|bearer"
 _SECRET = re.compile(rf"(?:^|[_.-])(?:{_SECRET_NAMES}|passwords|secrets|api_?keys|(?:access|auth)_tokens)$", re.I)
@@ -143,6 +151,23 @@ def describe_model(model: Any) -> dict[str, Any]:
     if (config := folder / "config.json").is_file():
         digest.update(config.read_bytes())
     return {"name": str(folder.resolve()), "digest": digest.hexdigest()[:16], "n_weights": _n_weights(folder)}
+
+
+def weights_of(model: Any) -> tuple[int, int] | None:
+    """Return how many weights of a model are trained, and how many it has; None if unknown before it is loaded.
+
+    model: a folder, a hub name (unknown), or a model object, whose frozen parameters are not trained.
+    """
+    if isinstance(model, str | Path):
+        folder = Path(model)
+        is_adapter = (folder / "adapter_config.json").is_file()  # its files lack the weights of the model beneath
+        n = None if is_adapter else _n_weights(folder)
+        return None if n is None else (n, n)
+    try:
+        sizes = [(bool(each.requires_grad), int(each.numel())) for each in model.parameters()]
+    except (AttributeError, TypeError):  # no torch module
+        return None
+    return sum(size for is_trained, size in sizes if is_trained), sum(size for _, size in sizes)
 
 
 def _n_weights(folder: Path) -> int | None:

@@ -108,8 +108,8 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def closing_summary(summary: RunSummary, width: int | None = None) -> str:
     """Return what a run did, in a few lines.
 
-    They say how it ended, its rollouts and why some failed, its reward with a small curve, and where
-    everything is.
+    They say how it ended, its rollouts and why some failed, its reward with a small curve, the reward of its
+    validations, and where everything is.
 
     width: columns; paths and commands are never broken. None: the width of the terminal that standard
         error is; 120 if it is none.
@@ -127,6 +127,8 @@ def closing_summary(summary: RunSummary, width: int | None = None) -> str:
         lines.append(f"reward: {_reward(summary.reward)}")
         if len(summary.reward.values) > 1:
             lines.append(f"  {sparkline(summary.reward.values, min(_CURVE_COLUMNS, width - 2))}")
+    if validation := _validation(summary):
+        lines.append(f"validation: {validation}")
     if summary.result is not None:
         lines.append(shortened(f"result: {_result(summary)}", max(20, width)))
     if summary.stopped is not None:
@@ -149,6 +151,8 @@ def summary_html(summary: RunSummary) -> str:
     rows += [("", reason) for reason in _failures(summary)]
     if summary.reward is not None:
         rows.append(("reward", _reward(summary.reward)))
+    if validation := _validation(summary):
+        rows.append(("validation", validation))
     if summary.result is not None:
         rows.append(("result", shortened(_result(summary), 200)))
     if summary.stopped is not None:
@@ -197,6 +201,14 @@ def _reward(reward: RewardFigures) -> str:
         f"{figure(reward.first)} -> {figure(reward.last)}, "
         f"best {figure(reward.best)} at iteration {reward.best_iteration:,}"
     )
+
+
+def _validation(summary: RunSummary) -> str:
+    """Return the rewards of the validations; empty without one, and if they are shown as the reward already."""
+    reward = summary.val_reward
+    if reward is None or reward == summary.reward:
+        return ""
+    return figure(reward.last) if len(reward.values) < 2 else f"{figure(reward.first)} -> {figure(reward.last)}"
 
 
 def _places(directory: Path) -> dict[str, str]:

@@ -36,6 +36,8 @@ class RunSummary:
     """Why the run ended before the algorithm did; None if the algorithm has done its work."""
     reward: RewardFigures | None = None
     """The rewards of the training stages, or of the validations if there was no training; None without rewards."""
+    val_reward: RewardFigures | None = None
+    """The rewards of the validations; None without rewards there."""
     metrics: dict[str, MetricValue] = field(default_factory=dict[str, MetricValue])
     """The metrics of the last row that was reported."""
     result: Any = None

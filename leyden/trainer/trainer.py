@@ -297,7 +297,7 @@ class Trainer(NamedOptions):
     def _what_learns(self, dev: bool) -> Algorithm | None:
         if not dev:
             return self.algorithm
-        algorithm = self.algorithm or Baseline(train_split=1.0)  # nothing is trained, so no task is held back
+        algorithm = self.algorithm or Baseline()
         if not isinstance(algorithm, FastAlgorithm):
             raise InvalidArgument(
                 f"dev() needs a FastAlgorithm (Baseline is one), not {type(algorithm).__name__}; use fit() to train, without dev=True"
@@ -551,6 +551,7 @@ class Trainer(NamedOptions):
                 sweeper.forgotten,
                 next(iter(stopped), None),
                 reward=figures.reward,
+                val_reward=figures.val_reward,
                 metrics=figures.metrics,
                 result=results[-1] if results else None,
                 seconds=time.monotonic() - started,

@@ -25,9 +25,11 @@ __all__ = [
     "line_formatter",
     "log_for_files",
     "notice",
+    "relay_line",
     "setup_child_logging",
     "setup_logging",
     "setup_logging_if_asked",
+    "setup_relayed_logging",
 ]
 
 _LEVELS = {
@@ -113,6 +115,25 @@ def setup_child_logging() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(line_formatter(source=True))
     logging.basicConfig(handlers=[handler])
+
+
+def setup_relayed_logging() -> None:
+    """Write the records of a child process to standard error, for a parent that passes each line to `relay_line`."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LineFormatter("%(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
+
+
+def relay_line(logger: logging.Logger, source: str, line: str) -> None:
+    """Log a line of a child's standard error, at the level that `setup_relayed_logging` put before it.
+
+    A line without a level, such as what a library prints, is logged at INFO.
+    """
+    level, _, message = line.partition(" ")
+    if level.lower() in _LEVELS and level.isupper():
+        logger.log(_LEVELS[level.lower()], "%s: %s", source, message)
+    else:
+        logger.info("%s: %s", source, line)
 
 
 def configure_logger(level: int | str = logging.INFO, name: str = "leyden") -> logging.Logger:

@@ -189,6 +189,7 @@ def test_a_bad_rollout_is_recorded_with_its_reason_and_the_others_are_trained_on
     assert (rows.train[0]["failed"], rows.train[0]["small_groups"], rows.train[0]["optimizer_steps"]) == (3, 1, 1)
 
 
+@pytest.mark.slow
 def test_all_kinds_of_bad_agents_in_one_run_with_the_policy_in_its_own_process(tmp_path: Path) -> None:
     kinds = {bad.__name__: bad for bad, _, _ in FAILURES if asyncio.iscoroutinefunction(bad)}
 

@@ -1,12 +1,15 @@
 """Warnings about runs that cannot learn: one for each symptom that lasts, none for a run that learns."""
 
+import asyncio
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatch
+import leyden as ly
+from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatch, learning_rate_hint
+from leyden.demo.run import WEIGHTS
 
 
 def answers(*token_ids: list[int], cut: int = 0, reward: float = 0.0) -> Answers:
@@ -110,3 +113,46 @@ def test_a_run_that_learns_is_never_warned_about_its_reward(seed: int, rise: int
     noise = random.Random(seed)
     rewards = [min(0.9, 0.1 + 0.8 * step / rise) + noise.uniform(-0.03, 0.03) for step in range(n_steps)]
     assert rewards_of(SignalWatch(1e-4, 64), rewards) == []
+
+
+@pytest.mark.parametrize(
+    ("n_weights", "n_trained", "learning_rate", "value"),
+    [
+        (117_000, 117_000, 1e-4, "1e-3"),
+        (117_000, 117_000, 5e-4, None),
+        (10_000_000, 10_000_000, 1e-4, None),
+        (500_000_000, 500_000_000, 1e-4, "1e-6"),
+        (500_000_000, 500_000_000, 1e-5, None),
+        (500_000_000, 2_000_000, 1e-4, None),
+    ],
+)
+def test_a_learning_rate_that_seldom_fits_the_models_size_is_answered_with_one_to_try(
+    n_weights: int, n_trained: int, learning_rate: float, value: str | None
+) -> None:
+    hint = learning_rate_hint(learning_rate, n_trained=n_trained, n_weights=n_weights)
+    if value is None:
+        assert hint is None
+    else:
+        assert hint is not None
+        assert f"the learning rate is {learning_rate:g}" in hint
+        assert f"({n_weights:,} weights) usually needs {float(value):g}" in hint
+        assert f"OptimParams(learning_rate={float(value):g})" in hint
+
+
+@pytest.mark.parametrize(("optim", "lines"), [(None, 1), (ly.OptimParams(learning_rate=1e-4), 0)])
+def test_a_learning_rate_that_the_user_did_not_choose_is_hinted_at_when_a_run_begins(
+    optim: ly.OptimParams | None, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stopped(Exception):
+        pass
+
+    class Backend(ly.EmbeddedBackend):
+        async def start(self) -> None:
+            raise Stopped
+
+    algorithm = ly.PolicyGradient(Backend(WEIGHTS), optim=optim)
+    algorithm.set_llm_proxy(ly.LLMProxy())
+    with pytest.raises(Stopped):
+        asyncio.run(algorithm.setup([1], None))
+    hints = [record.getMessage() for record in caplog.records if "usually needs 0.001" in record.getMessage()]
+    assert len(hints) == lines

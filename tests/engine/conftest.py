@@ -25,3 +25,13 @@ def reciting() -> Iterator[tuple[EmbeddedBackend, Script, Any]]:
     asyncio.run(backend.start())
     yield backend, script, tokenizer
     asyncio.run(backend.stop())
+
+
+_STARTED_TWICE = ("test_a_stopped_backend_starts_again[isolated]", "test_a_state_moves_to_a_fresh_backend[isolated]")
+"""Contract tests that cannot share a child process; each starts two, which import torch for seconds."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.name in _STARTED_TWICE:
+            item.add_marker("slow")

@@ -56,6 +56,7 @@ async def test_a_killed_child_is_reported_with_how_it_ended(folder: Path):
             await backend.statistics()
 
 
+@pytest.mark.slow
 async def test_stopping_is_quick_even_with_work_under_way(folder: Path):
     backend = IsolatedBackend(folder)
     await backend.start()
@@ -129,6 +130,7 @@ def test_ctrl_c_does_not_reach_the_child_before_its_parent_ends(parent: subproce
     assert gone(child)
 
 
+@pytest.mark.slow
 async def test_a_child_that_cannot_start_says_why(tmp_path: Path):
     backend = IsolatedBackend(tmp_path / "nothing")
     with pytest.raises(EngineError, match=r"there is no folder .* \(looked for "):

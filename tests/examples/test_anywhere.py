@@ -57,7 +57,7 @@ def run(*lines: str) -> str:
         pytest.importorskip(name)
     done = subprocess.run(shell(*lines), env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{lines}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 async def read() -> tuple[Sequence[ly.Rollout], dict[str, list[ly.Span]], Sequence[Worker]]:

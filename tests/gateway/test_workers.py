@@ -146,6 +146,7 @@ async def test_ids_in_headers_are_the_same_for_all_workers(
         assert len(await store.query_spans(one.rollout_id)) == 1
 
 
+@pytest.mark.slow
 async def test_a_retry_that_comes_to_another_worker_is_the_same_call(
     store: LightningStore, server: LightningStoreServer, upstream: FakeUpstream
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_set_up_is_done_once_and_again_when_its_files_change(checkout: Path):
     assert "Set up" in install(checkout).stdout
 
 
+@pytest.mark.slow
 def test_an_interrupted_set_up_leaves_no_stamp_and_is_started_afresh(checkout: Path):
     env = checkout / ".venvs/tiny"
     process = subprocess.Popen([sys.executable, "constraints/install.py", "tiny"], cwd=checkout, start_new_session=True)
@@ -76,6 +77,7 @@ def test_an_interrupted_set_up_leaves_no_stamp_and_is_started_afresh(checkout: P
     assert (env / ".installed-tiny").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_install_says_why_and_leaves_no_stamp(checkout: Path):
     (checkout / "constraints/tiny.in").write_text("./no-such-folder\n")
     done = install(checkout)
@@ -84,6 +86,7 @@ def test_a_failed_install_says_why_and_leaves_no_stamp(checkout: Path):
     assert not (checkout / ".venvs/tiny/.installed-tiny").exists()
 
 
+@pytest.mark.slow
 def test_what_must_not_stay_is_removed_again(checkout: Path):
     wheel = "stray-1.0-py3-none-any.whl"
     record = {
@@ -112,6 +115,7 @@ def test_an_unknown_environment_is_named_with_the_known_ones(checkout: Path):
     assert "known: tiny" in done.stderr
 
 
+@pytest.mark.slow
 def test_two_set_ups_at_once_do_the_work_once(checkout: Path):
     command = [sys.executable, "constraints/install.py", "tiny"]
     both = [subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, text=True) for _ in range(2)]

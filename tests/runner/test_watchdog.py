@@ -155,8 +155,13 @@ async def test_who_blocks_is_named_with_the_stack_while_it_does(
     ("store", "config"),
     [
         pytest.param("memory", RolloutConfig(timeout_seconds=3.0), id="timeout"),
-        pytest.param("http", RolloutConfig(timeout_seconds=3.0), id="timeout, from elsewhere"),
-        pytest.param("memory", RolloutConfig(unresponsive_seconds=3.0, retry_condition=["unresponsive"]), id="silence"),
+        pytest.param("http", RolloutConfig(timeout_seconds=3.0), id="timeout, from elsewhere", marks=pytest.mark.slow),
+        pytest.param(
+            "memory",
+            RolloutConfig(unresponsive_seconds=3.0, retry_condition=["unresponsive"]),
+            id="silence",
+            marks=pytest.mark.slow,
+        ),
     ],
     indirect=["store"],
 )

@@ -12,8 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from leyden.algorithm import Baseline
+from leyden.demo.run import WEIGHTS
 from leyden.errors import ConfigError
-from leyden.runs.config import describe, describe_dataset, describe_model, describe_program
+from leyden.runs.config import describe, describe_dataset, describe_model, describe_program, weights_of
 from leyden.runs.reading import read_failures, read_rows
 from leyden.utils.arguments import arguments_of
 
@@ -143,3 +144,16 @@ def test_an_argument_with_a_secret_is_recorded_without_it(words: list[str], monk
     argv = describe_program()["argv"]
     assert "s3cret" not in json.dumps(argv)
     assert argv[-3:] == ["--tokenizer", "tiny", "data=x"]
+
+
+def test_the_weights_of_a_model_are_counted_before_it_is_loaded(tmp_path: Path) -> None:
+    n_trained, n_weights = weights_of(WEIGHTS) or (0, 0)
+    assert n_trained == n_weights == describe_model(WEIGHTS)["n_weights"] > 100_000
+    assert weights_of("hub/name") is None and weights_of(tmp_path) is None and weights_of(object()) is None
+
+
+def test_frozen_weights_are_not_counted_as_trained() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    assert weights_of(model) == (3, 11)

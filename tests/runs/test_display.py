@@ -85,6 +85,17 @@ def test_the_summary_says_how_a_run_ended_and_where_everything_is(tmp_path: Path
     assert str(summary_of(directory)).startswith("finished in 5:26")
 
 
+def test_the_summary_shows_the_reward_of_the_validations_beside_that_of_the_training(tmp_path: Path) -> None:
+    several = RewardFigures(0.41, 0.92, 0.95, 20, (0.41, 0.95, 0.92), (1, 20, 40))
+    once = RewardFigures(0.5, 0.5, 0.5, 1, (0.5,), (1,))
+    assert "validation: 0.41 -> 0.92" in str(summary_of(tmp_path, val_reward=several)).splitlines()
+    assert "validation: 0.5" in str(summary_of(tmp_path, val_reward=once)).splitlines()
+    html = summary_of(tmp_path, val_reward=several)._repr_html_()
+    assert ">validation</th>" in html and "0.41 -&gt; 0.92" in html
+    for without in (summary_of(tmp_path), RunSummary(None, reward=once, val_reward=once)):
+        assert "validation" not in str(without) + without._repr_html_()
+
+
 @pytest.mark.parametrize("width", [52, 60, 80, 120])
 def test_the_summary_fits_but_for_paths_and_commands(width: int) -> None:
     text = closing_summary(summary_of(Path(".leyden/run"), stopped="all 3 runners have ended; " * 5), width)

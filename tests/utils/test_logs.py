@@ -6,13 +6,14 @@ import io
 import logging
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
 import leyden as ly
-from leyden.utils.logs import Preview, configure_logger, line_formatter, notice, setup_logging
+from leyden.utils.logs import Preview, configure_logger, line_formatter, notice, relay_line, setup_logging
 
 LONG = " ".join(f"word{number}" for number in range(60))
 
@@ -156,3 +157,20 @@ def test_texts_of_others_do_not_control_the_terminal_that_shows_the_log(
     assert "a reason" in shown
     assert not re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
     assert str(Preview(attack)).isprintable()
+
+
+def test_a_line_of_a_child_keeps_its_level_and_gets_one_prefix(caplog: pytest.LogCaptureFixture) -> None:
+    child = "import logging; from leyden.utils.logs import setup_relayed_logging; setup_relayed_logging()\n"
+    child += "log = logging.getLogger('leyden.engine'); log.info('serving'); log.warning('hot\\nvery')\n"
+    child += "import sys; sys.stderr.write('from a library\\n')"
+    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True)
+    logger = logging.getLogger("test_relayed")
+    logger.setLevel(logging.INFO)
+    for line in done.stderr.splitlines():
+        relay_line(logger, "engine process", line)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "engine process: serving"),
+        ("WARNING", "engine process: hot"),
+        ("INFO", "engine process:     very"),
+        ("INFO", "engine process: from a library"),
+    ]

@@ -24,11 +24,12 @@ from leyden.adapter.trajectory import refusal
 from leyden.algorithm.base import Dataset
 from leyden.algorithm.iterative import IterativeAlgorithm, Metrics
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData, StepData, build_step, minibatches, task_indices
-from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatch
+from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatch, learning_rate_hint
 from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend, PolicyLoss
 from leyden.errors import ConfigError, InvalidArgument, NoTrainingData
 from leyden.gateway import UpstreamModel
 from leyden.options import check_flag, check_number
+from leyden.runs.config import weights_of
 from leyden.types import (
     EnqueueRolloutRequest,
     NamedResources,
@@ -148,6 +149,7 @@ class PolicyGradient(IterativeAlgorithm):
         self.epochs, self.scale_advantages, self.warmup_steps = epochs, scale_advantages, warmup_steps
         self.loss = replace(loss or PolicyLoss(), temperature=temperature)
         self.optim = optim or OptimParams()
+        self._chose_optim = optim is not None
         self.sampling_parameters: dict[str, Any] = {"temperature": temperature}
         if max_tokens is not None:
             self.sampling_parameters["max_tokens"] = max_tokens
@@ -188,6 +190,7 @@ class PolicyGradient(IterativeAlgorithm):
             raise ConfigError("PolicyGradient needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
         self._train, self._val = train_dataset, val_dataset
         self._watch = self._new_watch()
+        self._warn_of_learning_rate()
         await self.backend.start()
         server = self.backend.endpoint()
         proxy.update_model_list(
@@ -254,6 +257,15 @@ class PolicyGradient(IterativeAlgorithm):
         self._warn(self._watch.end(self.max_iters))
         if (directory := self.get_run().directory) is not None:
             await self.backend.save_pretrained(directory / "model")
+
+    def _warn_of_learning_rate(self) -> None:
+        """Log a hint if the learning rate was left at its default and seldom fits the model's size."""
+        counted = None if self._chose_optim else weights_of(self.trained_model())
+        if counted is None:
+            return
+        n_trained, n_weights = counted
+        if hint := learning_rate_hint(self.optim.learning_rate, n_trained=n_trained, n_weights=n_weights):
+            logger.warning("%s", hint)
 
     def _new_watch(self) -> SignalWatch:
         return SignalWatch(self.optim.learning_rate, self.sampling_parameters.get("max_tokens"))

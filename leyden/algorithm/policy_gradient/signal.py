@@ -1,7 +1,8 @@
 """Whether a run can learn anything: warnings about groups without signal, a reward that never moves, and collapsed answers.
 
-Pure: `SignalWatch.look` takes what a step saw and returns the warnings that are due. To watch for
-something more, add a symptom to `SignalWatch._find`; the first one that a step shows counts.
+`learning_rate_hint` looks at the model before the first step, `SignalWatch.look` at each step. They
+are pure: they return the warnings that are due. To watch for something more, add a symptom to
+`SignalWatch._find`; the first one that a step shows counts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from leyden.utils.figures import figure
 from leyden.utils.logs import Preview
 
-__all__ = ["Answers", "Example", "SignalWatch"]
+__all__ = ["Answers", "Example", "SignalWatch", "learning_rate_hint"]
 
 _PATIENCE = 3
 """Steps in a row that show a symptom before the first warning."""
@@ -22,6 +23,28 @@ _UNMOVED_STEPS = 20
 """Steps before the first look at whether the reward has moved."""
 _STANDARD_ERRORS = 2.0
 """A smaller difference between both halves of a run is noise."""
+
+
+_SMALL, _SMALL_NEEDS, _SMALL_STARTS_AT = 10_000_000, 5e-4, 1e-3
+_LARGE, _LARGE_BEARS, _LARGE_STARTS_AT = 300_000_000, 2e-5, 1e-6
+"""Weights that count as small or large, the learning rate at which a hint begins, and the one to try (docs/training.md)."""
+
+
+def learning_rate_hint(learning_rate: float, *, n_trained: int, n_weights: int) -> str | None:
+    """Return a hint if the learning rate seldom fits a model of this size; None if it may.
+
+    n_trained: the weights that are trained; fewer than `n_weights` with an adapter such as LoRA.
+    """
+    if n_weights < _SMALL and learning_rate < _SMALL_NEEDS:
+        size, usual = "small", _SMALL_STARTS_AT
+    elif n_weights > _LARGE and n_trained == n_weights and learning_rate > _LARGE_BEARS:
+        size, usual = "large", _LARGE_STARTS_AT
+    else:
+        return None
+    return (
+        f"the learning rate is {learning_rate:g}, and a model this {size} ({n_weights:,} weights) usually needs "
+        f"{usual:g}: PolicyGradient(..., optim=OptimParams(learning_rate={usual:g})); see docs/training.md"
+    )
 
 
 @dataclass(frozen=True, slots=True)

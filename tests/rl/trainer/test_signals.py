@@ -88,6 +88,7 @@ def test_a_killed_run_leaves_no_worker_and_doubles_no_row_when_it_goes_on(tmp_pa
         assert [int(row["iteration"]) for row in rows[begin : begin + 12]] == [begin // 12 + 1] * 12
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_trains_once_and_is_told_to_have_one(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
