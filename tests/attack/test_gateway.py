@@ -35,6 +35,8 @@ from tests.store.killing import Forker
 from tests.store.ports import free_port
 
 N_AGENTS = 8
+READ_LATE_SECONDS = 1.0
+"""A client on a busy machine reads from its socket what a gateway sent that is dead by then."""
 WRITTEN_WITHIN_SECONDS = 5.0
 """A gateway that is not durable may lose the last few hundredths of a second; on a machine with much other work, more."""
 
