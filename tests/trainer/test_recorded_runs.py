@@ -121,7 +121,7 @@ def test_the_store_knows_the_run_its_metrics_and_whose_its_rollouts_are(tmp_path
     assert [(record.run_id, record.status) for record in records] == [(run.record.run_id, "succeeded")]
     assert records[0].config == run.record.config
     rewards = {(point.stage, point.iteration): point.value for point in points if point.name == "reward"}
-    assert rewards == {("train", 1): 1.0, ("val", 1): 0.0}
+    assert rewards == {("train", 1): 0.5}
     assert {rollout.run_id for rollout in rollouts} == {run.record.run_id}
     assert len(rollouts) == 2
 
@@ -209,8 +209,8 @@ def test_a_run_in_a_given_store_keeps_its_metrics_there(tmp_path: Path) -> None:
     assert summary.run_dir is None
     run = open_run(path)
     assert (run.state, run.record.run_id, run.directory) == ("succeeded", summary.run_id, None)
-    assert [(stage, iteration) for stage, iteration, _ in rows(run)] == [("train", 1), ("val", 1)]
-    assert run.metrics("train")[0].metrics == {"reward": 1.0, "rollouts": 1, "failed": 0}
+    assert [(stage, iteration) for stage, iteration, _ in rows(run)] == [("train", 1)]
+    assert run.metrics("train")[0].metrics == {"reward": 1.0, "rollouts": 2, "failed": 1}
     assert (run.figures().rollouts, run.figures().failed) == (2, 1)
     assert [failure.reason for failure in run.failures()] == ["ValueError: -2 is negative"]
     ly.Trainer(algorithm="baseline", store=f"sqlite://{path}").fit(odd, [1, 2])
