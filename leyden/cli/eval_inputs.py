@@ -17,6 +17,7 @@ from leyden.errors import ConfigError
 from leyden.litagent import LitAgent
 from leyden.runs import RecordedRun, list_runs, open_run
 from leyden.runs.rollouts import latest_resources
+from leyden.trainer.checks import imported_by
 from leyden.types import LLM, NamedResources, PromptTemplate
 
 _OFFERED = 8
@@ -51,6 +52,7 @@ def load_agent(spec: str) -> LitAgent[Any]:
 def _module_named(name: str) -> Any:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+    importing = imported_by.set("leyden eval")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -58,6 +60,8 @@ def _module_named(name: str) -> Any:
             raise ConfigError(f"{name} needs the module {error.name!r}, which is not installed") from error
         file = Path(*name.split(".")).with_suffix(".py")
         raise ConfigError(f"there is no module {name!r}, neither installed nor as {file} in {Path.cwd()}") from None
+    finally:
+        imported_by.reset(importing)
 
 
 def _module_of_file(path: Path) -> Any:

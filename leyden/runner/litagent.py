@@ -25,6 +25,7 @@ from leyden.runner.watchdog import InFlight, LagWatchdog
 from leyden.store.base import LightningStore
 from leyden.tracer import OtelTracer, Tracer
 from leyden.types import NamedResources, Rollout, RolloutMode, TaskInput
+from leyden.types.openai_clients import import_ahead
 from leyden.utils.latch import Latch
 
 __all__ = ["LitAgentRunner"]
@@ -81,6 +82,8 @@ class LitAgentRunner(Runner[T]):
         shared = f"{socket.gethostname()}-{os.getpid()}-" if store.capabilities["zero_copy"] else ""
         self.worker_name = worker_name or f"{shared}Worker-{worker_id}"
         self.tracer.init_worker(worker_id, store)
+        if _calls_openai(self._agent):
+            import_ahead()
 
     def teardown_worker(self, worker_id: int) -> None:
         """Let the store go."""
@@ -295,3 +298,14 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _calls_openai(agent: object) -> bool:
+    """Return whether the agent's own code has `llm.openai()` or the package's name in it."""
+    functions = (
+        getattr(agent, "__wrapped__", None),
+        getattr(agent, "rollout", None),
+        getattr(agent, "rollout_async", None),
+    )
+    codes = (getattr(function, "__code__", None) for function in functions)
+    return any({"openai", "openai_sync"}.intersection(code.co_names) for code in codes if code is not None)

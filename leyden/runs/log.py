@@ -2,6 +2,8 @@
 
 Records from INFO on go to the file. If the user's level is higher, the logger is set to INFO while
 the run lasts, and a filter keeps the lower records from all handlers that were there before.
+A program without any handler sees warnings on standard error, as Python shows them by itself where
+no file is written.
 A logger whose name ends in `.details` keeps the user's level: its records are too many for a file
 that nobody asked for.
 """
@@ -14,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from leyden.types.run import current_run_id
-from leyden.utils.logs import line_formatter
+from leyden.utils.logs import line_formatter, stderr_handler
 
 __all__ = ["RunLog"]
 
@@ -62,12 +64,18 @@ class _Lowered:
     _lock = threading.Lock()
     _holders = 0
     _held: _Lowered | None = None
+    _warnings: logging.Handler | None = None
+    """Shows warnings while a run lasts, in a program that has no handler."""
 
     @classmethod
     def hold(cls) -> None:
         with cls._lock:
             cls._holders += 1
             logger = logging.getLogger(_ROOT)
+            if cls._holders == 1 and not logger.hasHandlers():
+                cls._warnings = stderr_handler()
+                cls._warnings.setLevel(logging.WARNING)
+                logger.addHandler(cls._warnings)
             if cls._held is None and logger.getEffectiveLevel() > logging.INFO:
                 cls._held = cls(logger)
 
@@ -78,6 +86,9 @@ class _Lowered:
             if cls._holders == 0 and cls._held is not None:
                 cls._held.restore()
                 cls._held = None
+            if cls._holders == 0 and cls._warnings is not None:
+                logging.getLogger(_ROOT).removeHandler(cls._warnings)
+                cls._warnings = None
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger

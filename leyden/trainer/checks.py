@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Generator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from leyden.utils.text import shown
 
 __all__ = [
     "check_dataset",
+    "check_not_imported",
     "checked_callbacks",
     "checked_hooks",
     "checked_loggers",
@@ -25,9 +27,13 @@ __all__ = [
     "checked_retention",
     "checked_run_dir",
     "exclusively",
+    "imported_by",
     "require_followed",
     "require_used",
 ]
+
+imported_by: ContextVar[str | None] = ContextVar("leyden_imported_by", default=None)
+"""The command that is importing a user's file now; None if there is none."""
 
 _LONGEST_NAME = 200
 
@@ -159,3 +165,12 @@ def checked_resources(resources: Any) -> NamedResources | None:
             )
         checked[name] = resource
     return checked
+
+
+def check_not_imported() -> None:
+    """Raise ConfigError if a command imports the file that calls `fit`, because importing must start no run."""
+    if (command := imported_by.get()) is not None:
+        raise ConfigError(
+            f"the file starts a run when {command} imports it; put the lines that start it under "
+            "`if __name__ == '__main__':`"
+        )

@@ -43,6 +43,7 @@ from leyden.trainer.blocking import run_blocking, run_for_debugging
 from leyden.trainer.boundary import short_errors
 from leyden.trainer.checks import (
     check_dataset,
+    check_not_imported,
     checked_callbacks,
     checked_hooks,
     checked_loggers,
@@ -313,6 +314,7 @@ class Trainer(NamedOptions):
     ) -> Algorithm | None:
         """Everything that can be known to be wrong before anything starts."""
         setup_logging_if_asked()
+        check_not_imported()
         self.strategy.check()
         keeps_checkpoints = self._store_spec is None or self.run_dir is not None
         check_restarts(self.max_algorithm_restarts, algorithm, keeps_checkpoints=keeps_checkpoints)

@@ -8,6 +8,7 @@ imported at the first call, because Leyden's core does not need it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
 import os
@@ -38,6 +39,14 @@ def sync_client(base_url: str, api_key: str | None) -> OpenAI:
     """Return a client for `base_url` on this process's connections. Raise ConfigError without the package."""
     _, shared = _client_classes()
     return shared(base_url=base_url, api_key=_key(api_key), http_client=_sync_pool(os.getpid()))
+
+
+def import_ahead() -> None:
+    """Import what the first call of a client would import, which takes a second, if the package is there."""
+    with contextlib.suppress(ConfigError):
+        _, client_class = _client_classes()
+        client = client_class(base_url="http://unused", api_key="unused", http_client=_sync_pool(os.getpid()))
+        _ = client.chat.completions, client.responses
 
 
 def _key(api_key: str | None) -> str:

@@ -95,13 +95,18 @@ def setup_logging(level: int | str = "INFO") -> None:
     logger = logging.getLogger("leyden")
     logger.setLevel(_checked(level) if from_variable is None else from_variable)
     if not any(handler.name == _HANDLER_NAME for handler in logger.handlers):
-        handler = _rich_handler() if sys.stderr is not None and sys.stderr.isatty() else _LineHandler()
-        handler.name = _HANDLER_NAME
-        handler.addFilter(lambda record: not hasattr(record, _FOR_FILES))
-        logger.addHandler(handler)
+        logger.addHandler(stderr_handler())
         logger.propagate = False
     if variable and from_variable is None:
         logger.warning("%s is %r, which is no level; possible: %s", _LEVEL_VARIABLE, variable, _POSSIBLE)
+
+
+def stderr_handler() -> logging.Handler:
+    """Return a handler that writes records to standard error, in colours on a terminal and as lines elsewhere."""
+    handler = _rich_handler() if sys.stderr is not None and sys.stderr.isatty() else _LineHandler()
+    handler.name = _HANDLER_NAME
+    handler.addFilter(lambda record: not hasattr(record, _FOR_FILES))
+    return handler
 
 
 def setup_logging_if_asked() -> None:

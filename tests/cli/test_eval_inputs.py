@@ -148,3 +148,18 @@ async def test_resources_of_a_run_are_its_own_in_a_store_of_several_runs(tmp_pat
         for name in ("first", "second"):
             found = await latest_resources(open_run(url, run_id=name), store)
             assert found is not None and found.resources_id == f"rs-{name}"
+
+
+def test_a_file_that_starts_a_run_when_it_is_imported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("starts_a_run.py").write_text(
+        "import leyden as ly\n\n@ly.rollout\ndef agent(task):\n    return 1.0\n\n"
+        "ly.Trainer(algorithm='baseline').fit(agent, [1])\n"
+    )
+    with pytest.raises(
+        ConfigError, match=r"starts a run when leyden eval imports it; put .* `if __name__ == '__main__':`"
+    ):
+        load_agent("starts_a_run.py:agent")
+    assert not Path(".leyden").exists()

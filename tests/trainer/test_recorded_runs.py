@@ -469,3 +469,33 @@ def test_a_heartbeat_is_the_change_of_a_time(tmp_path: Path, monkeypatch: pytest
 
     ly.Trainer(algorithm=waits, run_dir=tmp_path).fit(odd)
     assert times[0] > 1e9
+
+
+WARNS = """
+import logging, sys
+import leyden as ly
+
+@ly.llm_rollout
+def agent(task, llm):
+    logging.getLogger("leyden.somewhere").warning("look at task %d", task)
+    if task < 0:
+        llm.openai_sync()
+    return float("openai.resources.chat" in sys.modules)
+
+if __name__ == "__main__":
+    llm = ly.LLM(endpoint="http://127.0.0.1:9/v1", model="none")
+    summary = ly.Trainer(algorithm="baseline", initial_resources={"llm": llm}, progress=False).fit(agent, [7])
+    print(summary.reward.last)
+"""
+
+
+def test_a_script_without_logging_shows_warnings_and_imports_its_client_before_the_first_rollout(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WARNS)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr
+    assert done.stderr.count("WARNING look at task 7") == 1, done.stderr
+    (log,) = tmp_path.glob(".leyden/*/run.log")
+    assert "WARNING look at task 7" in log.read_text()
