@@ -150,6 +150,8 @@ def _read_csv(path: Path) -> list[Any]:
 class Given:
     """The models and resources to evaluate with."""
 
+    run_name: str | None = None
+    """The run whose resources these are; None if `--resources` names no run."""
     resources: NamedResources = field(default_factory=dict[str, Any])
     """Those that are no models."""
     llms: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict[str, "tuple[str, dict[str, Any]]"])
@@ -172,7 +174,9 @@ async def read_given(models: Sequence[str], source: str | None) -> Given:
     if source is not None and source.endswith(".json"):
         given.resources = _resources_of_file(Path(source))
     elif source is not None:
-        await _add_run(given, _chosen(source, has_models=bool(models)), has_models=bool(models))
+        run = _chosen(source, has_models=bool(models))
+        given.run_name = run.record.name
+        await _add_run(given, run, has_models=bool(models))
     for each in models:
         _add_model(given, each)
     served = {*given.servers, *([given.folder[0]] if given.folder else [])}

@@ -92,6 +92,8 @@ def evaluate(
     data = load_tasks(tasks)[:limit]
     loaded = load_agent(agent)
     given = asyncio.run(read_given(model or [], resources))
+    if given.run_name is not None:
+        typer.echo(f"resources of run {given.run_name}", err=True)
     sampling = {"temperature": temperature, "max_tokens": max_tokens}
     evaluation = _evaluation(given, sampling, model_key, repeats=repeats, timeout_seconds=timeout, price=prices)
     new = Path(".leyden") / f"{time.strftime('%Y%m%d-%H%M%S')}-eval-{secrets.token_hex(2)}"

@@ -109,6 +109,19 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
             _say(f"  and {len(groups) - _SHOWN_REASONS} other reasons: leyden show {source} --failed")
     if run.log_path is not None:
         _say(f"log         {run.log_path}")
+    if run.directory is not None and (how := _how_to_continue(run)) is not None:
+        _say(f"continue    {how}")
+
+
+def _how_to_continue(run: RecordedRun) -> str | None:
+    """Return what continues a run that ended before its work did; None for others and for evaluations."""
+    if run.state not in ("stopped", "failed", "crashed"):
+        return None
+    if run.record.kind == "rl":
+        return f"leyden rl train --resume {run.directory}, or fit(..., resume=True)"
+    if run.record.kind == "fit":
+        return f"Trainer(..., run_dir={str(run.directory)!r}).fit(..., resume=True)"
+    return None
 
 
 def _print_head(run: RecordedRun) -> None:

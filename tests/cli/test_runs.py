@@ -214,3 +214,14 @@ def test_a_value_that_is_no_number_is_null_in_the_json_of_a_plot(said: Said, rec
     out, _ = said("plot", "broken", "--metric", "loss", "--json")
     assert json.loads(out, parse_constant=refused) == [{"name": "train", "iterations": [1], "values": [None]}]
     shutil.rmtree(folder)
+
+
+def test_a_run_that_was_stopped_says_how_to_continue_it(said: Said, recorded: Path) -> None:
+    manifest = recorded / ".leyden" / "first" / "run.json"
+    before = manifest.read_text()
+    manifest.write_text(json.dumps({**json.loads(before), "status": "stopped", "cause": "interrupted"}))
+    try:
+        assert "continue    Trainer(..., run_dir='.leyden/first').fit(..., resume=True)" in said("show", "latest")[0]
+    finally:
+        manifest.write_text(before)
+    assert "continue" not in said("show", "latest")[0]
