@@ -209,7 +209,7 @@ def _check_call(
 
 
 def _options(made: object) -> list[str]:
-    """Return the names that the object's constructor takes, and those that it passes on to its bases'."""
+    """Return the names that the object's constructor takes, and the names that it passes on to its base classes."""
     return list(dict.fromkeys(_names(type(made))))
 
 

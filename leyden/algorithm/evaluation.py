@@ -82,7 +82,7 @@ class EvaluatedRollout:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EvaluationResult:
-    """What an evaluation measured."""
+    """The rewards, failures and costs that an evaluation measured."""
 
     reward: Estimate | None
     """Over the tasks of which at least one rollout has a reward; None if there is none."""

@@ -161,7 +161,6 @@ class Baseline(FastAlgorithm):
     async def _run_epoch(self, epoch: int, tasks: list[tuple[Any, RolloutMode]], resources_id: str | None) -> None:
         store, run, total = self.get_store(), self.get_run(), len(tasks)
         counts = {"train": _Counts(), "val": _Counts()}
-        """By the mode of the tasks."""
         finished = 0
         waiting: set[str] = set()
         reported, enqueued = 0, 0

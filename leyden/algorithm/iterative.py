@@ -29,7 +29,7 @@ class IterativeAlgorithm(Algorithm):
     validate_first: validate before the first step too.
     checkpoint_every: save after every so many steps, in `checkpoints/` of the run's directory; a run without one saves nothing.
     keep_checkpoints: how many to keep.
-    callbacks, writers: of the loop, beside those that the Trainer was given.
+    callbacks, writers: added to the callbacks and loggers of the Trainer.
     """
 
     holds_runners = True

@@ -1,4 +1,4 @@
-"""What `leyden eval` is given, read from the command line: an agent, tasks, models and resources."""
+"""Read the inputs of `leyden eval` from the command line: an agent, tasks, models and resources."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Given:
     run_name: str | None = None
     """The run whose resources these are; None if `--resources` names no run."""
     resources: NamedResources = field(default_factory=dict[str, Any])
-    """Those that are no models."""
+    """The resources that are not models, such as prompt templates, by name."""
     llms: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict[str, "tuple[str, dict[str, Any]]"])
     """For each resource that is a model, the model's name and suggested sampling parameters."""
     servers: dict[str, str] = field(default_factory=dict[str, str])

@@ -162,4 +162,4 @@ DIALECTS: dict[DialectName, Dialect] = {
         field_types=checks.MESSAGES,
     ),
 }
-"""By name."""
+"""Dialects, by name."""

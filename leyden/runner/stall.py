@@ -62,7 +62,7 @@ class ThreadTimes:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a thread is: its frames, the innermost last."""
+    """The place in the code at which a thread stands: its frames, the innermost last."""
 
     frames: Sequence[traceback.FrameSummary]
     imports: str | None

@@ -160,7 +160,7 @@ class _Stall:
     noted: bool = False
     warned: bool = False
     told: str = ""
-    """What it was, for the line at its end."""
+    """The reason that was reported for the stall, repeated in the line that reports its end."""
 
     @property
     def is_its_owners(self) -> bool:
@@ -328,7 +328,7 @@ class LagWatchdog:
                 self._report(stall, step)
                 self._culprits |= {stall.owner} if stall.is_its_owners and stall.owner else set()
                 self._save(stall, {each.owner for each in stalls.values() if each.is_its_owners})
-            except Exception:  # nobody awaits this thread: the next look may fare better
+            except Exception:  # an error would end this thread without a report; the next look may succeed
                 logger.exception("the lag watchdog failed at a look")
         self._culprits.clear()
         for stall in stalls.values():

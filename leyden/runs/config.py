@@ -179,7 +179,13 @@ def _n_weights(folder: Path) -> int | None:
                 header = json.loads(file.read(min(_LONGEST_HEADER, int.from_bytes(file.read(8), "little"))))
             shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
             n = (n or 0) + sum(map(math.prod, shapes))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # whoever loads the model reports it
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ):  # the engine reports it when it loads the model
             return None
     return n
 

@@ -27,12 +27,12 @@ class RewardFigures:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """What a run has measured so far."""
+    """The rewards and counts of a run so far."""
 
     reward: RewardFigures | None = None
-    """Of the training stages; of the validations if there was no training stage. None without rewards."""
+    """Rewards of the training stages, or of the validations if the run has no training stage; None without rewards."""
     val_reward: RewardFigures | None = None
-    """Of the validations; None without rewards there."""
+    """Rewards of the validations; None if no validation reported a reward."""
     iterations: int = 0
     """Finished training iterations."""
     seconds: float = 0.0

@@ -84,7 +84,7 @@ class Manifest:
     """The machine that works, or has worked, on the run."""
     pid: int | None = None
     process_start_time: float | None = None
-    """Unix seconds. With it, a new process that was given the old one's number is told apart."""
+    """Unix seconds. It distinguishes the run's process from a later one with the same pid."""
 
     @property
     def state(self) -> RunState:

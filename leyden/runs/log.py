@@ -5,7 +5,7 @@ the run lasts, and a filter keeps the lower records from all handlers that were 
 A program without any handler sees warnings on standard error, as Python shows them by itself where
 no file is written.
 A logger whose name ends in `.details` keeps the user's level: its records are too many for a file
-that nobody asked for.
+that every run writes.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ class _Mirror:
             return self._pending[: max(1, cut) if cut is not None else None]
 
     async def _add(self, points: list[MetricPoint]) -> None:
-        """Write the points but for those that no store takes, such as one with a line break in its name."""
+        """Write the points. Leave out a point that stores refuse, such as one with a line break in its name."""
         if not points:
             return
         try:

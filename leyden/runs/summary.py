@@ -18,7 +18,7 @@ __all__ = ["RunSummary", "count_rollouts"]
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a run did and measured.
+    """The outcome of a run: its rollouts, failures, rewards and result.
 
     `rollouts` and `failures` count the rollouts that the store still has: those of this run, if the
     store was given and may hold those of others.

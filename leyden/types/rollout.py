@@ -164,7 +164,7 @@ class EnqueueRolloutRequest(BaseModel):
     """The run that the rollout belongs to. Left out: the run whose algorithm makes this request
     (`current_run_id`), if any; a request that a server reads has none."""
     group_id: str | None = None
-    """Of the caller's choice, for rollouts of one task that are compared with each other."""
+    """Groups rollouts of one task that an algorithm compares with each other. The caller chooses the id."""
 
 
 class UpdateAttemptRequest(BaseModel):

@@ -34,7 +34,7 @@ class RunRecord(BaseModel):
     name: str
     """For people: the name of the run's folder, unless the user chose another."""
     kind: str
-    """What worked on it: `fit`, `dev`, `eval`, `rl`."""
+    """The kind of work: `fit`, `dev`, `eval` or `rl`."""
     status: RunStatus = "running"
     start_time: float
     """Unix seconds. A resume keeps it."""

@@ -82,7 +82,7 @@ class Answers:
 
 
 class _Symptom(NamedTuple):
-    """What a step shows if it cannot teach anything."""
+    """A sign that a training step cannot teach the policy anything."""
 
     name: str
     description: str

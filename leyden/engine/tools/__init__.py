@@ -25,4 +25,4 @@ PARSERS: Mapping[str, ToolParser] = {
         Mistral(),
     )
 }
-"""By name."""
+"""Parsers of tool calls, by the name of their form."""
