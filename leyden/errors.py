@@ -8,40 +8,6 @@ from __future__ import annotations
 
 from leyden.redaction import redact
 
-__all__ = [
-    "AgentError",
-    "CheckpointError",
-    "ConfigError",
-    "DataQueueClosed",
-    "EngineError",
-    "GatewayError",
-    "IllegalTransition",
-    "InvalidArgument",
-    "InvalidEmission",
-    "InvalidMetrics",
-    "InvalidReturn",
-    "InvalidTrade",
-    "LeydenError",
-    "MissingExtra",
-    "MissingResource",
-    "NoActiveTrace",
-    "NoTrainingData",
-    "OrderDone",
-    "ProcessFailed",
-    "RunInterrupted",
-    "RunnerDied",
-    "SeedsExhausted",
-    "SimulatorError",
-    "StoreClosed",
-    "StoreError",
-    "UnknownAttempt",
-    "UnknownResources",
-    "UnknownRollout",
-    "UnknownRun",
-    "UnknownWorker",
-    "Untranslatable",
-]
-
 
 class LeydenError(Exception):
     """The root of Leyden's errors. A password in an address is hidden from the message."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from leyden.errors import MissingExtra
 from leyden.utils.extras import install_extra
 
-__all__ = ["missing_extra"]
-
 _PACKAGES = {"rl": ("gymnasium", "numpy", "safetensors", "torch"), "torch": ("safetensors", "torch", "transformers")}
 """The packages that Leyden's modules import at their top, by extra."""
 

@@ -18,20 +18,6 @@ from leyden.errors import ConfigError, InvalidArgument
 from leyden.utils.listening import is_loopback
 from leyden.utils.text import shown
 
-__all__ = [
-    "NamedOptions",
-    "check_flag",
-    "check_names",
-    "check_number",
-    "check_path",
-    "check_port",
-    "check_several",
-    "check_token",
-    "named_arguments",
-    "named_options",
-    "nearest",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")

@@ -9,8 +9,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-__all__ = ["Json", "as_dict", "as_list", "parsed", "unflatten"]
-
 Json = dict[str, Any]
 
 

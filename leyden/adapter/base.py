@@ -11,8 +11,6 @@ from typing import Generic, TypeVar
 from leyden.options import NamedOptions
 from leyden.types import Span
 
-__all__ = ["Adapter", "TraceAdapter"]
-
 logger = logging.getLogger(__name__)
 
 Source = TypeVar("Source", contravariant=True)

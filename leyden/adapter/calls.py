@@ -28,8 +28,6 @@ from leyden.adapter.normalise import GATEWAY, ModelCallView, read_model_call
 from leyden.adapter.order import in_order, moment
 from leyden.types import Span
 
-__all__ = ["model_calls"]
-
 
 def model_calls(spans: Sequence[Span]) -> list[ModelCallView]:
     """The calls of one attempt in the order in which they started; failed ones are among them (`ModelCallView.failed`), but for

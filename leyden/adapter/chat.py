@@ -12,8 +12,6 @@ from typing import Any, cast
 
 from leyden.adapter.attributes import Json, as_dict, as_list, parsed
 
-__all__ = ["chat_messages", "chat_tool", "image_urls", "message_text", "tool_call"]
-
 _ROLES = {"human": "user", "ai": "assistant", "model": "assistant"}
 
 

@@ -19,8 +19,6 @@ from leyden.adapter.selection import select_calls
 from leyden.adapter.tree import TraceTree
 from leyden.types import Span
 
-__all__ = ["OpenAIMessages", "TraceToMessages"]
-
 
 class OpenAIMessages(TypedDict):
     """A conversation up to and with one answer of the model."""

@@ -24,18 +24,6 @@ from leyden.adapter.attributes import Json, as_dict, as_list, parsed, unflatten
 from leyden.adapter.chat import chat_messages, chat_tool
 from leyden.types import Attributes, Span, TokenRecord, is_reward_span
 
-__all__ = [
-    "GATEWAY",
-    "AgentView",
-    "ModelCallView",
-    "ToolCallView",
-    "is_model_call",
-    "is_reward",
-    "read_agent",
-    "read_model_call",
-    "read_tool_call",
-]
-
 GATEWAY: Final = "leyden"
 """The dialect of the gateway's own record."""
 

@@ -15,8 +15,6 @@ from leyden import semconv
 from leyden.adapter.normalise import ModelCallView, is_reward, read_agent, read_model_call, read_tool_call
 from leyden.types import Span, get_rewards_from_span
 
-__all__ = ["Row", "draw"]
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

@@ -14,8 +14,6 @@ from leyden.adapter.order import in_order
 from leyden.adapter.tree import TraceTree
 from leyden.types import Span, get_reward_value, is_reward_span
 
-__all__ = ["RewardMatchPolicy", "SelectedCall", "match_rewards", "select_calls"]
-
 
 @dataclass(frozen=True, slots=True)
 class SelectedCall:

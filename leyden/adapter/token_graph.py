@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 
 from leyden.types import Trajectory, Triplet
 
-__all__ = ["TokenGraph", "TokenNode"]
-
 
 @dataclass(slots=True, eq=False)
 class TokenNode:

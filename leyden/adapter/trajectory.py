@@ -15,8 +15,6 @@ from leyden.adapter.triplet import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from leyden.errors import ConfigError
 from leyden.types import Span, Trajectory, Triplet, find_final_reward
 
-__all__ = ["TraceToTrajectory", "merge_triplets", "refusal"]
-
 
 def refusal(triplet: Triplet) -> str | None:
     """Why a call cannot be trained on; None when it can."""

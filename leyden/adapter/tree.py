@@ -28,8 +28,6 @@ from leyden.adapter.picture import Row, draw
 from leyden.errors import ConfigError
 from leyden.types import Span
 
-__all__ = ["TraceTree"]
-
 T = TypeVar("T")
 
 

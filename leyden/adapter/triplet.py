@@ -21,8 +21,6 @@ from leyden.adapter.selection import RewardMatchPolicy, SelectedCall, match_rewa
 from leyden.adapter.tree import TraceTree
 from leyden.types import Span, Triplet, TripletPrompt, TripletResponse
 
-__all__ = ["LlmProxyTraceToTriplet", "TraceToTriplet", "TracerTraceToTriplet"]
-
 _PROXY_SPANS = (semconv.MODEL_CALL, "raw_gen_ai_request", "litellm_request")
 
 

@@ -20,8 +20,6 @@ from leyden.utils.latch import Latch
 if TYPE_CHECKING:
     from leyden.gateway import LLMProxy
 
-__all__ = ["Algorithm", "Dataset", "Run"]
-
 T = TypeVar("T")
 
 Dataset = Sequence[T]

@@ -10,8 +10,6 @@ from typing import Any
 from leyden.algorithm.base import Algorithm, Dataset
 from leyden.errors import ConfigError, InvalidArgument
 
-__all__ = ["FunctionalAlgorithm", "algo"]
-
 _SOURCES: dict[str, Callable[[FunctionalAlgorithm], Any]] = {
     "store": lambda algorithm: algorithm.get_store(),
     "adapter": lambda algorithm: algorithm.get_adapter(),

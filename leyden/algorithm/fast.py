@@ -26,8 +26,6 @@ from leyden.types import (
 from leyden.utils import ids
 from leyden.utils.text import as_json
 
-__all__ = ["Baseline", "FastAlgorithm"]
-
 logger = logging.getLogger(__name__)
 details = logging.getLogger(f"{__name__}.details")
 """Takes the spans of each rollout, which are too many for the log of a run."""

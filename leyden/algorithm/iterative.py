@@ -16,8 +16,6 @@ from leyden.loop.callbacks import HookResult
 from leyden.loop.progress_bar import showing_setup
 from leyden.options import check_several
 
-__all__ = ["IterativeAlgorithm", "Metrics"]
-
 
 class IterativeAlgorithm(Algorithm):
     """Override `step`, and `setup`, `validate`, `save`, `load`, `finish`, `teardown` where there is something to do.

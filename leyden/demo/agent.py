@@ -12,8 +12,6 @@ from leyden.demo.game import Game
 from leyden.litagent import llm_rollout
 from leyden.types import LLM
 
-__all__ = ["play"]
-
 
 @llm_rollout
 async def play(task: dict[str, int], llm: LLM) -> float:

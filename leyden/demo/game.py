@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 
 from leyden.errors import ConfigError
 
-__all__ = ["NUMBERS", "TURNS", "Feedback", "Game", "sloppy_reply"]
-
 NUMBERS = 10
 """The secret is one of 0 .. NUMBERS - 1; each is a single digit, hence a single token."""
 TURNS = 4

@@ -33,18 +33,6 @@ from transformers import AddedToken, GenerationConfig, Qwen2Config, Qwen2ForCaus
 
 from leyden.demo.game import NUMBERS, Game, sloppy_reply
 
-__all__ = [
-    "MAX_TOKENS",
-    "TokenizedGame",
-    "build_model",
-    "build_tokenizer",
-    "conversation",
-    "fit",
-    "main",
-    "success_rate",
-    "tokenize",
-]
-
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, END_ID = 0, 2  # the tokenizer's trainer numbers its special tokens first, in order
 

@@ -35,8 +35,6 @@ from leyden.trainer import RunSummary, Trainer
 from leyden.types import Rollout, Span, find_final_reward
 from leyden.utils.atomic import private_directory, write_file
 
-__all__ = ["WEIGHTS", "DemoOptions", "DemoResult", "run_demo", "set_steps", "start_run"]
-
 WEIGHTS = Path(__file__).parent / "weights"
 _OPTIONS_FILE = "demo.json"
 _METRICS = "metrics.csv"

@@ -11,8 +11,6 @@ from typing import Any
 
 from leyden.demo.game import Game
 
-__all__ = ["watch"]
-
 
 def watch(model: str | Path, *, secret: int, show: Callable[[str], Any] = print) -> bool:
     """Let the model in the folder `model` look for `secret` (0 to 9), taking its likeliest reply; True when it found it."""

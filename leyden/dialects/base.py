@@ -12,8 +12,6 @@ from typing import Literal, Protocol
 from leyden.dialects import checks, errors, messages, responses
 from leyden.dialects.encoding import DONE, Json, dump, sse_event
 
-__all__ = ["DIALECTS", "ChunksToEvents", "Dialect", "DialectName", "ErrorBody", "EventsToChunks"]
-
 DialectName = Literal["chat", "completions", "responses", "messages", "embeddings"]
 
 

@@ -16,8 +16,6 @@ from typing import Any, cast
 
 from leyden.dialects.encoding import Json, dump
 
-__all__ = ["Hidden", "StreamAssembler", "chunks_of", "echoes", "prepare", "usage", "visible"]
-
 _MOST_CALLS = 1024
 """In one answer; a number far beyond is a broken server's, and nothing to make room for."""
 _OURS_IN_CHOICE = ("token_ids", "prompt_token_ids", "policy_versions")

@@ -8,8 +8,6 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-__all__ = ["DONE", "Json", "dump", "named_event", "parse", "split_events", "sse_event"]
-
 Json = dict[str, Any]
 
 DONE = b"[DONE]"

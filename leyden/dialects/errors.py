@@ -7,16 +7,6 @@ from typing import Any
 
 from leyden.dialects.encoding import Json, dump, named_event, sse_event
 
-__all__ = [
-    "anthropic_error",
-    "anthropic_error_event",
-    "error_message",
-    "openai_error",
-    "openai_error_event",
-    "openai_error_kind",
-    "responses_error_event",
-]
-
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

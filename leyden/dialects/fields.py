@@ -12,20 +12,6 @@ from typing import Any, cast
 from leyden.dialects.encoding import Json
 from leyden.errors import Untranslatable
 
-__all__ = [
-    "NOT_IN_EVENTS",
-    "REASONING",
-    "a_list",
-    "a_text",
-    "an_object",
-    "neutral",
-    "reasoning_of",
-    "shown",
-    "single_text",
-    "the_choice",
-    "without",
-]
-
 REASONING = ("reasoning_content", "reasoning")
 """Where chat servers put a message's reasoning: DeepSeek and older ones under the first name, vLLM under the second."""
 

@@ -16,8 +16,6 @@ from leyden.dialects.encoding import DONE, Json, dump, parse, sse_event
 from leyden.dialects.errors import error_message
 from leyden.errors import Untranslatable
 
-__all__ = ["Passage", "PassageStream"]
-
 _MISREAD = (AttributeError, KeyError, TypeError, ValueError)
 """What comes of reading a body that is not as its API wants it, where no check has named the field."""
 

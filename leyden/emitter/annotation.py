@@ -10,8 +10,6 @@ from leyden.emitter.emit import emit_span
 from leyden.errors import InvalidEmission
 from leyden.types import Span
 
-__all__ = ["emit_annotation"]
-
 
 def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) -> Span:
     """Record `annotation` as attributes; nested dicts become dotted keys (`{"a": {"b": 1}}` is `a.b = 1`).

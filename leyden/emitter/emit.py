@@ -9,8 +9,6 @@ from leyden.errors import InvalidEmission
 from leyden.tracer import LOCAL, Trace, active_trace
 from leyden.types import Span, SpanEvent, SpanStatus
 
-__all__ = ["emit_span", "with_user_attributes"]
-
 
 def emit_span(
     what: str,

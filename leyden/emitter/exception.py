@@ -12,8 +12,6 @@ from leyden.tracer import exception_attributes
 from leyden.types import Span, SpanStatus
 from leyden.utils.text import describe_error
 
-__all__ = ["emit_exception"]
-
 
 def emit_exception(
     exception: BaseException, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True

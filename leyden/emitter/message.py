@@ -10,8 +10,6 @@ from leyden.emitter.emit import emit_span, with_user_attributes
 from leyden.errors import InvalidEmission
 from leyden.types import Span
 
-__all__ = ["emit_message", "get_message_value"]
-
 
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True) -> Span:
     """Record `message`. Raises InvalidEmission for anything but a string (see emit_object), NoActiveTrace outside a trace."""

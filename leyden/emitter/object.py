@@ -11,8 +11,6 @@ from leyden.emitter.emit import emit_span, with_user_attributes
 from leyden.errors import InvalidEmission
 from leyden.types import AttributeValue, Span
 
-__all__ = ["emit_object", "get_object_value"]
-
 
 def emit_object(value: Any, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True) -> Span:
     """Record a value that JSON can say: None, bool, int, float, str, and lists and dicts (with string keys) of these.

@@ -17,8 +17,6 @@ from leyden.errors import ConfigError
 from leyden.tracer import OpenSpan, current_trace
 from leyden.utils.text import as_json
 
-__all__ = ["Operation", "operation"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -12,8 +12,6 @@ from leyden.emitter.emit import emit_span, with_user_attributes
 from leyden.errors import InvalidEmission
 from leyden.types import Attributes, Span, SpanEvent, reward_attributes
 
-__all__ = ["emit_reward"]
-
 
 def emit_reward(
     reward: float | Mapping[str, float],

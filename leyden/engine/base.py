@@ -19,17 +19,6 @@ from leyden.options import NamedOptions, check_number, named_options
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.arguments import KeepsArguments
 
-__all__ = [
-    "EngineStatistics",
-    "ForwardBackwardResult",
-    "OptimParams",
-    "OptimStepResult",
-    "PolicyBackend",
-    "PolicyLoss",
-    "Sample",
-    "SamplingParams",
-]
-
 
 @named_options
 @dataclass(frozen=True, slots=True)

@@ -21,16 +21,6 @@ from leyden.engine.base import OptimParams, PolicyBackend, PolicyLoss, Sample, S
 from leyden.errors import ConfigError, EngineError, LeydenError
 from leyden.types import TrainingSequence, pack_floats, pack_ints, unpack_floats, unpack_ints
 
-__all__ = [
-    "PREFIX",
-    "control_routes",
-    "describe_error",
-    "read_answer",
-    "read_samples",
-    "write_prompts",
-    "write_sequences",
-]
-
 logger = logging.getLogger("leyden.engine")
 
 PREFIX = "/control/"

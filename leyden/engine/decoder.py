@@ -28,8 +28,6 @@ from leyden.engine.sampling import draw
 from leyden.engine.slots import SlotTable
 from leyden.errors import EngineError
 
-__all__ = ["Decoder", "Generation"]
-
 logger = logging.getLogger("leyden.engine")
 T = TypeVar("T")
 

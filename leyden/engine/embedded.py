@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from leyden.engine.loading import LoadedPolicy
     from leyden.utils.asgi import AsgiThread
 
-__all__ = ["EmbeddedBackend"]
-
 T = TypeVar("T")
 
 

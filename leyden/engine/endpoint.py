@@ -28,8 +28,6 @@ from leyden.engine.wire import CompletionRequest, Kind, parse_request
 from leyden.errors import LeydenError
 from leyden.utils.http import MAX_BODY_BYTES, ClientGone, RequestRefused, SiteGuard, read_body
 
-__all__ = ["Endpoint", "Handler"]
-
 logger = logging.getLogger("leyden.engine")
 
 Message = MutableMapping[str, Any]

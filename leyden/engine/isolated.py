@@ -41,8 +41,6 @@ from leyden.options import check_names
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.logs import relay_line
 
-__all__ = ["IsolatedBackend"]
-
 logger = logging.getLogger("leyden.engine")
 
 _OPTIONS = [name for name in inspect.signature(EmbeddedBackend).parameters if name != "control_key"]

@@ -23,8 +23,6 @@ from leyden.errors import ConfigError, EngineError
 from leyden.maths.losses import clipped_surrogate
 from leyden.types import TrainingSequence
 
-__all__ = ["Learner", "check_sequences", "policy_loss"]
-
 
 class Learner:
     """Owns the gradient and the optimizer. Not thread-safe: one training call at a time."""

@@ -21,9 +21,6 @@ from transformers.utils import logging as transformers_logging
 from leyden.engine.text import Text
 from leyden.errors import ConfigError, EngineError
 
-__all__ = ["LoadedPolicy", "load_policy", "write_pretrained"]
-
-
 _loading = threading.Lock()
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*")
 

@@ -10,8 +10,6 @@ from leyden.engine.decoder import Decoder, Generation
 from leyden.engine.loading import LoadedPolicy
 from leyden.errors import ConfigError, EngineError
 
-__all__ = ["sample"]
-
 
 async def sample(
     decoder: Decoder,

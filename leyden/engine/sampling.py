@@ -12,8 +12,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["draw"]
-
 
 def draw(
     logits_BV: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], uniforms: Sequence[float]

@@ -21,8 +21,6 @@ from leyden.engine.control import describe_error
 from leyden.engine.embedded import EmbeddedBackend
 from leyden.utils.logs import setup_relayed_logging
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Serve until the parent goes."""

@@ -11,8 +11,6 @@ from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 
-__all__ = ["SlotTable"]
-
 
 class SlotTable:
     """`n_rows` rows, each free, in use, or kept for its prefix. Not thread-safe: the decoder's thread owns it."""

@@ -20,8 +20,6 @@ from torch import Tensor
 from leyden.engine.learner import Learner
 from leyden.errors import CheckpointError
 
-__all__ = ["LoadedState", "read_state", "restore_learner", "write_state"]
-
 _FORMAT = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

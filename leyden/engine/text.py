@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-__all__ = ["StreamedText", "Text"]
-
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 

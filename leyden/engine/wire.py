@@ -16,8 +16,6 @@ from leyden.dialects import Json
 from leyden.engine.conversation import read_messages, read_response_format, read_tool_choice, read_tools
 from leyden.engine.refusal import RequestError, shown
 
-__all__ = ["CompletionRequest", "Kind", "parse_request"]
-
 Kind = Literal["chat.completion", "text_completion"]
 
 

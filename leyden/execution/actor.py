@@ -21,8 +21,6 @@ from leyden.utils.latch import Latch
 from leyden.utils.logs import setup_child_logging
 from leyden.utils.own_loop import run_on_own_loop
 
-__all__ = ["THREADS", "Actor"]
-
 THREADS = 4
 """Calls at a time: `run`, `wait_prepared` and an order, and one to spare."""
 

@@ -22,8 +22,6 @@ from typing import Any, TypeVar
 
 from leyden.utils.own_loop import new_own_loop
 
-__all__ = ["AgentLoop", "Residence"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -11,8 +11,6 @@ from leyden.options import NamedOptions
 from leyden.store.base import LightningStore
 from leyden.utils.latch import Latch
 
-__all__ = ["AlgorithmBundle", "Elsewhere", "ExecutionStrategy", "PortableRunnerBundle", "RunnerBundle", "RunsAgain"]
-
 
 class RunsAgain(Exception):
     """Raised by an algorithm bundle whose algorithm has failed (its cause) and is started again, by another `execute`: runners

@@ -31,21 +31,6 @@ from leyden.utils.logs import setup_child_logging
 from leyden.utils.orphans import RUNNER_MARK, carry_mark, kill_marked
 from leyden.utils.own_loop import run_on_own_loop
 
-__all__ = [
-    "Alive",
-    "Begin",
-    "Culprit",
-    "Failure",
-    "Link",
-    "Order",
-    "Surroundings",
-    "Word",
-    "log_levels",
-    "run_child",
-    "set_log_levels",
-    "work",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Begin:

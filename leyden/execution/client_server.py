@@ -28,8 +28,6 @@ from leyden.utils.latch import Latch
 from leyden.utils.listening import netloc, reachable
 from leyden.utils.logs import notice
 
-__all__ = ["ClientServerExecutionStrategy", "Role"]
-
 logger = logging.getLogger(__name__)
 
 Role = Literal["both", "algorithm", "runner"]

@@ -6,8 +6,6 @@ from typing import Protocol
 
 from leyden.utils.latch import Latch
 
-__all__ = ["ExecutionEvent", "StopSignal", "ThreadingEvent"]
-
 
 class ExecutionEvent(Protocol):
     """What a bundle may ask of its stop signal."""

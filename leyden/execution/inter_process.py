@@ -13,8 +13,6 @@ from leyden.monitor.prometheus import metrics
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 
-__all__ = ["InterProcessExecutionStrategy"]
-
 
 class InterProcessExecutionStrategy(ProcessExecutionStrategy):
     """Runners in processes on this machine, which reach the store over a Unix socket. Options: see ProcessExecutionStrategy."""

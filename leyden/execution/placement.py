@@ -9,8 +9,6 @@ from pathlib import Path
 from leyden.errors import ConfigError
 from leyden.options import check_number
 
-__all__ = ["CUDA_DEVICES", "check_cpus", "share_out_gpus"]
-
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 

@@ -26,8 +26,6 @@ from leyden.options import check_flag, check_number
 from leyden.store.base import LightningStore
 from leyden.utils.orphans import RUNNER_MARK, kill_marked
 
-__all__ = ["ProcessExecutionStrategy", "StartMethod"]
-
 StartMethod = Literal["forkserver", "spawn", "fork"]
 _NAME = "leyden-runner-{}"
 _PRELOADED = ["leyden.execution.child", "leyden.runner", "leyden.store.client"]

@@ -24,8 +24,6 @@ from leyden.execution.child import Alive, Begin, Culprit, Failure, Order, Surrou
 from leyden.execution.signs_of_life import SignsOfLife
 from leyden.utils.latch import Latch
 
-__all__ = ["GUARD_MISSING", "Context", "Ending", "RunnerProcess", "Supervisor", "WorkerProcess"]
-
 logger = logging.getLogger(__name__)
 
 Context = DefaultContext | ForkContext | ForkServerContext | SpawnContext

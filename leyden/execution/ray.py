@@ -24,8 +24,6 @@ from leyden.execution.supervised import Place, SupervisedExecutionStrategy, serv
 from leyden.options import check_number, check_port
 from leyden.store.base import LightningStore
 
-__all__ = ["RayExecutionStrategy"]
-
 logger = logging.getLogger(__name__)
 
 _AT_ONCE_SECONDS = 10.0

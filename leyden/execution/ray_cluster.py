@@ -27,8 +27,6 @@ import psutil
 from leyden.errors import ConfigError
 from leyden.utils.extras import install_extra
 
-__all__ = ["Cluster", "connected", "import_ray", "in_words", "room_for"]
-
 logger = logging.getLogger(__name__)
 
 _ADDRESS_VARIABLE = "RAY_ADDRESS"

@@ -22,8 +22,6 @@ from leyden.runner.calls import AGENTS_ARE_DAEMONS
 from leyden.store.base import LightningStore
 from leyden.utils.latch import Latch
 
-__all__ = ["MainThread", "SharedMemoryExecutionStrategy"]
-
 MainThread = Literal["algorithm", "runner"]
 
 

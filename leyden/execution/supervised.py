@@ -25,8 +25,6 @@ from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 from leyden.utils.latch import Latch
 
-__all__ = ["Place", "SupervisedExecutionStrategy", "serve"]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 from leyden.execution.events import StopSignal
 from leyden.utils.latch import Latch
 
-__all__ = ["Runners", "run_together"]
-
 _CANCEL_SECONDS = 1.5
 """How long cancelled runners may take to end: more than an agent that swallows its cancellation is given."""
 

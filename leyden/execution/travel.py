@@ -21,8 +21,6 @@ from leyden.errors import ConfigError
 from leyden.execution.base import PortableRunnerBundle
 from leyden.litagent import FunctionalLitAgent
 
-__all__ = ["Luggage", "pack", "unpack"]
-
 
 @dataclass(frozen=True, slots=True)
 class Luggage:

@@ -38,8 +38,6 @@ from leyden.gateway.relay import Relay
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
 from leyden.utils.http import ClientGone, RequestRefused, SiteGuard
 
-__all__ = ["GatewayApp"]
-
 _REST_SECONDS = 2.0
 """How long the usage and the end of a stream may take after its finish reason, once nobody waits for them."""
 _ROUTES = {dialect.path: dialect for dialect in DIALECTS.values()}

@@ -20,26 +20,6 @@ from leyden.gateway.refusal import Refusal
 from leyden.utils.asgi import Receive, Scope, Send
 from leyden.utils.http import RequestRefused, read_body
 
-__all__ = [
-    "Headers",
-    "Receive",
-    "Scope",
-    "Send",
-    "as_text",
-    "attempt_of_headers",
-    "downstream_headers",
-    "end_to_end",
-    "given_key",
-    "header",
-    "read_request",
-    "send_json",
-    "send_refusal",
-    "sent_time",
-    "speaks_anthropic",
-    "trace_parent",
-    "upstream_headers",
-]
-
 Headers = list[tuple[bytes, bytes]]
 
 _ONE_HOP = {

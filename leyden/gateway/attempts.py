@@ -22,8 +22,6 @@ from leyden.gateway.refusal import Refusal
 from leyden.store.base import LightningStore
 from leyden.types import Attempt, AttemptedRollout, Rollout
 
-__all__ = ["Admission", "AttemptKey", "Attempts", "trace_id_of"]
-
 logger = logging.getLogger(__name__)
 
 AttemptKey = tuple[str, str]

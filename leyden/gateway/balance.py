@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.upstream import UpstreamModel
 
-__all__ = ["FIRST_PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS", "Balancer"]
-
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 _STICKY_KEPT = 65_536

@@ -18,8 +18,6 @@ from typing import Any, cast
 from leyden.dialects import Json
 from leyden.gateway.upstream import UpstreamModel
 
-__all__ = ["FIRST_PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS", "Buffering", "lost_ids"]
-
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 60.0

@@ -16,8 +16,6 @@ from leyden.gateway.limits import Spent
 from leyden.gateway.record import ModelCall
 from leyden.gateway.retries import Try
 
-__all__ = ["Exchange"]
-
 
 @dataclass(slots=True)
 class Exchange:

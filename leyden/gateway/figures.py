@@ -22,8 +22,6 @@ from leyden.redaction import redact
 from leyden.store.base import LightningStore
 from leyden.types import Sample
 
-__all__ = ["Failure", "UpstreamFigures", "UpstreamStatus"]
-
 logger = logging.getLogger(__name__)
 
 _RECENT_SECONDS = 60.0

@@ -9,8 +9,6 @@ import asyncio
 
 from leyden.gateway.refusal import Refusal
 
-__all__ = ["Gate"]
-
 _RETRY_AFTER_SECONDS = 1
 
 

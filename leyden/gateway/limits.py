@@ -11,8 +11,6 @@ from typing import Any, cast
 from leyden.errors import ConfigError
 from leyden.gateway.refusal import Refusal
 
-__all__ = ["AttemptLimits", "Spent"]
-
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:

@@ -20,8 +20,6 @@ from leyden.gateway.asgi import Headers, Scope
 from leyden.gateway.transport import Answer, ServerGone
 from leyden.gateway.upstream import UpstreamModel
 
-__all__ = ["LitellmTransport"]
-
 _OPENAIS = (
     "messages prompt suffix input encoding_format dimensions stream stream_options n best_of echo seed stop max_tokens "
     "max_completion_tokens temperature top_p presence_penalty frequency_penalty logit_bias logprobs top_logprobs tools tool_choice "

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 
 from leyden.gateway.attempts import AttemptKey
 
-__all__ = ["LIMIT_BYTES", "Prefixes"]
-
 LIMIT_BYTES = 64 * 2**20
 _ENDS_KEPT = 32
 """Of one attempt: its newest conversations."""

@@ -42,8 +42,6 @@ from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
 from leyden.utils.http import MAX_BODY_BYTES, SiteGuard
 from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
 
-__all__ = ["LLMProxy"]
-
 logger = logging.getLogger(__name__)
 
 ModelList = Sequence[UpstreamModel | LLM | Mapping[str, Any]]

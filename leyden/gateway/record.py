@@ -15,8 +15,6 @@ from leyden.dialects import dump, echoes
 from leyden.types import Attributes, Span, SpanStatus, TokenRecord
 from leyden.utils import ids
 
-__all__ = ["ModelCall", "Refused", "span_of", "token_record"]
-
 Json = dict[str, Any]
 
 _REQUEST_SETTINGS = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed")

@@ -23,8 +23,6 @@ from leyden.store.base import LightningStore
 from leyden.types import Span
 from leyden.utils.logs import Preview
 
-__all__ = ["Failures", "Recorder"]
-
 logger = logging.getLogger(__name__)
 
 Failures = dict[AttemptKey, StoreError]

@@ -8,8 +8,6 @@ from __future__ import annotations
 from leyden.dialects import Dialect
 from leyden.redaction import redact
 
-__all__ = ["Refusal"]
-
 
 class Refusal(Exception):
     """An error that the gateway tells an agent."""

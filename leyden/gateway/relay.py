@@ -43,8 +43,6 @@ from leyden.gateway.retries import Retries
 from leyden.gateway.transport import Answer, ServerGone, Transport
 from leyden.gateway.upstream import UpstreamModel
 
-__all__ = ["Relay", "RelayOptions", "seed_for"]
-
 logger = logging.getLogger(__name__)
 
 _ERROR_TEXT_LIMIT = 2000

@@ -19,8 +19,6 @@ from leyden.types import NamedResources, ProxyLLM
 from leyden.utils.attempt_key import NO_TOKEN
 from leyden.utils.per_loop import PerLoop
 
-__all__ = ["FoundGateways", "RemoteRecorder", "control_key_of", "end_path"]
-
 _SECONDS = 60.0
 """The longest time for an attempt's calls to be written."""
 

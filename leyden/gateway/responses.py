@@ -18,8 +18,6 @@ from leyden.dialects.responses import input_items
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.refusal import Refusal
 
-__all__ = ["LIMIT_BYTES", "KeptResponses"]
-
 LIMIT_BYTES = 256 * 2**20
 
 

@@ -17,8 +17,6 @@ from hashlib import blake2b
 from leyden.gateway.asgi import Headers, Scope, header
 from leyden.gateway.attempts import AttemptKey
 
-__all__ = ["LIMIT_BYTES", "Retries", "Try"]
-
 LIMIT_BYTES = 64 * 2**20
 _ENTRY_BYTES = 1024
 """What one entry takes besides its answer."""

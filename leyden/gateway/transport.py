@@ -15,8 +15,6 @@ from leyden.dialects import Passage
 from leyden.gateway.asgi import Headers, Scope, downstream_headers, upstream_headers
 from leyden.gateway.upstream import UpstreamModel
 
-__all__ = ["Answer", "HttpTransport", "ServerGone", "Transport"]
-
 _IS_UP_SECONDS = 5.0
 
 

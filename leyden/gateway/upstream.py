@@ -18,8 +18,6 @@ from leyden.redaction import HIDDEN
 from leyden.types import LLM, ProxyLLM
 from leyden.utils.extras import install_extra
 
-__all__ = ["UpstreamModel", "upstream_models"]
-
 _OF_LITELLM: tuple[DialectName, ...] = ("chat", "completions", "embeddings")
 _OPENAI_COMPATIBLE = ("openai", "hosted_vllm")
 """LiteLLM's names for servers that speak OpenAI's API."""

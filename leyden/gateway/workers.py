@@ -56,8 +56,6 @@ from leyden.utils.garbage import look_for_cycles_rarely
 from leyden.utils.http import ClientGone, RequestRefused
 from leyden.utils.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
 
-__all__ = ["GatewayWorkers"]
-
 logger = logging.getLogger(__name__)
 
 _SHARED = ("http://", "https://", f"{UNIX_SCHEME}://", "postgresql://", "postgres://")

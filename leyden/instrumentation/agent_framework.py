@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 
 from leyden.instrumentation.base import Instrumentation
 
-__all__ = ["AgentFrameworkInstrumentation"]
-
 
 class AgentFrameworkInstrumentation(Instrumentation):
     """`agent_framework`."""

@@ -9,8 +9,6 @@ from leyden.instrumentation.base import Patches
 from leyden.instrumentation.route import current_route
 from leyden.utils.patching import Patch
 
-__all__ = ["AiohttpInstrumentation"]
-
 
 class AiohttpInstrumentation(Patches):
     """Every `aiohttp.ClientSession`."""

@@ -17,8 +17,6 @@ from typing import ClassVar
 
 from leyden.utils.patching import Patch
 
-__all__ = ["Instrumentation", "Patches"]
-
 _lock = threading.RLock()
 _users: dict[type[Instrumentation], int] = {}
 _installed: dict[type[Instrumentation], Instrumentation] = {}

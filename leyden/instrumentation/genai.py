@@ -9,8 +9,6 @@ from typing import ClassVar
 
 from leyden.instrumentation.packaged import PackagedInstrumentation
 
-__all__ = ["AnthropicInstrumentation", "LangChainInstrumentation", "OpenAIInstrumentation"]
-
 
 class OpenAIInstrumentation(PackagedInstrumentation):
     """`openai`."""

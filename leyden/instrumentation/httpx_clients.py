@@ -14,8 +14,6 @@ from leyden.instrumentation.base import Patches
 from leyden.instrumentation.route import current_route
 from leyden.utils.patching import Patch
 
-__all__ = ["Httpx2Instrumentation", "HttpxInstrumentation"]
-
 
 class HttpxInstrumentation(Patches):
     """Plain `httpx`, sync and async."""

@@ -18,8 +18,6 @@ from typing import Any, ClassVar
 from leyden.instrumentation.packaged import PackagedInstrumentation
 from leyden.utils.patching import Patch
 
-__all__ = ["OpenAIAgentsInstrumentation"]
-
 
 class OpenAIAgentsInstrumentation(PackagedInstrumentation):
     """`agents`."""

@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 
 from leyden.instrumentation.packaged import PackagedInstrumentation
 
-__all__ = ["AutoGenInstrumentation", "CrewAIInstrumentation"]
-
 
 class AutoGenInstrumentation(PackagedInstrumentation):
     """`autogen_agentchat`: agents, teams, tools, and the calls of its OpenAI client."""

@@ -14,8 +14,6 @@ from typing import Any, ClassVar
 
 from leyden.instrumentation.base import Instrumentation
 
-__all__ = ["PackagedInstrumentation"]
-
 _WANTED = {
     "OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental",
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY",

@@ -11,8 +11,6 @@ from typing import Final
 from leyden.errors import ConfigError
 from leyden.instrumentation.base import Instrumentation
 
-__all__ = ["HTTP_CLIENTS", "in_use", "instrument", "instrumentation_class", "names"]
-
 _CLASSES: Final[Mapping[str, str]] = {
     "httpx": "leyden.instrumentation.httpx_clients:HttpxInstrumentation",
     "httpx2": "leyden.instrumentation.httpx_clients:Httpx2Instrumentation",

@@ -21,8 +21,6 @@ from opentelemetry import trace as otel_trace
 
 from leyden import semconv
 
-__all__ = ["MODEL_HOSTS", "ROUTE_KEY", "SENT_HEADER", "Redirection", "Route", "current_route", "traceparent"]
-
 MODEL_HOSTS: Final = ("api.openai.com", "api.anthropic.com")
 ROUTE_KEY: Final = otel_context.create_key("leyden-route")
 SENT_HEADER: Final = "x-leyden-sent"

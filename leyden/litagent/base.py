@@ -14,8 +14,6 @@ from leyden.options import NamedOptions
 from leyden.tracer import Tracer
 from leyden.types import AttemptedRollout, NamedResources
 
-__all__ = ["LitAgent", "check_resources"]
-
 T = TypeVar("T")
 
 _ASYNC_METHODS = ("rollout_async", "training_rollout_async", "validation_rollout_async")

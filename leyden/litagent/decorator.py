@@ -18,8 +18,6 @@ from leyden.litagent.inject import Binder
 from leyden.types import AttemptedRollout, NamedResources
 from leyden.utils.text import shown
 
-__all__ = ["FunctionalLitAgent", "llm_rollout", "prompt_rollout", "rollout"]
-
 
 class FunctionalLitAgent(LitAgent[Any]):
     """A function with the parameters of its choice: `task` first, then of resources, rollout, llm, prompt_template.

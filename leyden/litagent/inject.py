@@ -16,8 +16,6 @@ from typing import Any, Final
 from leyden.errors import ConfigError, MissingResource
 from leyden.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Resource, Rollout
 
-__all__ = ["PARAMETERS", "Binder"]
-
 logger = logging.getLogger(__name__)
 
 _KINDS: Final[Mapping[str, type[Resource]]] = {"llm": LLM, "prompt_template": PromptTemplate}

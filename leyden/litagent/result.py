@@ -28,8 +28,6 @@ from leyden.tracer import LOCAL, Trace, current_trace, from_readable_span
 from leyden.types import AttemptedRollout, Span, reward_attributes
 from leyden.utils.text import shown
 
-__all__ = ["record_result", "result_spans"]
-
 _POSSIBLE = "possible: None, a finite number, a dict of finite numbers by name, a Span, a list of Spans"
 
 

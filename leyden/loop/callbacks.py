@@ -25,8 +25,6 @@ from leyden.options import NamedOptions, check_number
 if TYPE_CHECKING:
     from leyden.loop.train_loop import TrainLoop, Vessel
 
-__all__ = ["Callback", "EarlyStopping", "HookResult", "MetricsWriter", "Progress"]
-
 HookResult: TypeAlias = Awaitable[None] | None
 
 logger = logging.getLogger(__name__)

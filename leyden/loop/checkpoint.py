@@ -31,8 +31,6 @@ from leyden.loop.pth import SavedFile, read_pth
 from leyden.loop.state_files import load_vessel, read_state
 from leyden.utils.atomic import ASIDE, commit_directory, fsync_directory, remove_directory
 
-__all__ = ["CALLBACKS", "FORMAT", "CheckpointStore", "SavedCheckpoint", "link_beside", "open_checkpoint"]
-
 FORMAT: Final = 1
 _KIND: Final = "leyden checkpoint"
 _MANIFEST, _STATE, _VESSEL, _LATEST, _SUPERSEDED = "manifest.json", "state.json", "vessel", "latest", "superseded"

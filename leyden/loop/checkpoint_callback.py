@@ -26,8 +26,6 @@ from leyden.utils.atomic import ASIDE, fsync_directory
 if TYPE_CHECKING:
     from leyden.loop.train_loop import TrainLoop, Vessel
 
-__all__ = ["Checkpoint"]
-
 _LATEST_FILE = "latest.pth"
 
 logger = logging.getLogger(__name__)

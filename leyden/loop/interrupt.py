@@ -12,8 +12,6 @@ from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any, Final
 
-__all__ = ["graceful_interrupts"]
-
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _NOTICE: Final = "ends after the stage under way and keeps it; once more to end at once"
 

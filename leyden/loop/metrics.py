@@ -23,29 +23,6 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, cast
 
 from leyden.errors import ConfigError, InvalidMetrics
 
-__all__ = [
-    "REDUCERS",
-    "ROW_KINDS",
-    "EpisodeRow",
-    "EpisodeStats",
-    "LogCollector",
-    "LogLevel",
-    "Logs",
-    "MetricValue",
-    "Metrics",
-    "MetricsAggregator",
-    "MetricsRow",
-    "Row",
-    "RowKind",
-    "Stage",
-    "StepRow",
-    "clean_metrics",
-    "monitored",
-    "nearest",
-    "number",
-    "warn_of_misspelling",
-]
-
 logger = logging.getLogger(__name__)
 
 MetricValue: TypeAlias = float | int | str

@@ -8,8 +8,6 @@ from typing import Any
 from leyden.errors import MissingExtra
 from leyden.utils.extras import install_extra
 
-__all__ = ["import_optional"]
-
 
 def import_optional(module: str, *, extra: str, needed_by: str) -> Any:
     """The module. Raises MissingExtra, which names the extra to install, if it or something that it needs is not there."""

@@ -10,8 +10,6 @@ from leyden.loop.callbacks import Callback, Progress
 from leyden.loop.progress_display import ProgressDisplay
 from leyden.loop.train_loop import TrainLoop, Vessel
 
-__all__ = ["ProgressBar", "showing_setup"]
-
 
 class ProgressBar(Callback):
     """Iterations, chosen metrics, rates, time left; on a terminal as a live bar, elsewhere as plain lines.

@@ -22,8 +22,6 @@ from rich.text import Text
 from leyden.loop.terminal import is_terminal, printing_above
 from leyden.utils.figures import duration, figure, one_line, shortened
 
-__all__ = ["ProgressDisplay", "fitted"]
-
 _WIDEST_BAR, _NARROWEST_BAR = 24, 4
 _REFRESHES_PER_SECOND = 4
 _LINE_SECONDS = 60.0

@@ -21,8 +21,6 @@ from leyden.loop.optional import import_optional
 from leyden.loop.state_files import StatefulVessel, map_leaves
 from leyden.utils.atomic import ASIDE, fsync_directory
 
-__all__ = ["SavedFile", "read_pth", "write_pth"]
-
 _FORMAT: Final = 1
 _KIND: Final = "leyden checkpoint"
 _ARRAY: Final = "__array__"

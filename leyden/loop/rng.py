@@ -12,8 +12,6 @@ import random
 import sys
 from typing import Any
 
-__all__ = ["capture_rng", "restore_rng"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from leyden.errors import CheckpointError, ConfigError
 
-__all__ = ["StatefulVessel", "load_vessel", "map_leaves", "read_state", "save_vessel", "write_state"]
-
 _STATE, _ARRAYS = "state.json", "arrays.npz"
 _TENSOR, _ARRAY, _TUPLE, _PAIRS = "__tensor__", "__array__", "__tuple__", "__pairs__"
 _MARKS: Final = (_TENSOR, _ARRAY, _TUPLE, _PAIRS)

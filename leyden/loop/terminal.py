@@ -17,8 +17,6 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["is_terminal", "printing_above"]
-
 
 class _Above(io.TextIOBase):
     """A stand-in for a stream of the terminal: whole lines that are written to it appear above the display.

@@ -33,8 +33,6 @@ from leyden.loop.rng import capture_rng, restore_rng
 from leyden.loop.writers import LogWriter
 from leyden.options import NamedOptions, check_number, check_several
 
-__all__ = ["Resumable", "TrainLoop", "Vessel", "keyed"]
-
 logger = logging.getLogger(__name__)
 
 Flow: TypeAlias = Generator[object, Any, None]

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from leyden.errors import ConfigError
 
-__all__ = ["group_advantages"]
-
 _EPSILON = 1e-4
 
 

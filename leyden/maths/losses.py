@@ -18,8 +18,6 @@ try:
 except ImportError as error:
     raise missing_extra(error, extra="torch", needed_by=__name__) from None
 
-__all__ = ["ClippedSurrogate", "clipped_surrogate", "clipped_value_loss"]
-
 
 class ClippedSurrogate(NamedTuple):
     """The objective of each sample, and what its figures are made of."""

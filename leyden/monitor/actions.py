@@ -13,8 +13,6 @@ from leyden.monitor.system import host_name
 from leyden.store.base import LightningStore
 from leyden.types import Worker
 
-__all__ = ["PauseClaiming", "RestartWorker"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from typing import Protocol
 from leyden.monitor.rules import Comparison, Severity
 from leyden.store.base import LightningStore
 
-__all__ = ["ALERT_PREFIX", "Action", "Alert", "Sink", "log_alert", "tell"]
-
 logger = logging.getLogger(__name__)
 
 ALERT_PREFIX = "alert:"

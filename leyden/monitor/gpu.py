@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-__all__ = ["gpu_figures"]
-
 _OF_THE_CHIP = 0
 """NVML_TEMPERATURE_GPU, the sensor on the chip."""
 

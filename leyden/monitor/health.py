@@ -7,17 +7,6 @@ from typing import Final, Literal
 
 from leyden.types import Worker
 
-__all__ = [
-    "MISSED_HEARTBEATS",
-    "WORKER_FIGURES",
-    "WorkerHealth",
-    "base_name",
-    "figures_of",
-    "has_ended",
-    "health_of",
-    "heartbeat_seconds",
-]
-
 WorkerHealth = Literal["healthy", "unhealthy", "ended"]
 
 MISSED_HEARTBEATS: Final = 3.0

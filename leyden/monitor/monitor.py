@@ -34,8 +34,6 @@ from leyden.options import NamedOptions, check_number
 from leyden.store.base import LightningStore
 from leyden.types import Sample, Worker
 
-__all__ = ["STORE_FIGURES", "Monitor", "Watch"]
-
 logger = logging.getLogger(__name__)
 
 STORE_FIGURES: Final[Mapping[str, str]] = {

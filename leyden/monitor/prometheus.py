@@ -23,8 +23,6 @@ from leyden.store.base import LightningStore, StoreStatistics
 from leyden.store.traffic import BOUNDS_SECONDS, Traffic
 from leyden.types import Sample, Worker
 
-__all__ = ["PATH", "exposition", "metrics"]
-
 PATH: Final = "/metrics"
 _CONTENT_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _STATUSES = ("queuing", "preparing", "running", "requeuing", "succeeded", "failed", "cancelled")

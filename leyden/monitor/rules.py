@@ -16,20 +16,6 @@ from leyden.errors import ConfigError
 from leyden.monitor.health import MISSED_HEARTBEATS
 from leyden.options import check_number
 
-__all__ = [
-    "DEFAULT_RULES",
-    "AlertRule",
-    "AnomalyRule",
-    "Comparison",
-    "Point",
-    "Rule",
-    "Series",
-    "Severity",
-    "Verdict",
-    "increase",
-    "within",
-]
-
 Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", "<"]
 

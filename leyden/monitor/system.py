@@ -17,8 +17,6 @@ import psutil
 
 from leyden.monitor.gpu import gpu_figures
 
-__all__ = ["FIGURES", "MACHINE_FIGURES", "SystemProbe", "host_name"]
-
 FIGURES: Final[Mapping[str, str]] = {
     "cpu_percent": "How busy the machine's CPUs are, all cores together.",
     "memory_percent": "How much of the machine's memory is in use.",

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["REPORT_SECONDS", "UPSTREAM_FIGURES", "upstream_subject"]
-
 REPORT_SECONDS: Final = 10.0
 """Seconds between two samples of a gateway that has something to report."""
 

@@ -8,8 +8,6 @@ from typing import Generic, TypeVar, final
 from leyden.rl.component import EnvComponent
 from leyden.rl.simulator import StateType
 
-__all__ = ["AuxInfoType", "AuxiliaryInfoCollector"]
-
 AuxInfoType = TypeVar("AuxInfoType")
 
 

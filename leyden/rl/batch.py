@@ -12,8 +12,6 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Batch", "allocate", "copied", "is_space", "leaves", "mapped", "same_shape", "stacked", "write"]
-
 Array: TypeAlias = NDArray[Any]
 Batch: TypeAlias = "Array | dict[str, Batch] | tuple[Batch, ...]"
 

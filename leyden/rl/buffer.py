@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from leyden.errors import CheckpointError, ConfigError
 from leyden.rl.batch import Array, Batch, allocate, copied, mapped, same_shape, stacked, write
 
-__all__ = ["Buffer", "FinalObservations", "ReplayBuffer", "RolloutBuffer"]
-
 Ids = NDArray[np.int64]
 _FIRST_SIZE = 1024
 """Transitions that a rollout buffer without a limit has room for before it grows."""

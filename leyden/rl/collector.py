@@ -20,8 +20,6 @@ from leyden.rl.buffer import Buffer
 from leyden.rl.episode import EpisodeLost
 from leyden.rl.policy.base import Policy
 
-__all__ = ["CollectResult", "Collector", "OnProgress", "VectorEnv"]
-
 OnProgress = Callable[[int, int], None]
 
 

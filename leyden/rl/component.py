@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 from leyden.errors import ConfigError
 
-__all__ = ["EnvComponent"]
-
 _STAYS_HERE: Final = ("_env_reference", "_check", "_conformer")
 """Attributes that are of this process: the reference, and the compiled checks of interpreters."""
 

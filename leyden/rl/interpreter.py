@@ -16,8 +16,6 @@ from leyden.rl.component import EnvComponent
 from leyden.rl.simulator import ActType, StateType
 from leyden.rl.spaces import Conformer, checker, conformer
 
-__all__ = ["ActionInterpreter", "Interpreter", "ObsType", "PolicyActType", "StateInterpreter"]
-
 ObsType = TypeVar("ObsType")
 PolicyActType = TypeVar("PolicyActType")
 

@@ -15,8 +15,6 @@ from leyden.rl.simulator import StateType
 if TYPE_CHECKING:
     from leyden.rl.env.wrapper import EnvWrapper
 
-__all__ = ["Reward", "RewardCombination"]
-
 
 class Reward(EnvComponent, ABC, Generic[StateType]):
     """What a state is worth."""

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from leyden.errors import CheckpointError, ConfigError
 
-__all__ = ["NO_ITEM", "Items", "NoItem", "Seed", "SeedPlan", "SeedSource", "as_seed_source"]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

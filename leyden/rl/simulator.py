@@ -11,8 +11,6 @@ from typing import Generic, TypeVar
 
 from leyden.rl.component import EnvComponent
 
-__all__ = ["ActType", "InitialStateType", "Simulator", "StateType"]
-
 InitialStateType = TypeVar("InitialStateType")
 """What a simulator is made from: one item of the data set. Anything that can be pickled."""
 StateType = TypeVar("StateType")

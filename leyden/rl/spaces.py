@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from leyden.errors import LeydenError
 from leyden.rl.batch import is_space
 
-__all__ = ["AnySpace", "Check", "Conformer", "GymSpaceValidationError", "checker", "conformer"]
-
 AnySpace: TypeAlias = gymnasium.Space[Any]
 Check: TypeAlias = Callable[[Any], None]
 

@@ -41,8 +41,6 @@ from leyden.utils.listening import beside
 from leyden.utils.logs import Preview
 from leyden.utils.text import describe_error
 
-__all__ = ["AttemptRunner", "Outcome", "ReasonKind"]
-
 logger = logging.getLogger(__name__)
 
 ReasonKind = Literal[

@@ -16,8 +16,6 @@ from leyden.tracer import Tracer
 from leyden.types import AttemptedRollout, NamedResources, Rollout, RolloutMode, Span, TaskInput
 from leyden.utils.latch import Latch
 
-__all__ = ["AttemptRecorder", "Hook", "ParallelWorkerBase", "RunContext", "Runner"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -23,19 +23,6 @@ from typing import Any
 
 from leyden.utils.text import describe_error
 
-__all__ = [
-    "AGENTS_ARE_DAEMONS",
-    "AgentTimeout",
-    "Debugger",
-    "LentThread",
-    "QuitDebugging",
-    "call_async",
-    "call_here",
-    "call_sync",
-    "call_to_debug",
-    "overdue_seconds",
-]
-
 logger = logging.getLogger(__name__)
 
 _CANCEL_GRACE_SECONDS = 1.0

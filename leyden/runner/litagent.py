@@ -28,8 +28,6 @@ from leyden.types import NamedResources, Rollout, RolloutMode, TaskInput
 from leyden.types.openai_clients import import_ahead
 from leyden.utils.latch import Latch
 
-__all__ = ["LitAgentRunner"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

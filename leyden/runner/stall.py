@@ -17,8 +17,6 @@ from typing import Literal
 from leyden.utils.frames import is_users_file
 from leyden.utils.throttle import Throttle, first_on_this_machine
 
-__all__ = ["Position", "Reason", "ThreadTimes", "is_worth_a_warning", "place", "reason", "reports"]
-
 Reason = Literal["blocked", "importing", "no_cpu", "no_lock"]
 """`no_lock`: other threads of the process hold Python's lock (the GIL)."""
 

@@ -38,8 +38,6 @@ from leyden.store.base import LightningStore
 from leyden.types import AttemptedRollout
 from leyden.utils import ids
 
-__all__ = ["InFlight", "LagWatchdog", "attempt_in_flight"]
-
 logger = logging.getLogger(__name__)
 
 _REST_SECONDS = 0.25

@@ -15,8 +15,6 @@ from leyden.runner.base import AttemptRecorder, Hook, Runner
 from leyden.store.base import LightningStore
 from leyden.utils.latch import Latch
 
-__all__ = ["WorkerBundle"]
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerBundle:

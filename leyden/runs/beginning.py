@@ -15,8 +15,6 @@ from leyden.runs.reading import list_runs
 from leyden.types.run import RunRecord
 from leyden.utils.atomic import private_directory
 
-__all__ = ["begin_run", "new_manifest"]
-
 logger = logging.getLogger(__name__)
 
 _SHOWN_CHARACTERS = 80

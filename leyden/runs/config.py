@@ -27,16 +27,6 @@ from pydantic import BaseModel
 from leyden.redaction import HIDDEN, redact
 from leyden.utils.arguments import arguments_of
 
-__all__ = [
-    "describe",
-    "describe_dataset",
-    "describe_model",
-    "describe_program",
-    "git_is_dirty",
-    "import_path",
-    "weights_of",
-]
-
 _SECRET_NAMES = r"pass(?:word|wd|phrase)?|pgpassword|secret|token|api_?key|key|credentials?|auth(?:orization)?|bearer"
 _SECRET = re.compile(rf"(?:^|[_.-])(?:{_SECRET_NAMES}|passwords|secrets|api_?keys|(?:access|auth)_tokens)$", re.I)
 _SECRET_IN_CAMEL_CASE = re.compile(r"[a-z](?:Passw(?:or)?d|Secret|Token|Key|Credentials?)$")

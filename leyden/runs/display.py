@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from leyden.runs.run import Run
     from leyden.runs.summary import RunSummary
 
-__all__ = ["closing_summary", "commands", "first_line", "summary_html"]
-
 _CURVE_COLUMNS = 40
 _SHOWN_REASONS = 5
 _REASON_CHARACTERS = 300

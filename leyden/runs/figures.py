@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from leyden.loop import MetricsRow, MetricValue
 
-__all__ = ["RewardFigures", "RunFigures", "figures_of", "in_order"]
-
 
 @dataclass(frozen=True, slots=True)
 class RewardFigures:

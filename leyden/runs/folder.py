@@ -27,21 +27,6 @@ from leyden.types.run import RunRecord
 from leyden.utils.atomic import private_directory, write_file
 from leyden.utils.figures import one_line
 
-__all__ = [
-    "FAILURES",
-    "HEARTBEAT_SECONDS",
-    "LOG",
-    "MANIFEST",
-    "METRICS",
-    "RUNS",
-    "Manifest",
-    "RunState",
-    "name_of",
-    "read_manifest",
-    "remove_if_nothing_started",
-    "store_path",
-]
-
 RUNS = Path(".leyden")
 """Where runs are kept by default, relative to the current folder."""
 MANIFEST = "run.json"

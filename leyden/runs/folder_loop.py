@@ -12,8 +12,6 @@ from leyden.runs.folder import METRICS
 from leyden.runs.recording import FolderRecorder
 from leyden.utils.text import describe_error
 
-__all__ = ["FolderCallback", "FolderWriter", "recording"]
-
 
 class FolderWriter(LogWriter):
     """Adds the rows of stages to a folder's `metrics.jsonl`."""

@@ -18,8 +18,6 @@ from pathlib import Path
 from leyden.types.run import current_run_id
 from leyden.utils.logs import line_formatter, stderr_handler
 
-__all__ = ["RunLog"]
-
 _ROOT = "leyden"
 
 

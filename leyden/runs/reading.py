@@ -27,8 +27,6 @@ from leyden.store import LightningStore, open_store
 from leyden.types import AttemptedRollout, Rollout, failure_reason
 from leyden.types.run import RunRecord
 
-__all__ = ["Failure", "RecordedRun", "RunState", "failure_of", "list_runs", "open_run", "read_failures", "read_rows"]
-
 T = TypeVar("T")
 
 

@@ -29,8 +29,6 @@ from leyden.store.base import LightningStore
 from leyden.types import Rollout
 from leyden.types.run import MetricPoint, RunRecord, RunStatus
 
-__all__ = ["RunRecorder"]
-
 logger = logging.getLogger(__name__)
 
 _FAILURES_AT_A_TIME = 100

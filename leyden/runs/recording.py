@@ -28,8 +28,6 @@ from leyden.types.run import RunStatus
 from leyden.utils.atomic import open_aside
 from leyden.utils.text import storable
 
-__all__ = ["FolderRecorder", "note_end"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from leyden.errors import ConfigError
 from leyden.loop import Callback, LogWriter, Metrics, MetricsRow, Stage, TrainLoop
 from leyden.loop.metrics import clean_metrics
 
-__all__ = ["KeepsEarlierRows", "ReportedLoop"]
-
 
 class KeepsEarlierRows:
     """A writer that is its own record of earlier processes, and is not given their rows again."""

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from leyden.loop import Callback, LogWriter, Metrics, Stage
 
-__all__ = ["Reports", "Run"]
-
 
 class Reports(Protocol):
     """Takes what a run reports; `RunRecorder` is the one that ships."""

@@ -13,8 +13,6 @@ from leyden.runs.figures import RewardFigures
 from leyden.store.base import LightningStore
 from leyden.types import RolloutStatus, failure_reason
 
-__all__ = ["RunSummary", "count_rollouts"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:

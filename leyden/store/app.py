@@ -30,8 +30,6 @@ from leyden.utils.asgi import Receive, Scope, Send
 from leyden.utils.http import MAX_BODY_BYTES, ClientGone, RequestRefused, SiteGuard, read_body
 from leyden.utils.latch import Latch
 
-__all__ = ["InJson", "Mount", "Reply", "StoreApp", "View"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -55,8 +55,6 @@ from leyden.types import (
     current_run_id,
 )
 
-__all__ = ["LightningStore", "StoreCapabilities", "StoreStatistics"]
-
 
 class StoreCapabilities(TypedDict):
     """What a store can do."""

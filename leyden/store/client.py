@@ -28,8 +28,6 @@ from leyden.types import AttemptedRollout, EnqueueRolloutRequest, News, Rollout,
 from leyden.utils import ids
 from leyden.utils.per_loop import PerLoop
 
-__all__ = ["TOKEN_VARIABLE", "LightningStoreClient"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 TOKEN_VARIABLE: Final = "LEYDEN_STORE_TOKEN"

@@ -25,8 +25,6 @@ from leyden.store.wire import LEYDEN_JSON
 from leyden.utils.listening import UNIX_SCHEME, is_loopback, socket_path_of, unix_url
 from leyden.utils.per_loop import PerLoop
 
-__all__ = ["Answer", "Connection"]
-
 logger = logging.getLogger(__name__)
 
 _COMPRESS_FROM: Final = 16 * 1024

@@ -16,8 +16,6 @@ from leyden.errors import ConfigError
 from leyden.store.wire import PREFIX
 from leyden.utils.latch import Latch
 
-__all__ = ["END", "End", "EndAnswer", "WaitForEnd"]
-
 END: Final = f"{PREFIX}/waits/end"
 
 

@@ -46,8 +46,6 @@ from leyden.types import (
 from leyden.utils.atomic import ASIDE, commit_directory
 from leyden.utils.extras import install_extra
 
-__all__ = ["Exported", "export_parquet"]
-
 T = TypeVar("T", bound=BaseModel)
 
 Row = dict[str, Any]

@@ -20,8 +20,6 @@ from leyden.store.notify import Signals
 from leyden.store.sql.postgres import Target, connect, psycopg
 from leyden.store.sql.postgres_session import news_of
 
-__all__ = ["Listener"]
-
 logger = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.02

@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 from leyden.errors import StoreError
 
-__all__ = ["LockFile", "Owner", "owner_of"]
-
 
 class LockFile:
     """The lock beside `path`, held from creation until `release`. Raises StoreError with the owner when it is taken."""

@@ -19,8 +19,6 @@ from leyden.store.sql.sqlite import connect, migrate
 from leyden.store.sql.store import SqlLightningStore
 from leyden.store.worker import YIELD_EVERY
 
-__all__ = ["InMemoryLightningStore"]
-
 T = TypeVar("T")
 
 _PRAGMAS: dict[str, str | int] = {"synchronous": "OFF", "temp_store": "MEMORY", "secure_delete": "OFF"}

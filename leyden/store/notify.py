@@ -22,8 +22,6 @@ from leyden.errors import ConfigError
 from leyden.types import News
 from leyden.utils import ids
 
-__all__ = ["ClaimWaiter", "RolloutWaiter", "Signals", "Waiter", "check_wait"]
-
 
 def check_wait(seconds: float | None) -> None:
     """Raises ConfigError for NaN, which the timers of an event loop cannot put in order."""

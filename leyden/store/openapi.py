@@ -22,8 +22,6 @@ from leyden.store.otlp import JSON, PROTOBUF, TRACES, receive
 from leyden.store.wire import PREFIX, ROUTES, Route
 from leyden.types import Unset
 
-__all__ = ["openapi", "pages"]
-
 Schema = dict[str, Any]
 
 _ABOUT = (

@@ -13,8 +13,6 @@ from leyden.store.sql.driver import Durability
 from leyden.store.sqlite import SqliteLightningStore
 from leyden.utils.listening import UNIX_SCHEME
 
-__all__ = ["open_store"]
-
 
 @named_arguments
 def open_store(

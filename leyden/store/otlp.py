@@ -40,8 +40,6 @@ from leyden.utils.http import MAX_JSON_PARTS, has_too_many_parts
 from leyden.utils.otel import attribute_value, links_text, seconds
 from leyden.utils.text import storable
 
-__all__ = ["JSON", "PROTOBUF", "TRACES", "OtlpAnswer", "ReceivedSpans", "SpanSink", "read_spans", "receive"]
-
 TRACES = "/v1/traces"
 """Where exporters send to, under the endpoint that they are told."""
 PROTOBUF = "application/x-protobuf"

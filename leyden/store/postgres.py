@@ -29,8 +29,6 @@ from leyden.store.worker import Job, Loops, answer, answer_of, check_process, se
 from leyden.types import AttemptedRollout
 from leyden.utils import ids
 
-__all__ = ["PostgresLightningStore"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

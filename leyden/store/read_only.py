@@ -25,8 +25,6 @@ from leyden.store.sql.session import Session
 from leyden.store.sql.sqlite import check_schema, connect, store_error
 from leyden.store.worker import SessionThread
 
-__all__ = ["ReadOnlyDriver"]
-
 T = TypeVar("T")
 
 _LOOK_SECONDS = 0.05

@@ -32,8 +32,6 @@ from leyden.utils.listening import is_loopback, listen, listen_unix, netloc, rea
 if TYPE_CHECKING:
     from leyden.store.client import LightningStoreClient
 
-__all__ = ["LightningStoreServer"]
-
 _GRACE_SECONDS = 2.0
 """How long requests under way may go on after `stop`. Those that wait are answered at once."""
 

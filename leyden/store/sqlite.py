@@ -31,8 +31,6 @@ from leyden.store.sql.transaction import Long
 from leyden.store.sql.wal import LOG_BYTES, Checkpointer
 from leyden.store.worker import SessionThread
 
-__all__ = ["SqliteLightningStore"]
-
 T = TypeVar("T")
 
 _SYNCHRONOUS: Mapping[Durability, str] = {"process": "NORMAL", "power": "FULL"}

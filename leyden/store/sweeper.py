@@ -17,8 +17,6 @@ from leyden.errors import StoreClosed, StoreError
 from leyden.store.base import LightningStore
 from leyden.types import Retention
 
-__all__ = ["Sweeper"]
-
 logger = logging.getLogger(__name__)
 
 _SHORTEST_SECONDS = 0.01

@@ -9,8 +9,6 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["BOUNDS_SECONDS", "Durations", "Traffic"]
-
 BOUNDS_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0)
 """The upper ends of the classes in which answers are counted; the last class has none."""
 

@@ -18,8 +18,6 @@ from leyden.store.base import LightningStore
 from leyden.store.notify import Signals
 from leyden.types import UNSET, AttemptedRollout, News, Rollout, SpanPage, Unset
 
-__all__ = ["WaitingStore"]
-
 
 class WaitingStore(LightningStore):
     """Waits by `signals`; says three things at once: a claim, who is finished, which spans are new."""

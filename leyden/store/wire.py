@@ -43,19 +43,6 @@ from leyden.types import AttemptedRollout, PaginatedResult, Rollout, Span, Unset
 from leyden.types.tokens import PACKED
 from leyden.utils.http import MAX_JSON_PARTS, has_too_many_parts
 
-__all__ = [
-    "BY_METHOD",
-    "LEYDEN_JSON",
-    "PREFIX",
-    "ROUTES",
-    "Route",
-    "dump",
-    "error_from",
-    "find_route",
-    "status_of",
-    "verbs_at",
-]
-
 PREFIX = "/v1/agl"
 LEYDEN_JSON = "application/json;dialect=leyden"
 """What our own client accepts: token records as `TokenRecord.pack` has them, in base64, an eighth of the lists that others get; and of

@@ -22,8 +22,6 @@ from leyden.store.sql.driver import Operation
 from leyden.store.sql.session import Session
 from leyden.store.sql.transaction import Long
 
-__all__ = ["YIELD_EVERY", "Job", "Loops", "SessionThread", "answer", "answer_of", "check_process", "settle"]
-
 _SHORT = 64
 """An operation on more rows than this takes longer than the way to the thread and back."""
 YIELD_EVERY = 32

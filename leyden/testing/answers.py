@@ -12,8 +12,6 @@ from typing import Any, Protocol, cast
 
 from leyden.testing.tokens import Call, Piece, spoken
 
-__all__ = ["ANSWERS", "Answer", "Misbehaviour", "ServedCall"]
-
 Json = dict[str, Any]
 
 

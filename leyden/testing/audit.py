@@ -12,8 +12,6 @@ from typing import get_args
 from leyden.store import LightningStore
 from leyden.types import FINAL_RUN_STATUSES, Attempt, AttemptedRollout, Rollout, RolloutStatus, RunRecord, Span, Worker
 
-__all__ = ["audit_store"]
-
 _OPEN = ("preparing", "running")
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from leyden.testing.tokens import Call, Turn, encode, prompt_ids_of
 
-__all__ = ["prompt_ids", "request_prompt_ids"]
-
 Json = dict[str, Any]
 
 

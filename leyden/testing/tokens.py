@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["END", "Call", "Piece", "Turn", "decode", "encode", "prompt_ids_of", "response_ids_of", "spoken"]
-
 END = 2
 """Ends an answer that is whole."""
 _THINK, _THOUGHT, _CALL, _NAME, _ARGUMENTS, _CALLED = range(3, 9)

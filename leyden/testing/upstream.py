@@ -26,8 +26,6 @@ from leyden.testing.requests import request_prompt_ids
 from leyden.testing.tokens import Call, Piece, Turn, response_ids_of, spoken
 from leyden.types import LLM
 
-__all__ = ["FakeUpstream", "Misbehaviour", "Reply", "ServedCall"]
-
 Json = dict[str, Any]
 
 _WORDS = ("lightning", "jar", "Größe", "left", "42", "higher", "雷", "no", "perhaps", "🌩", "yes", "run")

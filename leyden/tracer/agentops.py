@@ -20,8 +20,6 @@ from leyden.tracer.otel import OtelTracer
 from leyden.utils.extras import install_extra
 from leyden.utils.patching import Patch
 
-__all__ = ["AgentOpsTracer"]
-
 _LEFT_WRAPPED = (
     ("openai.resources.chat.completions", "Completions", "create"),
     ("openai.resources.chat.completions", "AsyncCompletions", "create"),

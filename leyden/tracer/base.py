@@ -20,8 +20,6 @@ from leyden.tracer.context import TraceContext, last_trace
 from leyden.tracer.trace import OpenSpan, StatusCode, active_trace
 from leyden.types import Span, SpanStatus
 
-__all__ = ["Tracer"]
-
 
 class Tracer(NamedOptions, ABC):
     """Records what runs inside `trace_context`. One tracer serves any number of traces at a time, in any threads and loops."""

@@ -36,8 +36,6 @@ from opentelemetry import context as otel_context
 from leyden.tracer.trace import CURRENT, Trace
 from leyden.utils.patching import Patch
 
-__all__ = ["hold", "release"]
-
 _ENV_POSITION = 10
 """Of `env` among the positional arguments of Popen, after `self`."""
 

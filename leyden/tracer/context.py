@@ -23,8 +23,6 @@ from leyden.tracer.delivery import SpanSink, background_loop, open_outbox
 from leyden.tracer.trace import CURRENT, LOCAL, OTEL_KEY, Trace, current_trace
 from leyden.types import Span
 
-__all__ = ["TraceContext", "last_trace"]
-
 logger = logging.getLogger(__name__)
 
 _LAST: ContextVar[Trace | None] = ContextVar("leyden_last_trace", default=None)

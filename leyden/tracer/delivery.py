@@ -26,8 +26,6 @@ from typing import Protocol
 from leyden.errors import LeydenError, StoreClosed, StoreError
 from leyden.types import Span
 
-__all__ = ["Outbox", "SpanSink", "background_loop", "open_outbox"]
-
 logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 0.2

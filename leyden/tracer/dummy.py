@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from leyden.tracer.base import Tracer
 
-__all__ = ["DummyTracer"]
-
 
 class DummyTracer(Tracer):
     """Notices no instrumentation and touches no global state: for tests, and for agents whose calls the gateway records anyway."""

@@ -39,8 +39,6 @@ from leyden.tracer.trace import Trace, current_trace, trace_of
 from leyden.types import Attributes, Span, SpanEvent, SpanStatus
 from leyden.utils.otel import attribute_value, links_text, seconds
 
-__all__ = ["LightningSpanProcessor", "OtelTracer", "from_readable_span"]
-
 logger = logging.getLogger(__name__)
 
 

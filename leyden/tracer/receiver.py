@@ -32,8 +32,6 @@ from leyden.utils.http import ClientGone, RequestRefused, read_body
 from leyden.utils.listening import listen, netloc
 from leyden.utils.text import storable
 
-__all__ = ["Answer", "Receiver", "Route", "refusal"]
-
 _HOST = "127.0.0.1"
 _BODY_BYTES = 16 * 2**20
 """The most of one request, unpacked."""

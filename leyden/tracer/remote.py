@@ -29,8 +29,6 @@ from leyden.tracer.delivery import Outbox, background_loop, open_outbox
 from leyden.tracer.trace import SPANS, SPANS_URL, Trace
 from leyden.types import Span
 
-__all__ = ["Carried", "process_trace"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -35,17 +35,6 @@ from leyden.utils.text import describe_error, storable
 if TYPE_CHECKING:
     from leyden.tracer.receiver import Receiver
 
-__all__ = [
-    "LOCAL",
-    "SPANS_URL",
-    "OpenSpan",
-    "Trace",
-    "active_trace",
-    "checked_attributes",
-    "current_trace",
-    "exception_attributes",
-]
-
 logger = logging.getLogger(__name__)
 
 LOCAL: Final = "local"

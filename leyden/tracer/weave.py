@@ -25,8 +25,6 @@ from leyden.tracer.trace import OpenSpan, current_trace
 from leyden.utils.extras import install_extra
 from leyden.utils.text import as_json
 
-__all__ = ["WeaveTracer"]
-
 _INTEGRATIONS = {
     "openai": ("weave.integrations.openai.openai_sdk", "get_openai_patcher"),
     "anthropic": ("weave.integrations.anthropic.anthropic_sdk", "get_anthropic_patcher"),

@@ -11,8 +11,6 @@ from typing import Any, TypeVar, cast
 from leyden.execution.agent_loop import AgentLoop
 from leyden.runner.calls import LentThread, QuitDebugging
 
-__all__ = ["run_blocking", "run_for_debugging"]
-
 T = TypeVar("T")
 
 

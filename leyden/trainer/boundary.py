@@ -17,8 +17,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 from leyden.errors import LeydenError, RunInterrupted
 from leyden.utils.frames import users_part
 
-__all__ = ["short_errors"]
-
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")

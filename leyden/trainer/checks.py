@@ -16,22 +16,6 @@ from leyden.runner import Hook, Runner
 from leyden.types import NamedResources, Resource, Retention
 from leyden.utils.text import shown
 
-__all__ = [
-    "check_dataset",
-    "check_not_imported",
-    "checked_callbacks",
-    "checked_hooks",
-    "checked_loggers",
-    "checked_name",
-    "checked_resources",
-    "checked_retention",
-    "checked_run_dir",
-    "exclusively",
-    "imported_by",
-    "require_followed",
-    "require_used",
-]
-
 imported_by: ContextVar[str | None] = ContextVar("leyden_imported_by", default=None)
 """The command that is importing a user's file now; None if there is none."""
 

@@ -14,8 +14,6 @@ from typing import Any, Literal, TypeVar, cast, overload
 
 from leyden.errors import ConfigError, InvalidArgument
 
-__all__ = ["build_component", "instantiate_component", "instantiate_from_spec", "load_class"]
-
 T = TypeVar("T")
 
 Registry = Mapping[str, str | Callable[..., Any]]

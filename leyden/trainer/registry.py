@@ -7,17 +7,6 @@ from typing import Any, Final
 
 from leyden.errors import ConfigError
 
-__all__ = [
-    "AdapterRegistry",
-    "AlgorithmRegistry",
-    "ExecutionStrategyRegistry",
-    "RunnerRegistry",
-    "StoreRegistry",
-    "TracerRegistry",
-    "register_component",
-    "registered_components",
-]
-
 Component = str | Callable[..., Any]
 """An import path, a class or a factory."""
 

@@ -12,8 +12,6 @@ from leyden.algorithm import Algorithm, FunctionalAlgorithm
 from leyden.errors import ConfigError
 from leyden.options import check_number
 
-__all__ = ["Restarts", "check_restarts"]
-
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0

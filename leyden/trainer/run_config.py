@@ -9,8 +9,6 @@ from leyden.algorithm.decorator import FunctionalAlgorithm
 from leyden.runs.config import describe, describe_dataset, describe_model, describe_program, import_path
 from leyden.utils.arguments import arguments_of
 
-__all__ = ["algorithm_config", "run_config"]
-
 
 def run_config(
     algorithm: Algorithm | None,

@@ -76,8 +76,6 @@ from leyden.utils.listening import is_loopback
 from leyden.utils.logs import log_for_files, notice, setup_logging_if_asked
 from leyden.utils.text import describe_error
 
-__all__ = ["Trainer"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -11,15 +11,6 @@ from collections.abc import Mapping
 from leyden.errors import IllegalTransition
 from leyden.types.rollout import ATTEMPT_FINISHED, ROLLOUT_FINISHED, AttemptStatus, RolloutConfig, RolloutStatus
 
-__all__ = [
-    "ATTEMPT_TRANSITIONS",
-    "ROLLOUT_TRANSITIONS",
-    "attempt_after_span",
-    "check_attempt_transition",
-    "check_rollout_transition",
-    "rollout_after_attempt",
-]
-
 ATTEMPT_TRANSITIONS: Mapping[AttemptStatus, frozenset[AttemptStatus]] = {
     "preparing": frozenset({"running", "succeeded", "failed", "timeout", "unresponsive"}),
     "running": frozenset({"succeeded", "failed", "timeout", "unresponsive"}),

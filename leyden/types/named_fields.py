@@ -13,8 +13,6 @@ from leyden.errors import InvalidArgument
 from leyden.options import check_names
 from leyden.utils.text import shown
 
-__all__ = ["NamedFields"]
-
 
 class NamedFields(BaseModel):
     """A model whose constructor raises InvalidArgument with the field, the value and what is possible."""

@@ -10,8 +10,6 @@ from pydantic import BaseModel, Field
 
 from leyden.types.span import Span
 
-__all__ = ["UNSET", "FilterLogic", "News", "PaginatedResult", "SortOrder", "SpanPage", "Unset"]
-
 T = TypeVar("T")
 
 SortOrder = Literal["asc", "desc"]

@@ -16,17 +16,6 @@ from leyden.utils.attempt_key import attempt_key
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
-__all__ = [
-    "LLM",
-    "NamedResources",
-    "PromptTemplate",
-    "ProxyLLM",
-    "Resource",
-    "ResourceUnion",
-    "Resources",
-    "ResourcesUpdate",
-]
-
 
 class Resource(NamedFields):
     """The base of every kind of resource; each kind has its own `resource_type`, by which it is read back."""

@@ -8,8 +8,6 @@ from pydantic import ConfigDict, Field
 
 from leyden.types.named_fields import NamedFields
 
-__all__ = ["Retention"]
-
 
 class Retention(NamedFields):
     """Limits of what a store keeps of finished rollouts; unfinished and pinned ones are always kept.

@@ -9,23 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from leyden.types.named_fields import NamedFields
 from leyden.types.run import current_run_id
 
-__all__ = [
-    "ATTEMPT_FINISHED",
-    "OVERTAKES",
-    "ROLLOUT_FINISHED",
-    "Attempt",
-    "AttemptStatus",
-    "AttemptedRollout",
-    "EnqueueRolloutRequest",
-    "Priority",
-    "Rollout",
-    "RolloutConfig",
-    "RolloutMode",
-    "RolloutStatus",
-    "TaskInput",
-    "failure_reason",
-]
-
 TaskInput = Any
 """The input of one piece of work: any JSON value."""
 

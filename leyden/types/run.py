@@ -11,8 +11,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["FINAL_RUN_STATUSES", "MetricPoint", "RunRecord", "RunStatus", "current_run_id"]
-
 current_run_id: ContextVar[str | None] = ContextVar("leyden_run_id", default=None)
 """The run whose algorithm is at work here. New rollouts belong to it unless the caller names another run."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pydantic import BaseModel, FiniteFloat
 
-__all__ = ["Sample"]
-
 
 class Sample(BaseModel):
     """One figure at one time, of one worker or of everything."""

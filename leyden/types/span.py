@@ -13,21 +13,6 @@ from pydantic_core import CoreSchema, core_schema
 from leyden import semconv
 from leyden.types.tokens import TokenRecord
 
-__all__ = [
-    "AttributeValue",
-    "Attributes",
-    "Span",
-    "SpanEvent",
-    "SpanKind",
-    "SpanStatus",
-    "find_final_reward",
-    "find_reward_spans",
-    "get_reward_value",
-    "get_rewards_from_span",
-    "is_reward_span",
-    "reward_attributes",
-]
-
 
 class _TextFirst:
     """Text before the other kinds, because nearly all values are text, and of JSON pydantic tries every kind of a union.

@@ -27,20 +27,6 @@ from pydantic import (
 
 from leyden.errors import ConfigError
 
-__all__ = [
-    "PACKED",
-    "TokenRecord",
-    "ids_digest",
-    "own_ids",
-    "pack_floats",
-    "pack_ints",
-    "shared_length",
-    "unpack_floats",
-    "unpack_ints",
-    "whole_digest",
-    "whole_length",
-]
-
 PACKED: Final = {"tokens": "packed"}
 """The context in which a token record is serialised to JSON as base64 of `pack`, an eighth of its lists of numbers."""
 

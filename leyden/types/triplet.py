@@ -7,8 +7,6 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-__all__ = ["TrainingSequence", "Trajectory", "Triplet", "TripletPrompt", "TripletResponse"]
-
 
 class TripletPrompt(BaseModel):
     """What the model was given."""

@@ -6,8 +6,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Worker", "WorkerStatus"]
-
 WorkerStatus = Literal["idle", "busy", "unknown"]
 
 

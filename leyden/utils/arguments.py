@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-__all__ = ["KeepsArguments", "arguments_of"]
-
 
 class KeepsArguments:
     """A base class whose instances remember the arguments of their constructor, of any subclass."""

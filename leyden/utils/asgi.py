@@ -30,8 +30,6 @@ from uvicorn.server import ServerState
 
 from leyden.utils.listening import loop_factory
 
-__all__ = ["AsgiServer", "AsgiThread", "ConnectionLimits", "Message", "Receive", "Scope", "Send"]
-
 logger = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]

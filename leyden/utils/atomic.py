@@ -12,16 +12,6 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
-__all__ = [
-    "ASIDE",
-    "commit_directory",
-    "fsync_directory",
-    "open_aside",
-    "private_directory",
-    "remove_directory",
-    "write_file",
-]
-
 ASIDE = ".tmp-"
 """What is unfinished begins with this. A process that finds such a name may remove it once its writer is gone."""
 

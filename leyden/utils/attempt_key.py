@@ -10,8 +10,6 @@ import hmac
 from typing import Final
 from urllib.parse import quote, unquote
 
-__all__ = ["NO_TOKEN", "PREFIX", "attempt_key", "named_by", "read_attempt_key"]
-
 PREFIX: Final = "sk-leyden-"
 NO_TOKEN: Final = "EMPTY"
 """Stands for the token of a gateway that has none: its keys say where a call belongs, and prove nothing."""

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from leyden.utils.throttle import Throttle
 
-__all__ = ["exhausted_resource", "warn_if_exhausted"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Resource:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["install_extra"]
-
 
 def install_extra(extra: str) -> str:
     """Return the remedy for a missing package of `extra`. Leyden is on no package index, so a clone is needed."""

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["is_users_file", "users_part"]
-
 _LEYDEN = Path(__file__).parents[1]
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _AGENTS = tuple(f"{_LEYDEN}{os.sep}{name}{os.sep}" for name in ("demo", "testing"))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 
-__all__ = ["look_for_cycles_rarely"]
-
 _NEW_OBJECTS = 20_000
 """Containers between two looks at the youngest; Python's own number is 700."""
 

@@ -12,8 +12,6 @@ import hashlib
 import secrets
 import time
 
-__all__ = ["attempt_id", "claim_id", "derived_id", "resources_id", "rollout_id", "span_id", "trace_id"]
-
 
 def rollout_id() -> str:
     """A fresh `ro-` id with 24 hexadecimal digits; later ones sort behind it, by the clock's milliseconds."""

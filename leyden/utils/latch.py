@@ -6,8 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-__all__ = ["Latch"]
-
 
 class Latch:
     """Closed, then open for ever: set from any thread, loop or signal handler; waits are woken, never polled."""

@@ -16,19 +16,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
-__all__ = [
-    "UNIX_SCHEME",
-    "beside",
-    "is_loopback",
-    "listen",
-    "listen_unix",
-    "loop_factory",
-    "netloc",
-    "reachable",
-    "socket_path_of",
-    "unix_url",
-]
-
 UNIX_SCHEME: Final = "http+unix"
 """Of URLs whose host is the path of a Unix socket, quoted."""
 _BACKLOG = 2048

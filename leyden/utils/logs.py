@@ -19,19 +19,6 @@ from typing import TextIO
 
 from leyden.utils.figures import harmless
 
-__all__ = [
-    "Preview",
-    "configure_logger",
-    "line_formatter",
-    "log_for_files",
-    "notice",
-    "relay_line",
-    "setup_child_logging",
-    "setup_logging",
-    "setup_logging_if_asked",
-    "setup_relayed_logging",
-]
-
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,

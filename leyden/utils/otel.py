@@ -11,8 +11,6 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-__all__ = ["attribute_value", "links_text", "seconds"]
-
 
 def seconds(nanoseconds: int | None) -> float | None:
     """Unix nanoseconds as Unix seconds. None and 0, which is how OTLP says it, are a moment that is not known."""

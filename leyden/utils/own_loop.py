@@ -9,8 +9,6 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["new_own_loop", "run_on_own_loop"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

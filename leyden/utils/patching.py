@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Patch"]
-
 
 class Patch:
     """One method of a class or function of a module, replaced and put back."""

@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Generic, TypeVar
 
-__all__ = ["PerLoop"]
-
 T = TypeVar("T")
 
 

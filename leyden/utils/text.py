@@ -8,8 +8,6 @@ from typing import Any
 
 from leyden.redaction import redact
 
-__all__ = ["as_json", "describe_error", "shown", "storable"]
-
 _LIMIT = 10_000
 """Characters that are kept of a message: enough for a person, harmless in a database."""
 

@@ -11,8 +11,6 @@ import time
 from collections.abc import Hashable
 from pathlib import Path
 
-__all__ = ["Throttle", "first_on_this_machine"]
-
 
 class Throttle:
     """Admits each key once in `seconds`. Thread-safe."""

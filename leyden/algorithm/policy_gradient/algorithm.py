@@ -45,8 +45,6 @@ from leyden.types import (
 from leyden.utils import ids
 from leyden.utils.arguments import arguments_of
 
-__all__ = ["PolicyGradient"]
-
 logger = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 0.5

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from leyden.maths import group_advantages
 from leyden.types import TrainingSequence, Trajectory
 
-__all__ = ["Group", "RolloutData", "StepData", "build_step", "minibatches", "task_indices"]
-
 
 @dataclass(slots=True)
 class RolloutData:

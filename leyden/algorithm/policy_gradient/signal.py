@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, cast
 from leyden.utils.figures import figure
 from leyden.utils.logs import Preview
 
-__all__ = ["Answers", "Example", "SignalWatch", "learning_rate_hint"]
-
 _PATIENCE = 3
 """Steps in a row that show a symptom before the first warning."""
 _UNMOVED_STEPS = 20

@@ -12,8 +12,6 @@ from leyden.dialects.fields import a_list, a_text, an_object, shown, the_choice,
 from leyden.dialects.messages.request import arguments_of, input_of, thinking_blocks, with_thinking
 from leyden.errors import Untranslatable
 
-__all__ = ["answer_from_chat", "answer_to_chat", "chat_usage", "finish_reason", "stop_of", "usage_of"]
-
 _FINISH_REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",

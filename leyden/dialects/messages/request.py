@@ -28,16 +28,6 @@ from leyden.dialects.fields import (
 )
 from leyden.errors import Untranslatable
 
-__all__ = [
-    "DEFAULT_MAX_TOKENS",
-    "arguments_of",
-    "input_of",
-    "request_from_chat",
-    "request_to_chat",
-    "thinking_blocks",
-    "with_thinking",
-]
-
 DEFAULT_MAX_TOKENS = 8192
 """Anthropic's API demands a limit; a chat request that has none gets this one."""
 

@@ -10,8 +10,6 @@ from leyden.dialects.messages.answer import chat_usage, finish_reason, stop_of, 
 from leyden.dialects.messages.request import arguments_of
 from leyden.errors import Untranslatable
 
-__all__ = ["EventsFromChat", "EventsToChat"]
-
 
 class EventsFromChat:
     """Chat's chunks to the events that an Anthropic client reads. One content block is open at a time."""

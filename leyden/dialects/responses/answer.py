@@ -13,19 +13,6 @@ from leyden.dialects.fields import a_list, an_object, shown, the_choice, without
 from leyden.dialects.responses.request import reasoning_items, with_reasoning
 from leyden.errors import Untranslatable
 
-__all__ = [
-    "answer_from_chat",
-    "answer_to_chat",
-    "call_item",
-    "chat_usage",
-    "envelope",
-    "finish_reason",
-    "message_item",
-    "output_logprobs",
-    "reasoning_item",
-    "status_of",
-]
-
 _ECHOED: Json = {
     "instructions": None,
     "max_output_tokens": None,

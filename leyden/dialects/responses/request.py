@@ -26,8 +26,6 @@ from leyden.dialects.fields import (
 )
 from leyden.errors import Untranslatable
 
-__all__ = ["input_items", "reasoning_items", "request_from_chat", "request_to_chat", "thinking_block", "with_reasoning"]
-
 _REDACTED = "redacted_thinking:"
 """Begins the `encrypted_content` that holds a redacted block of Anthropic's."""
 

@@ -19,8 +19,6 @@ from leyden.dialects.responses.answer import (
 from leyden.dialects.responses.request import reasoning_items, thinking_block
 from leyden.errors import Untranslatable
 
-__all__ = ["EventsFromChat", "EventsToChat"]
-
 
 class EventsFromChat:
     """Chat's chunks to the events that a client of the Responses API reads. One item is open at a time."""

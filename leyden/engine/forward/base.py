@@ -12,8 +12,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["KeyValueStore", "ModelForward"]
-
 
 class ModelForward(Protocol):
     """Logits of one model, read from its own parameters (never a copy)."""

@@ -19,8 +19,6 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from leyden.engine.forward.base import KeyValueStore
 
-__all__ = ["CachedForward", "UncachedForward"]
-
 
 class UncachedForward:
     """The model's own `forward` on whole, right-padded sequences."""

@@ -20,8 +20,6 @@ from leyden.engine.forward.cached import CachedForward, UncachedForward
 from leyden.engine.forward.layout import LayoutForward
 from leyden.errors import EngineError
 
-__all__ = ["CANDIDATES", "Mismatch", "choose_forward", "probe"]
-
 logger = logging.getLogger("leyden.engine")
 
 CANDIDATES: list[Callable[..., ModelForward]] = [LayoutForward, CachedForward, UncachedForward]

@@ -22,8 +22,6 @@ from torch.nn import functional
 from leyden.engine.forward.base import KeyValueStore
 from leyden.errors import ConfigError
 
-__all__ = ["LayoutForward"]
-
 _MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Those whose angles depend on the position alone, not on how long the sequence is."""

@@ -11,8 +11,6 @@ from leyden.errors import CheckpointError
 from leyden.loop.metrics import LogLevel, Row, RowKind
 from leyden.loop.writers.base import LogWriter, file_path
 
-__all__ = ["AppendingWriter"]
-
 
 class AppendingWriter(LogWriter, ABC):
     """To add a format, subclass and implement `encode`, and `header` if the file begins with something.

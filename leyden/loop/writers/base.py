@@ -17,8 +17,6 @@ from leyden.errors import ConfigError
 from leyden.loop.metrics import ROW_KINDS, EpisodeRow, EpisodeStats, LogLevel, Row, RowKind, Stage, StepRow
 from leyden.options import NamedOptions, check_path
 
-__all__ = ["LogWriter"]
-
 _COUNTERS: Final = ("global_episode", "global_step", "episode_count", "step_count", "_begun")
 _EVENTS: Final = (
     "write",

@@ -12,8 +12,6 @@ from leyden.loop.writers.base import LogWriter
 from leyden.options import check_number
 from leyden.utils.figures import figure, one_line
 
-__all__ = ["ConsoleWriter"]
-
 _MOST = 5
 """Metrics that fit in one line of a terminal."""
 _FIRST = ("reward", "loss", "entropy", "kl", "tokens_per_second", "failed")

@@ -15,8 +15,6 @@ from leyden.loop.metrics import ROW_KINDS, LogLevel, Row, RowKind
 from leyden.loop.writers.base import LogWriter, file_path
 from leyden.utils.atomic import open_aside
 
-__all__ = ["CsvWriter"]
-
 
 class CsvWriter(LogWriter):
     """A line for each row: of a stage, `iteration, stage, seconds`, then the metrics, empty where a row has none of that name.

@@ -9,8 +9,6 @@ from typing import Any
 from leyden.loop.metrics import Row
 from leyden.loop.writers.appending import AppendingWriter
 
-__all__ = ["JsonlWriter"]
-
 
 class JsonlWriter(AppendingWriter):
     """A JSON object for each row, with the keys of the CSV's columns. NaN and infinities are null, which strict readers accept.

@@ -11,8 +11,6 @@ from leyden.loop.metrics import LogLevel, Row, RowKind
 from leyden.loop.optional import import_optional
 from leyden.loop.writers.base import LogWriter
 
-__all__ = ["MlflowWriter"]
-
 
 class MlflowWriter(LogWriter):
     """A point for each number of a row, under the names `reward`, `val/reward`, `episode/reward`; its step the iteration, episode or step.

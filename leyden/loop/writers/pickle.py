@@ -12,8 +12,6 @@ from leyden.errors import CheckpointError
 from leyden.loop.metrics import Row
 from leyden.loop.writers.appending import AppendingWriter
 
-__all__ = ["PickleWriter", "read_pickled_rows"]
-
 _PROTOCOL: Final = 4
 
 

@@ -11,8 +11,6 @@ from leyden.loop.metrics import LogLevel, Row, RowKind
 from leyden.loop.optional import import_optional
 from leyden.loop.writers.appending import AppendingWriter
 
-__all__ = ["TensorboardWriter"]
-
 _FILE: Final = "events.out.tfevents.0000000000.leyden"
 _VERSION: Final = "brain.Event:2"
 

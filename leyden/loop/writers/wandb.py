@@ -11,8 +11,6 @@ from leyden.loop.metrics import EpisodeRow, LogLevel, Row, RowKind
 from leyden.loop.optional import import_optional
 from leyden.loop.writers.base import LogWriter
 
-__all__ = ["WandbWriter"]
-
 
 class WandbWriter(LogWriter):
     """The numbers of each row, as `reward`, `val/reward`, `episode/reward`; the step is the iteration, the episode's count, or the step's.

@@ -21,8 +21,6 @@ from leyden.rl.env.vector import FiniteVectorEnv, Mask, Writers
 from leyden.rl.seed import SeedsLike
 from leyden.rl.spaces import AnySpace
 
-__all__ = ["BatchSimulator", "FiniteBatchVectorEnv"]
-
 
 class BatchSimulator(Protocol):
     """N trajectories in step. Interpreters and reward are part of it: it speaks in observations, actions and rewards."""

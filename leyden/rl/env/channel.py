@@ -19,8 +19,6 @@ from typing import Any, Final
 
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
-__all__ = ["SIGNAL", "Channel", "SharedMemoryFile"]
-
 SIGNAL: Final = object()
 """What `receive` answers for a signal: there is news in the shared memory."""
 _SIGNAL: Final = b"S"

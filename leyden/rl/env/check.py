@@ -18,8 +18,6 @@ from leyden.rl.reward import Reward
 from leyden.rl.seed import NO_ITEM
 from leyden.rl.simulator import Simulator
 
-__all__ = ["SimulatorReport", "check_simulator"]
-
 
 @dataclass(frozen=True, slots=True)
 class SimulatorReport:

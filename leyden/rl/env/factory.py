@@ -19,8 +19,6 @@ from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike
 
-__all__ = ["FiniteEnvType", "vectorize_env"]
-
 FiniteEnvType: TypeAlias = Literal["dummy", "thread", "subproc", "shmem"]
 
 

@@ -24,8 +24,6 @@ from leyden.rl.env.wrapper import EnvWrapper
 from leyden.rl.seed import NO_ITEM, Seed
 from leyden.rl.spaces import AnySpace, GymSpaceValidationError, checker, conformer
 
-__all__ = ["AnyEnv", "EnvFactory", "EnvGroup", "Failure", "Infos", "Rows", "Start"]
-
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
 EnvFactory: TypeAlias = Callable[[], AnyEnv]
 Start: TypeAlias = tuple[int, Seed[Any]]

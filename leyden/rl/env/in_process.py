@@ -16,8 +16,6 @@ from leyden.rl.env.split import split, worker_count
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike
 
-__all__ = ["FiniteDummyVectorEnv", "FiniteThreadVectorEnv"]
-
 
 class FiniteDummyVectorEnv(FiniteVectorEnv):
     """Environments one after another, in this thread: the fastest for simulators that take less than about 50 microseconds a step."""

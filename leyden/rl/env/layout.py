@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from leyden.errors import ConfigError
 from leyden.rl.spaces import AnySpace, checker
 
-__all__ = ["Array", "Batch", "Layout", "layout_of"]
-
 Array: TypeAlias = NDArray[Any]
 Batch: TypeAlias = Any
 """An array (N, ...), or a dict or tuple of batches, as the space is."""

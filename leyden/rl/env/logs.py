@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from leyden.loop import EpisodeStats
 
-__all__ = ["EnvWriter"]
-
 
 class EnvWriter(Protocol):
     """What a vectorised environment tells a writer, in the process that it was made in."""

@@ -43,8 +43,6 @@ from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
 from leyden.rl.env.worker import Begin, Crash, Ready, Results, Sizes, Step, View, run_worker
 from leyden.rl.seed import SeedsLike
 
-__all__ = ["FiniteShmemVectorEnv", "FiniteSubprocVectorEnv", "StartMethod", "refuse_in_a_worker"]
-
 logger = logging.getLogger(__name__)
 _STARTS = 8
 """How often a worker is started in the place of one that was lost."""

@@ -6,8 +6,6 @@ import os
 
 from leyden.errors import ConfigError
 
-__all__ = ["cores", "split", "worker_count"]
-
 
 def cores() -> int:
     """CPUs that this process may use."""

@@ -33,8 +33,6 @@ from leyden.rl.episode import EpisodeLost
 from leyden.rl.seed import Seed, SeedsLike, SeedSource, as_seed_source
 from leyden.rl.spaces import AnySpace
 
-__all__ = ["FiniteVectorEnv", "Mask", "OnWorkerError", "VectorStep", "Writers"]
-
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")

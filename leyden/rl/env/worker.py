@@ -25,8 +25,6 @@ from leyden.rl.env.layout import Batch, Layout, layout_of
 from leyden.rl.env.randomness import WorkerGenerators
 from leyden.rl.spaces import AnySpace
 
-__all__ = ["Begin", "Crash", "Ready", "Results", "Sizes", "Step", "View", "run_worker"]
-
 
 @dataclass(frozen=True, slots=True)
 class Ready:

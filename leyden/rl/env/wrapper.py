@@ -23,8 +23,6 @@ from leyden.rl.reward import Reward
 from leyden.rl.seed import NO_ITEM
 from leyden.rl.simulator import ActType, InitialStateType, Simulator, StateType
 
-__all__ = ["EnvWrapper", "EnvWrapperStatus", "InfoDict"]
-
 
 class EnvWrapperStatus(TypedDict, Generic[InitialStateType, ObsType, PolicyActType]):
     """The episode so far."""

@@ -21,8 +21,6 @@ from leyden.errors import ConfigError
 from leyden.rl.order_execution.objects import Time
 from leyden.utils.extras import install_extra
 
-__all__ = ["Bars", "IntradayBacktestData", "load_bars", "read_table"]
-
 Array = NDArray[Any]
 TIME_COLUMNS: Final = ("datetime", "date")
 _KEPT_FILES: Final = 64

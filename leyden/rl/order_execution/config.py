@@ -27,8 +27,6 @@ import yaml
 
 from leyden.errors import ConfigError
 
-__all__ = ["SHORT_NAMES", "Component", "RunConfig", "load_config", "read_config"]
-
 _Section = TypeVar("_Section")
 _HERE: Final = "leyden.rl.order_execution"
 _CLASSES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -18,8 +18,6 @@ from leyden.errors import ConfigError
 from leyden.rl.order_execution.bars import Bars, load_bars, previous_features, read_table
 from leyden.rl.order_execution.objects import Order, OrderDir, as_time
 
-__all__ = ["BarsProcessedDataProvider", "IntradayProcessedData", "ProcessedDataProvider", "load_orders"]
-
 Array = NDArray[Any]
 
 

@@ -20,14 +20,6 @@ from leyden.rl.order_execution.data import ProcessedDataProvider
 from leyden.rl.order_execution.objects import EPS, OrderDir
 from leyden.rl.order_execution.state import SAOEState
 
-__all__ = [
-    "CategoricalActionInterpreter",
-    "CurrentStepStateInterpreter",
-    "DummyStateInterpreter",
-    "FullHistoryStateInterpreter",
-    "TwapRelativeActionInterpreter",
-]
-
 Array = NDArray[Any]
 Observation = dict[str, Array]
 

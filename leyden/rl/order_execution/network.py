@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from leyden.errors import ConfigError
 
-__all__ = ["Recurrent"]
-
 _CELLS: dict[str, Any] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
 

@@ -15,8 +15,6 @@ import numpy as np
 from leyden.errors import ConfigError
 from leyden.options import check_number
 
-__all__ = ["EPS", "Order", "OrderDir", "Time", "as_time"]
-
 EPS: Final = 1e-12
 """Amounts smaller than this are none, relative to the order's amount (and to 1, for small ones)."""
 

@@ -11,8 +11,6 @@ from leyden.rl.order_execution.objects import OrderDir
 from leyden.rl.order_execution.state import SAOEState
 from leyden.rl.reward import Reward
 
-__all__ = ["PAPenaltyReward", "PPOReward"]
-
 
 class PAPenaltyReward(Reward[SAOEState]):
     """The step's price advantage, weighted by what it traded, less a penalty for trading much in few ticks:

@@ -29,8 +29,6 @@ from leyden.rl.trainer.api import backtest
 from leyden.rl.trainer.trainer import Trainer
 from leyden.rl.trainer.vessel import TrainingVessel
 
-__all__ = ["BacktestResult", "OrdersWriter", "TrainResult", "backtest_orders", "train_orders"]
-
 _STEPS_OF_A_DAY = 240
 """The most steps that an episode of interpreters without `max_step` is given room for."""
 

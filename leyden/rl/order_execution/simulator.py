@@ -20,8 +20,6 @@ from leyden.rl.order_execution.objects import Order, OrderDir, Time
 from leyden.rl.order_execution.state import History, SAOEMetrics, SAOEState
 from leyden.rl.simulator import Simulator
 
-__all__ = ["SingleAssetOrderExecutionSimple", "price_advantage"]
-
 Array = NDArray[Any]
 BASIS_POINTS = 10_000
 

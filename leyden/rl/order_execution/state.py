@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from leyden.rl.order_execution.bars import IntradayBacktestData
 from leyden.rl.order_execution.objects import Order, OrderDir, Time
 
-__all__ = ["History", "SAOEMetrics", "SAOEState"]
-
 
 class SAOEMetrics(TypedDict):
     """A step, a tick or a whole order in numbers."""

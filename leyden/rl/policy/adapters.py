@@ -16,8 +16,6 @@ from leyden.errors import ConfigError
 from leyden.rl.batch import Batch, copied, leaves
 from leyden.rl.policy.base import NonLearnablePolicy, PolicyOutput
 
-__all__ = ["Sb3Policy", "TianshouPolicy"]
-
 
 class Sb3Policy(NonLearnablePolicy):
     """A Stable-Baselines3 model (`BaseAlgorithm`) or its policy: acts by `predict`, stochastically while exploring."""

@@ -20,8 +20,6 @@ from leyden.options import NamedOptions
 from leyden.rl.batch import Array, Batch, leaves
 from leyden.rl.buffer import ReplayBuffer, RolloutBuffer
 
-__all__ = ["AllOne", "NonLearnablePolicy", "Policy", "PolicyOutput", "RandomPolicy", "Space"]
-
 Space = gymnasium.Space[Any]
 _NOTHING: Mapping[str, Array] = MappingProxyType({})
 

@@ -27,8 +27,6 @@ from leyden.rl.policy.base import PolicyOutput
 from leyden.rl.policy.networks import QNetwork, default_body, feature_size
 from leyden.rl.policy.torch_policy import TorchPolicy
 
-__all__ = ["DQN"]
-
 Space = gymnasium.Space[Any]
 
 

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from leyden.errors import ConfigError
 from leyden.rl.batch import Batch, is_space
 
-__all__ = ["ActorCritic", "FlatParameters", "QNetwork", "Tensors", "default_body", "feature_size", "to_tensors"]
-
 Space = gymnasium.Space[Any]
 Tensors: TypeAlias = "Tensor | dict[str, Tensors] | tuple[Tensors, ...]"
 

@@ -28,8 +28,6 @@ from leyden.rl.policy.base import PolicyOutput
 from leyden.rl.policy.networks import ActorCritic, Tensors, default_body, feature_size
 from leyden.rl.policy.torch_policy import TorchPolicy
 
-__all__ = ["PPO"]
-
 Space = gymnasium.Space[Any]
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _FIGURES = ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction")

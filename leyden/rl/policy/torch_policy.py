@@ -30,8 +30,6 @@ from leyden.rl.batch import Batch, leaves
 from leyden.rl.policy.base import Policy
 from leyden.rl.policy.networks import FlatParameters, Tensors, to_tensors
 
-__all__ = ["TorchPolicy", "read_weights"]
-
 Space = gymnasium.Space[Any]
 _FORMAT = 1
 

@@ -15,8 +15,6 @@ from leyden.rl.simulator import InitialStateType, Simulator
 from leyden.rl.trainer.trainer import Trainer
 from leyden.rl.trainer.vessel import TrainingVessel
 
-__all__ = ["backtest", "train"]
-
 
 def train(
     simulator_fn: Callable[..., Simulator[InitialStateType, Any, Any]],

@@ -47,8 +47,6 @@ from leyden.runs.folder import MANIFEST
 from leyden.runs.folder_loop import FolderCallback, FolderWriter, recording
 from leyden.runs.recording import FolderRecorder
 
-__all__ = ["Trainer"]
-
 
 class Trainer(TrainLoop):
     """Train vessels; each `fit` is one run. Callbacks get the trainer and the vessel in every hook.

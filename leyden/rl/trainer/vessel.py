@@ -33,8 +33,6 @@ from leyden.rl.spaces import difference
 if TYPE_CHECKING:
     from leyden.rl.trainer.trainer import Trainer
 
-__all__ = ["SeedIteratorNotAvailable", "Seeds", "TrainingVessel", "TrainingVesselBase"]
-
 logger = logging.getLogger(__name__)
 
 _STAGES: Final[Mapping[Stage, tuple[str, str, str]]] = {

@@ -29,8 +29,6 @@ from leyden.tracer import active_trace
 from leyden.types import AttemptedRollout, Attributes, NamedResources
 from leyden.utils.text import shown
 
-__all__ = ["ProcessAgent", "RewardSource"]
-
 RewardSource = Literal["exit_code", "last_line", "event"] | Callable[[ProcessOutput], Any]
 
 _SOURCES: Final = ("exit_code", "last_line", "event")

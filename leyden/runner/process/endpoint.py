@@ -23,8 +23,6 @@ from leyden.tracer import active_trace
 from leyden.tracer.receiver import Answer, Receiver, refusal
 from leyden.types import get_rewards_from_span
 
-__all__ = ["Reports", "reports"]
-
 _REWARD = "/reward"
 
 

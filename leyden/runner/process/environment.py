@@ -22,8 +22,6 @@ from leyden.runner.process.program import DIRECTORY
 from leyden.types import LLM, AttemptedRollout, NamedResources, ProxyLLM
 from leyden.utils.orphans import RUNNER_MARK
 
-__all__ = ["Folder", "variables"]
-
 _NOT_INHERITED = ("LEYDEN_STORE_TOKEN", RUNNER_MARK)
 """What would let an agent change the record of others, and what would have it ended before its supervisor does so."""
 

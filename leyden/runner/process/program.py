@@ -23,8 +23,6 @@ from typing import IO, Any, Literal
 from leyden.errors import ProcessFailed
 from leyden.utils.orphans import RUNNER_MARK, kill_marked
 
-__all__ = ["DIRECTORY", "ProcessOutput", "Program", "RunningProgram"]
-
 DIRECTORY = "LEYDEN_DIRECTORY"
 """The variable with the program's private folder, by which its processes are known."""
 

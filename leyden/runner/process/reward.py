@@ -15,8 +15,6 @@ from typing import Any, cast
 
 from leyden import semconv
 
-__all__ = ["FORMS", "read_reward"]
-
 FORMS = 'a number, {"reward": number} or {"rewards": {name: number, ...}}'
 
 Reward = Any

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from leyden.store.sql.rows import FoundSpan, quoted, span_from, span_json
 from leyden.types import PaginatedResult, Span
 
-__all__ = ["by_rollout", "by_rollout_json", "page", "page_json"]
-
 
 def page(found: PaginatedResult[FoundSpan]) -> PaginatedResult[Span]:
     """The answer of `query_spans`."""

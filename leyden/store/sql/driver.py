@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
-__all__ = ["Driver", "Durability", "Operation"]
-
 T = TypeVar("T")
 
 Operation = Callable[..., T]

@@ -14,8 +14,6 @@ from leyden.errors import ConfigError
 from leyden.store.sql.transaction import Transaction
 from leyden.types import FilterLogic, SortOrder
 
-__all__ = ["Filters", "check_page", "order_and_limit", "total_of", "within_reach"]
-
 
 @dataclass(slots=True)
 class Filters:

@@ -35,8 +35,6 @@ from leyden.store.sql.queries import counting, load_queries, statements_for
 from leyden.store.sql.transaction import Row, SpanTarget, Total
 from leyden.utils.extras import install_extra
 
-__all__ = ["PostgresTransaction", "Target", "answers", "connect", "migrate", "psycopg", "store_error"]
-
 _OLDEST = 14
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]*\]|[^:\[\]]*)(:\d*)?")

@@ -23,8 +23,6 @@ from leyden.errors import StoreError
 from leyden.store.sql.driver import Operation
 from leyden.store.sql.postgres import PostgresTransaction, Target, connect, psycopg, store_error
 
-__all__ = ["Patience", "PostgresSession", "news_of"]
-
 _IN_THE_WAY = {"40001", "40P01", "23505"}
 """Serialization failure, deadlock, the same id made by two: run again at once."""
 _TRIES = 20

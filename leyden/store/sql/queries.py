@@ -13,8 +13,6 @@ from importlib.resources import files
 from itertools import chain
 from typing import Any
 
-__all__ = ["adding", "counting", "load_queries", "parse_queries", "statements_for"]
-
 _NAME_LINE = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 

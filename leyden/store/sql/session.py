@@ -14,8 +14,6 @@ from typing import Any, Literal, Protocol
 from leyden.store.sql.driver import Operation
 from leyden.store.sql.sqlite import SqliteTransaction, as_leyden_error
 
-__all__ = ["Publish", "Session", "Work"]
-
 Publish = Callable[[int, Sequence[str], bool], None]
 """Told after a commit: how many rollouts were put in the queue, which were finished, and whether spans were added."""
 

@@ -19,8 +19,6 @@ from leyden.errors import ConfigError, StoreError
 from leyden.store.sql.queries import adding, counting, load_queries, statements_for
 from leyden.store.sql.transaction import Long, Row, SpanTarget, Total
 
-__all__ = ["SqliteTransaction", "as_leyden_error", "check_schema", "connect", "migrate", "statements", "store_error"]
-
 _APPLICATION_ID = 0x4C595244  # "LYRD" in the file's header: a Leyden store
 _TARGETS = 256
 """Attempts whose spans may come in turns without one being looked up again."""

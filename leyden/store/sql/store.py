@@ -34,8 +34,6 @@ from leyden.store.sql.driver import Driver
 from leyden.store.waiting import WaitingStore
 from leyden.types import UNSET, AttemptedRollout, Retention, Rollout, SpanPage, Unset, current_run_id
 
-__all__ = ["SqlLightningStore"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

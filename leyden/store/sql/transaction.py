@@ -11,8 +11,6 @@ from typing import Any, Literal, Protocol, get_args
 
 from leyden.types import AttemptStatus, RolloutStatus
 
-__all__ = ["TOTALS", "Long", "Row", "SpanTarget", "Total", "Transaction"]
-
 Row = Sequence[Any]
 """One row of an answer, in the order of the query's columns."""
 

@@ -21,8 +21,6 @@ from pathlib import Path
 
 from leyden.store.sql.session import Session
 
-__all__ = ["LOG_BYTES", "Checkpointer"]
-
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY = 64

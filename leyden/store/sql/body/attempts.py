@@ -48,24 +48,6 @@ from leyden.types import (
 )
 from leyden.utils import ids
 
-__all__ = [
-    "claim",
-    "get_attempt_by_id",
-    "get_latest_attempt",
-    "move_rollout",
-    "new_attempt",
-    "next_deadline",
-    "query_attempts",
-    "release_claims",
-    "start_attempt",
-    "started",
-    "sweep",
-    "unclaim",
-    "undo_claim",
-    "update_attempt",
-    "update_many_attempts",
-]
-
 _SORTABLE = {
     name: f"a.{name}"
     for name in ("sequence_id", "attempt_id", "start_time", "end_time", "status", "worker_id", "last_heartbeat_time")

@@ -11,8 +11,6 @@ import math
 from leyden.errors import ConfigError
 from leyden.types import Span
 
-__all__ = ["check_attempt_id", "check_id", "check_span", "check_time"]
-
 _ID_LENGTH = 200
 _HIGHEST = 2**53
 """The highest sequence id that a caller may give: the counter goes on from there, and must not come to its end."""

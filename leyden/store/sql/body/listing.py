@@ -24,8 +24,6 @@ from leyden.store.sql.rows import SEQ, rollout_from
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import FilterLogic, PaginatedResult, Rollout, RolloutMode, RolloutStatus, SortOrder
 
-__all__ = ["query_rollouts"]
-
 _NEVER_NULL = {name: f"r.{name}" for name in ("rollout_id", "start_time", "status")}
 _SORTABLE = _NEVER_NULL | {name: f"r.{name}" for name in ("end_time", "mode", "resources_id")}
 

@@ -6,17 +6,6 @@ from leyden.errors import UnknownAttempt, UnknownResources, UnknownRollout, Unkn
 from leyden.store.sql.rows import ATTEMPT
 from leyden.store.sql.transaction import Row, Transaction
 
-__all__ = [
-    "attempt_row",
-    "known_resources_id",
-    "rollout_key",
-    "rollout_row",
-    "run_key",
-    "unknown_attempt",
-    "unknown_rollout",
-    "unknown_run",
-]
-
 
 def rollout_key(tx: Transaction, rollout_id: str) -> Row:
     """Its place in the queue, the number of its attempts, its status. Raises UnknownRollout."""

@@ -12,8 +12,6 @@ from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import NamedResources, PaginatedResult, ResourcesUpdate, SortOrder
 from leyden.utils import ids
 
-__all__ = ["add_resources", "get_latest_resources", "get_resources_by_id", "query_resources", "update_resources"]
-
 logger = logging.getLogger(__name__)
 
 _SORTABLE = {name: f"s.{name}" for name in ("resources_id", "version", "create_time", "update_time")}

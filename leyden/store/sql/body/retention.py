@@ -17,8 +17,6 @@ from leyden.store.sql.pages import within_reach
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import Retention
 
-__all__ = ["beyond", "forget", "forgettable", "pin"]
-
 _STEP_ROWS = 128
 """About how many rows one step deletes, at least a rollout's: a few milliseconds, which is how long a writer may wait."""
 

@@ -43,14 +43,6 @@ from leyden.types import (
 from leyden.utils import ids
 from leyden.utils.logs import Preview
 
-__all__ = [
-    "enqueue_many_rollouts",
-    "finished_rollouts",
-    "get_rollout_by_id",
-    "start_rollout",
-    "update_rollout",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -27,8 +27,6 @@ from leyden.types import (
     Unset,
 )
 
-__all__ = ["add_metrics", "cut_metrics", "get_run_by_id", "query_metrics", "query_runs", "start_run", "update_run"]
-
 _NEVER_NULL = {name: f"u.{name}" for name in ("run_id", "name", "kind", "status", "start_time", "last_heartbeat_time")}
 _SORTABLE = _NEVER_NULL | {"end_time": "u.end_time"}
 _HIGHEST_ITERATION = 2**53

@@ -12,8 +12,6 @@ from leyden.store.sql.rows import sample_from
 from leyden.store.sql.transaction import Transaction
 from leyden.types import PaginatedResult, Sample, SortOrder
 
-__all__ = ["add_many_samples", "query_samples"]
-
 _KEPT_SECONDS = 7 * 86_400.0
 _KEPT = 1_000_000
 _FORGOTTEN = 64

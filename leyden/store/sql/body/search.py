@@ -28,8 +28,6 @@ from leyden.store.sql.rows import (
 from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import AttributeValue, FilterLogic, PaginatedResult, SortOrder, SpanKind
 
-__all__ = ["query_spans", "query_spans_of", "spans_at"]
-
 _SORTABLE = {
     name: f"s.{name}"
     for name in ("sequence_id", "start_time", "end_time", "name", "trace_id", "span_id", "parent_id", "status_code")

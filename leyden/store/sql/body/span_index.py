@@ -15,15 +15,6 @@ from leyden.store.sql.rows import from_text
 from leyden.store.sql.transaction import Transaction
 from leyden.types import AttributeValue, Span
 
-__all__ = [
-    "attribute_digest",
-    "begin_attribute_index",
-    "extend_attribute_index",
-    "index_values",
-    "indexed_attribute",
-    "matches",
-]
-
 _STEP = 2000
 """Spans that one transaction looks at while an attribute becomes searchable: milliseconds, in which nobody else writes."""
 

@@ -23,8 +23,6 @@ from leyden.types import (
     rollout_after_attempt,
 )
 
-__all__ = ["add_many_spans", "add_span", "get_many_span_sequence_ids"]
-
 _ATTEMPT = 3
 """Where a row of `get_span_target` has the attempt, as in `SpanTarget`."""
 _IDS_AT_ONCE = 500

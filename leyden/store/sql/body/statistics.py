@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from leyden.store.sql.transaction import TOTALS, Total, Transaction
 from leyden.types import RolloutStatus
 
-__all__ = ["FINAL_STATUSES", "count_by_status", "count_rollouts", "count_spans", "counts", "kept_totals"]
-
 FINAL_STATUSES: Sequence[Total] = ("succeeded", "failed", "cancelled")
 """The statuses of finished rollouts, each of which is a kept count."""
 

@@ -15,8 +15,6 @@ from leyden.store.sql.rows import span_from
 from leyden.store.sql.transaction import Transaction
 from leyden.types import SpanPage
 
-__all__ = ["new_spans"]
-
 _FAR = 10_000
 """Passing by so many spans of others costs more than looking at every span of those rollouts that were asked for."""
 

@@ -18,8 +18,6 @@ from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import TokenRecord, pack_ints
 from leyden.types.tokens import ids_digest, own_ids, shared_length, whole_digest, whole_length
 
-__all__ = ["TokenWriter", "read_tokens"]
-
 _CANDIDATES = 8
 """Earlier records that a new one is compared with: so many conversations of one attempt may go on at once."""
 _MIN_SHARED = 16

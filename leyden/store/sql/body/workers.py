@@ -12,8 +12,6 @@ from leyden.store.sql.rows import text_of, worker_from
 from leyden.store.sql.transaction import Transaction
 from leyden.types import UNSET, Attempt, FilterLogic, PaginatedResult, SortOrder, Unset, Worker, WorkerStatus
 
-__all__ = ["follow_attempt", "get_worker_by_id", "pause_worker", "query_workers", "update_worker"]
-
 _SORTABLE = {
     name: f"w.{name}"
     for name in (
