@@ -1,6 +1,16 @@
-"""The error of a module whose packages are not installed; it names the extra that brings them."""
+"""Packages whose names are loaded when they are first used, and the error that names a missing extra.
+
+A package lists its public names once, in `__init__.pyi`: type checkers read that file, and
+`lazy_package` loads a name from the module that the file gives for it. `import leyden` therefore
+loads no torch, no web framework and no model library. To add a public name, add its import there.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lazy_loader  # pyright: ignore[reportMissingTypeStubs] -- it has none
 
 from leyden.errors import MissingExtra
 from leyden.utils.extras import install_extra
@@ -20,3 +30,37 @@ def missing_extra(error: ImportError, *, extra: str, needed_by: str) -> ImportEr
     missing = MissingExtra(f"{needed_by} needs {package}, which is not installed; {install_extra(extra)}")
     missing.name = package  # so that a caller can raise it anew in its own name
     return missing
+
+
+def lazy_package(
+    package: str, file: str, *, extra: str | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package, from the imports in its `__init__.pyi`.
+
+    package, file: `__name__` and `__file__` of the package.
+    extra: the extra that its modules need. A name whose module cannot be imported without it raises
+        MissingExtra, which names the extra and how to install it.
+    """
+    attached: Any = lazy_loader.attach_stub  # untyped
+    load, names, public = attached(package, file)
+
+    def resolve(name: str) -> Any:
+        if name not in public:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{_hint(name, public)}")
+        try:
+            return load(name)
+        except ImportError as error:
+            if extra is None:
+                raise
+            raise missing_extra(error, extra=extra, needed_by=f"{package}.{name}") from None
+
+    return resolve, names, public
+
+
+def _hint(name: str, public: list[str]) -> str:
+    if name.startswith("_"):  # tools look for such names in every module
+        return ""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, public, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

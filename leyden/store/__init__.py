@@ -9,40 +9,6 @@ test in `tests/contracts/store/`. To add a database: a `Driver`, a `Transaction`
 suite.
 """
 
-from __future__ import annotations
+from leyden.extras import lazy_package
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from leyden.store.base import LightningStore, StoreCapabilities, StoreStatistics
-from leyden.store.memory import InMemoryLightningStore
-from leyden.store.opening import open_store
-from leyden.store.postgres import PostgresLightningStore
-from leyden.store.sqlite import SqliteLightningStore
-from leyden.store.sweeper import Sweeper
-
-if TYPE_CHECKING:
-    from leyden.store.client import LightningStoreClient
-    from leyden.store.server import LightningStoreServer
-
-__all__ = [
-    "InMemoryLightningStore",
-    "LightningStore",
-    "LightningStoreClient",
-    "LightningStoreServer",
-    "PostgresLightningStore",
-    "SqliteLightningStore",
-    "StoreCapabilities",
-    "StoreStatistics",
-    "Sweeper",
-    "open_store",
-]
-
-_HTTP = {"LightningStoreClient": "leyden.store.client", "LightningStoreServer": "leyden.store.server"}
-
-
-def __getattr__(name: str) -> Any:
-    """What needs an HTTP library is imported when it is first used."""
-    if name not in _HTTP:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HTTP[name]), name)
+__getattr__, __dir__, __all__ = lazy_package(__name__, __file__)

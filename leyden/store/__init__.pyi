@@ -1,0 +1,10 @@
+from .base import LightningStore as LightningStore
+from .base import StoreCapabilities as StoreCapabilities
+from .base import StoreStatistics as StoreStatistics
+from .client import LightningStoreClient as LightningStoreClient
+from .memory import InMemoryLightningStore as InMemoryLightningStore
+from .opening import open_store as open_store
+from .postgres import PostgresLightningStore as PostgresLightningStore
+from .server import LightningStoreServer as LightningStoreServer
+from .sqlite import SqliteLightningStore as SqliteLightningStore
+from .sweeper import Sweeper as Sweeper
