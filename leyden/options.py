@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from typing import Any, ParamSpec, TypeVar, cast
 
 from leyden.errors import ConfigError, InvalidArgument
-from leyden.utils.listening import is_loopback
+from leyden.host.listening import is_loopback
 from leyden.utils.text import shown
 
 P = ParamSpec("P")

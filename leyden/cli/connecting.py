@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import typer
 
 from leyden.errors import StoreError
+from leyden.host.listening import socket_path_of
 from leyden.redaction import redact
-from leyden.utils.listening import socket_path_of
 
 T = TypeVar("T")
 

@@ -30,16 +30,16 @@ from leyden.engine.base import (
 )
 from leyden.engine.tools import PARSERS
 from leyden.errors import ConfigError, EngineError
+from leyden.host.listening import is_loopback, listen, netloc
 from leyden.options import check_flag, check_number, check_token
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.extras import install_extra
-from leyden.utils.listening import is_loopback, listen, netloc
 
 if TYPE_CHECKING:
     from leyden.engine.decoder import Decoder
     from leyden.engine.learner import Learner
     from leyden.engine.loading import LoadedPolicy
-    from leyden.utils.asgi import AsgiThread
+    from leyden.host.asgi import AsgiThread
 
 T = TypeVar("T")
 
@@ -213,8 +213,8 @@ class EmbeddedBackend(PolicyBackend):
         from leyden.engine.forward.choose import choose_forward
         from leyden.engine.learner import Learner
         from leyden.engine.loading import load_policy
-        from leyden.utils.asgi import AsgiThread
-        from leyden.utils.http import SiteGuard
+        from leyden.host.asgi import AsgiThread
+        from leyden.host.http import SiteGuard
 
         if self._threads is not None:
             torch.set_num_threads(self._threads)

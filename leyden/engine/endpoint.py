@@ -26,7 +26,7 @@ from leyden.engine.refusal import RequestError
 from leyden.engine.text import Text
 from leyden.engine.wire import CompletionRequest, Kind, parse_request
 from leyden.errors import LeydenError
-from leyden.utils.http import MAX_BODY_BYTES, ClientGone, RequestRefused, SiteGuard, read_body
+from leyden.host.http import MAX_BODY_BYTES, ClientGone, RequestRefused, SiteGuard, read_body
 
 logger = logging.getLogger("leyden.engine")
 

@@ -24,11 +24,11 @@ from typing import Any, Literal, NoReturn, Protocol
 from leyden.errors import StoreError
 from leyden.execution.signs_of_life import Alive, prepare_answers
 from leyden.execution.travel import unpack
+from leyden.host.orphans import RUNNER_MARK, carry_mark, kill_marked
 from leyden.runner.calls import overdue_seconds
 from leyden.runner.watchdog import LagWatchdog, attempt_in_flight
 from leyden.utils.latch import Latch
 from leyden.utils.logs import setup_child_logging
-from leyden.utils.orphans import RUNNER_MARK, carry_mark, kill_marked
 from leyden.utils.own_loop import run_on_own_loop
 
 

@@ -20,12 +20,12 @@ from leyden.execution.environment import managed_store as managed_by_environment
 from leyden.execution.environment import named_variable, variable
 from leyden.execution.process_strategy import ProcessExecutionStrategy
 from leyden.execution.supervised import serve
+from leyden.host.listening import netloc, reachable
 from leyden.options import check_flag, check_number, check_port, check_token
 from leyden.store.base import LightningStore
 from leyden.store.client import TOKEN_VARIABLE, LightningStoreClient
 from leyden.store.server import LightningStoreServer
 from leyden.utils.latch import Latch
-from leyden.utils.listening import netloc, reachable
 from leyden.utils.logs import notice
 
 logger = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from leyden.execution.child import Surroundings, log_levels
 from leyden.execution.placement import CUDA_DEVICES, check_cpus, share_out_gpus
 from leyden.execution.processes import GUARD_MISSING, Context, RunnerProcess
 from leyden.execution.supervised import Place, SupervisedExecutionStrategy
+from leyden.host.orphans import RUNNER_MARK, kill_marked
 from leyden.options import check_flag, check_number
 from leyden.store.base import LightningStore
-from leyden.utils.orphans import RUNNER_MARK, kill_marked
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
 _NAME = "leyden-runner-{}"

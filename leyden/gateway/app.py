@@ -35,8 +35,8 @@ from leyden.gateway.record import ModelCall
 from leyden.gateway.recorder import Recorder
 from leyden.gateway.refusal import Refusal
 from leyden.gateway.relay import Relay
+from leyden.host.http import ClientGone, RequestRefused, SiteGuard
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
-from leyden.utils.http import ClientGone, RequestRefused, SiteGuard
 
 _REST_SECONDS = 2.0
 """How long the usage and the end of a stream may take after its finish reason, once nobody waits for them."""

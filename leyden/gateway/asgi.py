@@ -17,8 +17,8 @@ import aiohttp
 from leyden import semconv
 from leyden.dialects import DIALECTS, Dialect
 from leyden.gateway.refusal import Refusal
-from leyden.utils.asgi import Receive, Scope, Send
-from leyden.utils.http import RequestRefused, read_body
+from leyden.host.asgi import Receive, Scope, Send
+from leyden.host.http import RequestRefused, read_body
 
 Headers = list[tuple[bytes, bytes]]
 

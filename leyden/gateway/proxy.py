@@ -33,14 +33,14 @@ from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
 from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
+from leyden.host.asgi import AsgiServer, ConnectionLimits
+from leyden.host.http import MAX_BODY_BYTES, SiteGuard
+from leyden.host.listening import is_loopback, listen, loop_factory, netloc, reachable
 from leyden.options import NamedOptions, check_number, check_token
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM
-from leyden.utils.asgi import AsgiServer, ConnectionLimits
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
-from leyden.utils.http import MAX_BODY_BYTES, SiteGuard
-from leyden.utils.listening import is_loopback, listen, loop_factory, netloc, reachable
 
 logger = logging.getLogger(__name__)
 

@@ -50,11 +50,11 @@ from leyden.gateway.asgi import (
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.proxy import LLMProxy
 from leyden.gateway.refusal import Refusal
+from leyden.host.http import ClientGone, RequestRefused
+from leyden.host.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
 from leyden.store.opening import open_store
 from leyden.utils.attempt_key import named_by
 from leyden.utils.garbage import look_for_cycles_rarely
-from leyden.utils.http import ClientGone, RequestRefused
-from leyden.utils.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
 
 logger = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from leyden.errors import (
     UnknownResources,
     UnknownRollout,
 )
+from leyden.host.listening import beside
 from leyden.litagent import LitAgent, record_result
 from leyden.runner.base import AttemptRecorder, Hook, Runner
 from leyden.runner.calls import AgentTimeout, Debugger, QuitDebugging, call_async, call_sync, call_to_debug
@@ -37,7 +38,6 @@ from leyden.types import (
 )
 from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.frames import users_part
-from leyden.utils.listening import beside
 from leyden.utils.logs import Preview
 from leyden.utils.text import describe_error
 

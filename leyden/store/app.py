@@ -21,13 +21,13 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from leyden.errors import ConfigError, LeydenError, StoreError
+from leyden.host.asgi import Receive, Scope, Send
+from leyden.host.http import MAX_BODY_BYTES, ClientGone, RequestRefused, SiteGuard, read_body
 from leyden.store.base import LightningStore
 from leyden.store.traffic import Traffic
 from leyden.store.wire import LEYDEN_JSON, PREFIX, Route, find_route, status_of, verbs_at
 from leyden.types import AttemptedRollout, current_run_id
 from leyden.utils import ids
-from leyden.utils.asgi import Receive, Scope, Send
-from leyden.utils.http import MAX_BODY_BYTES, ClientGone, RequestRefused, SiteGuard, read_body
 from leyden.utils.latch import Latch
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ import aiohttp
 from yarl import URL
 
 from leyden.errors import ConfigError, StoreClosed, StoreError
+from leyden.host.listening import UNIX_SCHEME, is_loopback, socket_path_of, unix_url
 from leyden.store.wire import LEYDEN_JSON
-from leyden.utils.listening import UNIX_SCHEME, is_loopback, socket_path_of, unix_url
 from leyden.utils.per_loop import PerLoop
 
 logger = logging.getLogger(__name__)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from leyden.errors import ConfigError
+from leyden.host.listening import UNIX_SCHEME
 from leyden.options import check_path, named_arguments
 from leyden.store.base import LightningStore
 from leyden.store.memory import InMemoryLightningStore
 from leyden.store.postgres import PostgresLightningStore
 from leyden.store.sql.driver import Durability
 from leyden.store.sqlite import SqliteLightningStore
-from leyden.utils.listening import UNIX_SCHEME
 
 
 @named_arguments

@@ -35,8 +35,8 @@ from pydantic import ValidationError
 
 from leyden import semconv
 from leyden.errors import ConfigError, UnknownAttempt, UnknownRollout
+from leyden.host.http import MAX_JSON_PARTS, has_too_many_parts
 from leyden.types import Attributes, Span, SpanEvent, SpanKind, SpanStatus
-from leyden.utils.http import MAX_JSON_PARTS, has_too_many_parts
 from leyden.utils.otel import attribute_value, links_text, seconds
 from leyden.utils.text import storable
 

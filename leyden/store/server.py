@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from leyden.errors import ConfigError, StoreError
+from leyden.host.asgi import AsgiThread, ConnectionLimits
+from leyden.host.http import MAX_BODY_BYTES, SiteGuard
+from leyden.host.listening import is_loopback, listen, listen_unix, netloc, reachable, unix_url
 from leyden.options import NamedOptions, check_token
 from leyden.store.app import Reply, StoreApp, View
 from leyden.store.base import LightningStore
@@ -24,10 +27,7 @@ from leyden.store.sqlite import SqliteLightningStore
 from leyden.store.sweeper import Sweeper
 from leyden.store.traffic import Traffic
 from leyden.types import Retention
-from leyden.utils.asgi import AsgiThread, ConnectionLimits
-from leyden.utils.http import MAX_BODY_BYTES, SiteGuard
 from leyden.utils.latch import Latch
-from leyden.utils.listening import is_loopback, listen, listen_unix, netloc, reachable, unix_url
 
 if TYPE_CHECKING:
     from leyden.store.client import LightningStoreClient

@@ -37,11 +37,11 @@ from leyden.errors import (
     UnknownRun,
     UnknownWorker,
 )
+from leyden.host.http import MAX_JSON_PARTS, has_too_many_parts
 from leyden.store.base import LightningStore
 from leyden.store.sql.rows import numbered
 from leyden.types import AttemptedRollout, PaginatedResult, Rollout, Span, Unset
 from leyden.types.tokens import PACKED
-from leyden.utils.http import MAX_JSON_PARTS, has_too_many_parts
 
 PREFIX = "/v1/agl"
 LEYDEN_JSON = "application/json;dialect=leyden"

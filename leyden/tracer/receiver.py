@@ -24,12 +24,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pydantic import TypeAdapter, ValidationError
 
 from leyden.errors import UnknownAttempt
+from leyden.host.asgi import AsgiThread, Receive, Scope, Send
+from leyden.host.http import ClientGone, RequestRefused, read_body
+from leyden.host.listening import listen, netloc
 from leyden.store.otlp import TRACES, receive
 from leyden.tracer.trace import SPANS, Trace
 from leyden.types import Span
-from leyden.utils.asgi import AsgiThread, Receive, Scope, Send
-from leyden.utils.http import ClientGone, RequestRefused, read_body
-from leyden.utils.listening import listen, netloc
 from leyden.utils.text import storable
 
 _HOST = "127.0.0.1"

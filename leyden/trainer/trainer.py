@@ -21,6 +21,7 @@ from leyden.execution import Elsewhere, ExecutionStrategy, SharedMemoryExecution
 from leyden.execution.base import RunsAgain
 from leyden.execution.events import StopSignal
 from leyden.gateway import FoundGateways, LLMProxy
+from leyden.host.listening import is_loopback
 from leyden.litagent import LitAgent, check_resources
 from leyden.loop import Callback, LogWriter, ProgressBar
 from leyden.loop.rng import capture_rng, restore_rng
@@ -72,7 +73,6 @@ from leyden.types import NamedResources, Retention
 from leyden.types.run import current_run_id
 from leyden.utils.exhaustion import warn_if_exhausted
 from leyden.utils.latch import Latch
-from leyden.utils.listening import is_loopback
 from leyden.utils.logs import log_for_files, notice, setup_logging_if_asked
 from leyden.utils.text import describe_error
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leyden.gateway import LLMProxy
+from leyden.host.asgi import ConnectionLimits
 from leyden.store import LightningStoreServer, SqliteLightningStore
 from leyden.types import LLM
-from leyden.utils.asgi import ConnectionLimits
 
 LIMITS = ConnectionLimits(head_seconds=3.0, stall_seconds=4.0)
 MODEL = "fake"

@@ -18,10 +18,10 @@ from leyden.errors import ConfigError, GatewayError
 from leyden.gateway import LLMProxy, UpstreamModel, attempts
 from leyden.gateway.attempts import Attempts
 from leyden.gateway.record import ModelCall, span_of
+from leyden.host.asgi import ConnectionLimits
 from leyden.store import InMemoryLightningStore, LightningStoreServer
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import LLM, ProxyLLM
-from leyden.utils.asgi import ConnectionLimits
 from tests.gateway.caller import Caller, new_caller, say, until
 
 

@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 
 from leyden.errors import ConfigError, StoreError
+from leyden.host.asgi import ConnectionLimits
 from leyden.store import (
     InMemoryLightningStore,
     LightningStore,
@@ -36,7 +37,6 @@ from leyden.types import (
     TokenRecord,
     current_run_id,
 )
-from leyden.utils.asgi import ConnectionLimits
 
 SOON = 10.0
 API = "/v1/agl"

@@ -16,11 +16,11 @@ from urllib.parse import quote
 from opentelemetry import trace as otel_trace
 
 from leyden import semconv
+from leyden.host.orphans import RUNNER_MARK
 from leyden.instrumentation import Route
 from leyden.runner.process.endpoint import Reports
 from leyden.runner.process.program import DIRECTORY
 from leyden.types import LLM, AttemptedRollout, NamedResources, ProxyLLM
-from leyden.utils.orphans import RUNNER_MARK
 
 _NOT_INHERITED = ("LEYDEN_STORE_TOKEN", RUNNER_MARK)
 """What would let an agent change the record of others, and what would have it ended before its supervisor does so."""

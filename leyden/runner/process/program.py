@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from leyden.errors import ProcessFailed
-from leyden.utils.orphans import RUNNER_MARK, kill_marked
+from leyden.host.orphans import RUNNER_MARK, kill_marked
 
 DIRECTORY = "LEYDEN_DIRECTORY"
 """The variable with the program's private folder, by which its processes are known."""

@@ -314,7 +314,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _drop_mark() -> None:
-    """Remove the runner's mark (`leyden.utils.orphans`), so that this process can outlive the
+    """Remove the runner's mark (`leyden.host.orphans`), so that this process can outlive the
     runner and end the program.
     """
     import resource

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from leyden.utils.asgi import AsgiThread, Receive, Scope, Send, _Joined  # pyright: ignore[reportPrivateUsage] -- no client can tell
-from leyden.utils.listening import listen
+from leyden.host.asgi import AsgiThread, Receive, Scope, Send, _Joined  # pyright: ignore[reportPrivateUsage] -- no client can tell
+from leyden.host.listening import listen
 
 LARGE = b"x" * 3_000_000
 

@@ -28,7 +28,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from leyden.utils.listening import loop_factory
+from leyden.host.listening import loop_factory
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leyden.utils.listening import beside
+from leyden.host.listening import beside
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leyden.utils.http import MAX_JSON_PARTS, RequestRefused, SiteGuard, has_too_many_parts
+from leyden.host.http import MAX_JSON_PARTS, RequestRefused, SiteGuard, has_too_many_parts
 
 HOST = ("host", "localhost:4747")
 

@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from leyden.utils.listening import is_loopback
+from leyden.host.listening import is_loopback
 
 if TYPE_CHECKING:
-    from leyden.utils.asgi import Receive
+    from leyden.host.asgi import Receive
 
 MAX_BODY_BYTES: Final = 64 * 2**20
 """The default limit of one request's body, as sent and unpacked."""

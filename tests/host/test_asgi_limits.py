@@ -16,8 +16,8 @@ from typing import Literal
 
 import pytest
 
-from leyden.utils.asgi import AsgiThread, ConnectionLimits, Receive, Scope, Send
-from leyden.utils.listening import listen
+from leyden.host.asgi import AsgiThread, ConnectionLimits, Receive, Scope, Send
+from leyden.host.listening import listen
 
 LIMITS = ConnectionLimits(head_seconds=0.2, stall_seconds=0.2, stall_bytes=2000)
 LATE = 5.0
@@ -246,7 +246,7 @@ def test_requests_that_are_sent_ahead_are_answered_in_order(connect: Connect, ap
 
 
 def test_the_log_counts_what_was_closed_and_is_not_flooded(app: App, caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.WARNING, logger="leyden.utils.asgi"):
+    with caplog.at_level(logging.WARNING, logger="leyden.host.asgi"):
         with serving(app) as connect:
             connections = [connect() for _ in range(20)]
             for connection in connections:
@@ -270,8 +270,8 @@ def is_served(address: tuple[str, int]) -> bool:
 
 SERVER = """
 import logging, resource, sys
-from leyden.utils.asgi import AsgiThread
-from leyden.utils.listening import listen
+from leyden.host.asgi import AsgiThread
+from leyden.host.listening import listen
 from tests.utils.test_asgi_limits import App
 
 logging.basicConfig()
