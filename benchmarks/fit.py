@@ -28,6 +28,7 @@ N_TASKS_PEER = {"default": 40, "tuned-cs": 200, "tuned-shm-1": 400}
 """The peer's default rate is set by its timers, so that a few tasks show it."""
 UNIT = "tasks/s"
 PEER_SECONDS = 300
+HEADLINES = ("fit(Baseline), 4 runners, defaults (durable)",)
 
 
 @rollout

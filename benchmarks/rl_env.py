@@ -52,7 +52,6 @@ PEER_NAMES = {"gymnasium": "gymnasium 1.4", "sb3": "stable-baselines3 2.9.2", "t
 HEADLINES = (
     f"environments in one process ({N_ENVS}), gymnasium sync",
     f"environments in worker processes ({N_ENVS}), gymnasium async",
-    f"simulator of {N_BATCHED} rows, one environment each",
 )
 
 

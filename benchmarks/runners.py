@@ -39,11 +39,7 @@ N_STARTS_PEER_DEFAULT = 5
 N_WAITING = 1000
 IDLE_SECONDS = 30.0
 IDLE_WINDOWS = MINIMUM_RUNS
-HEADLINES = (
-    "enqueue to start, cs, p50",
-    "1,000 async rollouts that each wait 1 s, one process",
-    "idle runner process (ipc), PSS",
-)
+HEADLINES = ()
 
 
 @rollout

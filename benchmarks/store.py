@@ -38,18 +38,7 @@ KEPT_BY_PEER = 2_500
 """The same for the peer, whose memory grows in proportion; its figure is scaled."""
 RETAINED = 1_000
 """How many of those retention keeps, in the row about that."""
-HEADLINES = (
-    "store in memory, spans one by one",
-    "store in a file, spans one by one",
-    "store in memory, everything in bulk, the peer one by one",
-    "store in a file, everything in bulk, the peer one by one",
-    "store over HTTP, 1 client, spans in bulk",
-    f"store over HTTP, {CLIENTS} client processes, spans in bulk",
-    f"store over HTTP, {CLIENTS} client processes, everything in bulk",
-    f"store over HTTP, {CLIENTS} client processes, p99 of a claim",
-    "memory kept by 10,000 rollouts, store in memory",
-    "whole process with 10,000 rollouts, store in a file",
-)
+HEADLINES = ("store in a file, spans one by one", f"store over HTTP, {CLIENTS} client processes, spans in bulk")
 MODES = {"one": "spans one by one", "spans": "spans in bulk", "bulk": "everything in bulk"}
 CALLS = ("enqueue", "claim", "add_span", "update_attempt", "add_many_spans", "query_spans")
 

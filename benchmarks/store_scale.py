@@ -33,7 +33,7 @@ ASKED = {
     "waiting": "100 that wait",
     "statistics": "`statistics`",
 }
-HEADLINES = (f"store in a file that holds {SIZES[-1]:,} rollouts, by CPU",)
+HEADLINES = ()
 
 
 def main(peer: Peer | None) -> list[Row | Table]:

@@ -20,8 +20,6 @@ GROUP_FOLDERS = (
     "frameworks",
     "crewai",
     "ray",
-    "verl",
-    "browser",
     "backends",
     "tracers",
     "litellm",

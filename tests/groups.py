@@ -1,7 +1,8 @@
 """Run the larger groups of tests, each in its own environment and within its own time: `python tests/groups.py faults`.
 
-Without a name: every group that this machine can run. A group's environment is `constraints/<environment>.in` and
-`.txt`; its tests carry its mark or lie in `tests/<group>/`. To add a group: a line in GROUPS, a mark in pyproject.toml.
+Without a name: every group that this machine can run, those first whose part of the package the commits of the last
+day changed. A group's environment is `constraints/<environment>.in` and `.txt`; its tests carry its mark or lie in
+`tests/<group>/`. To add a group: a line in GROUPS, a mark in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from constraints.install import environment  # noqa: E402 (this file is run as a
 
 INSTALL = ROOT / "constraints" / "install.py"
 RAN_OUT_OF_TIME = 124
+DAY_SECONDS = 24 * 60 * 60
 
 
 def nothing() -> str | None:
@@ -44,27 +46,35 @@ class Group:
     """The most it may take, its environment's set-up included."""
     missing: Callable[[], str | None] = nothing
     """What this machine lacks for it, or None."""
+    covers: tuple[str, ...] = ("leyden/",)
+    """Paths that the group tests, from the repository's root. `tests/<group>/` is always one of them."""
     together: bool = False
     """Its tests mostly wait, so that some run beside each other; those that share something are an `xdist_group`."""
 
 
+AGENTS = (
+    "leyden/adapter/",
+    "leyden/dialects/",
+    "leyden/engine/",
+    "leyden/instrumentation/",
+    "leyden/tracer/",
+    "examples/frameworks/",
+)
 GROUPS = [
     Group("slow", "dev", 14, together=True),
     Group("faults", "dev", 12, together=True),
-    Group("backends", "backends", 12),
-    Group("ray", "ray", 8),
-    Group("tracers", "tracers", 8),
-    Group("writers", "writers", 6),
-    Group("rl_data", "rl-data", 4),
-    Group("rl_peers", "rl-peers", 6),
-    Group("frameworks", "frameworks", 14),
-    Group("crewai", "crewai", 12),
-    Group("litellm", "litellm", 5),
-    Group("vllm", "vllm", 10),
-    Group("browser", "browser", 6),
-    Group("verl", "verl", 10),
+    Group("backends", "backends", 12, covers=("leyden/store/", "leyden/types/")),
+    Group("ray", "ray", 8, covers=("leyden/execution/", "leyden/host/", "leyden/runner/")),
+    Group("tracers", "tracers", 8, covers=("leyden/instrumentation/", "leyden/tracer/")),
+    Group("writers", "writers", 6, covers=("leyden/loop/",)),
+    Group("rl_data", "rl-data", 4, covers=("leyden/rl/",)),
+    Group("rl_peers", "rl-peers", 6, covers=("leyden/rl/",)),
+    Group("litellm", "litellm", 5, covers=("leyden/dialects/", "leyden/gateway/", "leyden/host/")),
+    Group("frameworks", "frameworks", 14, covers=AGENTS),
+    Group("crewai", "crewai", 12, covers=AGENTS),
+    Group("vllm", "vllm", 10, covers=("leyden/dialects/", "leyden/gateway/", "leyden/host/")),
     Group("long", "dev", 60, together=True),
-    Group("gpu", "dev", 10, missing=an_nvidia_gpu),
+    Group("gpu", "dev", 10, missing=an_nvidia_gpu, covers=("leyden/engine/", "leyden/rl/")),
 ]
 
 
@@ -81,6 +91,26 @@ def parts(group: Group) -> list[Path]:
         if (entry.name == group.name and any(entry.rglob("test_*.py")))
         or any(mark.search(path.read_text()) for path in ([entry] if entry.is_file() else entry.rglob("*.py")))
     ]
+
+
+def changed_paths() -> list[str]:
+    """Return the paths that the commits of the last day before HEAD changed, or [] without a history."""
+    git = ["git", "-C", str(ROOT)]
+    newest = subprocess.run(
+        [*git, "log", "-1", "--format=%ct"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    if not newest:
+        return []
+    since = f"--since=@{int(newest) - DAY_SECONDS}"
+    changes = [*git, "log", "--name-only", "--format=", since]
+    return sorted(set(subprocess.run(changes, capture_output=True, text=True, check=False).stdout.split()))
+
+
+def in_order(groups: Sequence[Group], changed: Sequence[str]) -> list[Group]:
+    """Return the groups of changed parts first, and otherwise in their order."""
+    return sorted(
+        groups, key=lambda group: not any(path.startswith((f"tests/{group.name}/", *group.covers)) for path in changed)
+    )
 
 
 def reason_to_skip(group: Group, seconds_left: float, *, asked_for: bool) -> str | None:
@@ -129,7 +159,7 @@ def main() -> int:
 
     ends = time.monotonic() + options.minutes * 60
     failed = []
-    for group in GROUPS:
+    for group in in_order(GROUPS, changed_paths()):
         asked_for = group.name in options.groups
         if options.groups and not asked_for:
             continue

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import GROUP_FOLDERS
-from tests.groups import GROUPS, TESTS, Group, call, parts, reason_to_skip
+from tests.groups import GROUPS, TESTS, Group, call, in_order, parts, reason_to_skip
 
 ROOT = Path(__file__).parents[2]
 EMPTY = Group("empty", "dev", 5)
@@ -46,6 +46,21 @@ def test_a_group_is_skipped_when_its_time_does_not_fit_or_the_machine_lacks_some
     assert reason_to_skip(lacking, 301, asked_for=True) is None
 
 
+def test_every_group_has_tests():
+    assert [group.name for group in GROUPS if not parts(group) and group.name not in {"long", "gpu"}] == []
+
+
+def test_what_a_group_covers_exists():
+    assert [path for group in GROUPS for path in group.covers if not (ROOT / path).exists()] == []
+
+
+def test_groups_of_changed_parts_come_first():
+    names = [group.name for group in in_order(GROUPS, ["leyden/store/base.py", "tests/vllm/test_ids.py"])]
+    assert names[:4] == ["slow", "faults", "backends", "vllm"]
+    assert sorted(names) == sorted(group.name for group in GROUPS)
+    assert in_order(GROUPS, []) == GROUPS
+
+
 def test_what_runs_too_long_is_stopped_with_everything_it_started(tmp_path: Path):
     alive = tmp_path / "alive"
     child = f"import pathlib, time\nwhile True:\n    pathlib.Path({str(alive)!r}).touch(); time.sleep(0.05)"
@@ -59,12 +74,12 @@ def test_what_runs_too_long_is_stopped_with_everything_it_started(tmp_path: Path
 
 def test_a_group_folder_is_collected_only_for_its_group(tmp_path: Path):
     """In a copy of the configuration: a probe in the real tree would disturb tests that run beside this one."""
-    (tmp_path / "tests/browser").mkdir(parents=True)
+    (tmp_path / "tests/writers").mkdir(parents=True)
     for name in ("pyproject.toml", "tests/conftest.py"):
         (tmp_path / name).write_text((ROOT / name).read_text())
-    (tmp_path / "tests/browser/test_probe.py").write_text("import only_there\n")
+    (tmp_path / "tests/writers/test_probe.py").write_text("import only_there\n")
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
     default = subprocess.run(collect, cwd=tmp_path, capture_output=True, text=True, check=False)
-    asked = subprocess.run([*collect, "-m", "browser"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    asked = subprocess.run([*collect, "-m", "writers"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "only_there" not in default.stdout
     assert "No module named 'only_there'" in asked.stdout
