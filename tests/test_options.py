@@ -185,8 +185,8 @@ for name in sys.argv[1:]:
 def test_a_module_or_name_whose_extra_is_not_installed_says_which_extra() -> None:
     needs = {
         "leyden.rl:PPO": "rl",
-        "leyden.rl.policy": "rl",
-        "leyden.rl.order_execution": "rl",
+        "leyden.rl.policy:PPO": "rl",
+        "leyden.rl.order_execution:Order": "rl",
         "leyden.rl.trainer": "rl",
         "leyden.maths.losses": "torch",
     }
