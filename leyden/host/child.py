@@ -104,23 +104,28 @@ class Backoff:
 # ---- a Python function in a process of its own -----------------------------------------------------------------------
 
 
-def checked_start_method(method: StartMethod | None, *, remedy: str, option: str = "start_method") -> StartMethod:
+def known_start_method(method: StartMethod | None) -> StartMethod:
     """Return a start method of this platform; None selects forkserver, or spawn where there is none.
 
-    remedy: the alternative to a child process, for the error's text.
-    Raise ConfigError for an unknown method, and for a main script that a child cannot import.
+    Raise ConfigError for one that the platform lacks.
     """
     possible = [each for each in get_args(StartMethod) if each in multiprocessing.get_all_start_methods()]
     if method is not None and method not in possible:
-        raise ConfigError(f"{option} is {method!r}; possible here: {', '.join(map(repr, possible))}")
-    chosen = method or possible[0]
+        raise ConfigError(f"start_method is {method!r}; possible here: {', '.join(map(repr, possible))}")
+    return method or possible[0]
+
+
+def require_importable_main(method: StartMethod, *, remedy: str) -> None:
+    """Raise ConfigError if a child would have to import a main script that is no file.
+
+    remedy: the alternative to a child process, for the error's text.
+    """
     script = getattr(sys.modules["__main__"], "__file__", None)
-    if chosen != "fork" and script is not None and script.startswith("<"):
+    if method != "fork" and script is not None and script.startswith("<"):
+        origin = "standard input" if script == "<stdin>" else script
         raise ConfigError(
-            f"a child process imports the main script, and {script} is no file that it can read; save the program in a file and run "
-            f"that file, or {remedy}"
+            f"this program comes from {origin}, which no child process can import; save it in a file and run that file, or {remedy}"
         )
-    return chosen
 
 
 def preload(modules: Sequence[str]) -> None:
@@ -175,6 +180,7 @@ class Child:
         """
         context: Any = multiprocessing.get_context(start_method)
         ours, theirs = context.Pipe()
+        _parent_ends.add(ours)
         self.connection: Connection[Any, Any] = ours
         """This end of the pipe."""
         process = context.Process(
@@ -188,7 +194,6 @@ class Child:
             raise
         finally:
             theirs.close()
-        _parent_ends.add(ours)
         self._process: Any = process
         self.pid: int = process.pid
         self._exit_code: int | None = None
@@ -560,8 +565,10 @@ class Command:
 def _guard(parent_pid: int, command: Sequence[str]) -> int:
     """Run a foreign program and return its exit code. End it when standard input closes or the parent has gone."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    ending = threading.Event()
 
     def end() -> None:
+        ending.set()
         process.terminate()
         try:
             process.wait(_OBITUARY_SECONDS)
@@ -570,6 +577,8 @@ def _guard(parent_pid: int, command: Sequence[str]) -> int:
 
     end_with_parent(parent_pid, also=sys.stdin.fileno(), end=end)
     code = process.wait()
+    if ending.is_set():
+        threading.Event().wait()  # `end` kills this process
     return code if code >= 0 else 128 - code
 
 

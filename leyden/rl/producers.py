@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any, Final
 
 from leyden.errors import ConfigError, DataQueueClosed, SimulatorError
-from leyden.host.child import Child, Parent, StartMethod, checked_start_method, end_with_parent
+from leyden.host.child import Child, Parent, StartMethod, end_with_parent, known_start_method, require_importable_main
 from leyden.utils.pickling import pack, pack_by_value
 
 _DEATHS: Final = 3
@@ -33,7 +33,8 @@ class Producers:
                 f"the data set cannot go to a producer process: {error}. Open what it holds when it is first read, or leave "
                 "producer_num_workers out"
             ) from error
-        method = checked_start_method(None, remedy=_REMEDY)
+        method = known_start_method(None)
+        require_importable_main(method, remedy=_REMEDY)
         self._closed = False
         self._producers = [_Producer(number, method, packed) for number in range(n)]
         self._requested = self._received = 0

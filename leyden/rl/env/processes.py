@@ -23,7 +23,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from leyden.errors import ConfigError, SimulatorError
-from leyden.host.child import Child, Failure, StartMethod, checked_start_method, exit_if_starting, preload
+from leyden.host.child import (
+    Child,
+    Failure,
+    StartMethod,
+    exit_if_starting,
+    known_start_method,
+    preload,
+    require_importable_main,
+)
 from leyden.rl.data_queue import active_queue
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
 from leyden.rl.env.group import EnvFactory, EnvFailure, Infos, Rows, Start
@@ -190,7 +198,8 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         self._awaited: _Worker | None = None
         parts = split(len(env_fns), worker_count(workers, len(env_fns), cores()))
         sizes = Sizes(len(env_fns), len(parts))
-        method = checked_start_method(start_method, remedy="choose start_method='fork' or env_type='dummy'")
+        method = known_start_method(start_method)
+        require_importable_main(method, remedy="choose start_method='fork' or env_type='dummy'")
         preload(["leyden.rl.env.worker"])
         self._file = SharedMemoryFile()
         self._workers = [

@@ -203,7 +203,7 @@ def test_a_program_from_standard_input_is_told_why_it_can_have_no_workers() -> N
     done = subprocess.run(
         [sys.executable, "-"], input=program, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
     )
-    assert "ConfigError" in done.stderr and "save the program in a file" in done.stderr
+    assert "ConfigError" in done.stderr and "save it in a file" in done.stderr
 
 
 def test_every_stage_of_a_trainer_has_the_number_of_episodes_it_lost() -> None:
