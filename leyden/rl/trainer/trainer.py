@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from leyden.components import accepts
 from leyden.errors import ConfigError
 from leyden.loop import (
     Callback,
@@ -37,6 +38,7 @@ from leyden.loop.rng import restore_rng
 from leyden.loop.train_loop import Flow, keyed
 from leyden.options import check_number
 from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_env
+from leyden.rl.env.factory import env_kind
 from leyden.rl.env.processes import refuse_in_a_worker
 from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.seed import SeedsLike
@@ -317,7 +319,7 @@ class Trainer(TrainLoop):
 
         The restore then ends with exactly the saved states.
         """
-        if self.finite_env_type in ("subproc", "shmem") and "seed" not in self.env_options:
+        if "seed" not in self.env_options and accepts(env_kind(self.finite_env_type), "seed"):
             self._worker_seeds = WorkerSeeds.draw()
 
     def _flow(self, vessel: Any, resume: Resumable | None) -> Flow:
