@@ -19,15 +19,19 @@ import numpy as np
 from leyden.errors import CheckpointError, ConfigError
 from leyden.loop import Stage
 from leyden.options import NamedOptions
-from leyden.rl.aux_info import AuxiliaryInfoCollector
 from leyden.rl.buffer import Buffer, ReplayBuffer
 from leyden.rl.collector import Collector, CollectResult
 from leyden.rl.env import FiniteVectorEnv
-from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
+from leyden.rl.parts import (
+    ActionInterpreter,
+    AuxiliaryInfoCollector,
+    InitialStateType,
+    Reward,
+    Simulator,
+    StateInterpreter,
+)
 from leyden.rl.policy import Policy
-from leyden.rl.reward import Reward
 from leyden.rl.seed import Items, SeedPlan, SeedsLike
-from leyden.rl.simulator import InitialStateType, Simulator
 from leyden.rl.spaces import difference
 
 if TYPE_CHECKING:
