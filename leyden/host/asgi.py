@@ -17,7 +17,7 @@ import os
 import resource
 import socket
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -31,11 +31,6 @@ from uvicorn.server import ServerState
 from leyden.host.listening import loop_factory
 
 logger = logging.getLogger(__name__)
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 _LOOK_AGAIN_SECONDS = 0.005
 _HEAD_BYTES = 64 * 2**10

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal, get_args
 
+from leyden.host.http import HttpReply
 from leyden.monitor.alert import ALERT_PREFIX
 from leyden.monitor.health import WORKER_FIGURES, WorkerHealth, figures_of, health_of
 from leyden.monitor.monitor import STORE_FIGURES
 from leyden.monitor.system import FIGURES
 from leyden.monitor.upstreams import UPSTREAM_FIGURES
-from leyden.store.app import Reply, View
+from leyden.store.app import View
 from leyden.store.base import LightningStore, StoreStatistics
 from leyden.store.traffic import BOUNDS_SECONDS, Traffic
 from leyden.types import Sample, Worker
@@ -48,8 +49,8 @@ class _Family:
 def metrics(store: LightningStore) -> Mapping[str, View]:
     """What a server is handed: `LightningStoreServer(store, views=metrics(store))`."""
 
-    async def page(traffic: Traffic) -> Reply:
-        return Reply(200, (await exposition(store, traffic)).encode(), _CONTENT_TYPE)
+    async def page(traffic: Traffic) -> HttpReply:
+        return HttpReply(200, (await exposition(store, traffic)).encode(), _CONTENT_TYPE)
 
     return {PATH: page}
 

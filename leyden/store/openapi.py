@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from leyden import __version__
-from leyden.store.app import Reply
+from leyden.host.http import HttpReply
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, EndAnswer, WaitForEnd
 from leyden.store.otlp import JSON, PROTOBUF, TRACES, receive
@@ -59,7 +59,7 @@ _STATUS_SCHEMA: Schema = {
 }
 
 
-def pages() -> Mapping[str, Callable[[], Reply]]:
+def pages() -> Mapping[str, Callable[[], HttpReply]]:
     """What a server shows at `/openapi.json` and `/docs`."""
     return {"/openapi.json": _document_page, "/docs": _reading_page}
 
@@ -247,12 +247,12 @@ td { padding: .15em 1.2em .15em 0; vertical-align: top } a { color: #0b57a4; tex
 
 
 @cache
-def _document_page() -> Reply:
-    return Reply(200, json.dumps(openapi()).encode(), (b"content-type", b"application/json"))
+def _document_page() -> HttpReply:
+    return HttpReply(200, json.dumps(openapi()).encode(), (b"content-type", b"application/json"))
 
 
 @cache
-def _reading_page() -> Reply:
+def _reading_page() -> HttpReply:
     """One page without scripts and without anything from elsewhere."""
     document = openapi()
     parts = [
@@ -273,7 +273,7 @@ def _reading_page() -> Reply:
         parts.append(f"<h3 id={escape(name)}><code>{escape(name)}</code></h3>")
         parts.append(f"<pre>{escape(schema.get('description', ''))}</pre>{_fields_html(schema)}")
     headers = ((b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", _ONLY_ITSELF))
-    return Reply(200, "\n".join(parts).encode(), *headers)
+    return HttpReply(200, "\n".join(parts).encode(), *headers)
 
 
 _ONLY_ITSELF = b"default-src 'none'; style-src 'unsafe-inline'"
