@@ -40,7 +40,7 @@ from leyden.host.http import (
     send_reply,
 )
 from leyden.store.base import LightningStore
-from leyden.store.traffic import Traffic
+from leyden.store.request_metrics import RequestMetrics
 from leyden.store.wire import LEYDEN_JSON, PREFIX, Route, find_route, status_of, verbs_at
 from leyden.types import AttemptedRollout, current_run_id
 from leyden.utils import ids
@@ -59,7 +59,7 @@ _UNDONE: Final = 256
 """The most undone claims that are kept in memory."""
 _CLAIM: Final = "dequeue_many_rollouts"
 
-View = Callable[[Traffic], Awaitable[HttpReply]]
+View = Callable[[RequestMetrics], Awaitable[HttpReply]]
 """Handles a GET, given the server's request metrics."""
 
 
@@ -91,7 +91,7 @@ class StoreApp:
         handlers: Mapping[str, Handler] | None = None,
         claims_from: Latch | None = None,
         views: Mapping[str, View] | None = None,
-        traffic: Traffic | None = None,
+        metrics: RequestMetrics | None = None,
     ) -> None:
         """
         token: the secret that a client must send as `Authorization: Bearer`; None admits every client.
@@ -101,7 +101,7 @@ class StoreApp:
         handlers: further handlers of POST, by path; they need the token.
         claims_from: until it is open the queue looks empty; None: it is open.
         views: further handlers of GET, by path; they need the token.
-        traffic: counts the requests; views are given it.
+        metrics: counts the requests; views are given it.
         """
         self._store = store
         self._in_json = store if isinstance(store, InJson) else None
@@ -112,7 +112,7 @@ class StoreApp:
         self._handlers = handlers or {}
         self._claims_from = claims_from
         self._views = views or {}
-        self._traffic = traffic or Traffic()
+        self._metrics = metrics or RequestMetrics()
         self._waiting: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._undone: deque[str] = deque(maxlen=_UNDONE)
@@ -141,7 +141,7 @@ class StoreApp:
         except Exception as error:  # noqa: BLE001 -- the boundary: the client gets a number, the log has the details
             reply = _unexpected(scope, error)
         seconds = None if scope.get("waits") else time.perf_counter() - started
-        self._traffic.add(scope.get("asked", "other"), reply.status, seconds)
+        self._metrics.add(scope.get("asked", "other"), reply.status, seconds)
         await _send(send, reply, headers)
 
     async def _reply(self, scope: Scope, headers: RequestHeaders, receive: Receive) -> HttpReply:
@@ -159,7 +159,7 @@ class StoreApp:
         view = self._views.get(path)
         if view is not None and verb == "GET":
             scope["asked"] = path
-            return await view(self._traffic)
+            return await view(self._metrics)
         found = find_route(verb, path)
         if found is None:
             raise self._no_such_route(scope, path)

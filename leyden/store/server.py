@@ -23,9 +23,9 @@ from leyden.store.base import LightningStore
 from leyden.store.ending import END, End
 from leyden.store.openapi import pages
 from leyden.store.otlp import TRACES, receive
+from leyden.store.request_metrics import RequestMetrics
 from leyden.store.sqlite import SqliteLightningStore
 from leyden.store.sweeper import Sweeper
-from leyden.store.traffic import Traffic
 from leyden.types import Retention
 from leyden.utils.latch import Latch
 
@@ -153,7 +153,7 @@ class LightningStoreServer(NamedOptions):
                 handlers={TRACES: self._receive_traces, END: self._reply_to_end},
                 claims_from=self._claims_from,
                 views=self._views,
-                traffic=Traffic(connections=lambda: thread.connections),
+                metrics=RequestMetrics(connections=lambda: thread.connections),
             )
 
             def stop_waiting() -> None:
