@@ -40,6 +40,7 @@ from leyden.host.http import (
     send_reply,
 )
 from leyden.store.base import LightningStore
+from leyden.store.openapi import openapi_json
 from leyden.store.request_metrics import RequestMetrics
 from leyden.store.wire import LEYDEN_JSON, PREFIX, Route, find_route, status_of, verbs_at
 from leyden.types import AttemptedRollout, current_run_id
@@ -57,6 +58,11 @@ _THREAD_FROM: Final = 1024 * 1024
 """Bytes of a reply from which another thread compresses it."""
 _UNDONE: Final = 256
 """The most undone claims that are kept in memory."""
+_PUBLIC: Final[Mapping[str, Callable[[], bytes]]] = {
+    f"{PREFIX}/health": lambda: b'{"status":"ok"}',
+    "/openapi.json": openapi_json,
+}
+"""Paths that need no token, because they show nothing of the store, and the JSON that a GET returns."""
 _CLAIM: Final = "dequeue_many_rollouts"
 
 View = Callable[[RequestMetrics], Awaitable[HttpReply]]
@@ -87,7 +93,6 @@ class StoreApp:
         token: str | None = None,
         guard: SiteGuard | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
-        pages: Mapping[str, Callable[[], HttpReply]] | None = None,
         handlers: Mapping[str, Handler] | None = None,
         claims_from: Latch | None = None,
         views: Mapping[str, View] | None = None,
@@ -97,7 +102,6 @@ class StoreApp:
         token: the secret that a client must send as `Authorization: Bearer`; None admits every client.
         guard: refuses requests of other sites' pages; None: a guard that accepts any host name.
         max_body_bytes: the limit of one request, as sent and unpacked; a larger one is refused with 413.
-        pages: the replies to GET at these paths. They need no token, because they show nothing of the store.
         handlers: further handlers of POST, by path; they need the token.
         claims_from: until it is open the queue looks empty; None: it is open.
         views: further handlers of GET, by path; they need the token.
@@ -108,7 +112,6 @@ class StoreApp:
         self._token = None if token is None else token.encode()
         self._guard = guard or SiteGuard(local_only=False)
         self._max_body_bytes = max_body_bytes
-        self._pages = {f"{PREFIX}/health": _health, **(pages or {})}
         self._handlers = handlers or {}
         self._claims_from = claims_from
         self._views = views or {}
@@ -148,9 +151,9 @@ class StoreApp:
         self._guard.check(scope)
         path: str = scope["raw_path"].decode("latin-1")
         verb: str = scope["method"]
-        page = self._pages.get(path) if verb == "GET" else None
-        if page is not None:
-            return page()
+        public = _PUBLIC.get(path)
+        if public is not None and verb == "GET":
+            return HttpReply(200, public(), JSON)
         self._check_token(headers)
         handler = self._handlers.get(path)
         if handler is not None and verb == "POST":
@@ -263,19 +266,15 @@ class StoreApp:
             )
 
     def _no_such_route(self, scope: Scope, path: str) -> Refusal:
-        if path in self._pages or path in self._views:
+        if path in _PUBLIC or path in self._views:
             check_method(scope, "GET")
         verbs = ["POST"] if path in self._handlers else verbs_at(path)
         if verbs:
             check_method(scope, *verbs)
-        return Refusal(404, "no_such_path", f"there is nothing at {path}; what there is: /docs")
+        return Refusal(404, "no_such_path", f"there is nothing at {path}; /openapi.json lists what there is")
 
     async def _read(self, headers: RequestHeaders, receive: Receive) -> bytes:
         return await read_body(headers, receive, max_bytes=self._max_body_bytes, option="max_body_bytes")
-
-
-def _health() -> HttpReply:
-    return HttpReply(200, b'{"status":"ok"}', JSON)
 
 
 async def _fitting(route: Route, result: Awaitable[T]) -> T:

@@ -21,7 +21,6 @@ from leyden.options import NamedOptions, check_token
 from leyden.store.app import StoreApp, View
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, End
-from leyden.store.openapi import pages
 from leyden.store.otlp import TRACES, receive
 from leyden.store.request_metrics import RequestMetrics
 from leyden.store.sqlite import SqliteLightningStore
@@ -149,7 +148,6 @@ class LightningStoreServer(NamedOptions):
                     local_only=self._token is None and self._socket_path is None and is_loopback(self._host)
                 ),
                 max_body_bytes=self._max_body_bytes,
-                pages=pages(),
                 handlers={TRACES: self._receive_traces, END: self._reply_to_end},
                 claims_from=self._claims_from,
                 views=self._views,
@@ -164,8 +162,8 @@ class LightningStoreServer(NamedOptions):
                 app,
                 name="leyden-store-http",
                 grace_seconds=_GRACE_SECONDS,
-                stopping=stop_waiting,
-                beside=lambda: Sweeper(self.store, retention=self._retention),
+                on_stop=stop_waiting,
+                lifespan=lambda: Sweeper(self.store, retention=self._retention),
                 limits=self._connection_limits,
             )
             thread.start(listener)
