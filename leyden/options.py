@@ -71,6 +71,13 @@ def check_flag(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {value!r}; possible: True, False")
 
 
+def check_choice(name: str, value: object, possible: Collection[str]) -> None:
+    """Raise ConfigError, with the nearest possible value, unless `value` is one of those given."""
+    if not isinstance(value, str) or value not in possible:
+        hint = nearest(value, possible) if isinstance(value, str) else f"possible: {', '.join(possible)}"
+        raise ConfigError(f"{name} is {value!r}; {hint}")
+
+
 def check_path(name: str, value: object, *, example: str) -> None:
     """Raise InvalidArgument unless `value` is a path; `example` is one."""
     if not isinstance(value, str | os.PathLike):

@@ -20,7 +20,8 @@ from torch import Tensor
 from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyLoss
 from leyden.engine.forward.base import ModelForward
 from leyden.errors import ConfigError, EngineError
-from leyden.maths.losses import clipped_surrogate
+from leyden.maths.losses import LOSSES
+from leyden.options import check_choice
 from leyden.types import TrainingSequence
 
 
@@ -198,12 +199,20 @@ class _Targets:
 
 
 def policy_loss(logits_NV: Tensor, targets: _Targets, loss: PolicyLoss) -> tuple[Tensor, dict[str, float]]:
-    """The summed, weighted loss (`PolicyLoss` has the formula), and figures summed over the N tokens."""
+    """Return the summed, weighted loss (`PolicyLoss` has the formula), and metrics summed over the N tokens.
+
+    Raise ConfigError for an unknown loss, or one that lacks a constant.
+    """
+    check_choice("PolicyLoss.name", loss.name, LOSSES)
+    constants = {"clip_low": loss.clip_low, "clip_high": loss.clip_high, **loss.constants}
     logprobs_NV = torch.log_softmax(logits_NV.float() / loss.temperature, dim=-1)
     logprobs_N = logprobs_NV.gather(-1, targets.ids_N[:, None])[:, 0]
-    terms = clipped_surrogate(
-        logprobs_N, targets.behaviour_N, targets.advantages_N, clip_low=loss.clip_low, clip_high=loss.clip_high
-    )
+    try:
+        terms = LOSSES[loss.name](logprobs_N, targets.behaviour_N, targets.advantages_N, constants)
+    except KeyError as error:
+        raise ConfigError(
+            f"the loss {loss.name!r} needs the constant {error}; give PolicyLoss(constants={{...}})"
+        ) from error
     summed = -(targets.weights_N * terms.objective_N).sum()
     with torch.no_grad():
         figures = torch.stack(

@@ -1,9 +1,11 @@
-"""Pure advantages, returns and losses: numbers in, numbers out.
+"""Advantages, returns and losses as pure functions: numbers in, numbers out.
 
-It knows no spans, no store and no framework. What needs NumPy (`returns`) or torch (`losses`) is a module of its own that only its users
-import. To add an estimator, add a function with its source and a test against an independent formula.
+`advantages` needs nothing, `returns` needs NumPy and `losses` needs torch, so each is imported by its
+users. They know no spans, no store and no model. To add an estimator or a loss, write a function with
+its source, add it to `advantages.ESTIMATORS` or `losses.LOSSES`, and test it against an independent
+formula.
 """
 
-from leyden.maths.advantages import group_advantages
+from leyden.maths.advantages import ESTIMATORS, AdvantageEstimator
 
-__all__ = ["group_advantages"]
+__all__ = ["ESTIMATORS", "AdvantageEstimator"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from leyden.engine import OptimParams, PolicyLoss
 from leyden.engine.forward.cached import CachedForward
 from leyden.engine.forward.layout import LayoutForward
 from leyden.engine.learner import Learner, micro_batches
 from leyden.errors import ConfigError
+from leyden.maths.losses import LOSSES, Surrogate
 from leyden.types import TrainingSequence
 from tests.engine import tiny
 
@@ -116,6 +119,22 @@ def test_the_gradient_is_that_of_the_formula():
     wanted = {name: p.grad for name, p in twin.named_parameters()}
     for name, got in gradient(ours).items():
         torch.testing.assert_close(got, wanted[name], atol=1e-4, rtol=1e-3)
+
+
+def test_a_loss_is_one_function_and_one_line(monkeypatch: pytest.MonkeyPatch):
+    def towards(
+        logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, constants: Mapping[str, float]
+    ) -> Surrogate:
+        ratio_N = (logprobs_N - behaviour_N).exp()
+        return Surrogate(constants["scale"] * logprobs_N, ratio_N, ratio_N.log(), ratio_N)
+
+    monkeypatch.setitem(LOSSES, "towards", towards)
+    model, batch = tiny.model(), a_batch(3)
+    once = learner(model).forward_backward(batch, PolicyLoss(name="towards", constants={"scale": 1.0}))
+    twice = learner(model).forward_backward(batch, PolicyLoss(name="towards", constants={"scale": 2.0}))
+    assert twice.loss == pytest.approx(2 * once.loss)
+    with pytest.raises(ConfigError, match="the loss 'towards' needs the constant 'scale'"):
+        learner(model).forward_backward(batch, PolicyLoss(name="towards"))
 
 
 @pytest.mark.parametrize("way", [LayoutForward, CachedForward])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.maths.losses import clipped_surrogate, clipped_value_loss
+from leyden.maths.losses import LOSSES, clipped_surrogate, clipped_value_loss
 
 LOGP = st.floats(-6, 0)
 
@@ -31,6 +31,15 @@ def test_the_clipped_objective_and_its_figures_are_those_of_the_formula(samples,
         clipped += bounded != ratio
     assert float(terms.kl_sum()) == pytest.approx(kl, abs=1e-9)
     assert float(terms.n_clipped()) == clipped
+
+
+@given(samples=st.lists(st.tuples(LOGP, LOGP, st.floats(-3, 3)), min_size=1, max_size=6))
+def test_the_unclipped_objective_is_the_ratio_times_the_advantage(samples):
+    logp, behaviour, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*samples, strict=True))
+    terms = LOSSES["importance_sampling"](logp, behaviour, advantages, {})
+    expected = [math.exp(new - old) * advantage for new, old, advantage in samples]
+    assert terms.objective_N.tolist() == pytest.approx(expected)
+    assert float(terms.n_clipped()) == 0
 
 
 def test_no_gradient_flows_where_clipping_decides():
