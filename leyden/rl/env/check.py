@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
 import numpy as np
 from gymnasium import spaces
 
@@ -17,6 +16,7 @@ from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
 from leyden.rl.reward import Reward
 from leyden.rl.seed import NO_ITEM
 from leyden.rl.simulator import Simulator
+from leyden.utils.pickling import pack_by_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def check_simulator(
     notes: list[str] = []
     for what, thing in (("the simulator factory", simulator_fn), ("the initial state", initial_state)):
         try:
-            (cloudpickle if thing is simulator_fn else pickle).dumps(thing)  # pyright: ignore[reportUnknownMemberType] -- untyped
+            pack_by_value(thing) if thing is simulator_fn else pickle.dumps(thing)
         except Exception as error:  # noqa: BLE001 -- any object may raise anything
             notes.append(f"{what} cannot go to a worker process ({error}): only env_type 'dummy' and 'thread' will do")
     env: EnvWrapper[Any, Any, Any, Any, Any] = EnvWrapper(

@@ -12,9 +12,10 @@ import gymnasium
 import numpy as np
 
 from leyden.errors import ConfigError
+from leyden.host.child import StartMethod
 from leyden.rl.env.group import AnyEnv, EnvFactory
 from leyden.rl.env.in_process import FiniteDummyVectorEnv, FiniteThreadVectorEnv
-from leyden.rl.env.processes import FiniteShmemVectorEnv, FiniteSubprocVectorEnv, StartMethod
+from leyden.rl.env.processes import FiniteShmemVectorEnv, FiniteSubprocVectorEnv
 from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike
