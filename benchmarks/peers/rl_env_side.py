@@ -71,10 +71,8 @@ class Leyden:
         from gymnasium import spaces
 
         from leyden.rl.env import EnvWrapper, FiniteBatchVectorEnv, vectorize_env
-        from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
-        from leyden.rl.reward import Reward
+        from leyden.rl.parts import ActionInterpreter, Reward, Simulator, StateInterpreter
         from leyden.rl.seed import SeedPlan
-        from leyden.rl.simulator import Simulator
 
         class Sim(Simulator):
             def __init__(self, initial):

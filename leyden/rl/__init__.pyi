@@ -1,4 +1,3 @@
-from .aux_info import AuxiliaryInfoCollector as AuxiliaryInfoCollector
 from .collector import Collector as Collector
 from .collector import CollectResult as CollectResult
 from .data_queue import DataQueue as DataQueue
@@ -12,8 +11,13 @@ from .env import FiniteThreadVectorEnv as FiniteThreadVectorEnv
 from .env import FiniteVectorEnv as FiniteVectorEnv
 from .env import check_simulator as check_simulator
 from .env import vectorize_env as vectorize_env
-from .interpreter import ActionInterpreter as ActionInterpreter
-from .interpreter import StateInterpreter as StateInterpreter
+from .parts import ActionInterpreter as ActionInterpreter
+from .parts import AuxiliaryInfoCollector as AuxiliaryInfoCollector
+from .parts import InitialStateType as InitialStateType
+from .parts import Reward as Reward
+from .parts import RewardCombination as RewardCombination
+from .parts import Simulator as Simulator
+from .parts import StateInterpreter as StateInterpreter
 from .policy import DQN as DQN
 from .policy import PPO as PPO
 from .policy import AllOne as AllOne
@@ -22,12 +26,8 @@ from .policy import Policy as Policy
 from .policy import RandomPolicy as RandomPolicy
 from .policy import Sb3Policy as Sb3Policy
 from .policy import TianshouPolicy as TianshouPolicy
-from .reward import Reward as Reward
-from .reward import RewardCombination as RewardCombination
 from .seed import Seed as Seed
 from .seed import SeedPlan as SeedPlan
-from .simulator import InitialStateType as InitialStateType
-from .simulator import Simulator as Simulator
 from .spaces import GymSpaceValidationError as GymSpaceValidationError
 from .trainer import SeedIteratorNotAvailable as SeedIteratorNotAvailable
 from .trainer import Trainer as Trainer

@@ -5,8 +5,8 @@ knows every part by its protocol only. A new component needs one line in
 `registry.py`, or a call of `register_component`.
 """
 
+from leyden.components import build_component, instantiate_component, instantiate_from_spec, load_class
 from leyden.runs import RewardFigures, RunSummary
-from leyden.trainer.init_utils import build_component, instantiate_component, instantiate_from_spec, load_class
 from leyden.trainer.registry import register_component, registered_components
 from leyden.trainer.trainer import Trainer
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
+from leyden.components import Component, register_name
 from leyden.errors import ConfigError
-
-Component = str | Callable[..., Any]
-"""An import path, a class or a factory."""
 
 ExecutionStrategyRegistry: Final[dict[str, Component]] = {
     "shm": "leyden.execution.shared_memory.SharedMemoryExecutionStrategy",
@@ -56,14 +54,9 @@ def register_component(kind: str, name: str, component: Component) -> None:
 
     kind: "adapter", "algorithm", "runner", "store", "strategy" or "tracer".
     component: a class, a factory, or its import path, which is imported when the name is first used.
-    Raises ConfigError for an unknown kind, for a name that could be an import path, and for one that means another component.
+    Raise ConfigError for an unknown kind, for a name that could be an import path, and for one that means another component.
     """
-    registry = _registry(kind)
-    if not name or any(character in name for character in ".:/"):
-        raise ConfigError(f"{name!r} cannot name a component; choose a name without dots, colons and slashes")
-    if registry.get(name, component) != component:
-        raise ConfigError(f"the {kind} {name!r} is {registry[name]!r} already; choose another name")
-    registry[name] = component
+    register_name(_registry(kind), name, component, kind=kind)
 
 
 def registered_components(kind: str) -> dict[str, Component]:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from leyden.adapter import TraceAdapter, TraceToTriplet
 from leyden.algorithm import Algorithm, Baseline, Dataset, FastAlgorithm, IterativeAlgorithm, Run
+from leyden.components import build_component
 from leyden.errors import ConfigError, InvalidArgument, RunInterrupted, StoreError, UnknownRun
 from leyden.execution import Elsewhere, ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.base import RunsAgain
@@ -58,7 +59,6 @@ from leyden.trainer.checks import (
 )
 from leyden.trainer.debugging import for_debugging
 from leyden.trainer.deserted import until_done_or_deserted, until_stopped_or_deserted
-from leyden.trainer.init_utils import build_component
 from leyden.trainer.registry import (
     AdapterRegistry,
     AlgorithmRegistry,

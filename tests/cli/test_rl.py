@@ -196,8 +196,11 @@ def test_bases_are_merged_and_deleted(work: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"trainr": {}}, "unknown key trainr; possible: data, policy"),
-        ({"env": {"concurency": 2}}, "unknown key env.concurency; possible: concurrency, parallel_mode"),
+        ({"trainr": {}}, "unknown key trainr; did you mean 'trainer'\\? possible: data, policy"),
+        (
+            {"env": {"concurency": 2}},
+            "unknown key env.concurency; did you mean 'concurrency'\\? possible: concurrency, parallel_mode",
+        ),
         ({"env": {"parallel_mode": "ray"}}, "env.parallel_mode is 'ray'; possible: dummy, thread"),
         ({"data": {"source": {"order_dir": None}}}, "data.source.order_dir is None; it must be a string"),
         ({"trainer": {"max_epoch": "ten"}}, "trainer.max_epoch is 'ten'; it must be a whole number"),
@@ -222,15 +225,21 @@ def test_a_wrong_key_is_named_with_its_file_and_what_is_possible(
     [
         (
             {"reward": {"class": "PAReward", "kwargs": {}}},
-            "reward.class is 'PAReward'; give its module_path, or one of AllOne",
+            "reward.class='PAReward' is not known; did you mean 'PPOReward'.* names: AllOne.*or an import path",
         ),
         (
             {"reward": {"module_path": "no.such"}},
-            "reward.module_path 'no.such' cannot be imported.*need no module_path",
+            "reward.module_path: cannot import 'no.such:PAPenaltyReward'.* needs no module_path",
         ),
-        ({"reward": {"module_path": "leyden.rl.seed"}}, "leyden.rl.seed has no 'PAPenaltyReward'"),
-        ({"reward": {"kwargs": {"penality": 1}}}, "reward.kwargs has 'penality', .* possible: penalty, scale"),
-        ({"action_interpreter": {"kwargs": {"_delete_": True}}}, "action_interpreter.kwargs lacks 'values'"),
+        ({"reward": {"module_path": "leyden.rl.seed"}}, "'leyden.rl.seed' has no 'PAPenaltyReward'"),
+        (
+            {"reward": {"kwargs": {"penality": 1}}},
+            "reward.kwargs: PAPenaltyReward has no option 'penality'; did you mean 'penalty'.* possible: penalty, scale",
+        ),
+        (
+            {"action_interpreter": {"kwargs": {"_delete_": True}}},
+            "action_interpreter.kwargs: CategoricalActionInterpreter needs values; add it to the file",
+        ),
         ({"action_interpreter": {"kwargs": {"values": 0}}}, "action_interpreter: values is 0"),
         ({"runtime": {"use_cuda": True}, "network": None}, "use_cuda is true"),
         ({"trainer": {"val_every_n_epoch": None}}, "earlystop_patience needs validations"),

@@ -12,10 +12,8 @@ import numpy as np
 from gymnasium import spaces
 
 from leyden.rl.env.wrapper import EnvWrapper
-from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
-from leyden.rl.reward import Reward
+from leyden.rl.parts import ActionInterpreter, Reward, Simulator, StateInterpreter
 from leyden.rl.seed import NO_ITEM
-from leyden.rl.simulator import Simulator
 from leyden.utils.pickling import pack_by_value
 
 

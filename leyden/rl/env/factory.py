@@ -1,4 +1,8 @@
-"""Vectorised environments by name."""
+"""Vectorised environments by name.
+
+This module knows no kind but its name and the options that its class takes. To add one, subclass `FiniteVectorEnv` in a module of its own
+and add a line to `ENV_KINDS`; a class of another package is named by its import path.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,33 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from itertools import count
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Final, TypeAlias
 
 import gymnasium
 import numpy as np
 
+from leyden.components import Component, accepts, resolve_name
 from leyden.errors import ConfigError
 from leyden.host.child import StartMethod
 from leyden.rl.env.group import AnyEnv, EnvFactory
-from leyden.rl.env.in_process import FiniteDummyVectorEnv, FiniteThreadVectorEnv
-from leyden.rl.env.processes import FiniteShmemVectorEnv, FiniteSubprocVectorEnv
 from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike
 
-FiniteEnvType: TypeAlias = Literal["dummy", "thread", "subproc", "shmem"]
+FiniteEnvType: TypeAlias = str
+"""A name in `ENV_KINDS`, or the import path of a `FiniteVectorEnv`."""
+ENV_KINDS: Final[dict[str, Component]] = {
+    "dummy": "leyden.rl.env.in_process.FiniteDummyVectorEnv",
+    "thread": "leyden.rl.env.in_process.FiniteThreadVectorEnv",
+    "subproc": "leyden.rl.env.processes.FiniteSubprocVectorEnv",
+    "shmem": "leyden.rl.env.processes.FiniteShmemVectorEnv",
+}
+"""The kinds of vectorised environments: classes made with `(logger, env_fns, seeds=..., on_worker_error=..., ...)`."""
+
+
+def env_kind(env_type: FiniteEnvType) -> Any:
+    """Return the class of a kind of vectorised environments. Raise ConfigError, with the possible names, if there is none."""
+    return resolve_name(env_type, spec_name="env_type", registry=ENV_KINDS)
 
 
 def vectorize_env(
@@ -44,11 +60,12 @@ def vectorize_env(
         in the environment's process. A list has one factory for each. An id of Gymnasium's registry
         is possible too; its environments begin with `reset(seed=...)` alone.
         For one with options give `partial(gymnasium.make, id, ...)`.
-    env_type: `dummy` (one after another, here), `thread`, `subproc` (worker processes), `shmem` (worker processes, for spaces of a fixed
-        size only).
-    seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None: simulators are made with no argument, for ever,
-        and an id's environments begin with 0, 1, 2 and so on.
-    The other options are those of the environment classes. Raises ConfigError for an option that
+    env_type: `dummy` (one after another, in this thread), `thread`, `subproc` (worker processes),
+        `shmem` (worker processes, for spaces of a fixed size only), or the import path of a class.
+    seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None. With None,
+        simulators are made without an argument, for ever, and the environments of an id begin with
+        0, 1, 2 and so on.
+    The other options are those of the environment classes. Raise ConfigError for an option that
     this kind does not use, and for an id that Gymnasium does not know.
     """
     if isinstance(env_factory, str) or callable(env_factory):
@@ -60,33 +77,26 @@ def vectorize_env(
     if seeds is None and any(isinstance(factory, str) for factory in env_factory):
         seeds = count()
     factories = [_registered(factory) if isinstance(factory, str) else factory for factory in env_factory]
-    common: dict[str, Any] = {"seeds": seeds, "on_worker_error": on_worker_error, "max_retries": max_retries}
-    common["quiet_seconds"] = quiet_seconds
-    given: dict[str, Any] = {
-        "workers": workers,
-        "start_method": start_method,
-        "step_timeout_seconds": step_timeout_seconds,
-        "seed": seed,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    useful = {"dummy": set[str](), "thread": {"workers"}}.get(env_type, set(given))
-    if useless := sorted(given.keys() - useful):
+    kind = env_kind(env_type)
+    options = {"workers": workers, "start_method": start_method, "step_timeout_seconds": step_timeout_seconds}
+    given = {name: value for name, value in {**options, "seed": seed}.items() if value is not None}
+    if useless := sorted(name for name in given if not accepts(kind, name)):
         raise ConfigError(
             f"{', '.join(useless)}: env_type={env_type!r} has no use for that; choose 'subproc' or 'shmem'"
         )
-    kinds: dict[str, Any] = {
-        "dummy": FiniteDummyVectorEnv,
-        "thread": FiniteThreadVectorEnv,
-        "subproc": FiniteSubprocVectorEnv,
-        "shmem": FiniteShmemVectorEnv,
-    }
-    if env_type not in kinds:
-        raise ConfigError(f"env_type={env_type!r}; choose one of {', '.join(get_args(FiniteEnvType))}")
-    return kinds[env_type](logger, factories, **common, **given)
+    return kind(
+        logger,
+        factories,
+        seeds=seeds,
+        on_worker_error=on_worker_error,
+        max_retries=max_retries,
+        quiet_seconds=quiet_seconds,
+        **given,
+    )
 
 
 class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Begins with the seed alone: the registry's environments have options of their own."""
+    """An environment of Gymnasium's registry, which begins with the seed alone because it has options of its own."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         item = None if options is None else options["seed_item"]
@@ -96,7 +106,7 @@ class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _registered(env_id: str) -> EnvFactory:
-    """What makes it, wherever that will be. Raises ConfigError here for one that is not there."""
+    """Return a factory for an id. Raise ConfigError here, and not in a worker, for an id that Gymnasium does not know."""
     module, _, name = env_id.rpartition(":")
     try:
         if module:

@@ -17,11 +17,19 @@ from gymnasium.error import ResetNeeded
 from leyden.errors import SeedsExhausted
 from leyden.loop import LogCollector, LogLevel
 from leyden.loop.metrics import Logs
-from leyden.rl.aux_info import AuxiliaryInfoCollector
-from leyden.rl.interpreter import ActionInterpreter, ObsType, PolicyActType, StateInterpreter
-from leyden.rl.reward import Reward
+from leyden.rl.parts import (
+    ActionInterpreter,
+    ActType,
+    AuxiliaryInfoCollector,
+    InitialStateType,
+    ObsType,
+    PolicyActType,
+    Reward,
+    Simulator,
+    StateInterpreter,
+    StateType,
+)
 from leyden.rl.seed import NO_ITEM
-from leyden.rl.simulator import ActType, InitialStateType, Simulator, StateType
 
 
 class EnvWrapperStatus(TypedDict, Generic[InitialStateType, ObsType, PolicyActType]):

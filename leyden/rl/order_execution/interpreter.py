@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from leyden.errors import ConfigError
 from leyden.options import check_number
-from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
 from leyden.rl.order_execution.data import ProcessedDataProvider
 from leyden.rl.order_execution.objects import EPS, OrderDir
 from leyden.rl.order_execution.state import SAOEState
+from leyden.rl.parts import ActionInterpreter, StateInterpreter
 
 Array = NDArray[Any]
 Observation = dict[str, Array]

@@ -9,7 +9,7 @@ import numpy as np
 from leyden.errors import InvalidTrade
 from leyden.rl.order_execution.objects import OrderDir
 from leyden.rl.order_execution.state import SAOEState
-from leyden.rl.reward import Reward
+from leyden.rl.parts import Reward
 
 
 class PAPenaltyReward(Reward[SAOEState]):

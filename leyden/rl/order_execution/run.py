@@ -217,24 +217,25 @@ class _Parts:
             ticks_per_step=simulator.time_per_step,
             vol_threshold=simulator.vol_limit,
         )
-        self.state_interpreter = config.state_interpreter.build()
-        self.action_interpreter = config.action_interpreter.build()
-        self.reward = config.reward.build() if config.reward else None
+        self.state_interpreter = config.state_interpreter.build("state_interpreter")
+        self.action_interpreter = config.action_interpreter.build("action_interpreter")
+        self.reward = config.reward.build("reward") if config.reward else None
         self.policy = self._policy()
 
     def _policy(self) -> Any:
         config = self.config
         obs_space = self.state_interpreter.observation_space
-        if config.network and not config.policy.takes("network"):
+        if config.network and not config.policy.takes("network", place="policy"):
             raise ConfigError(f"network has no use: {config.policy.class_} takes none; set `network: null`")
-        network = config.network.build(obs_space=obs_space) if config.network else None
+        network = config.network.build("network", obs_space=obs_space) if config.network else None
         if config.runtime.use_cuda:
             network = _on_cuda(network)
         return config.policy.build(
+            "policy",
             network=network,
             obs_space=obs_space,
             action_space=self.action_interpreter.action_space,
-            **({} if "seed" in config.policy.kwargs else {"seed": config.runtime.seed}),
+            seed=config.runtime.seed,
         )
 
     @property

@@ -18,7 +18,7 @@ from leyden.options import check_number
 from leyden.rl.order_execution.bars import Bars, IntradayBacktestData, load_bars
 from leyden.rl.order_execution.objects import Order, OrderDir, Time
 from leyden.rl.order_execution.state import History, SAOEMetrics, SAOEState
-from leyden.rl.simulator import Simulator
+from leyden.rl.parts import Simulator
 
 Array = NDArray[Any]
 BASIS_POINTS = 10_000

@@ -7,11 +7,9 @@ from typing import Any
 
 from leyden.loop import LogWriter
 from leyden.rl.env import FiniteEnvType
-from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
+from leyden.rl.parts import ActionInterpreter, InitialStateType, Reward, Simulator, StateInterpreter
 from leyden.rl.policy import Policy
-from leyden.rl.reward import Reward
 from leyden.rl.seed import Items
-from leyden.rl.simulator import InitialStateType, Simulator
 from leyden.rl.trainer.trainer import Trainer
 from leyden.rl.trainer.vessel import TrainingVessel
 

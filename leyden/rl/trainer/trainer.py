@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from leyden.components import accepts
 from leyden.errors import ConfigError
 from leyden.host.child import exit_if_starting
 from leyden.loop import (
@@ -38,9 +39,10 @@ from leyden.loop.rng import restore_rng
 from leyden.loop.train_loop import Flow, keyed
 from leyden.options import check_number
 from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_env
+from leyden.rl.env.factory import env_kind
 from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.seed import SeedsLike
-from leyden.rl.trainer.vessel import Seeds, TrainingVesselBase
+from leyden.rl.trainer.vessel import Iteration, Seeds, TrainingVesselBase
 from leyden.runs.beginning import begin_run
 from leyden.runs.config import describe, describe_dataset, describe_program, import_path
 from leyden.runs.folder import MANIFEST
@@ -109,11 +111,15 @@ class Trainer(TrainLoop):
             callbacks=callbacks or (),
             writers=cast("Sequence[LogWriter]", given if several else (given,)),
         )
-        me = weakref.proxy(self)  # the buffer does not keep the trainer, and what it trains, alive
+        me = weakref.proxy(self)  # neither the buffer nor the vessel keeps the trainer alive
 
         def hear(on_episode: bool, on_collect: bool, log_buffer: LogBuffer) -> None:
             me._metrics_callback(on_episode, on_collect, log_buffer)
 
+        def report(done: int, total: int, **counts: float) -> None:
+            me.progress(done, total, **counts)
+
+        self._report = report
         self._buffer = LogBuffer(hear, self._min_loglevel())
         self.writers.append(self._buffer)
 
@@ -277,7 +283,7 @@ class Trainer(TrainLoop):
     def _test(self, vessel: Any) -> Flow:
         self._begin("test")
         yield from self._call("on_test_start", vessel)
-        metrics = self._run_stage("test", vessel.test_seed_iterator(), vessel.test)
+        metrics = self._run_stage("test", vessel, vessel.test_seed_iterator, vessel.test)
         self._write("test", metrics, f"{type(vessel).__name__}.test")
         yield from self._call("on_test_end", vessel)
 
@@ -285,9 +291,13 @@ class Trainer(TrainLoop):
         vessel.require_policy_of_these_spaces()
         self.vessel = vessel
         vessel.assign_trainer(self)
+        vessel.iteration = self._iteration()
         if self._vessel_state is not None:
             state, self._vessel_state = self._vessel_state, None
             vessel.load_state_dict(state)
+
+    def _iteration(self) -> Iteration:
+        return Iteration(self.current_iter, self.fast_dev_run, self._report)
 
     # ---- stages --------------------------------------------------------------------------------------------------------
 
@@ -317,7 +327,7 @@ class Trainer(TrainLoop):
 
         The restore then ends with exactly the saved states.
         """
-        if self.finite_env_type in ("subproc", "shmem") and "seed" not in self.env_options:
+        if "seed" not in self.env_options and accepts(env_kind(self.finite_env_type), "seed"):
             self._worker_seeds = WorkerSeeds.draw()
 
     def _flow(self, vessel: Any, resume: Resumable | None) -> Flow:
@@ -332,22 +342,27 @@ class Trainer(TrainLoop):
                 venv.close()
 
     def _do_train(self, vessel: Any) -> Mapping[str, MetricValue]:
-        return self._run_stage("train", vessel.train_seed_iterator(), vessel.train)
+        return self._run_stage("train", vessel, vessel.train_seed_iterator, vessel.train)
 
     def _do_validate(self, vessel: Any) -> Mapping[str, MetricValue]:
-        return self._run_stage("val", vessel.val_seed_iterator(), vessel.validate)
+        return self._run_stage("val", vessel, vessel.val_seed_iterator, vessel.validate)
 
     def _run_stage(
-        self, stage: Stage, seeds: Seeds, collect: Callable[[FiniteVectorEnv], object]
+        self,
+        stage: Stage,
+        vessel: TrainingVesselBase[Any],
+        make_seeds: Callable[[], Seeds],
+        run: Callable[[FiniteVectorEnv], object],
     ) -> Mapping[str, MetricValue]:
         """Run one stage. Return its metrics: of its episodes, of the vessel, and the run's totals."""
+        vessel.iteration = self._iteration()
         self._buffer.clear()
-        with _entered(seeds) as iterator:
+        with _entered(make_seeds()) as iterator:
             if self._venv is None:
                 self._venv = self.venv_from_iterator(iterator)
             else:
                 self._venv.use_seeds(iterator)
-            returned = collect(self._venv)
+            returned = run(self._venv)
         source = f"{type(self.vessel).__name__}, stage {stage!r},"
         metrics = {**self._buffer.collect_metrics(), **clean_metrics(returned, source=source)}
         if stage == "test" or not metrics:  # a test is no part of the run; a row of totals alone says nothing

@@ -1,8 +1,8 @@
 """Vessels: a policy with its simulator, interpreters and reward, and how it is trained.
 
 `TrainingVesselBase` is the protocol. `TrainingVessel` serves most needs: it collects episodes, then
-updates the policy. A vessel knows neither processes nor checkpoints: it gets a `FiniteVectorEnv`
-over its seeds, and returns its state.
+updates the policy. A vessel knows neither processes, checkpoints nor the trainer: it gets an
+`Iteration` and a `FiniteVectorEnv` over its seeds, and returns its state.
 To train in another way, subclass `TrainingVesselBase` and write the seed iterators and `train`.
 """
 
@@ -12,6 +12,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, cast
 
 import numpy as np
@@ -19,15 +20,19 @@ import numpy as np
 from leyden.errors import CheckpointError, ConfigError
 from leyden.loop import Stage
 from leyden.options import NamedOptions
-from leyden.rl.aux_info import AuxiliaryInfoCollector
 from leyden.rl.buffer import Buffer, ReplayBuffer
 from leyden.rl.collector import Collector, CollectResult
 from leyden.rl.env import FiniteVectorEnv
-from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
+from leyden.rl.parts import (
+    ActionInterpreter,
+    AuxiliaryInfoCollector,
+    InitialStateType,
+    Reward,
+    Simulator,
+    StateInterpreter,
+)
 from leyden.rl.policy import Policy
-from leyden.rl.reward import Reward
 from leyden.rl.seed import Items, SeedPlan, SeedsLike
-from leyden.rl.simulator import InitialStateType, Simulator
 from leyden.rl.spaces import difference
 
 if TYPE_CHECKING:
@@ -50,11 +55,30 @@ class SeedIteratorNotAvailable(ConfigError):
     """A stage was asked for whose initial states the vessel does not have."""
 
 
+def _report_nothing(done: int, total: int, **counts: float) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """The iteration under way, as a vessel needs to know it. Its defaults serve a vessel that is used without a trainer."""
+
+    number: int = 0
+    """The iterations that have been completed."""
+    fast_dev_run: int | None = None
+    """The number of initial states that each stage uses; None: all."""
+    progress: Callable[..., None] = _report_nothing
+    """Reports `(done, total, **counts)` of the stage; see `TrainLoop.progress`."""
+
+
 class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
     """A policy with all that it needs to act and to learn.
 
     simulator_fn: makes a simulator of an initial state. reward: None: every reward is 0.
     """
+
+    iteration: Iteration = Iteration()
+    """The iteration under way, which the trainer sets before each stage."""
 
     def __init__(
         self,
@@ -76,7 +100,7 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
 
     @property
     def trainer(self) -> Trainer:
-        """The trainer of this vessel. Raises ConfigError before `assign_trainer`."""
+        """The trainer of this vessel, for code of yours: Leyden's own reads `iteration`. Raise ConfigError before `assign_trainer`."""
         trainer = self._trainer()
         if trainer is None:
             raise ConfigError(f"{type(self).__name__} has no trainer; Trainer.fit and Trainer.test assign themselves")
@@ -140,7 +164,7 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
         """Write a value of this iteration to the log (INFO); of an array, its mean."""
         if isinstance(value, np.ndarray | Sequence) and not isinstance(value, str):
             value = float(np.mean(cast("Sequence[float]", value)))
-        logger.info("[Iter %d] %s = %s", self.trainer.current_iter, name, value)
+        logger.info("[Iter %d] %s = %s", self.iteration.number, name, value)
 
     def log_dict(self, data: Mapping[str, Any]) -> None:
         """`log` for each."""
@@ -239,9 +263,9 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         """One plan for all training stages: a pass ends before the next begins, over as many stages as it takes."""
         if self.train_initial_states is None:
             return super().train_seed_iterator()
-        if self._plan is None or self._plan_of != self.trainer.fast_dev_run:
+        if self._plan is None or self._plan_of != self.iteration.fast_dev_run:
             states = self._few("train_initial_states", self.train_initial_states)
-            self._plan_of = self.trainer.fast_dev_run
+            self._plan_of = self.iteration.fast_dev_run
             self._plan = SeedPlan(states, repeat=-1, shuffle=True, seed=self.seed)
             if self._to_load is not None:
                 to_load, self._to_load = self._to_load, None
@@ -267,7 +291,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
             self._buffer.set_num_envs(vector_env.num_envs)
         elif self._buffer is None or self._buffer.num_envs != vector_env.num_envs:
             self._buffer = self.policy.make_buffer(self.buffer_size, vector_env.num_envs)
-        n_episode = self.trainer.fast_dev_run or self.episode_per_iter
+        n_episode = self.iteration.fast_dev_run or self.episode_per_iter
         collected = self._collect(vector_env, n_episode, n_episode, explore=True, buffer=self._buffer)
         updated = self.policy.update(self._buffer, **self.update_kwargs)
         if both := sorted(collected.metrics.keys() & updated.keys()):
@@ -290,17 +314,19 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
     def _evaluate(self, vector_env: FiniteVectorEnv, states: Items[Any] | None) -> Mapping[str, Any]:
         self.policy.eval()
         total = 0 if states is None else len(states)
-        metrics = self._collect(vector_env, None, min(self.trainer.fast_dev_run or total, total), explore=False).metrics
+        metrics = self._collect(
+            vector_env, None, min(self.iteration.fast_dev_run or total, total), explore=False
+        ).metrics
         self.log_dict(metrics)
         return metrics
 
     def _collect(
         self, vector_env: FiniteVectorEnv, n_episode: int | None, total: int, *, explore: bool, buffer: Any = None
     ) -> CollectResult:
-        trainer = self.trainer
+        report = self.iteration.progress
 
         def progress(episodes: int, steps: int) -> None:
-            trainer.progress(episodes, total, steps=steps)
+            report(episodes, total, steps=steps)
 
         with vector_env.collector_guard():
             collector = Collector(self.policy, vector_env, buffer)
@@ -308,7 +334,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
 
     def _few(self, name: str, states: Items[InitialStateType]) -> Items[InitialStateType]:
         """All of them, or as many as `fast_dev_run` says, chosen at random by `seed`."""
-        n = self.trainer.fast_dev_run
+        n = self.iteration.fast_dev_run
         if n is None or n >= len(states):
             return states
         chosen = np.random.default_rng(self.seed).permutation(len(states))[:n]
@@ -329,8 +355,8 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         self.policy.load_state_dict(state["policy"])
         self._to_load = state.get("seeds")
         self._plan = self._buffer = None
-        if self._to_load is not None and self._trainer() is not None and self.train_initial_states is not None:
-            self.train_seed_iterator()  # other initial states are refused now, not when the run has begun
+        if self._to_load is not None and "iteration" in vars(self) and self.train_initial_states is not None:
+            self.train_seed_iterator()  # a trainer is about to begin: other initial states are refused now, not later
         if (kept := state.get("buffer")) is not None:
             self._buffer = self.policy.make_buffer(self.buffer_size, kept["num_envs"])
             if not isinstance(self._buffer, ReplayBuffer):

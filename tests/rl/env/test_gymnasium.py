@@ -14,7 +14,7 @@ from gymnasium import spaces
 from leyden.errors import SimulatorError
 from leyden.rl.collector import Collector
 from leyden.rl.env import EnvWrapper, vectorize_env
-from leyden.rl.interpreter import StateInterpreter
+from leyden.rl.parts import StateInterpreter
 from leyden.rl.policy import RandomPolicy
 from leyden.rl.spaces import GymSpaceValidationError
 from tests.rl.env.test_kinds import KINDS, Witness

@@ -12,7 +12,7 @@ import pytest
 from leyden.errors import ConfigError, SimulatorError
 from leyden.loop import EpisodeStats
 from leyden.rl.data_queue import DataQueue
-from leyden.rl.env import EnvWrapper, FiniteBatchVectorEnv, vectorize_env
+from leyden.rl.env import EnvWrapper, FiniteBatchVectorEnv, FiniteThreadVectorEnv, vectorize_env
 from leyden.rl.env.vector import FiniteVectorEnv
 from leyden.rl.seed import SeedPlan
 from leyden.rl.spaces import GymSpaceValidationError
@@ -355,10 +355,15 @@ def test_environments_with_other_spaces_do_not_go_together() -> None:
 def test_options_that_a_kind_has_no_use_for_are_refused() -> None:
     with pytest.raises(ConfigError, match="step_timeout_seconds"):
         vectorize_env(factory(), "dummy", 1, step_timeout_seconds=1.0)
-    with pytest.raises(ConfigError, match="choose one of"):
-        vectorize_env(factory(), "forked", 1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="env_type='forked' is not known; names: dummy, shmem, subproc, thread"):
+        vectorize_env(factory(), "forked", 1)
     with pytest.raises(ConfigError, match="0 environments"):
         vectorize_env(factory(), "dummy", 0)
+
+
+def test_a_kind_of_another_package_is_named_by_its_path() -> None:
+    with vectorize_env(factory(), "leyden.rl.env.in_process:FiniteThreadVectorEnv", 2, workers=1) as venv:
+        assert isinstance(venv, FiniteThreadVectorEnv)
 
 
 class ManyWalks:

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from leyden.rl.env import EnvWrapper, vectorize_env
-from leyden.rl.interpreter import StateInterpreter
+from leyden.rl.parts import StateInterpreter
 from leyden.rl.seed import SeedPlan
 from tests.rl.env.test_kinds import KINDS
 from tests.rl.env.worlds import Position, Push, Walk, actions

@@ -15,11 +15,15 @@ from gymnasium.utils.env_checker import check_env
 
 from leyden.errors import ConfigError, SeedsExhausted
 from leyden.loop import LogCollector
-from leyden.rl.aux_info import AuxiliaryInfoCollector
 from leyden.rl.env import EnvWrapper, check_simulator
-from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
-from leyden.rl.reward import Reward, RewardCombination
-from leyden.rl.simulator import Simulator
+from leyden.rl.parts import (
+    ActionInterpreter,
+    AuxiliaryInfoCollector,
+    Reward,
+    RewardCombination,
+    Simulator,
+    StateInterpreter,
+)
 from leyden.rl.spaces import GymSpaceValidationError
 from tests.rl.env.worlds import Position, Push, Sight, Unlucky, Walk
 

@@ -13,9 +13,7 @@ from gymnasium import spaces
 
 from leyden.loop import LogCollector
 from leyden.rl.env import EnvWrapper
-from leyden.rl.interpreter import ActionInterpreter, StateInterpreter
-from leyden.rl.reward import Reward
-from leyden.rl.simulator import Simulator
+from leyden.rl.parts import ActionInterpreter, Reward, Simulator, StateInterpreter
 
 SIZE = 4
 

@@ -12,7 +12,7 @@ import torch
 
 from leyden.errors import ConfigError
 from leyden.loop import Callback, CsvWriter, EarlyStopping, LogBuffer, LogWriter
-from leyden.rl import Trainer
+from leyden.rl import Trainer, TrainingVessel
 from tests.rl.parts import vessel_of
 
 
@@ -269,3 +269,25 @@ def test_a_trainer_that_is_dropped_goes_at_once_with_its_vessel() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_vessel_knows_its_iteration_without_its_trainer() -> None:
+    seen: list[tuple[str, int, int | None]] = []
+
+    class Noted(TrainingVessel):
+        def assign_trainer(self, trainer: Any) -> None:
+            """Keep nothing: Leyden reads no trainer from a vessel."""
+
+        def train(self, vector_env: Any) -> Any:
+            seen.append(("train", self.iteration.number, self.iteration.fast_dev_run))
+            return super().train(vector_env)
+
+        def validate(self, vector_env: Any) -> Any:
+            seen.append(("val", self.iteration.number, self.iteration.fast_dev_run))
+            return super().validate(vector_env)
+
+    vessel = vessel_of()
+    vessel.__class__ = Noted
+    assert (vessel.iteration.number, vessel.iteration.fast_dev_run) == (0, None)
+    trainer_of(max_iters=2, val_every_n_iters=1, fast_dev_run=2).fit(vessel)
+    assert seen == [("train", 0, 2), ("val", 1, 2), ("train", 1, 2), ("val", 2, 2)]

@@ -9,9 +9,9 @@ import pytest
 
 from leyden.adapter import LlmProxyTraceToTriplet, TraceAdapter
 from leyden.algorithm import Algorithm, Baseline
+from leyden.components import accepts, build_component, check_arguments, instantiate_component, register_name
 from leyden.errors import ConfigError
 from leyden.trainer import instantiate_from_spec, register_component, registered_components
-from leyden.trainer.init_utils import build_component
 from leyden.trainer.registry import AlgorithmRegistry
 
 
@@ -92,6 +92,38 @@ def test_a_spec_can_be_instantiated_without_an_expected_type() -> None:
     made = instantiate_from_spec({"type": "fractions.Fraction", "numerator": 3}, spec_name="share")
     assert made == 3
     assert instantiate_from_spec("baseline", spec_name="algorithm", registry=AlgorithmRegistry).n_epochs == 1
+
+
+def slice_of(start: int, stop: int) -> tuple[int, int]:
+    return start, stop
+
+
+def any_options(**options: Any) -> dict[str, Any]:
+    return options
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "accepted"),
+    [(Baseline, "n_epochs", True), (Baseline, "epochs", False), (any_options, "anything", True), (range, "stop", True)],
+)
+def test_a_class_accepts_its_arguments_a_function_of_any_options_all(target: Any, name: str, accepted: bool) -> None:
+    assert accepts(target, name) is accepted
+
+
+def test_arguments_are_checked_before_anything_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"policy: .*needs stop; add it to the file"):
+        check_arguments(slice_of, {"start": 1}, spec_name="policy", remedy="add it to the file")
+    check_arguments(range, {"no_such": 1}, spec_name="steps")  # a class of C describes no arguments
+    assert instantiate_component(any_options, {"a": 1}, {"b": 2}) == {"a": 1}
+
+
+def test_a_registry_refuses_a_second_meaning_of_a_name() -> None:
+    registry: dict[str, Any] = {}
+    register_name(registry, "mine", Baseline, kind="algorithm")
+    register_name(registry, "mine", Baseline, kind="algorithm")
+    with pytest.raises(ConfigError, match=r"the algorithm 'mine' is .*Baseline.* already"):
+        register_name(registry, "mine", any_options, kind="algorithm")
+    assert registry == {"mine": Baseline}
 
 
 @pytest.fixture

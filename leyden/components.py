@@ -1,7 +1,8 @@
-"""Turn specs into instances, at the edge. A spec is an instance, a class, a factory, an import path, a registered name or a dict.
+"""Turn specs into instances, where they enter Leyden. Inside Leyden only instances exist.
 
-Inside Leyden only instances exist. Every error names the given spec and the possible ones. To make
-a name known, call `register_component` (registry.py).
+A spec is an instance, a class, a factory, an import path, a registered name, or a dict with a type and arguments.
+This module knows no component and no registry of them. To make components known by short names, keep a `dict[str, Component]`, hand
+it to `build_component`, and let `register_name` add to it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, TypeAlias, TypeVar, cast, overload
 
 from leyden.errors import ConfigError, InvalidArgument
 
 T = TypeVar("T")
 
-Registry = Mapping[str, str | Callable[..., Any]]
-"""Import paths, classes or factories by their short names."""
+Component: TypeAlias = str | Callable[..., Any]
+"""An import path, a class or a factory."""
+Registry: TypeAlias = Mapping[str, Component]
+"""Components by their short names."""
 
 
 @overload
@@ -68,17 +71,17 @@ def build_component(
     allow_none: return None for a spec of None if there is no `default_factory`. Otherwise such a spec is refused.
     optional_defaults: constructor arguments that are passed if the class accepts them and the spec leaves them open.
     dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments of `dict_default_cls`.
-    Raises ConfigError for a spec that cannot be resolved, InvalidArgument (a TypeError too) for an instance of another kind.
+    Raise ConfigError for a spec that cannot be resolved, InvalidArgument (a TypeError too) for an instance of another kind.
     """
     if isinstance(spec, expected_type):
         return spec
     if spec is None:
-        if default_factory is not None:
-            return _ensure_expected_type(default_factory(), expected_type, spec, spec_name, registry)
-        if allow_none:
+        if default_factory is None and allow_none:
             return None
-        raise ConfigError(f"{spec_name} is missing; {_possible(expected_type, registry)}")
-    if isinstance(spec, str | Mapping):
+        if default_factory is None:
+            raise ConfigError(f"{spec_name} is missing; {_possible(expected_type, registry)}")
+        instance = default_factory()
+    elif isinstance(spec, str | Mapping):
         instance = instantiate_from_spec(
             cast("str | Mapping[str, Any]", spec),
             spec_name=spec_name,
@@ -91,7 +94,12 @@ def build_component(
         instance = instantiate_component(spec, None, optional_defaults, spec_name=spec_name)
     else:
         raise ConfigError(f"{spec_name}={spec!r} is no component; {_possible(expected_type, registry)}")
-    return _ensure_expected_type(instance, expected_type, spec, spec_name, registry)
+    if not isinstance(instance, expected_type):
+        raise InvalidArgument(
+            f"{spec_name}={spec!r} made a {type(instance).__name__}, not a {expected_type.__name__}; "
+            f"{_possible(expected_type, registry)}"
+        )
+    return instance
 
 
 def instantiate_from_spec(
@@ -119,7 +127,7 @@ def instantiate_from_spec(
                 f"{spec_name}={dict(spec)!r} does not say which component: add 'type' (an import path or a name)"
             )
     if isinstance(target, str):
-        target = _resolve_name(target, spec_name, registry)
+        target = resolve_name(target, spec_name=spec_name, registry=registry)
     if not callable(target):
         raise ConfigError(f"{spec_name}={spec!r}: {target!r} is no class; give a class, its import path or its name")
     return instantiate_component(target, arguments, optional_defaults, spec_name=spec_name)
@@ -132,37 +140,68 @@ def instantiate_component(
     *,
     spec_name: str = "component",
 ) -> Any:
-    """Call a class or factory with `arguments`, and with those of `optional_defaults` that it accepts and that are not set."""
-    accepted = inspect.signature(target).parameters
-    given = dict(arguments or {})
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
-    for name in given:
-        if name not in accepted and not takes_any:
+    """Call a class or factory with `arguments`, and with those of `optional_defaults` that it accepts and that are not set.
+
+    Raise ConfigError, before the call, as `check_arguments` does.
+    """
+    given = {name: value for name, value in (optional_defaults or {}).items() if name in (_parameters(target) or ())}
+    given |= arguments or {}
+    check_arguments(target, given, spec_name=spec_name)
+    return target(**given)
+
+
+def check_arguments(
+    target: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    *,
+    spec_name: str,
+    remedy: str = "pass an instance, or a dict with 'type' and the arguments",
+) -> None:
+    """Raise ConfigError for an argument that a class or factory does not accept, and for one that it needs and is not given.
+
+    A class of C that describes no signature is not checked.
+
+    remedy: how to give a missing argument, for the message.
+    """
+    if (accepted := _parameters(target)) is None:
+        return
+    for name in arguments:
+        if not accepts(target, name):
             close = get_close_matches(name, accepted, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise ConfigError(
                 f"{spec_name}: {_name(target)} has no option {name!r}; {hint}possible: {', '.join(accepted) or 'none'}"
             )
-    for name, value in (optional_defaults or {}).items():
-        if name in accepted:
-            given.setdefault(name, value)
     required = [
         parameter.name
         for parameter in accepted.values()
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and parameter.name not in given
+        and parameter.name not in arguments
     ]
     if required:
-        raise ConfigError(
-            f"{spec_name}: {_name(target)} needs {', '.join(required)}; "
-            "pass an instance, or a dict with 'type' and the arguments"
-        )
-    return target(**given)
+        raise ConfigError(f"{spec_name}: {_name(target)} needs {', '.join(required)}; {remedy}")
+
+
+def accepts(target: Callable[..., Any], name: str) -> bool:
+    """Return whether a class or factory takes a keyword argument of this name, by its own name or as one of any (`**options`)."""
+    accepted = _parameters(target)
+    return (
+        accepted is None
+        or name in accepted
+        or any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
+    )
+
+
+def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    try:
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):  # a class of C may describe none
+        return None
 
 
 def load_class(path: str) -> Any:
-    """Import `package.module.Name` or `package.module:Name`. Raises ConfigError, with the import's own error as its cause."""
+    """Import `package.module.Name` or `package.module:Name`. Raise ConfigError, with the import's own error as its cause."""
     module_name, _, name = path.replace(":", ".").rpartition(".")
     if not module_name:
         raise ConfigError(f"{path!r} is no import path; write package.module.Class")
@@ -174,18 +213,8 @@ def load_class(path: str) -> Any:
         raise ConfigError(f"module {module_name!r} has no {name!r}") from error
 
 
-def _ensure_expected_type(
-    instance: Any, expected_type: type[T], spec: Any, spec_name: str, registry: Registry | None
-) -> T:
-    if isinstance(instance, expected_type):
-        return instance
-    raise InvalidArgument(
-        f"{spec_name}={spec!r} made a {type(instance).__name__}, not a {expected_type.__name__}; "
-        f"{_possible(expected_type, registry)}"
-    )
-
-
-def _resolve_name(name: str, spec_name: str, registry: Registry | None) -> Any:
+def resolve_name(name: str, *, spec_name: str, registry: Registry | None) -> Any:
+    """Return the class or factory with this registered name or import path. Raise ConfigError, with the nearest name, for any other."""
     if registry and name in registry:
         known = registry[name]
         return load_class(known) if isinstance(known, str) else known
@@ -197,6 +226,19 @@ def _resolve_name(name: str, spec_name: str, registry: Registry | None) -> Any:
         f"{spec_name}={name!r} is not known; {hint}names: {', '.join(sorted(registry or ())) or 'none'}; "
         "or an import path (package.module.Class)"
     )
+
+
+def register_name(registry: dict[str, Component], name: str, component: Component, *, kind: str) -> None:
+    """Add a component to a registry. Registering the same component under the same name again changes nothing.
+
+    kind: what the registry's components are, for messages.
+    Raise ConfigError for a name that could be an import path or an address, and for one that means another component.
+    """
+    if not name or any(character in name for character in ".:/"):
+        raise ConfigError(f"{name!r} cannot name a component; choose a name without dots, colons and slashes")
+    if registry.get(name, component) != component:
+        raise ConfigError(f"the {kind} {name!r} is {registry[name]!r} already; choose another name")
+    registry[name] = component
 
 
 def _possible(expected_type: type, registry: Registry | None) -> str:

@@ -1,0 +1,233 @@
+"""The parts of a simulator agent that a user writes: simulator, interpreters, reward and auxiliary information.
+
+A simulator is one trajectory; it knows its own state and how an action changes it. The state interpreter makes the policy's observation
+of that state, the action interpreter makes the simulator's action of the policy's. The reward is a number for each step. None of them
+knows a policy, and interpreters and rewards hold no state of an episode.
+
+To add one, subclass its class here; `leyden.rl.check_simulator` runs a trajectory of them and reports what is wrong. `EnvWrapper` sets a
+weak reference to itself in each part, so a part belongs to one environment at a time: the one that took it last. A part that is copied
+or sent to another process arrives without the reference.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
+
+import gymnasium
+
+from leyden.errors import ConfigError
+from leyden.rl.spaces import Conformer, checker, conformer
+from leyden.utils.json import is_object
+
+if TYPE_CHECKING:
+    from leyden.rl.env.wrapper import EnvWrapper
+
+InitialStateType = TypeVar("InitialStateType")
+"""What a simulator is made from: one item of the data set. Anything that can be pickled."""
+StateType = TypeVar("StateType")
+ActType = TypeVar("ActType")
+ObsType = TypeVar("ObsType")
+PolicyActType = TypeVar("PolicyActType")
+AuxInfoType = TypeVar("AuxInfoType")
+
+_STAYS_HERE: Final = ("_env_reference", "_check", "_conformer")
+"""Attributes that do not leave the process: the reference, and the compiled checks of interpreters."""
+
+
+class EnvComponent:
+    """Base of the parts: gives access to the environment, and logs values."""
+
+    _env_reference: weakref.ref[EnvWrapper[Any, Any, Any, Any, Any]] | None = None
+
+    @property
+    def env(self) -> EnvWrapper[Any, Any, Any, Any, Any] | None:
+        """The environment that holds this part, with its `logger` and its `status`.
+
+        None before an `EnvWrapper` takes the part, and after that wrapper is gone.
+        """
+        return None if self._env_reference is None else self._env_reference()
+
+    @env.setter
+    def env(self, env: EnvWrapper[Any, Any, Any, Any, Any] | None) -> None:
+        self._take_env(env)
+
+    def log(self, name: str, value: float) -> None:
+        """Log a number of this step for writers and the stage's metrics.
+
+        Raise ConfigError outside an environment.
+        """
+        if (env := self.env) is None:
+            raise ConfigError(
+                f"{type(self).__name__}.log({name!r}) outside an environment; log from `step` or `reward`, when an EnvWrapper has it"
+            )
+        env.logger.add_scalar(name, value)
+
+    def _take_env(self, env: EnvWrapper[Any, Any, Any, Any, Any] | None) -> None:
+        object.__setattr__(self, "_env_reference", None if env is None else weakref.ref(env))  # frozen dataclasses too
+
+    def __getstate__(self) -> Any:
+        state: Any = super().__getstate__()
+        if is_object(state):
+            return {name: value for name, value in state.items() if name not in _STAYS_HERE}
+        return state
+
+
+class Simulator(EnvComponent, ABC, Generic[InitialStateType, StateType, ActType]):
+    """One trajectory. There is no reset: a new trajectory is a new instance.
+
+    Only `step` changes the simulator; its environment reads `get_state()` and `done()`. `env` is set
+    after `__init__` and before any other call: `self.env.logger` logs values, `self.env.status` is
+    the episode so far.
+    """
+
+    def __init__(self, initial: InitialStateType) -> None:
+        """initial: an item of the data set."""
+
+    @abstractmethod
+    def step(self, action: ActType) -> None:
+        """Carry out an action of the action interpreter."""
+
+    @abstractmethod
+    def get_state(self) -> StateType:
+        """Return the current state."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Return whether the trajectory has ended, for any reason."""
+
+    def truncated(self) -> bool:
+        """Return whether a limit (of time, of data) ended the trajectory, and not the task.
+
+        The last state of such a trajectory still has a value to bootstrap from. True ends the
+        trajectory, even if `done()` is False.
+        """
+        return False
+
+
+class Interpreter(EnvComponent, ABC):
+    """Translate between simulator and policy, and check each sample against a space.
+
+    The check is compiled when the space is first used, so the space must not change afterwards.
+    """
+
+    _check: Callable[[Any], None] | None = None
+
+
+class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
+    """Make observations of a simulator's states."""
+
+    strict: bool = True
+    """Whether an observation outside the space's bounds is an error.
+
+    If False, observations are cast to the space's dtype, and the first one outside the bounds logs
+    a warning. NaN and other shapes are errors in either case. A class or an instance may set it.
+    """
+    _conformer: Conformer | None = None
+
+    @property
+    @abstractmethod
+    def observation_space(self) -> gymnasium.Space[Any]:
+        """The space of all observations."""
+
+    @abstractmethod
+    def interpret(self, simulator_state: StateType) -> ObsType:
+        """Return the observation, a new object each time, because observations are kept."""
+
+    @final
+    def __call__(self, simulator_state: StateType) -> ObsType:
+        """Interpret, then validate."""
+        obs = self.interpret(simulator_state)
+        if not self.strict:
+            return self.conformer(obs)
+        self.validate(obs)
+        return obs
+
+    @property
+    def conformer(self) -> Conformer:
+        """The lenient check, which is used unless `strict`."""
+        if (conform := self._conformer) is None:
+            conform = conformer(self.observation_space)
+            object.__setattr__(self, "_conformer", conform)
+        return conform
+
+    def validate(self, obs: ObsType) -> None:
+        """Raise GymSpaceValidationError for an observation that the space does not contain (NaN, bounds, shape, dtype)."""
+        if (check := self._check) is None:
+            check = checker(self.observation_space)
+            object.__setattr__(self, "_check", check)
+        check(obs)
+
+
+class ActionInterpreter(Interpreter, Generic[StateType, PolicyActType, ActType]):
+    """Make a simulator's actions of a policy's."""
+
+    @property
+    @abstractmethod
+    def action_space(self) -> gymnasium.Space[Any]:
+        """The space of all actions of the policy."""
+
+    @abstractmethod
+    def interpret(self, simulator_state: StateType, action: PolicyActType) -> ActType:
+        """Return the simulator's action. simulator_state: the state before it."""
+
+    @final
+    def __call__(self, simulator_state: StateType, action: PolicyActType) -> ActType:
+        """Validate, then interpret."""
+        self.validate(action)
+        return self.interpret(simulator_state, action)
+
+    def validate(self, action: PolicyActType) -> None:
+        """Raise GymSpaceValidationError for an action that the space does not contain."""
+        if (check := self._check) is None:
+            check = checker(self.action_space)
+            object.__setattr__(self, "_check", check)
+        check(action)
+
+
+class Reward(EnvComponent, ABC, Generic[StateType]):
+    """Rate a step by the state that it led to."""
+
+    @abstractmethod
+    def reward(self, simulator_state: StateType) -> float:
+        """Return the reward of the step that led to this state."""
+
+    @final
+    def __call__(self, simulator_state: StateType) -> float:
+        return self.reward(simulator_state)
+
+
+class RewardCombination(Reward[StateType]):
+    """A weighted sum of rewards. Each weighted part is logged under its name, and has the `env` of the sum."""
+
+    def __init__(self, rewards: Mapping[str, tuple[Reward[StateType], float]]) -> None:
+        """rewards: name -> (reward, weight)."""
+        self.rewards = dict(rewards)
+
+    def reward(self, simulator_state: StateType) -> float:
+        """Return the weighted sum."""
+        total = 0.0
+        for name, (part, weight) in self.rewards.items():
+            value = part(simulator_state) * weight
+            total += value
+            self.log(name, value)
+        return total
+
+    def _take_env(self, env: EnvWrapper[Any, Any, Any, Any, Any] | None) -> None:
+        super()._take_env(env)
+        for part, _ in self.rewards.values():
+            part.env = env
+
+
+class AuxiliaryInfoCollector(EnvComponent, ABC, Generic[StateType, AuxInfoType]):
+    """Read further values of a state after each step, for `info["aux_info"]`."""
+
+    @abstractmethod
+    def collect(self, simulator_state: StateType) -> AuxInfoType:
+        """Return the values. They must be picklable if environments are in worker processes."""
+
+    @final
+    def __call__(self, simulator_state: StateType) -> AuxInfoType:
+        return self.collect(simulator_state)
