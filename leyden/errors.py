@@ -92,6 +92,10 @@ class GatewayError(LeydenError, RuntimeError):
     """The gateway could not start, or the model behind it could not answer."""
 
 
+class ChildDied(LeydenError, RuntimeError):
+    """A child process ended by itself, or did not come up in time; the message has its last lines."""
+
+
 class EngineError(LeydenError, RuntimeError):
     """The policy backend could not sample or train."""
 

@@ -33,7 +33,7 @@ def control_routes(backend: PolicyBackend) -> dict[str, Callable[[bytes], Awaita
     return {PREFIX + name: functools.partial(_serve, backend, method) for name, method in _METHODS.items()}
 
 
-def read_answer(body: bytes) -> Any:
+def read_answer(body: bytes | str) -> Any:
     """The result of a call; raises the error that it ended with, as the same kind."""
     answer = json.loads(body)
     if "error" not in answer:

@@ -13,11 +13,8 @@ import json
 import logging
 import os
 import secrets
-import signal
-import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,7 +33,8 @@ from leyden.engine.base import (
 )
 from leyden.engine.control import PREFIX, read_answer, read_samples, write_prompts, write_sequences
 from leyden.engine.embedded import EmbeddedBackend
-from leyden.errors import ConfigError, EngineError
+from leyden.errors import ChildDied, ConfigError, EngineError
+from leyden.host.child import Command
 from leyden.options import check_names
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.logs import relay_line
@@ -71,7 +69,7 @@ class IsolatedBackend(PolicyBackend):
         self._api_key: str | None = options.get("api_key")
         self._lock = threading.Lock()
         """Held while starting."""
-        self._child: _Child | None = None
+        self._child: _EngineProcess | None = None
         self._policy_version = 0
 
     @property
@@ -115,7 +113,7 @@ class IsolatedBackend(PolicyBackend):
     async def statistics(self) -> EngineStatistics:
         return EngineStatistics(**await self._call("statistics", {}))
 
-    def _started(self) -> _Child:
+    def _started(self) -> _EngineProcess:
         if self._child is None:
             raise EngineError("the engine is not running; call start() first, or use 'async with'")
         return self._child
@@ -125,7 +123,7 @@ class IsolatedBackend(PolicyBackend):
             if self._child is not None:
                 return
             self._policy_version = 0
-            child = self._child = _Child(self._options)
+            child = self._child = _EngineProcess(self._options)
             try:
                 child.start()
             except BaseException:
@@ -138,50 +136,38 @@ class IsolatedBackend(PolicyBackend):
         return read_answer(await asyncio.to_thread(child.call, method, payload))
 
 
-class _Child:
-    """The process, its pipes and the control connection."""
+class _EngineProcess:
+    """`leyden.engine.serve` in a process of its own, and the control connection to it."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
         self._control_key = secrets.token_urlsafe(32)
-        self._last_lines: deque[str] = deque(maxlen=30)
-        """Of its standard error."""
         self._stopping = False
         self.port = 0
-        threads: int | None = options.get("threads", 1)
-        # In a session of its own: Ctrl-C in the terminal reaches the parent alone, which stops the child in good order.
-        self._process = subprocess.Popen(
+        self._command = Command(
             [sys.executable, "-P", "-m", "leyden.engine.serve"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=_environment(threads),
-            start_new_session=True,
+            name="engine process",
+            relay=lambda line: relay_line(logger, "engine process", line),
+            environment=_environment(options.get("threads", 1)),
+            on_death=lambda obituary: logger.error("%s", obituary),
         )
-        self._reader = threading.Thread(target=self._read_errors, name="leyden-engine-log", daemon=True)
-        self._reader.start()
 
     def start(self) -> None:
-        """Send the options, wait until it serves. Raises what stopped it from starting."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        """Send the options, and wait until the process serves. Raise the error that stopped it from starting."""
         config = {"parent": os.getpid(), "control_key": self._control_key, "options": self._options}
         try:
             line = json.dumps(config)
         except TypeError as error:
             raise ConfigError(f"an option of the engine is not a JSON value: {error}") from error
         try:
-            self._process.stdin.write(line.encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise EngineError(self._obituary()) from error
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise EngineError(self._obituary())
+            self._command.write_line(line)
+            answer = self._command.read_line()
+        except ChildDied as error:
+            raise EngineError(str(error)) from error
         self.port = read_answer(answer)["port"]
 
     def call(self, method: str, payload: dict[str, Any]) -> bytes:
-        """One control call, blocking. Raises EngineError with the child's last words when it has died."""
+        """Make a control call, blocking. Raise EngineError, with the last lines of a process that has died."""
         host: str = self._options.get("host", "127.0.0.1")
         connection = http.client.HTTPConnection(host, self.port)
         headers = {"Authorization": f"Bearer {self._control_key}", "Content-Type": "application/json"}
@@ -192,7 +178,7 @@ class _Child:
         except (OSError, http.client.HTTPException) as error:
             if self._stopping:
                 raise EngineError(f"the engine was stopped during {method}") from error
-            raise EngineError(self._obituary()) from error
+            raise EngineError(self._command.obituary()) from error
         finally:
             connection.close()
         if response.status != 200:
@@ -204,45 +190,7 @@ class _Child:
     def stop(self) -> None:
         """End the process and wait for it."""
         self._stopping = True
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.close()
-        except BrokenPipeError:
-            pass
-        try:
-            process.wait(timeout=3)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._reader.join()
-        process.stdout.close()
-
-    def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as lines:
-            for raw in lines:
-                line = raw.decode(errors="replace").rstrip()
-                self._last_lines.append(line)
-                relay_line(logger, "engine process", line)
-        code = self._process.wait()
-        if not self._stopping:
-            logger.error("%s", self._how_it_ended(code))
-
-    def _obituary(self) -> str:
-        """How the process ended, with the last lines of its standard error."""
-        try:
-            code = self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return f"the engine process (pid {self._process.pid}) does not answer, but lives"
-        self._reader.join(timeout=5)
-        return self._how_it_ended(code)
-
-    def _how_it_ended(self, code: int) -> str:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = "\n".join(self._last_lines) or "(none)"
-        return f"the engine process (pid {self._process.pid}) {how}; the last lines of its standard error:\n{last}"
+        self._command.close(grace_seconds=3)
 
 
 def _environment(threads: int | None) -> dict[str, str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 
 from leyden.engine.control import describe_error
 from leyden.engine.embedded import EmbeddedBackend
+from leyden.host.child import end_with_parent
 from leyden.utils.logs import setup_relayed_logging
 
 
@@ -27,8 +27,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setup_relayed_logging()
     config = json.loads(sys.stdin.readline())
-    # A parent that dies while the model is loading must not be outlived either.
-    threading.Thread(target=_end_with_parent, args=(config["parent"],), name="leyden-parent-watch", daemon=True).start()
+    end_with_parent(config["parent"], also=sys.stdin.fileno(), end=lambda: os._exit(0))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints belongs to the log
     try:
@@ -44,20 +43,6 @@ def main() -> None:
     if "error" in answer:
         sys.exit(1)
     threading.Event().wait()
-
-
-def _end_with_parent(parent: int) -> None:
-    watched: list[int] = [sys.stdin.fileno()]
-    try:
-        watched.append(os.pidfd_open(parent))
-    except (AttributeError, OSError):  # not Linux, or the parent has gone already: the pipe says so
-        pass
-    while os.getppid() == parent:
-        # The time-out matters only where there are no pidfds.
-        readable, _, _ = select.select(watched, [], [], 5.0)
-        if readable:
-            break
-    os._exit(0)
 
 
 if __name__ == "__main__":

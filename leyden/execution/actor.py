@@ -1,7 +1,7 @@
-"""What runs in an actor of a Ray cluster: one worker, from its start to its end.
+"""An actor of a Ray cluster: one worker, from its start to its end.
 
-Ray makes the actor, and makes it anew when its process dies; the strategy (`ray.py`) calls the methods, each in a thread of the actor. It
-does not import Ray.
+Ray makes the actor, and makes it anew when its process dies. The strategy (`ray.py`) calls the methods,
+each in a thread of the actor. This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from leyden.execution.child import Begin, Failure, Order, Word, set_log_levels, work
+from leyden.execution.child import Begin, RunnerCommand, RunnerFailure, RunnerMessage, set_log_levels, work
 from leyden.utils.latch import Latch
 from leyden.utils.logs import setup_child_logging
 from leyden.utils.own_loop import run_on_own_loop
 
 THREADS = 4
-"""Calls at a time: `run`, `wait_prepared` and an order, and one to spare."""
+"""Concurrent calls: `run`, `wait_prepared`, a command, and one to spare."""
 
 
 class Actor:
-    """One worker in a process of its own. Making it runs nothing of the user's.
+    """One worker in a process of its own. Making it runs no code of the user's.
 
-    No method of it is a coroutine: Ray would call all of them on one event loop, which agents could block.
+    No method is a coroutine, because Ray would call them all on one event loop, which agents could block.
     """
 
     def __init__(self, worker_id: int, packed: bytes, log_levels: Mapping[str, int]) -> None:
@@ -37,54 +37,54 @@ class Actor:
         self._name = secrets.token_hex(8)
         self._worker_id, self._packed, self._log_levels = worker_id, packed, log_levels
         self._settled = Latch()
-        """It is prepared, or it never will be."""
+        """Open when the worker is prepared, or has failed before."""
         self._prepared, self._finished = False, False
         self._cancel: Callable[[], Any] = lambda: None
         threading.Thread(target=self._leave_with_its_node, name="leyden-node", daemon=True).start()
 
     def wake(self) -> str:
-        """A name that no other process of the worker has."""
+        """Return a name that no other process of the worker has."""
         return self._name
 
-    def run(self) -> Word | None:
-        """All of its work: `finished` when it is done, None when it was cancelled."""
+    def run(self) -> RunnerMessage | None:
+        """Do all of the work. Return `finished`, the failure, or None if it was cancelled."""
         setup_child_logging()
         set_log_levels(self._log_levels)
         try:
             run_on_own_loop(_work(self, self._worker_id, self._packed))
         except asyncio.CancelledError:
             return None
-        except BaseException as error:  # noqa: BLE001 -- whoever started it is told, whatever it is
-            return Failure.of(error)
+        except BaseException as error:  # noqa: BLE001 -- the strategy reports it
+            return RunnerFailure.of(error)
         finally:
             self._settled.set()
         return "finished" if self._finished else None
 
     def wait_prepared(self) -> bool:
-        """Wait until it can begin; False when it has ended before that."""
+        """Wait until the worker can begin. Return False if it has ended before."""
         self._settled.wait()
         return self._prepared
 
-    def obey(self, order: Order) -> None:
-        """What the supervisor sends."""
-        if isinstance(order, Begin):
-            self.at_most = order.at_most
+    def obey(self, command: RunnerCommand) -> None:
+        """Carry out a command of the supervisor."""
+        if isinstance(command, Begin):
+            self.at_most = command.at_most
         else:
             self.stop.set()
         self.begin.set()
 
     def cancel(self) -> None:
-        """Cancel what it does."""
+        """Cancel the work."""
         self._cancel()
 
     def leave(self) -> None:
-        """End this process and what agents started in it; Ray starts another."""
+        """End this process and what agents started in it. Ray starts another one."""
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     def _leave_with_its_node(self) -> None:
-        """The node's own process started this one. Ray leaves what a dead node had running to itself for a while."""
+        """End this process with the node's own process, which started it. Ray leaves the actors of a dead node alone for a while."""
         try:
             node = os.pidfd_open(os.getppid())
         except (AttributeError, OSError):  # not Linux; or it has gone already, and Ray ends this one too
@@ -92,16 +92,16 @@ class Actor:
         select.select([node], [], [])
         self.leave()
 
-    def say(self, word: Word) -> None:
-        """See Link."""
-        if word == "finished":
+    def send(self, message: RunnerMessage) -> None:
+        """Note how far the worker is. See Link."""
+        if message == "finished":
             self._finished = True
-        elif word == "prepared":
+        elif message == "prepared":
             self._prepared = True
             self._settled.set()
 
     def cancel_by(self, cancel: Callable[[], Any]) -> None:
-        """What `cancel` does from now on."""
+        """Set the function that `cancel` calls."""
         self._cancel = cancel
 
 

@@ -1,7 +1,8 @@
-"""What runs in a runner's process, and how it ends: when its work is done, when its parent says so, or when its parent has gone.
+"""A runner's process, from the inside: how it works and how it ends.
 
-The parent sends `Order`s over a pipe and hears `Word`s. Ctrl-C is the parent's to handle. A light module: the forkserver imports it before
-any run, and each child shares what it loaded.
+It ends when its work is done, when the parent stops it, or when the parent has gone. The parent sends
+`RunnerCommand`s and receives `RunnerMessage`s. The forkserver imports this module before any run, so
+that all runners share the memory of what it loads.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
 from leyden.errors import StoreError
-from leyden.execution.signs_of_life import Alive, prepare_answers
-from leyden.execution.travel import unpack
+from leyden.execution.liveness import Alive, make_responder
+from leyden.execution.payload import unpack
+from leyden.host.child import Failure, Parent
 from leyden.host.orphans import RUNNER_MARK, carry_mark, kill_marked
 from leyden.runner.calls import overdue_seconds
 from leyden.runner.watchdog import LagWatchdog, attempt_in_flight
@@ -40,95 +41,87 @@ class Begin:
     """How many attempts may be in flight at first, as in `Runner.most_at_first`."""
 
 
-Order = Begin | Literal["stop", "ask"]
-"""A command to the child. It replies to `ask` with `Alive`."""
+RunnerCommand = Begin | Literal["stop", "ping"]
+"""A command to a runner's process. It replies to `ping` with `Alive`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a child finds around it: a forkserver has the environment and the log levels of the moment when it was started."""
+class ChildEnvironment:
+    """The environment of a runner's process.
 
-    environment: Mapping[str, str]
+    It is passed on, because a forkserver has the variables and log levels of the moment when it was
+    started.
+    """
+
+    variables: Mapping[str, str]
     log_levels: Mapping[str, int]
-    """By logger's name."""
+    """Levels by the logger's name."""
     left_behind: Sequence[Path] = ()
-    """What is removed when the parent was killed: files, then the folders that they were in."""
+    """Files, then their folders, that the process removes if the parent was killed."""
     cpus: Sequence[int] | None = None
-    """None: any."""
+    """None: all CPUs."""
     memory_bytes: int | None = None
     """None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a child ends, in its own words."""
+class RunnerFailure(Failure):
+    """The error that ends a runner's process."""
 
-    headline: str
-    """In one line."""
-    traceback: str
-    of_the_store: bool
-    """The store cannot be reached or cannot do its work: another process would fare no better."""
+    of_the_store: bool = False
+    """The store cannot be reached or cannot work, so another process would fare no better."""
     culprit_may_be_over: bool = False
     """The attempt that is to blame may have ended before the process, because its time was over."""
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        """What an error says that is being handled."""
-        headline = traceback.format_exception_only(error)[-1].strip()
-        return cls(headline, traceback.format_exc(), of_the_store=isinstance(error, StoreError))
+    def of(cls, error: BaseException) -> RunnerFailure:
+        """Describe the error that is being handled."""
+        failure = Failure.of(error)
+        return cls(failure.headline, failure.traceback, of_the_store=isinstance(error, StoreError))
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The attempt whose agent ends the child."""
+    """The attempt whose agent ends the process."""
 
     attempt_id: str
 
 
-Word = Literal["prepared", "finished"] | Failure | Culprit | Alive
+RunnerMessage = Literal["prepared", "finished"] | RunnerFailure | Culprit | Alive
 
 _LOGGERS = ("", "leyden")
 _LAST_SECONDS = 2.0
-"""How long agents may take to leave their `with` blocks when the parent has gone."""
+"""Time for agents to leave their `with` blocks after the parent has gone."""
 _RESERVE_BYTES = 16 * 2**20
-"""What a child with a limit keeps free of it, to say why it ends. Not resident: nothing is written there."""
-_LOOK_SECONDS = 2.0
-_BLOCKED_LOOKS = 3
-"""The time of an agent was over for at least a look, so often in a row: the event loop, which would have cancelled it, is blocked.
-The lag watchdog (`runner/watchdog.py`) has said by whom, long before."""
+"""Memory that a process with a limit keeps free, to report why it ends. It is not resident: nothing is written there."""
+_CHECK_SECONDS = 2.0
+_BLOCKED_CHECKS = 3
+"""An agent was overdue at so many checks in a row, so the event loop that would cancel it is blocked.
+
+The lag watchdog (`runner/watchdog.py`) has named the agent long before.
+"""
 
 
-def run_child(
-    connection: Connection[Word, Order],
-    parent: int,
-    worker_id: int,
-    packed: bytes,
-    surroundings: Surroundings,
-    inherited: Sequence[Connection],
-) -> None:
-    """The target of the process; does not return.
+def run_child(parent: Parent, worker_id: int, packed: bytes, environment: ChildEnvironment) -> None:
+    """Run one worker, then end the process. The function of a runner's process; it does not return.
 
-    packed: a Luggage. inherited: what a fork brought along and is the parent's alone.
+    packed: a Payload.
     """
-    for end in inherited:
-        end.close()
-    signal.set_wakeup_fd(-1)  # a fork brought the parent's
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.setpgid(0, 0)  # so that what agents start can be ended with this process
-    link = _Link(connection, parent, surroundings)
-    _name_who_exits(link)
-    reserve = bytearray(0 if surroundings.memory_bytes is None else _RESERVE_BYTES)
+    os.setpgid(0, 0)  # so that processes that agents start can be ended with this one
+    link = _ParentLink(parent, environment)
+    _report_exits(link)
+    reserve = bytearray(0 if environment.memory_bytes is None else _RESERVE_BYTES)
     code = 1
     try:
-        _settle(surroundings)
+        _apply(environment)
         run_on_own_loop(_work(link, worker_id, packed))
         code = 0
     except asyncio.CancelledError:
         code = 128 + signal.SIGTERM
-    except BaseException as error:  # noqa: BLE001 -- the parent is told, whatever it is
+    except BaseException as error:  # noqa: BLE001 -- the parent reports it
         del reserve  # a MemoryError holds, with its frames, what has filled the memory
-        link.say(Failure.of(error))
+        link.send(RunnerFailure.of(error))
     finally:
         link.close()
         with contextlib.suppress(OSError, ValueError):
@@ -137,20 +130,20 @@ def run_child(
         os._exit(code)  # a thread that an agent left behind does not hold the process up
 
 
-def _name_who_exits(link: _Link) -> None:
+def _report_exits(link: _ParentLink) -> None:
     """Tell the parent which attempt calls `os._exit`, because the other attempts of this process are not to blame."""
     leave, pid = os._exit, os.getpid()
 
-    def leave_by_name(status: int) -> NoReturn:
+    def report_and_leave(status: int) -> NoReturn:
         attempt = attempt_in_flight()
         if attempt is not None and os.getpid() == pid:  # a fork ends for itself
-            link.say(Culprit(attempt.rollout.attempt.attempt_id))
+            link.send(Culprit(attempt.rollout.attempt.attempt_id))
         leave(status)
 
-    os._exit = leave_by_name
+    os._exit = report_and_leave
 
 
-async def _work(link: _Link, worker_id: int, packed: bytes) -> None:
+async def _work(link: _ParentLink, worker_id: int, packed: bytes) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
@@ -159,100 +152,97 @@ async def _work(link: _Link, worker_id: int, packed: bytes) -> None:
 
 
 class Link(Protocol):
-    """What joins a worker and those who started it."""
+    """The connection of a worker to its strategy."""
 
     begin: Latch
     stop: Latch
     at_most: int | None
     """How many attempts may be in flight at first; None: no limit of its own."""
 
-    def say(self, word: Word) -> None:
-        """Tell them."""
+    def send(self, message: RunnerMessage) -> None:
+        """Report to the strategy."""
         ...
 
 
 async def work(link: Link, worker_id: int, packed: bytes) -> None:
-    """Make the worker that is in `packed` (a Luggage), and run it between `begin` and `stop`."""
-    luggage = unpack(packed)
-    luggage.bundle.init()
+    """Make the worker that is in `packed` (a Payload), and run it between `begin` and `stop`."""
+    payload = unpack(packed)
+    payload.bundle.init()
     try:
-        async with luggage.store as store:
-            link.say("prepared")
+        async with payload.store as store:
+            link.send("prepared")
             await link.begin.wait_async()
             if not link.stop.is_set():
-                await luggage.bundle(store, worker_id, link.stop, at_most=link.at_most)
+                await payload.bundle(store, worker_id, link.stop, at_most=link.at_most)
     finally:
-        luggage.bundle.teardown()
-    link.say("finished")
+        payload.bundle.teardown()
+    link.send("finished")
 
 
-def _settle(surroundings: Surroundings) -> None:
+def _apply(environment: ChildEnvironment) -> None:
     os.environ.clear()
-    os.environ.update(surroundings.environment)
-    carry_mark(surroundings.environment.get(RUNNER_MARK))
-    if surroundings.cpus is not None:
-        os.sched_setaffinity(0, surroundings.cpus)
-    if surroundings.memory_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (surroundings.memory_bytes, surroundings.memory_bytes))
+    os.environ.update(environment.variables)
+    carry_mark(environment.variables.get(RUNNER_MARK))
+    if environment.cpus is not None:
+        os.sched_setaffinity(0, environment.cpus)
+    if environment.memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (environment.memory_bytes, environment.memory_bytes))
     setup_child_logging()
-    set_log_levels(surroundings.log_levels)
+    set_log_levels(environment.log_levels)
 
 
 def log_levels() -> dict[str, int]:
-    """This process's, by logger's name, for the processes of its runners."""
+    """Return the log levels of this process by the logger's name, for the processes of its runners."""
     return {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
 
 
 def set_log_levels(levels: Mapping[str, int]) -> None:
-    """Log what the process that started this one would."""
+    """Log what the parent process would log."""
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
 
 
-class _Link:
-    """This end of the pipe to the parent. When the other end is gone, so is this process and all that agents started in it."""
+class _ParentLink:
+    """The child's end of the pipe. When the parent has gone, it ends this process and all that agents started in it."""
 
-    def __init__(self, connection: Connection[Word, Order], parent: int, surroundings: Surroundings) -> None:
+    def __init__(self, parent: Parent, environment: ChildEnvironment) -> None:
         self.begin = Latch()
         self.stop = Latch()
         self.at_most: int | None = None
-        self._connection = connection
-        self._sending = threading.RLock()  # a signal handler of an agent may call os._exit meanwhile
         self._parent = parent
-        self._left_behind = surroundings.left_behind
-        self._mark = surroundings.environment.get(RUNNER_MARK)
+        self._left_behind = environment.left_behind
+        self._mark = environment.variables.get(RUNNER_MARK)
         self._ended = threading.Event()
         self._orphaned = False
-        self._blocked_looks = 0
+        self._blocked_checks = 0
 
-    def say(self, word: Word) -> None:
-        """Tell the parent; it may have gone."""
-        with self._sending, contextlib.suppress(OSError):
-            self._connection.send(word)
+    def send(self, message: RunnerMessage) -> None:
+        """Report to the parent, from any thread."""
+        self._parent.send(message)
 
     def listen(self, cancel: Callable[[], Any]) -> None:
-        """Follow the parent's orders in a thread; `cancel` is called when it has gone."""
+        """Follow the parent's commands in a thread. `cancel` is called when the parent has gone."""
         thread = threading.Thread(target=self._listen, args=(cancel,), name="leyden-parent", daemon=True)
         setattr(thread, "pydev_do_not_trace", True)  # noqa: B010 -- debuggers of IDEs do not stop a thread with this attribute
         thread.start()
 
     def close(self) -> None:
-        """The work is over. Without a parent to do it, this ends what agents started, and this process."""
+        """Note that the work is over. Without a parent to do it, end what agents started, and this process."""
         self._ended.set()
         if self._orphaned:
             self._end_family()
 
     def _listen(self, cancel: Callable[[], Any]) -> None:
-        answer = prepare_answers()
-        if (alive := answer()) is not None:
-            self.say(alive)
-        while (order := self._next_order()) is not None:
-            if order == "ask":
-                if (alive := answer()) is not None:
-                    self.say(alive)
+        respond = make_responder()
+        if (alive := respond()) is not None:
+            self.send(alive)
+        while (command := self._next_command()) is not None:
+            if command == "ping":
+                if (alive := respond()) is not None:
+                    self.send(alive)
                 continue
-            if isinstance(order, Begin):
-                self.at_most = order.at_most
+            if isinstance(command, Begin):
+                self.at_most = command.at_most
             else:
                 self.stop.set()
             self.begin.set()
@@ -265,34 +255,23 @@ class _Link:
         self._ended.wait(_LAST_SECONDS)
         self._end_family()
 
-    def _next_order(self) -> Order | None:
-        """None when the parent has gone."""
-        watched: list[Any] = [self._connection]
-        try:  # another process may have inherited the other end of the pipe, so ask for the parent itself where that is possible
-            watched.append(os.pidfd_open(self._parent))
-        except AttributeError:
-            pass
-        except ProcessLookupError:
-            return None
-        try:
-            readable = self._watch(watched)
-            return self._connection.recv() if self._connection in readable else None
-        except (EOFError, OSError):
-            return None
-        finally:
-            for descriptor in watched[1:]:
-                os.close(descriptor)
+    def _next_command(self) -> RunnerCommand | None:
+        """Wait for a command; None if the parent has gone. Ends this process if its event loop is blocked meanwhile."""
+        while True:
+            try:
+                return self._parent.receive(_CHECK_SECONDS)
+            except TimeoutError:
+                self._check_loop()
+            except (EOFError, OSError):
+                return None
 
-    def _watch(self, watched: Sequence[Any]) -> Sequence[Any]:
-        """Those that have something to say. Ends this process when its event loop is blocked meanwhile."""
-        while not (readable := wait(watched, _LOOK_SECONDS)):
-            self._blocked_looks = self._blocked_looks + 1 if overdue_seconds() > _LOOK_SECONDS else 0
-            if self._blocked_looks == _BLOCKED_LOOKS:
-                failure = _blocked()
-                LagWatchdog.interrupt_siblings(failure.headline)
-                self.say(failure)
-                os.killpg(0, signal.SIGKILL)
-        return readable
+    def _check_loop(self) -> None:
+        self._blocked_checks = self._blocked_checks + 1 if overdue_seconds() > _CHECK_SECONDS else 0
+        if self._blocked_checks == _BLOCKED_CHECKS:
+            failure = _blocked()
+            LagWatchdog.interrupt_siblings(failure.headline)
+            self.send(failure)
+            os.killpg(0, signal.SIGKILL)
 
     def _end_family(self) -> None:
         """End what agents started, and this process."""
@@ -301,11 +280,9 @@ class _Link:
         os.killpg(0, signal.SIGKILL)
 
 
-def _blocked() -> Failure:
+def _blocked() -> RunnerFailure:
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] -- documented, under this name
     where = traceback.extract_stack(frames[threading.main_thread().ident or 0])
     last = where[-1]
     headline = f"an agent blocks the event loop beyond an agent's time, at {last.filename}:{last.lineno} in {last.name}: {last.line}"
-    return Failure(
-        headline, "".join([*traceback.format_list(where), headline]), of_the_store=False, culprit_may_be_over=True
-    )
+    return RunnerFailure(headline, "".join([*traceback.format_list(where), headline]), culprit_may_be_over=True)

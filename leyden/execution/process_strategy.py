@@ -5,7 +5,6 @@ It knows how to start processes and what they are given; how the store is reache
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import secrets
 import sys
@@ -15,18 +14,18 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from multiprocessing import forkserver
 from multiprocessing.process import current_process
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
 from leyden.errors import ConfigError
-from leyden.execution.child import Surroundings, log_levels
+from leyden.execution.child import ChildEnvironment, log_levels
 from leyden.execution.placement import CUDA_DEVICES, check_cpus, share_out_gpus
-from leyden.execution.processes import GUARD_MISSING, Context, RunnerProcess
+from leyden.execution.processes import RunnerProcess
 from leyden.execution.supervised import Place, SupervisedExecutionStrategy
+from leyden.host.child import StartMethod, exit_if_starting, known_start_method, preload, require_importable_main
 from leyden.host.orphans import RUNNER_MARK, kill_marked
 from leyden.options import check_flag, check_number
 from leyden.store.base import LightningStore
 
-StartMethod = Literal["forkserver", "spawn", "fork"]
 _NAME = "leyden-runner-{}"
 _PRELOADED = ["leyden.execution.child", "leyden.runner", "leyden.store.client"]
 """What every child needs: loaded once, in the forkserver."""
@@ -65,7 +64,7 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
         check_number("memory_bytes", memory_bytes, at_least=1, at_most=sys.maxsize, whole=True, or_none="no limit")
         check_number("lock_seconds", lock_seconds, above=0, or_none="for ever")
         self.daemon, self.lock_seconds = daemon, lock_seconds
-        self.start_method = _checked_start_method(start_method)
+        self.start_method: StartMethod = known_start_method(start_method)
         check_cpus(cpu_affinity, n_runners)
         self.cpu_affinity = cpu_affinity
         self._gpus = share_out_gpus(gpus_per_runner, n_runners)
@@ -77,20 +76,15 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
 
     def check(self) -> None:
         """See ExecutionStrategy.check. Starts the forkserver: best done before there are threads."""
-        process = current_process()
-        if getattr(process, "_inheriting", False):  # a new process imports the main script
-            if process.name.startswith(_NAME.format("")):
-                os._exit(GUARD_MISSING)
+        exit_if_starting(_NAME.format(""))
+        if getattr(current_process(), "_inheriting", False):  # a child of another kind imports the main script
             raise ConfigError(
                 "a run cannot start while a new process imports the main script: put the part that runs under "
                 "`if __name__ == '__main__':`"
             )
-        if self.start_method != "fork" and getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
-            raise ConfigError(
-                "this program comes from standard input, which no other process can import; put it in a file, or use strategy='shm'"
-            )
+        require_importable_main(self.start_method, remedy="use strategy='shm'")
         if self.start_method == "forkserver":
-            multiprocessing.set_forkserver_preload(_PRELOADED)
+            preload(_PRELOADED)
             forkserver.ensure_running()
 
     @abstractmethod
@@ -100,14 +94,13 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
     @asynccontextmanager
     async def place(self, store: LightningStore) -> AsyncGenerator[Place]:
         """See SupervisedExecutionStrategy.place."""
-        context = cast(Context, multiprocessing.get_context(self.start_method))
 
         def launch(worker_id: int, packed: bytes) -> RunnerProcess:
             return RunnerProcess(
-                context,
+                self.start_method,
                 worker_id,
                 packed,
-                self._surroundings(worker_id),
+                self._environment(worker_id),
                 name=_NAME.format(worker_id),
                 daemon=self.daemon,
                 lock_seconds=self.lock_seconds,
@@ -121,10 +114,10 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
             finally:
                 kill_marked(RUNNER_MARK, self._mark, all_below=True)
 
-    def _surroundings(self, worker_id: int) -> Surroundings:
+    def _environment(self, worker_id: int) -> ChildEnvironment:
         gpus = {} if self._gpus is None else {CUDA_DEVICES: self._gpus[worker_id]}
-        return Surroundings(
-            environment={**os.environ, **gpus, RUNNER_MARK: self._mark_of(worker_id)},
+        return ChildEnvironment(
+            variables={**os.environ, **gpus, RUNNER_MARK: self._mark_of(worker_id)},
             log_levels=log_levels(),
             left_behind=[*self.left_behind, *_forkserver_files()],
             cpus=None if self.cpu_affinity is None else self.cpu_affinity[worker_id],
@@ -140,10 +133,3 @@ def _forkserver_files() -> list[Path]:
     server: Any = forkserver
     address: str | None = getattr(server._forkserver, "_forkserver_address", None)  # it has no public name
     return [] if address is None else [Path(address), Path(address).parent]
-
-
-def _checked_start_method(given: StartMethod | None) -> StartMethod:
-    possible = [method for method in get_args(StartMethod) if method in multiprocessing.get_all_start_methods()]
-    if given is not None and given not in possible:
-        raise ConfigError(f"start_method is {given!r}; possible here: {', '.join(map(repr, possible))}")
-    return given or possible[0]

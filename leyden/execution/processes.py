@@ -1,8 +1,8 @@
-"""Runners in processes: started, watched, started again when they die, ended without a trace.
+"""Runners in processes: started, watched, and started again when they die.
 
-`RunnerProcess` is one process on this machine; `Supervisor` keeps one alive for each worker, here or elsewhere (`WorkerProcess`). They know
-nothing of stores and agents: what a child is given is bytes, and whoever is told of a loss (`on_loss`) knows what was lost. Ends are heard
-of by sentinel; nothing is polled.
+`RunnerProcess` is one process on this machine. `Supervisor` keeps one process alive for each worker,
+on this machine or elsewhere (`WorkerProcess`). They know neither stores nor agents: a child is given
+bytes, and `on_loss` decides about the attempts of a dead worker. The end of a process is an event.
 """
 
 from __future__ import annotations
@@ -15,71 +15,73 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.context import DefaultContext, ForkContext, ForkServerContext, SpawnContext
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from leyden.errors import ConfigError, RunnerDied, StoreError
-from leyden.execution.child import Alive, Begin, Culprit, Failure, Order, Surroundings, Word, run_child
-from leyden.execution.signs_of_life import SignsOfLife
+from leyden.errors import RunnerDied, StoreError
+from leyden.execution.child import (
+    Alive,
+    Begin,
+    ChildEnvironment,
+    Culprit,
+    RunnerCommand,
+    RunnerFailure,
+    RunnerMessage,
+    run_child,
+)
+from leyden.execution.liveness import LivenessProbe
+from leyden.host.child import GUARD_MISSING, Backoff, Child, StartMethod, describe_exit, missing_guard
 from leyden.utils.latch import Latch
 
 logger = logging.getLogger(__name__)
 
-Context = DefaultContext | ForkContext | ForkServerContext | SpawnContext
-
-GUARD_MISSING = 78
-"""The exit code of a child in which the main script begins a run of its own: nothing keeps it from doing so when it is imported."""
 _AT_ONCE_SECONDS = 1.0
 """A process that has worked for less time died at once."""
 _CANCEL_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
 """How long a process may take to end after it reported that its work is over. Then it is killed."""
 _DEATHS_IN_A_ROW = 5
-_FIRST_PAUSE_SECONDS = 0.1
-"""Before a runner is started again; twice as long after each death at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ended."""
+    """How a runner's process ended."""
 
     how: str
-    """In words that go on a sentence: `ended with exit code 3`."""
+    """A verb phrase: `ended with exit code 3`."""
     prepared: bool
     finished: bool
     """It had done all its work."""
-    failure: Failure | None
+    failure: RunnerFailure | None
     worked_seconds: float
     exit_code: int | None = None
-    """Negative: the signal that ended it. None: nobody knows it."""
+    """Negative: the signal that killed it. None: unknown."""
     final: bool = False
-    """There cannot be another one."""
+    """The process cannot be started again."""
     culprit: str | None = None
-    """The attempt that ended the process; None if unknown."""
+    """Id of the attempt that ended the process; None if unknown."""
 
     def __str__(self) -> str:
         return f"{self.how}; its own traceback:\n{self.failure.traceback}" if self.failure else self.how
 
     @property
     def headline(self) -> str:
-        """The same in one line."""
+        """How the process ended and why, in one line."""
         return f"{self.how}: {self.failure.headline}" if self.failure else self.how
 
 
 class WorkerProcess(Protocol):
-    """A worker's process as its supervisor sees it. All methods are of the event loop that made it."""
+    """A worker's process as its supervisor sees it. All methods belong to the event loop that made it."""
 
     prepared: asyncio.Future[None]
     """Done when it can begin."""
     ended: asyncio.Future[Ending]
 
-    def send(self, order: Order) -> None:
-        """Give it an order; it may have ended."""
+    def send(self, command: RunnerCommand) -> None:
+        """Send a command. A process that has ended receives nothing."""
         ...
 
     def terminate(self) -> None:
-        """Cancel what it does."""
+        """Cancel its work."""
         ...
 
     def kill(self) -> None:
@@ -88,14 +90,14 @@ class WorkerProcess(Protocol):
 
 
 class RunnerProcess:
-    """One process, from its start to its end. All methods are of the event loop that made it."""
+    """One process on this machine, from its start to its end. Implements `WorkerProcess`."""
 
     def __init__(
         self,
-        context: Context,
+        start_method: StartMethod,
         worker_id: int,
         packed: bytes,
-        surroundings: Surroundings,
+        environment: ChildEnvironment,
         *,
         name: str,
         daemon: bool,
@@ -103,120 +105,83 @@ class RunnerProcess:
     ) -> None:
         """lock_seconds: how long a call may hold Python's lock; see ProcessExecutionStrategy."""
         self._loop = asyncio.get_running_loop()
-        self._started = self._prepared_at = time.monotonic()
+        self._prepared_at = time.monotonic()
         self._finished, self._failure = False, None
         self._culprit: str | None = None
+        self._lock_seconds = lock_seconds
+        self._probe: LivenessProbe | None = None
         self.prepared: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[Ending] = self._loop.create_future()
-        ours, theirs = cast("tuple[Connection[Order, Word], Connection[Word, Order]]", context.Pipe())
-        self._connection = ours
-        inherited = (ours,) if context.get_start_method() == "fork" else ()
-        self._process = context.Process(
-            target=run_child,
-            args=(theirs, os.getpid(), worker_id, packed, surroundings, inherited),
-            name=name,
-            daemon=daemon,
-        )
-        try:
-            self._process.start()
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self.pid = self._process.pid or 0
-        self._lock_seconds = lock_seconds
-        self._signs: SignsOfLife | None = None
-        self._loop.add_reader(ours.fileno(), self._hear)
-        self._loop.add_reader(self._process.sentinel, self._end)
+        args = (worker_id, packed, environment)
+        self._child = Child(run_child, args, name=name, start_method=start_method, daemon=daemon)
+        self.pid = self._child.pid
+        self._child.attend(self._take).add_done_callback(self._end)
 
-    def send(self, order: Order) -> None:
-        """Give it an order; it may have ended."""
-        with contextlib.suppress(OSError):
-            self._connection.send(order)
+    def send(self, command: RunnerCommand) -> None:
+        """Send a command. A process that has ended receives nothing."""
+        self._child.send(command)
 
     def terminate(self) -> None:
-        """Cancel what it does."""
-        if not self.ended.done():
-            self._process.terminate()
+        """Cancel its work."""
+        self._child.terminate()
 
     def kill(self) -> None:
         """End it and all that agents started in it."""
         if not self.ended.done():  # else the group has been ended, and its number may be another's
-            self._process.kill()
+            self._child.kill()
             _end_group(self.pid)
 
-    def _hear(self) -> bool:
-        """Take in one word; False when there are no more."""
-        try:
-            word: Word = self._connection.recv()
-        except (EOFError, OSError):
-            self._loop.remove_reader(self._connection.fileno())
-            return False
-        if isinstance(word, Alive):
-            self._take_answer(word)
-        elif isinstance(word, Culprit):
-            self._culprit = word.attempt_id
-        elif isinstance(word, Failure):
-            self._failure = word
+    def _take(self, message: RunnerMessage) -> None:
+        if isinstance(message, Alive):
+            self._take_reply(message)
+        elif isinstance(message, Culprit):
+            self._culprit = message.attempt_id
+        elif isinstance(message, RunnerFailure):
+            self._failure = message
             self._loop.call_later(_LEAVE_SECONDS, self.kill)
-        elif word == "finished":
+        elif message == "finished":
             self._finished = True
             self._loop.call_later(_LEAVE_SECONDS, self.kill)
         elif not self.prepared.done():
             self._prepared_at = time.monotonic()
             self.prepared.set_result(None)
-        return True
 
-    def _take_answer(self, alive: Alive) -> None:
-        if self._signs is None and self._lock_seconds is not None:
-            self._signs = SignsOfLife(
+    def _take_reply(self, alive: Alive) -> None:
+        if self._probe is None and self._lock_seconds is not None:
+            self._probe = LivenessProbe(
                 self.pid,
                 self._lock_seconds,
-                ask=lambda: self.send("ask"),
-                hear=self._hear_all,
+                ping=lambda: self.send("ping"),
+                receive=self._child.deliver,
                 on_silence=self._give_up,
             )
-        if self._signs is not None:
-            self._signs.answer(alive)
+        if self._probe is not None:
+            self._probe.take_reply(alive)
 
     def _give_up(self, headline: str, stacks: str) -> None:
-        self._failure = Failure(headline, f"{stacks}{headline}", of_the_store=False, culprit_may_be_over=True)
+        self._failure = RunnerFailure(headline, f"{stacks}{headline}", culprit_may_be_over=True)
         self.kill()
 
-    def _hear_all(self) -> None:
-        while self._connection.poll() and self._hear():
-            pass
-
-    def _end(self) -> None:
-        if self._signs is not None:
-            self._signs.close()
-        self._loop.remove_reader(self._process.sentinel)
-        self._loop.remove_reader(self._connection.fileno())
-        self._hear_all()
-        self._connection.close()
-        self._process.join()
-        exit_code = self._process.exitcode or 0
-        self._process.close()
+    def _end(self, exit_code: asyncio.Future[int]) -> None:
+        if self._probe is not None:
+            self._probe.close()
         _end_group(self.pid)
-        prepared = self.prepared.done()
-        worked_seconds = time.monotonic() - self._prepared_at
+        code = exit_code.result()
         self.ended.set_result(
             Ending(
-                _how(exit_code),
-                prepared,
+                describe_exit(code),
+                self.prepared.done(),
                 self._finished,
                 self._failure,
-                worked_seconds,
-                exit_code,
+                time.monotonic() - self._prepared_at,
+                code,
                 culprit=self._culprit,
             )
         )
 
 
 class Supervisor:
-    """Keep a process alive for each worker until `stop` is open. Implements `Runners`
-    (`together.py`).
+    """Keeps a process alive for each worker until `stop` is open. Implements `Runners` (`together.py`).
 
     launch: starts the process of a worker.
     ready: workers begin when it is open.
@@ -245,17 +210,17 @@ class Supervisor:
         self._on_loss, self._on_return = on_loss, on_return
         self._processes: dict[int, WorkerProcess] = {}
         self._cancelled = False
-        """What ends now was ended by us, and is let go by whoever stopped the run."""
+        """The processes are being ended by this object, so an end is no loss."""
         self._stopped = asyncio.ensure_future(stop.wait_async())
-        self._stopped.add_done_callback(lambda _: self._tell_all())
+        self._stopped.add_done_callback(lambda _: self._stop_all())
         self._work = asyncio.create_task(self._keep_all(n_runners))
 
     async def wait(self) -> None:
-        """Return when all have ended; raise what cannot be mended by another start."""
+        """Return when all processes have ended. Raise the error that another start would not cure."""
         await asyncio.shield(self._work)
 
     def cancel(self) -> None:
-        """Cancel what runs in every process."""
+        """Cancel the work of every process."""
         self._cancelled = True
         for process in self._processes.values():
             process.terminate()
@@ -282,10 +247,10 @@ class Supervisor:
     async def _keep(self, worker_id: int) -> None:
         """Run one worker's process, and start the next one when it dies.
 
-        When several attempts were in flight and one of them is to blame, the next process begins with half as many, and so on until
-        the culprit is alone.
+        If several attempts were in flight and one of them is to blame, the next process begins with
+        half as many, and so on until the culprit is alone.
         """
-        again, deaths_at_once = False, 0
+        again, backoff = False, Backoff(most_seconds=float("inf"), quick_seconds=self._at_once_seconds)
         at_most: int | None = None
         while True:
             process = self._processes[worker_id] = self._launch(worker_id)
@@ -301,12 +266,8 @@ class Supervisor:
                 return
             if suspects:
                 at_most = max(1, suspects // 2)
-            elif ending.worked_seconds < self._at_once_seconds:
-                deaths_at_once += 1
-            else:
-                deaths_at_once = 0
-            _check_worth_another(worker_id, ending, deaths_at_once, self._at_once_seconds)
-            pause = _FIRST_PAUSE_SECONDS * 2 ** max(0, deaths_at_once - 1)
+            pause = backoff.pause_after(ending.worked_seconds, excused=bool(suspects))
+            _check_worth_another(worker_id, ending, backoff.quick_deaths, self._at_once_seconds)
             logger.warning("the process of runner %d %s; starting another in %.1f s", worker_id, ending, pause)
             await asyncio.wait({self._stopped}, timeout=pause)
             if self._stop.is_set():
@@ -321,14 +282,14 @@ class Supervisor:
             process.send(begin)
         return await process.ended
 
-    def _tell_all(self) -> None:
+    def _stop_all(self) -> None:
         for process in self._processes.values():
             if not process.ended.done():
                 process.send("stop")
 
 
 async def _first(wanted: asyncio.Future[None], *, unless: asyncio.Future[Any]) -> bool:
-    """Whether `wanted` came before the other; waits for either."""
+    """Wait for either future, and return whether `wanted` came first."""
     await asyncio.wait({wanted, unless}, return_when=asyncio.FIRST_COMPLETED)
     if not unless.done():
         return True
@@ -337,12 +298,9 @@ async def _first(wanted: asyncio.Future[None], *, unless: asyncio.Future[Any]) -
 
 
 def _check_worth_another(worker_id: int, ending: Ending, deaths_at_once: int, at_once_seconds: float) -> None:
-    """Raises what a further start would not mend."""
+    """Raise the error that a further start would not cure."""
     if ending.exit_code == GUARD_MISSING and not ending.prepared:
-        raise ConfigError(
-            "the script that started this run starts it again when a runner's process imports it: put the part that runs under "
-            "`if __name__ == '__main__':`, or use strategy='shm'"
-        )
+        raise missing_guard("use strategy='shm'")
     if ending.failure is not None and ending.failure.of_the_store:
         raise StoreError(f"the process of runner {worker_id} {ending}")
     if ending.final:
@@ -357,14 +315,8 @@ def _check_worth_another(worker_id: int, ending: Ending, deaths_at_once: int, at
         )
 
 
-def _how(exit_code: int) -> str:
-    if exit_code < 0:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    return f"ended with exit code {exit_code}"
-
-
 def _end_group(pid: int) -> None:
-    """What agents started belongs to the group of the process that they ran in."""
+    """End the processes that agents started: they belong to the process group of their runner."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if pid:
             os.killpg(pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ from typing import Any
 
 from leyden.errors import ConfigError
 from leyden.execution.actor import THREADS, Actor
-from leyden.execution.child import Failure, Order, Word, log_levels
+from leyden.execution.child import RunnerCommand, RunnerFailure, RunnerMessage, log_levels
 from leyden.execution.processes import Ending
 from leyden.execution.ray_cluster import Cluster, connected, import_ray, in_words, room_for
 from leyden.execution.supervised import Place, SupervisedExecutionStrategy, serve
@@ -173,11 +173,11 @@ class RunnerActor:
         self._life = asyncio.create_task(self._live())
         self._life.add_done_callback(self._settle)
 
-    def send(self, order: Order) -> None:
-        """See WorkerProcess."""
+    def send(self, command: RunnerCommand) -> None:
+        """Send a command. See WorkerProcess."""
         if self._worker_id in self._crew.placed:
-            self._actor.obey.remote(order)
-        elif order == "stop":
+            self._actor.obey.remote(command)
+        elif command == "stop":
             self.kill()  # it had nothing to do yet
 
     def terminate(self) -> None:
@@ -207,7 +207,7 @@ class RunnerActor:
         self._crew.placed.add(self._worker_id)
         self._since = time.monotonic()
         try:
-            self._hear(await self._work())
+            self._take(await self._work())
         except self._crew.died as error:
             self._end(f"was lost: {_gist(error)}")
 
@@ -227,7 +227,7 @@ class RunnerActor:
         finally:
             finding.cancel()
 
-    async def _work(self) -> Word | None:
+    async def _work(self) -> RunnerMessage | None:
         running = _answer(self._actor.run.remote())
         with contextlib.suppress(self._crew.died):  # `running` says it too
             if await _answer(self._actor.wait_prepared.remote()) and not self.prepared.done():
@@ -235,12 +235,12 @@ class RunnerActor:
                 self.prepared.set_result(None)
         return await running
 
-    def _hear(self, word: Word | None) -> None:
-        if word == "finished":
+    def _take(self, message: RunnerMessage | None) -> None:
+        if message == "finished":
             self._crew.cluster.ray.kill(self._actor)
             self._end("has ended", finished=True)
-        elif isinstance(word, Failure):
-            self._end("failed", failure=word)
+        elif isinstance(message, RunnerFailure):
+            self._end("failed", failure=message)
         else:
             self._end("was cancelled")
 
@@ -249,7 +249,9 @@ class RunnerActor:
         if not life.cancelled() and (error := life.exception()):
             self._end(f"is out of reach: {type(error).__name__}: {error}", final=True)
 
-    def _end(self, how: str, *, finished: bool = False, failure: Failure | None = None, final: bool = False) -> None:
+    def _end(
+        self, how: str, *, finished: bool = False, failure: RunnerFailure | None = None, final: bool = False
+    ) -> None:
         self._crew.placed.discard(self._worker_id)
         if not self.ended.done():
             worked_seconds = time.monotonic() - self._since

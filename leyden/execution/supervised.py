@@ -15,10 +15,10 @@ from typing import Any, cast
 from leyden.errors import StoreError
 from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, PortableRunnerBundle, RunnerBundle
 from leyden.execution.events import StopSignal
-from leyden.execution.losses import end_attempts
+from leyden.execution.payload import Payload, pack
 from leyden.execution.processes import Ending, Supervisor, WorkerProcess
 from leyden.execution.together import run_together
-from leyden.execution.travel import Luggage, pack
+from leyden.execution.worker_deaths import end_attempts
 from leyden.monitor.prometheus import metrics
 from leyden.options import check_number
 from leyden.store.base import LightningStore
@@ -33,7 +33,7 @@ class Place:
     store: Any
     """What they are given for the store: itself, or a server of it."""
     launch: Callable[[int, bytes], WorkerProcess]
-    """Starts the process of a worker with its Luggage."""
+    """Starts the process of a worker with its Payload."""
     imports_main: bool = True
     """Whether they can import this process's main script."""
     at_once_seconds: float = 1.0
@@ -76,7 +76,7 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
     def _supervisor(
         self, bundle: PortableRunnerBundle, store: LightningStore, place: Place, ready: Latch, stop: Latch
     ) -> Supervisor:
-        packed = pack(Luggage(bundle, place.store), imports_main=place.imports_main)
+        packed = pack(Payload(bundle, place.store), imports_main=place.imports_main)
 
         async def on_loss(worker_id: int, ending: Ending, at_most: int | None) -> int:
             place.end_family(worker_id)

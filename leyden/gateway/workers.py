@@ -9,20 +9,15 @@ it on over a Unix socket, and the answer back as it comes. It knows processes, s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import multiprocessing
 import os
 import shutil
-import signal
 import socket
 import tempfile
 import time
 import zlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote
@@ -50,6 +45,7 @@ from leyden.gateway.asgi import (
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.proxy import LLMProxy
 from leyden.gateway.refusal import Refusal
+from leyden.host.child import Backoff, Child, Failure, Parent, describe_exit
 from leyden.host.http import ClientGone, RequestRefused
 from leyden.host.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
 from leyden.store.opening import open_store
@@ -66,7 +62,6 @@ _LOOK_SECONDS = 0.05
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _RESTART_SECONDS = 1.0
-_READY = "ready"
 
 
 class GatewayWorkers:
@@ -90,7 +85,6 @@ class GatewayWorkers:
         self._n_workers = n_workers
         self._host, self._port = host, port
         self._given = {"store_url": store_url, "control_secret": control_secret, "options": {**options, "host": host}}
-        self._context = multiprocessing.get_context("spawn")
         self._workers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -139,91 +133,61 @@ class GatewayWorkers:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _keep(self, index: int, ready: asyncio.Future[None]) -> None:
-        """Run one worker, and another when it dies."""
+        """Run one worker, and start another one when it dies."""
+        backoff, loop = Backoff(first_seconds=_RESTART_SECONDS), asyncio.get_running_loop()
         while True:
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(
-                target=_work,
-                args=(theirs, self._listener, self._folder, index, self._n_workers, self._given),
-                name=f"leyden-gateway-{index}",
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
+            started = loop.time()
+            args = (self._listener, self._folder, index, self._n_workers, self._given)
+            worker = Child(_work, args, name=f"leyden-gateway-{index}")
+            ended = worker.attend(lambda message: _settle(ready, message))
             try:
-                await self._follow(process, ours, ready)
-            finally:
-                ours.close()  # which ends it, if nothing else has
-                await asyncio.shield(_ended(process))
-            if ready.done() and ready.exception() is not None:
+                code = await asyncio.shield(ended)
+            except asyncio.CancelledError:
+                await asyncio.shield(worker.stop(_STOP_SECONDS))
+                raise
+            if not ready.done():
+                ready.set_exception(GatewayError(f"a worker of the gateway {describe_exit(code)}"))
+            if ready.exception() is not None:
                 return
             logger.warning(
-                "worker %d of the gateway ended with exit code %s; calls under way there are lost, unless they are sent again. "
-                "Starting another",
+                "worker %d of the gateway %s; calls under way there are lost, unless they are sent again. Starting another",
                 index,
-                process.exitcode,
+                describe_exit(code),
             )
-            await asyncio.sleep(_RESTART_SECONDS)
-
-    async def _follow(self, process: BaseProcess, ours: Any, ready: asyncio.Future[None]) -> None:
-        """Hear from a worker, until it has ended."""
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
-        ends = ours.fileno(), process.sentinel
-        for end in ends:
-            loop.add_reader(end, news.set)
-        try:
-            while process.is_alive() or ours.poll():
-                await news.wait()
-                news.clear()
-                with contextlib.suppress(EOFError):
-                    while ours.poll():
-                        word = ours.recv()
-                        if not ready.done():
-                            ready.set_result(None) if word == _READY else ready.set_exception(GatewayError(word))
-                    continue
-                break
-        finally:
-            for end in ends:
-                loop.remove_reader(end)
-        if not ready.done():
-            ready.set_exception(GatewayError(f"a worker of the gateway ended with exit code {process.exitcode}"))
+            await asyncio.sleep(backoff.pause_after(loop.time() - started))
 
 
-async def _ended(process: BaseProcess) -> None:
-    await asyncio.to_thread(process.join, _STOP_SECONDS)
-    if process.is_alive():
-        process.kill()
-        await asyncio.to_thread(process.join)
+def _settle(ready: asyncio.Future[None], message: Failure | None) -> None:
+    """Take a worker's only message: None when it takes calls, or why it cannot."""
+    if not ready.done():
+        ready.set_result(None) if message is None else ready.set_exception(GatewayError(message.headline))
 
 
 # ---- in a worker -----------------------------------------------------------------------------------------------------
 
 
 def _work(
-    parent: Connection[Any, Any],
+    parent: Parent,
     listener: socket.socket,
     folder: Path,
     index: int,
     n_workers: int,
     given: Mapping[str, Any],
 ) -> None:
-    """The target of a process: a gateway, until the parent closes its end of the pipe, or dies."""
+    """Run a gateway until the parent hangs up or has gone. The function of a worker process."""
     from leyden.utils.logs import setup_logging
 
     setup_logging("WARNING")
     look_for_cycles_rarely()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the parent's to handle
     try:
         asyncio.run(_serve(parent, listener, folder, index, n_workers, given))
     except (LeydenError, OSError) as error:
-        with contextlib.suppress(OSError):
-            parent.send(f"worker {index} of the gateway cannot start: {error}")
+        parent.send(Failure(f"worker {index} of the gateway cannot start: {error}", ""))
         os._exit(1)
 
 
 async def _serve(
-    parent: Connection[Any, Any],
+    parent: Parent,
     listener: socket.socket,
     folder: Path,
     index: int,
@@ -236,15 +200,8 @@ async def _serve(
     async with open_store(given["store_url"]) as store:
         proxy.set_store(store)
         async with proxy:
-            parent.send(_READY)
-            await _closed(parent)
-
-
-async def _closed(connection: Connection[Any, Any]) -> None:
-    closed = asyncio.Event()
-    asyncio.get_running_loop().add_reader(connection.fileno(), closed.set)  # nothing is ever sent this way
-    await closed.wait()
-    asyncio.get_running_loop().remove_reader(connection.fileno())
+            parent.send(None)
+            await parent.gone()
 
 
 class _Worker(LLMProxy):

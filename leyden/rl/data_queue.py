@@ -31,8 +31,9 @@ from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast
 
 from leyden.errors import ConfigError, DataQueueClosed
-from leyden.rl.producers import Producers, packed, portable
+from leyden.rl.producers import Producers, portable
 from leyden.rl.seed import Items, Seed, SeedPlan
+from leyden.utils.pickling import pack
 
 T = TypeVar("T")
 _PUT_FROM: Final = 1 << 32
@@ -469,9 +470,9 @@ class _Server:
             while True:
                 what, arguments = connection.recv()
                 try:
-                    reply = packed((True, self._answer(held, what, *arguments)))
+                    reply = pack((True, self._answer(held, what, *arguments)))
                 except Exception as error:  # noqa: BLE001 -- it is raised where it was asked
-                    reply = packed((False, portable(error, f"{what} failed in the process that made the data queue")))
+                    reply = pack((False, portable(error, f"{what} failed in the process that made the data queue")))
                 connection.send_bytes(reply)
         except (EOFError, OSError, AuthenticationError):
             pass
@@ -574,7 +575,7 @@ class _Away:
     def _ask(self, what: str, *arguments: Any) -> Any:
         with self._lock:
             try:
-                self._connection.send_bytes(packed((what, arguments)))
+                self._connection.send_bytes(pack((what, arguments)))
                 fine, result = cast("tuple[bool, Any]", self._connection.recv())
             except (EOFError, OSError):
                 raise DataQueueClosed(_GONE) from None

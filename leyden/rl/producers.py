@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections import deque
-from multiprocessing.connection import Connection
 from typing import Any, Final
 
-import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
-
 from leyden.errors import ConfigError, DataQueueClosed, SimulatorError
-from leyden.rl.children import become_child, end_process, ending_of, process_context, without_sigterm
+from leyden.host.child import Child, Parent, StartMethod, end_with_parent, known_start_method, require_importable_main
+from leyden.utils.pickling import pack, pack_by_value
 
 _DEATHS: Final = 3
 """How often producers may die over one item."""
 _LAST_SECONDS: Final = 1.0
+_REMEDY: Final = "leave producer_num_workers out"
 
 
 class Producers:
@@ -28,21 +27,22 @@ class Producers:
     def __init__(self, dataset: Any, n: int) -> None:
         """Start the processes. Raise ConfigError if the data set cannot be pickled."""
         try:
-            packed = cloudpickle.dumps(dataset)  # pyright: ignore[reportUnknownMemberType] -- untyped
+            packed = pack_by_value(dataset)
         except Exception as error:
             raise ConfigError(
                 f"the data set cannot go to a producer process: {error}. Open what it holds when it is first read, or leave "
                 "producer_num_workers out"
             ) from error
-        context = process_context(None)
+        method = known_start_method(None)
+        require_importable_main(method, remedy=_REMEDY)
         self._closed = False
-        self._producers = [_Producer(number, context, packed) for number in range(n)]
+        self._producers = [_Producer(number, method, packed) for number in range(n)]
         self._requested = self._received = 0
 
     def reap(self) -> None:
         """Give the processes' descriptors back. After `close`, when no thread is in `receive` any more."""
         for producer in self._producers:
-            producer.end()
+            producer.child.close()
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -50,7 +50,7 @@ class Producers:
     @property
     def pids(self) -> list[int]:
         """Return the ids of the processes."""
-        return [producer.process.pid for producer in self._producers]
+        return [producer.child.pid for producer in self._producers]
 
     def request(self, index: int) -> None:
         """Request the item with this index."""
@@ -71,17 +71,17 @@ class Producers:
             except (EOFError, OSError):
                 if self._closed:
                     raise DataQueueClosed("the data queue was closed") from None
-                how, deaths = ending_of(producer.process, _LAST_SECONDS), deaths + 1
+                how, deaths = producer.child.describe_end(_LAST_SECONDS, remedy=_REMEDY), deaths + 1
                 index = producer.pending[0]
                 if deaths >= _DEATHS:
                     producer.pending.popleft()
                     self._received += 1
                 producer.restart()
                 if self._closed:  # meanwhile
-                    producer.kill()
+                    producer.child.kill()
                 if deaths >= _DEATHS:
                     raise SimulatorError(
-                        f"producers of the data queue died {deaths} times while they read item {index} ({how})"
+                        f"producers of the data queue died {deaths} times while they read item {index}; the last one {how}"
                     ) from None
                 continue
             self._received += 1
@@ -92,90 +92,60 @@ class Producers:
     def close(self) -> None:
         """Kill the processes, even during a read. `reap` frees their descriptors."""
         self._closed = True
-        for producer in self._producers:
-            producer.kill()
+        for producer in self._producers:  # it only reads, so it can be killed at any moment
+            producer.child.kill()
 
 
 class _Producer:
-    """One process and the indices that it has still to deliver."""
+    """One process and the indices of the items that it has not delivered yet."""
 
-    def __init__(self, number: int, context: Any, packed: bytes) -> None:
-        self._number, self._context, self._packed = number, context, packed
+    def __init__(self, number: int, start_method: StartMethod, packed: bytes) -> None:
+        self._number, self._packed = number, packed
+        self._start_method: StartMethod = start_method
         self.pending: deque[int] = deque()
-        self._start()
+        self.child = self._start()
 
     def request(self, index: int) -> None:
         self.pending.append(index)
-        with contextlib.suppress(OSError):  # it has died: `receive` notices
-            self._connection.send(index)
+        self.child.send(index)  # `receive` notices a dead child
 
     def receive(self) -> tuple[Any, BaseException | None]:
-        data = self._connection.recv_bytes()
+        data = self.child.connection.recv_bytes()
         self.pending.popleft()
         return pickle.loads(data)
 
     def restart(self) -> None:
         """Start another process in its place, and request all undelivered items from it."""
-        self._connection.close()
-        end_process(self.process)
-        self._start()
-        with contextlib.suppress(OSError):
-            for index in self.pending:
-                self._connection.send(index)
+        self.child.close()
+        self.child = self._start()
+        for index in self.pending:
+            self.child.send(index)
 
-    def kill(self) -> None:
-        """Kill the process, which wakes a thread that waits for it.
-
-        This is safe, because a producer only reads.
-        """
-        with contextlib.suppress(ValueError, AttributeError):  # it is being replaced: closed, or not started yet
-            self.process.kill()
-
-    def end(self) -> None:
-        end_process(self.process)
-        self._connection.close()
-
-    def _start(self) -> None:
-        ours, theirs = self._context.Pipe()
-        self.process: Any = self._context.Process(
-            target=_produce, args=(theirs, self._packed), name=f"leyden-producer-{self._number}", daemon=True
-        )
-        with without_sigterm():
-            self.process.start()
-        theirs.close()
-        self._connection: Connection = ours
+    def _start(self) -> Child:
+        return Child(_produce, (self._packed,), name=f"leyden-producer-{self._number}", start_method=self._start_method)
 
 
-def _produce(connection: Connection, packed: bytes) -> None:
-    """Read items until the owner hangs up. The target of a producer process."""
-    become_child()
-    dataset = cloudpickle.loads(packed)
+def _produce(parent: Parent, packed: bytes) -> None:
+    """Read items until the parent hangs up. The function of a producer process."""
+    end_with_parent(parent.pid)
+    dataset = pickle.loads(packed)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            connection.send_bytes(_read(dataset, connection.recv()))
+            parent.connection.send_bytes(_read(dataset, parent.connection.recv()))
 
 
 def _read(dataset: Any, index: int) -> bytes:
     """Return an item and no error, or no item and the error that reading it raised, packed."""
     try:
-        return packed((dataset[index], None))
+        return pack((dataset[index], None))
     except Exception as error:  # noqa: BLE001 -- user code: whatever it raises goes to the consumer
-        return packed((None, portable(error, f"item {index} could not be read")))
-
-
-def packed(value: Any) -> bytes:
-    """Pickle a value; what pickle cannot send by name goes by value."""
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001 -- whatever a user's __reduce__ raises; the second attempt says it
-        data: bytes = cloudpickle.dumps(value)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] -- untyped
-        return data
+        return pack((None, portable(error, f"item {index} could not be read")))
 
 
 def portable(error: Exception, what: str) -> Exception:
     """Return an error that can go to another process: itself, or a SimulatorError that describes it."""
     try:
-        if type(pickle.loads(packed(error))) is type(error):
+        if type(pickle.loads(pack(error))) is type(error):
             return error
     except Exception:  # noqa: BLE001 -- an exception's own code may raise anything
         pass

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from leyden.errors import ConfigError
 from leyden.loop import EpisodeStats
-from leyden.rl.env.group import Failure, Infos, Start
+from leyden.rl.env.group import EnvFailure, Infos, Start
 from leyden.rl.env.layout import Batch
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, Writers
 from leyden.rl.seed import SeedsLike
@@ -53,7 +53,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         self._write = self._layout.writer(self._rows.obs)
         self._totals = np.zeros(self.num_envs)
 
-    def _begin(self, starts: Sequence[Start]) -> list[Failure]:
+    def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
         rows = np.array([env for env, _ in starts], np.int64)
         try:
             obs = self._layout.conform(self._simulator.reset(rows, [seed.item for _, seed in starts]), len(rows))
@@ -68,7 +68,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         self._rows.terminated[rows] = self._rows.truncated[rows] = False
         return []
 
-    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
+    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
         if not np.array_equal(mask, self.alive):
             raise ConfigError("a BatchSimulator is stepped whole; leave `ids` out")
         rows = self._rows
@@ -102,6 +102,6 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         if callable(close):
             close()
 
-    def _failure(self, env: int, step: int, doing: str, error: Exception) -> Failure:
+    def _failure(self, env: int, step: int, doing: str, error: Exception) -> EnvFailure:
         headline = traceback.format_exception_only(error)[-1].strip()
-        return Failure(env, step, doing, headline, "".join(traceback.format_exception(error)), error)
+        return EnvFailure(env, step, doing, headline, "".join(traceback.format_exception(error)), error)

@@ -1,7 +1,9 @@
-"""What parent and worker say to each other: single signals, and messages, over two pipes; and memory that both have mapped.
+"""The channel between a process and its environment worker, and the memory that both map.
 
-It knows neither environments nor what is said. The pipes end with the process at their other end, so its death is heard of as the end of
-a file. The memory is a file without a name: when the last process that has it is gone, however it went, so is it.
+A channel carries single signals, which cost one system call on each side, and pickled messages. The
+death of the process at the other end is the end of the stream. The memory is a file without a name,
+which the system frees when the last process that maps it has ended. This module knows neither
+environments nor the contents of messages.
 """
 
 from __future__ import annotations
@@ -17,45 +19,37 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
+from leyden.utils.pickling import pack
 
 SIGNAL: Final = object()
-"""What `receive` answers for a signal: there is news in the shared memory."""
+"""Returned by `Channel.receive` for a signal: there is news in the shared memory."""
 _SIGNAL: Final = b"S"
 _HEAD: Final = struct.Struct("<cQ")
 _CHUNK: Final = 65536
 
 
 class Channel:
-    """One side: reads one pipe and writes the other. A side answers each thing it is told before it is told another."""
+    """Signals and messages over one end of a duplex pipe. Each side replies before it receives another message."""
 
-    def __init__(self, incoming: Connection, outgoing: Connection) -> None:
-        self._incoming, self._outgoing = incoming, outgoing
-        self._read, self._write = incoming.fileno(), outgoing.fileno()
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        """connection: stays its owner's, who closes it."""
+        self._descriptor = connection.fileno()
         self._poll = select.poll()
-        self._poll.register(self._read, select.POLLIN)
-
-    @property
-    def ends(self) -> tuple[Connection, Connection]:
-        """Both pipes, of this side."""
-        return self._incoming, self._outgoing
+        self._poll.register(self._descriptor, select.POLLIN)
 
     def signal(self) -> None:
-        """Tell the other side to look. Raises OSError when it is gone."""
-        os.write(self._write, _SIGNAL)
+        """Notify the other side of news in the shared memory. Raise OSError if it has gone."""
+        os.write(self._descriptor, _SIGNAL)
 
     def send(self, message: Any) -> None:
-        """Raises OSError when the other side is gone; what pickle cannot send by name goes by value (cloudpickle)."""
-        try:
-            data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        except Exception:  # noqa: BLE001 -- whatever a user's __reduce__ raises; the second attempt says it
-            data = cloudpickle.dumps(message)  # pyright: ignore[reportUnknownMemberType] -- untyped
+        """Send a message, by value (cloudpickle) if pickle cannot send it by name. Raise OSError if the other side has gone."""
+        data = pack(message)
         rest = memoryview(_HEAD.pack(b"M", len(data)) + data)
         while rest:
-            rest = rest[os.write(self._write, rest) :]
+            rest = rest[os.write(self._descriptor, rest) :]
 
     def receive(self, timeout_seconds: float | None = None) -> Any:
-        """A message, or SIGNAL. Raises EOFError when the other side is gone, TimeoutError when nothing has come in time."""
+        """Return a message, or SIGNAL. Raise EOFError if the other side has gone, TimeoutError if nothing arrives in time."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         data = self._some(deadline)
         if data == _SIGNAL:
@@ -72,21 +66,20 @@ class Channel:
             missing -= len(parts[-1])
         return pickle.loads(b"".join(parts))
 
-    def close(self) -> None:
-        """Let go of both pipes: the other side hears the end of its own."""
-        self._incoming.close()
-        self._outgoing.close()
-
     def _some(self, deadline: float | None) -> bytes:
         if deadline is not None and not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise TimeoutError
-        if not (data := os.read(self._read, _CHUNK)):
+        try:
+            data = os.read(self._descriptor, _CHUNK)
+        except ConnectionResetError:  # it has gone without reading the last message
+            raise EOFError from None
+        if not data:
             raise EOFError
         return data
 
 
 class SharedMemoryFile:
-    """Memory that a process shares with those that it starts: give it to them as an argument, say how long it is, and map it."""
+    """Memory that a process shares with its children: pass it to them as an argument, set its size, and map it."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:
@@ -98,15 +91,15 @@ class SharedMemoryFile:
         self._descriptor = descriptor
 
     def resize(self, nbytes: int) -> None:
-        """Before anyone maps it."""
+        """Set the size in bytes. Call this before any process maps the file."""
         os.ftruncate(self._descriptor, nbytes)
 
     def map(self) -> mmap.mmap:
-        """All of it. The mapping lives as long as anything looks at it."""
+        """Map the whole file. The mapping lives as long as an array over it."""
         return mmap.mmap(self._descriptor, 0)
 
     def close(self) -> None:
-        """Map it no more; mappings live on."""
+        """Close the file. Mappings stay valid."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

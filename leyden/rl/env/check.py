@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
 import numpy as np
 from gymnasium import spaces
 
 from leyden.rl.env.wrapper import EnvWrapper
 from leyden.rl.parts import ActionInterpreter, Reward, Simulator, StateInterpreter
 from leyden.rl.seed import NO_ITEM
+from leyden.utils.pickling import pack_by_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def check_simulator(
     notes: list[str] = []
     for what, thing in (("the simulator factory", simulator_fn), ("the initial state", initial_state)):
         try:
-            (cloudpickle if thing is simulator_fn else pickle).dumps(thing)  # pyright: ignore[reportUnknownMemberType] -- untyped
+            pack_by_value(thing) if thing is simulator_fn else pickle.dumps(thing)
         except Exception as error:  # noqa: BLE001 -- any object may raise anything
             notes.append(f"{what} cannot go to a worker process ({error}): only env_type 'dummy' and 'thread' will do")
     env: EnvWrapper[Any, Any, Any, Any, Any] = EnvWrapper(

@@ -17,8 +17,8 @@ import numpy as np
 
 from leyden.components import Component, accepts, resolve_name
 from leyden.errors import ConfigError
+from leyden.host.child import StartMethod
 from leyden.rl.env.group import AnyEnv, EnvFactory
-from leyden.rl.env.processes import StartMethod
 from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike

@@ -37,7 +37,7 @@ _LEYDENS: Final = ("episode", "lost", "note")
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class EnvFailure:
     """What went wrong in one environment."""
 
     env: int
@@ -108,9 +108,9 @@ class EnvGroup:
         self._rows = rows
         self._write = layout.writer(rows.obs)
 
-    def begin(self, starts: Sequence[Start]) -> list[Failure]:
+    def begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
         """Begin an episode in each; those that fail have none."""
-        failures: list[Failure] = []
+        failures: list[EnvFailure] = []
         for env, seed in starts:
             self._progress[0] = env
             try:
@@ -121,13 +121,13 @@ class EnvGroup:
             self._rows.terminated[env] = self._rows.truncated[env] = False
         return failures
 
-    def step(self, envs: Sequence[int], actions: Batch) -> tuple[Infos, list[Failure]]:
+    def step(self, envs: Sequence[int], actions: Batch) -> tuple[Infos, list[EnvFailure]]:
         """Step each of these with its row of `actions`, which stays the caller's."""
         act = self._actions.reader(self._actions.copy(actions))
         slots, write, progress = self._slots, self._write, self._progress
         _, rewards, terminated, truncated = self._rows
         infos: Infos = {}
-        failures: list[Failure] = []
+        failures: list[EnvFailure] = []
         for env in envs:
             progress[0] = env
             try:
@@ -155,10 +155,10 @@ class EnvGroup:
             f"the environment factory made a {type(env).__name__}; it makes an EnvWrapper or a gymnasium.Env"
         )
 
-    def _failure(self, env: int, doing: str, error: Exception) -> Failure:
+    def _failure(self, env: int, doing: str, error: Exception) -> EnvFailure:
         slot = self._slots[env]
         headline = traceback.format_exception_only(error)[-1].strip()
-        failure = Failure(env, slot.length, doing, headline, "".join(traceback.format_exception(error)), error)
+        failure = EnvFailure(env, slot.length, doing, headline, "".join(traceback.format_exception(error)), error)
         slot.forget()
         return failure
 

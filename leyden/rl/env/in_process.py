@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from leyden.errors import ConfigError
-from leyden.rl.env.group import EnvFactory, EnvGroup, Failure, Infos, Start, common_seeds
+from leyden.rl.env.group import EnvFactory, EnvFailure, EnvGroup, Infos, Start, common_seeds
 from leyden.rl.env.layout import Batch
 from leyden.rl.env.split import split, worker_count
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
@@ -43,10 +43,10 @@ class FiniteDummyVectorEnv(FiniteVectorEnv):
         self._open(self._group.observation_space, self._group.action_space)
         self._group.open(self._layout, self._action_layout, self._rows)
 
-    def _begin(self, starts: Sequence[Start]) -> list[Failure]:
+    def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
         return self._group.begin(starts)
 
-    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
+    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
         return self._group.step(np.flatnonzero(mask).tolist(), actions)
 
     def _busy(self) -> int | None:
@@ -104,8 +104,8 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
             rows = self._rows.part(self._layout, slice(part.start, part.stop))
             group.open(self._layout, self._action_layout, rows)
 
-    def _begin(self, starts: Sequence[Start]) -> list[Failure]:
-        def begin(group: EnvGroup, part: range) -> list[Failure]:
+    def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
+        def begin(group: EnvGroup, part: range) -> list[EnvFailure]:
             return group.begin([(env - part.start, seed) for env, seed in starts if env in part])
 
         return [
@@ -114,13 +114,13 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
             for failure in failures
         ]
 
-    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
-        def step(group: EnvGroup, part: range) -> tuple[Infos, list[Failure]]:
+    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
+        def step(group: EnvGroup, part: range) -> tuple[Infos, list[EnvFailure]]:
             rows = slice(part.start, part.stop)
             return group.step(np.flatnonzero(mask[rows]).tolist(), self._action_layout.rows(actions, rows))
 
         infos: Infos = {}
-        failures: list[Failure] = []
+        failures: list[EnvFailure] = []
         for part, (said, failed) in self._each(step):
             infos.update({env + part.start: info for env, info in said.items()})
             failures += [replace(failure, env=failure.env + part.start) for failure in failed]

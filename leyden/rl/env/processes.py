@@ -17,31 +17,31 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
 import numpy as np
 
 from leyden.errors import ConfigError, SimulatorError
-from leyden.rl.children import (
+from leyden.host.child import (
+    Child,
+    Failure,
     StartMethod,
-    end_process,
-    ending_of,
-    process_context,
-    refuse_in_a_worker,
-    without_sigterm,
+    exit_if_starting,
+    known_start_method,
+    preload,
+    require_importable_main,
 )
 from leyden.rl.data_queue import active_queue
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
-from leyden.rl.env.group import EnvFactory, Failure, Infos, Rows, Start
+from leyden.rl.env.group import EnvFactory, EnvFailure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, layout_of
 from leyden.rl.env.randomness import WorkerGenerators, WorkerSeeds
 from leyden.rl.env.split import cores, split, worker_count
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
-from leyden.rl.env.worker import Begin, Crash, Ready, Results, Sizes, Step, View, run_worker
+from leyden.rl.env.worker import Begin, Ready, Results, Sizes, Step, View, run_worker
 from leyden.rl.seed import SeedsLike
+from leyden.utils.pickling import pack_by_value
 
 logger = logging.getLogger(__name__)
 _STARTS = 8
@@ -63,13 +63,13 @@ class _TimedOut(_Lost):
 
 
 class _Worker:
-    """One worker process, as its parent sees it; `start` again replaces it."""
+    """One worker process, as its parent sees it. `start` replaces a process that has ended."""
 
     def __init__(
         self,
         number: int,
         part: range,
-        context: Any,
+        start_method: StartMethod,
         packed: bytes,
         file: SharedMemoryFile,
         sizes: Sizes,
@@ -80,50 +80,20 @@ class _Worker:
         self.number, self.part = number, part
         self.rows = slice(part.start, part.stop)
         self.everyone = list(range(len(part)))
-        self._context, self._packed, self._file = context, packed, file
+        self._start_method: StartMethod = start_method
+        self._packed, self._file = packed, file
         self._sizes, self._wants_steps = sizes, wants_steps
         self._seeds, self._starts = seeds, 0
-        self.process: Any = None
-        self.channel: Channel | None = None
+        self.child: Child | None = None
+        self._channel: Channel | None = None
 
-    def start(self, others: Sequence[_Worker]) -> None:
-        """Start the process; it answers Ready when its environments are made. others: whose pipes a fork would inherit."""
-        orders_in, orders_out = cast("tuple[Connection, Connection]", self._context.Pipe(duplex=False))
-        answers_in, answers_out = cast("tuple[Connection, Connection]", self._context.Pipe(duplex=False))
-        inherited: list[Connection] = []
-        if self._context.get_start_method() == "fork":
-            inherited = [orders_out, answers_in]
-            for other in others:
-                if other.channel is not None and other is not self:
-                    inherited += other.channel.ends
-        self.process = self._context.Process(
-            target=run_worker,
-            args=(
-                self.number,
-                self.part,
-                (orders_in, answers_out),
-                self._file,
-                self._packed,
-                self._sizes,
-                self._wants_steps,
-                WorkerGenerators(self._seeds, self.number, self._starts),
-                inherited,
-            ),
-            name=f"leyden-env-{self.number}",
-            daemon=True,
-        )
-        try:
-            with without_sigterm():
-                self.process.start()
-        except BaseException:
-            orders_out.close()
-            answers_in.close()
-            raise
-        finally:
-            orders_in.close()
-            answers_out.close()
+    def start(self) -> None:
+        """Start the process. It sends Ready when its environments are made."""
+        generators = WorkerGenerators(self._seeds, self.number, self._starts)
+        args = (self.number, self.part, self._file, self._packed, self._sizes, self._wants_steps, generators)
+        self.child = Child(run_worker, args, name=f"leyden-env-{self.number}", start_method=self._start_method)
+        self._channel = Channel(self.child.connection)
         self._starts += 1
-        self.channel = Channel(answers_in, orders_out)
 
     def ready(self, timeout_seconds: float | None, quiet_seconds: float) -> Ready:
         """Wait until the environments are made, with a warning each `quiet_seconds`.
@@ -153,34 +123,33 @@ class _Worker:
 
     def answer(self, timeout_seconds: float | None) -> Any:
         """Return the reply of the worker. Raise _Lost if none comes."""
-        assert self.channel is not None
+        assert self._channel is not None
+        assert self.child is not None
         try:
-            answer = self.channel.receive(timeout_seconds)
+            answer = self._channel.receive(timeout_seconds)
         except TimeoutError:
             raise _TimedOut(_too_long(timeout_seconds)) from None
         except (EOFError, OSError):
-            raise _Lost(f"its worker process died ({ending_of(self.process, _LAST_SECONDS)})") from None
-        if isinstance(answer, Crash):
+            how = self.child.describe_end(_LAST_SECONDS, remedy="choose start_method='fork'")
+            raise _Lost(f"its worker process {how}") from None
+        if isinstance(answer, Failure):
             raise _Lost(f"its worker process ended: {answer.headline}", answer.traceback)
         return answer
 
     def tell(self, order: Any) -> None:
-        """Give an order; a worker that has died says so by not answering."""
-        assert self.channel is not None
+        """Send a command, or SIGNAL. A worker that has died does not reply."""
+        assert self._channel is not None
         with contextlib.suppress(OSError):
             if order is SIGNAL:
-                self.channel.signal()
+                self._channel.signal()
             else:
-                self.channel.send(order)
+                self._channel.send(order)
 
-    def end(self, seconds: float = 0.0) -> None:
-        """It closes its environments and ends, within so many seconds. Nothing of it is left."""
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
-        if self.process is not None:
-            end_process(self.process, seconds)
-            self.process = None
+    def end(self, grace_seconds: float = 0.0) -> None:
+        """End the process. It has so many seconds to close its environments."""
+        if self.child is not None:
+            self.child.close(grace_seconds)
+            self.child = None
 
 
 class FiniteSubprocVectorEnv(FiniteVectorEnv):
@@ -214,7 +183,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         `raise`.
         Raises SimulatorError when environments cannot be made, ConfigError when a factory cannot go to another process.
         """
-        refuse_in_a_worker()
+        exit_if_starting()
         super().__init__(
             len(env_fns),
             logger=logger,
@@ -229,13 +198,15 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         self._awaited: _Worker | None = None
         parts = split(len(env_fns), worker_count(workers, len(env_fns), cores()))
         sizes = Sizes(len(env_fns), len(parts))
-        context = process_context(start_method)
+        method = known_start_method(start_method)
+        require_importable_main(method, remedy="choose start_method='fork' or env_type='dummy'")
+        preload(["leyden.rl.env.worker"])
         self._file = SharedMemoryFile()
         self._workers = [
             _Worker(
                 number,
                 part,
-                context,
+                method,
                 _pack(env_fns[part.start : part.stop]),
                 self._file,
                 sizes,
@@ -248,7 +219,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         self._finalizer: Any = Finalize(self, _end_all, (self._workers, self._file), exitpriority=10)
         try:
             for worker in self._workers:
-                worker.start(self._workers)
+                worker.start()
             ready = [self._first_ready(worker) for worker in self._workers]
             self._open_memory(ready, sizes)
         except BaseException:
@@ -298,7 +269,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
                     raise self._not_made(worker, lost) from None
                 logger.warning("worker %d is started again: %s", worker.number, lost.how)
             worker.end()
-            worker.start(self._workers)
+            worker.start()
         raise AssertionError("not reached")
 
     def _ready(self, worker: _Worker) -> Ready:
@@ -317,24 +288,24 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
 
     def _of_worker(self, env: int) -> str:
         worker = next(worker for worker in self._workers if env in worker.part)
-        pid = None if worker.process is None else worker.process.pid
+        pid = None if worker.child is None else worker.child.pid
         return f" (worker {worker.number}, process {pid})"
 
-    def _begin(self, starts: Sequence[Start]) -> list[Failure]:
+    def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
         orders: list[tuple[_Worker, Begin]] = []
         for worker in self._workers:
             mine = [(env - worker.part.start, seed) for env, seed in starts if env in worker.part]
             if mine:
                 orders.append((worker, Begin(mine)))
                 worker.tell(orders[-1][1])
-        failures: list[Failure] = []
+        failures: list[EnvFailure] = []
         for worker, order in orders:
             begun = [env for env, _ in order.starts]
             _, failed = self._take_in(worker, begun, "began")
             failures += failed
         return failures
 
-    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
+    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
         everyone = bool(mask.all())
         told: list[tuple[_Worker, list[int]]] = []
         if shared := self._view.rows is not None:
@@ -346,7 +317,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
                 worker.tell(SIGNAL if shared else Step(envs, self._action_layout.rows(actions, worker.rows)))
                 told.append((worker, envs))
         infos: Infos = {}
-        failures: list[Failure] = []
+        failures: list[EnvFailure] = []
         for worker, envs in told:
             said, failed = self._take_in(worker, envs, "stepped")
             if said:
@@ -354,7 +325,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             failures += failed
         return infos, failures
 
-    def _take_in(self, worker: _Worker, envs: Sequence[int], doing: str) -> tuple[Infos, list[Failure]]:
+    def _take_in(self, worker: _Worker, envs: Sequence[int], doing: str) -> tuple[Infos, list[EnvFailure]]:
         """What a worker answers, in numbers of all environments. envs: those of its own that it was told about."""
         start = worker.part.start
         self._awaited = worker
@@ -377,12 +348,12 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         self._layout.assign(mine.obs, rows.obs)
         mine.rewards[...], mine.terminated[...], mine.truncated[...] = rows.rewards, rows.terminated, rows.truncated
 
-    def _replace(self, worker: _Worker, envs: Sequence[int], doing: str, lost: _Lost) -> list[Failure]:
+    def _replace(self, worker: _Worker, envs: Sequence[int], doing: str, lost: _Lost) -> list[EnvFailure]:
         """Another worker in its place; all its episodes are lost."""
         at_work = int(self._view.progress[worker.number])
         for attempt in range(_STARTS):  # whatever killed the worker may kill the next one too
             worker.end()
-            worker.start(self._workers)
+            worker.start()
             try:
                 if self._ready(worker) != self._spaces:
                     raise ConfigError("the environments that a new worker made have other spaces than those before")
@@ -396,13 +367,13 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         told = {env + start for env in envs}
         hit = sorted(told | {env for env in worker.part if self.alive[env]})
         guilty = at_work + start if at_work + start in told else hit[0]
-        failures: list[Failure] = []
+        failures: list[EnvFailure] = []
         for env in hit:
             began = doing == "began" and env in told
             step = 0 if began else int(self._lengths[env])
             how = lost.how if env == guilty else f"its worker was at work on environment {guilty}: {lost.how}"
             verb = doing if env in told else "waited"
-            failures.append(Failure(env, step, verb, how, lost.traceback, guilty=env == guilty))
+            failures.append(EnvFailure(env, step, verb, how, lost.traceback, guilty=env == guilty))
         return failures
 
     def _close(self) -> None:
@@ -423,7 +394,7 @@ def _too_long(seconds: float | None) -> str:
 
 def _pack(factories: Sequence[EnvFactory]) -> bytes:
     try:
-        return cloudpickle.dumps(list(factories))  # pyright: ignore[reportUnknownMemberType] -- untyped
+        return pack_by_value(list(factories))
     except Exception as error:
         raise ConfigError(
             f"the environment factory cannot go to a worker process: {error}. Make what it holds inside it, or choose env_type='dummy'"
@@ -432,9 +403,8 @@ def _pack(factories: Sequence[EnvFactory]) -> bytes:
 
 def _end_all(workers: Sequence[_Worker], file: SharedMemoryFile) -> None:
     for worker in workers:  # all at once: each ends by itself when its pipe does
-        if worker.channel is not None:
-            worker.channel.close()
-            worker.channel = None
+        if worker.child is not None:
+            worker.child.hang_up()
     deadline = time.monotonic() + _LAST_SECONDS
     for worker in workers:
         worker.end(deadline - time.monotonic())

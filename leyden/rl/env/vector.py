@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from leyden.errors import ConfigError, SimulatorError
 from leyden.options import NamedOptions
-from leyden.rl.env.group import Failure, Infos, Rows, Start
+from leyden.rl.env.group import EnvFailure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, Layout, layout_of
 from leyden.rl.env.logs import EnvWriter
 from leyden.rl.episode import EpisodeLost
@@ -118,7 +118,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
         self._lengths = np.zeros(num_envs, np.int64)
         self._unsaid: Infos = {}
         self._noted = self._warned = False
-        self._skipped: list[tuple[Failure, Seed[Any]]] = []
+        self._skipped: list[tuple[EnvFailure, Seed[Any]]] = []
         self._closed = False
         self._at_work = False
         self._works = 0
@@ -130,11 +130,11 @@ class FiniteVectorEnv(NamedOptions, ABC):
     # ---- the kinds ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _begin(self, starts: Sequence[Start]) -> list[Failure]:
+    def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
         """Begin episodes; answers those of all environments that are lost by now."""
 
     @abstractmethod
-    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[Failure]]:
+    def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
         """Step the environments of `mask` with their rows of `actions`."""
 
     @abstractmethod
@@ -314,12 +314,12 @@ class FiniteVectorEnv(NamedOptions, ABC):
             self._seeds.give_back(seed)
             self._current[env] = None
 
-    def _lose(self, failures: Sequence[Failure], beginning: set[int]) -> None:
+    def _lose(self, failures: Sequence[EnvFailure], beginning: set[int]) -> None:
         """Decide about each episode that was lost. Raises SimulatorError for the first one that may not be.
 
         beginning: environments whose failure the caller makes up for; of all others it is said in the next step's infos.
         """
-        fatal: tuple[Failure, Seed[Any]] | None = None
+        fatal: tuple[EnvFailure, Seed[Any]] | None = None
         for failure in sorted(failures, key=lambda one: (not one.guilty, one.env)):
             env, seed = failure.env, self._current[failure.env]
             self.alive[env], self._current[env] = False, None
@@ -348,7 +348,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
                 failure, seed, f"{n} episodes in a row failed and were skipped; the first: "
             ) from failure.error
 
-    def _skip(self, failure: Failure, seed: Seed[Any]) -> None:
+    def _skip(self, failure: EnvFailure, seed: Seed[Any]) -> None:
         if not self._warned:
             self._warned = True
             logger.warning(
@@ -373,7 +373,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
                 self._noted = True
                 logger.warning("environment %d: %s (said once)", env, note)
 
-    def _error(self, failure: Failure, seed: Seed[Any], first: str = "") -> SimulatorError:
+    def _error(self, failure: EnvFailure, seed: Seed[Any], first: str = "") -> SimulatorError:
         times = self._losses.get(seed.number, 1)
         again = f" ({times} times now)" if times > 1 else ""
         own = f"\n\nIts own traceback:\n{failure.traceback}" if failure.traceback and failure.error is None else ""

@@ -1,29 +1,27 @@
-"""What runs in a worker process: a group of environments, stepped when the parent says so.
+"""The worker process: a group of environments, stepped at the parent's command.
 
-It ends when the parent closes its pipe or has gone. Ctrl-C and SIGTERM are the parent's to handle. A light module:
-a forkserver imports it before any worker is started, and each shares what it loaded.
+It ends when the parent hangs up or has gone. The forkserver imports this module before any worker is
+started, so that all workers share the memory of what it loads.
 """
 
 from __future__ import annotations
 
 import contextlib
-import traceback
-from collections.abc import Sequence
+import pickle
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
 import numpy as np
 from numpy.typing import NDArray
 
-from leyden.rl.children import become_child
+from leyden.host.child import Failure, Parent, end_with_parent
 from leyden.rl.data_queue import address_of
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
-from leyden.rl.env.group import EnvGroup, Failure, Infos, Rows, Start
+from leyden.rl.env.group import EnvFailure, EnvGroup, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, Layout, layout_of
 from leyden.rl.env.randomness import WorkerGenerators
 from leyden.rl.spaces import AnySpace
+from leyden.utils.pickling import pack_by_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +32,6 @@ class Ready:
     action_space: AnySpace
     own_seeds: str | None = None
     """The address of the DataQueue that its environments were made with; empty: another seed iterator."""
-
-
-@dataclass(frozen=True, slots=True)
-class Crash:
-    """A worker cannot go on; its last word."""
-
-    headline: str
-    traceback: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +63,7 @@ class Results:
     """What came of an order. rows: where they are not shared."""
 
     infos: Infos
-    failures: list[Failure]
+    failures: list[EnvFailure]
     rows: Rows | None = None
 
 
@@ -118,27 +108,24 @@ class View(NamedTuple):
 
 
 def run_worker(
+    parent: Parent,
     number: int,
     part: range,
-    ends: tuple[Connection, Connection],
     file: SharedMemoryFile,
     packed: bytes,
     sizes: Sizes,
     wants_steps: bool,
     generators: WorkerGenerators,
-    inherited: Sequence[Connection],
 ) -> None:
-    """Run one worker process; this is its target.
+    """Make and step a group of environments. The function of a worker process.
 
-    part: the numbers of its environments. packed: their factories. inherited: pipes that a fork brought along and that are closed here.
+    part: the numbers of its environments among all. packed: their factories.
     """
-    for end in inherited:
-        end.close()
-    become_child()
-    channel = Channel(*ends)
+    end_with_parent(parent.pid)
+    channel = Channel(parent.connection)
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has closed, or gone
         try:
-            factories = cloudpickle.loads(packed)
+            factories = pickle.loads(packed)
             generators.seed()
             group = EnvGroup(factories, wants_steps=wants_steps)
             own = None if group.own_seeds is None else address_of(group.own_seeds) or ""
@@ -147,8 +134,8 @@ def run_worker(
             _serve(channel, group, number, part, file, sizes, generators)
         except (EOFError, BrokenPipeError):
             raise
-        except BaseException as error:  # noqa: BLE001 -- the parent is told, whatever it is
-            channel.send(Crash(traceback.format_exception_only(error)[-1].strip(), traceback.format_exc()))
+        except BaseException as error:  # noqa: BLE001 -- the parent reports it
+            channel.send(Failure.of(error))
 
 
 def _serve(
@@ -207,13 +194,13 @@ def _picklable(info: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, value in info.items():
         try:
-            cloudpickle.dumps(value)  # pyright: ignore[reportUnknownMemberType] -- untyped
+            pack_by_value(value)
             kept[name] = value
         except Exception as error:  # noqa: BLE001 -- pickling runs any object's code
             kept["note"] = f"info[{name!r}] cannot go from a worker to this process and is left out: {error}"
     return kept
 
 
-def _for_parent(failures: list[Failure]) -> list[Failure]:
+def _for_parent(failures: list[EnvFailure]) -> list[EnvFailure]:
     """The traceback travels; the exception may not be able to."""
     return [replace(failure, error=None) for failure in failures] if failures else failures

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from leyden.components import accepts
 from leyden.errors import ConfigError
+from leyden.host.child import exit_if_starting
 from leyden.loop import (
     Callback,
     Checkpoint,
@@ -39,7 +40,6 @@ from leyden.loop.train_loop import Flow, keyed
 from leyden.options import check_number
 from leyden.rl.env import EnvWrapper, FiniteEnvType, FiniteVectorEnv, vectorize_env
 from leyden.rl.env.factory import env_kind
-from leyden.rl.env.processes import refuse_in_a_worker
 from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.seed import SeedsLike
 from leyden.rl.trainer.vessel import Iteration, Seeds, TrainingVesselBase
@@ -174,7 +174,7 @@ class Trainer(TrainLoop):
         vessel lacks, both before anything has begun. Raises ConfigError for a `run_dir` that holds a run
         already, unless `resume` is true.
         """
-        refuse_in_a_worker()
+        exit_if_starting()
         if self._started_at is not None:
             raise ConfigError("this trainer is in the middle of a run; make another trainer for another fit")
         if resume and self.run_dir is None:
@@ -254,7 +254,7 @@ class Trainer(TrainLoop):
         trainer's fit, if there was one. A hook of a fit may call it too; then `metrics` and
         `current_stage` are those of the fit again afterwards.
         """
-        refuse_in_a_worker()
+        exit_if_starting()
         vessel.require_stage("test")
         if self._started_at is not None:
             return self._test_within(vessel)

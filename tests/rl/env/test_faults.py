@@ -26,7 +26,7 @@ REMOTE = ["subproc", "shmem"]
 
 
 def workers_of(venv: Any) -> list[Any]:
-    return [worker.process.pid for worker in venv._workers]
+    return [worker.child.pid for worker in venv._workers]
 
 
 @pytest.mark.parametrize("kind", REMOTE)
@@ -171,7 +171,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         "import sys, time\nfrom leyden.rl.env import vectorize_env\nfrom tests.rl.env.worlds import Unlucky, factory\n"
         "if __name__ == '__main__':\n"
         "    venv = vectorize_env(factory(Unlucky), 'shmem', 2, seeds=[('hang', 'construct', 1), ('', '', 1)], workers=2)\n"
-        "    print(*[worker.process.pid for worker in venv._workers], flush=True)\n"
+        "    print(*[worker.child.pid for worker in venv._workers], flush=True)\n"
         "    venv.reset()\n"
     )
     parent = subprocess.Popen(

@@ -122,7 +122,9 @@ def test_a_worker_that_dies_while_it_starts_is_started_again(policy: Any, tmp_pa
         return dies_at_first(tmp_path / "mark")
 
     if policy == "raise":
-        with pytest.raises(SimulatorError, match="environment 0 could not be made: its worker process died"):
+        with pytest.raises(
+            SimulatorError, match="environment 0 could not be made: its worker process ended with exit code"
+        ):
             vectorize_env(make, "shmem", 1, on_worker_error=policy)
         return
     with vectorize_env(make, "shmem", 1, seeds=range(2), on_worker_error=policy) as venv:
@@ -201,7 +203,7 @@ def test_a_program_from_standard_input_is_told_why_it_can_have_no_workers() -> N
     done = subprocess.run(
         [sys.executable, "-"], input=program, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
     )
-    assert "ConfigError" in done.stderr and "Save the program in a file" in done.stderr
+    assert "ConfigError" in done.stderr and "save it in a file" in done.stderr
 
 
 def test_every_stage_of_a_trainer_has_the_number_of_episodes_it_lost() -> None:

@@ -81,7 +81,7 @@ def test_a_worker_that_takes_anothers_place_draws_new_numbers() -> None:
         make(Noisy), "subproc", 1, seeds=range(2), on_worker_error="retry", max_retries=3, seed=0
     ) as venv:
         before = venv.reset()[0].copy()
-        os.kill(venv._workers[0].process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(venv._workers[0].child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         venv.step(actions(1))
         assert not np.isin(venv.reset()[0, :2], before).any()
 

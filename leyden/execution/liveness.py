@@ -1,9 +1,9 @@
 """Notice a process that holds Python's lock (the GIL) for ever and cannot report it itself.
 
-The parent polls the child, and a thread of the child replies, which takes the lock. Silence counts
+The parent pings the child, and a thread of the child replies, which takes the lock. Silence counts
 only while that thread could have run: not while it is stopped (a debugger, SIGSTOP), and not while
 any thread of the child waits for a CPU, because that thread may hold the lock. Linux reports both
-(`/proc/<pid>/task/<tid>`); on other systems the watch is off. This module knows neither runners nor
+(`/proc/<pid>/task/<tid>`); on other systems there is no probe. This module knows neither runners nor
 agents.
 """
 
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _NOTICED: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
-_MOST_SECONDS_BETWEEN_QUESTIONS = 5.0
-_QUESTIONS_IN_PATIENCE = 4
+_MOST_SECONDS_BETWEEN_PINGS = 5.0
+_PINGS_IN_PATIENCE = 4
 _STACKS_SECONDS = 0.5
 """How long the child's signal handler may take to write the stacks."""
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
@@ -48,8 +48,8 @@ def stacks_signal() -> int:
     return signal.SIGRTMAX - 3
 
 
-def prepare_answers() -> Callable[[], Alive | None]:
-    """In the child: return the function that makes replies; None if this system has no watch."""
+def make_responder() -> Callable[[], Alive | None]:
+    """Return the function that makes the child's replies. It returns None on a system without probes."""
     if not _NOTICED:
         return lambda: None
     stacks = os.memfd_create("leyden-stacks")
@@ -57,55 +57,56 @@ def prepare_answers() -> Callable[[], Alive | None]:
     return lambda: Alive(threading.get_native_id(), stacks)
 
 
-class SignsOfLife:
-    """Poll a child for signs of life, on the running event loop."""
+class LivenessProbe:
+    """Pings a child on the running event loop."""
 
     def __init__(
         self,
         pid: int,
         patience_seconds: float,
         *,
-        ask: Callable[[], None],
-        hear: Callable[[], None],
+        ping: Callable[[], None],
+        receive: Callable[[], None],
         on_silence: Callable[[str, str], None],
     ) -> None:
         """
         patience_seconds: how long the child may keep the lock.
-        ask: sends the poll. hear: reads the child's pending messages.
-        on_silence: called once, with a sentence that says what happened and the stacks of the child's threads.
+        ping: sends a ping. receive: reads the child's pending messages.
+        on_silence: called once, with a sentence that describes the silence and the stacks of the
+            child's threads.
         """
         self._loop, self._pid, self._patience_seconds = asyncio.get_running_loop(), pid, patience_seconds
-        self._ask, self._hear, self._on_silence = ask, hear, on_silence
-        self._interval = min(_MOST_SECONDS_BETWEEN_QUESTIONS, patience_seconds / _QUESTIONS_IN_PATIENCE)
+        self._ping, self._receive, self._on_silence = ping, receive, on_silence
+        self._interval = min(_MOST_SECONDS_BETWEEN_PINGS, patience_seconds / _PINGS_IN_PATIENCE)
         self._alive: Alive | None = None
-        self._answered, self._silent_seconds = True, 0.0
+        self._replied, self._silent_seconds = True, 0.0
         self._before = _Moment(0.0, {})
         self._timer: asyncio.TimerHandle | None = None
 
-    def answer(self, alive: Alive) -> None:
+    def take_reply(self, alive: Alive) -> None:
         """Record a reply of the child. The first one names the thread that replies."""
         if self._timer is None and self._alive is None:
-            self._timer = self._loop.call_later(self._interval, self._look)
-        self._alive, self._answered = alive, True
+            self._timer = self._loop.call_later(self._interval, self._check)
+        self._alive, self._replied = alive, True
 
     def close(self) -> None:
-        """Stop polling."""
+        """Stop pinging."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
-        self._hear()  # this loop may have been busy, and the answer may lie there
+    def _check(self) -> None:
+        self._receive()  # this loop may have been busy, and the reply may have arrived
         assert self._alive is not None
         now = _moment(self._pid, self._alive.thread_id)
-        if self._answered:
-            self._answered, self._silent_seconds = False, 0.0
-            self._ask()
+        if self._replied:
+            self._replied, self._silent_seconds = False, 0.0
+            self._ping()
         elif now is not None:
             could_run = min(now.time - self._before.time, 2 * self._interval) - now.longest_wait_since(self._before)
             self._silent_seconds += 0.0 if now.is_stopped or self._before.is_stopped else max(0.0, could_run)
         self._before = now or self._before
         if self._silent_seconds < self._patience_seconds:
-            self._timer = self._loop.call_later(self._interval, self._look)
+            self._timer = self._loop.call_later(self._interval, self._check)
         else:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, stacks_signal())
@@ -113,9 +114,9 @@ class SignsOfLife:
 
     def _report(self) -> None:
         assert self._alive is not None
-        self._hear()
-        if self._answered:  # the signal has ended a wait in the kernel
-            self._timer = self._loop.call_later(self._interval, self._look)
+        self._receive()
+        if self._replied:  # the signal has ended a wait in the kernel
+            self._timer = self._loop.call_later(self._interval, self._check)
             return
         try:
             stacks = Path(f"/proc/{self._pid}/fd/{self._alive.stacks}").read_text(errors="replace")
@@ -146,7 +147,7 @@ class _Moment(NamedTuple):
     """Monotonic clock, seconds."""
     threads: Mapping[str, _Thread]
     """The threads by number."""
-    answering: str = ""
+    replying: str = ""
     """The number of the thread that replies."""
 
     @property
@@ -154,8 +155,8 @@ class _Moment(NamedTuple):
         """Whether the replying thread is stopped, traced or waits for a disk, so silence means
         nothing.
         """
-        answering = self.threads.get(self.answering)
-        return answering is not None and answering.state not in ("S", "R")
+        replying = self.threads.get(self.replying)
+        return replying is not None and replying.state not in ("S", "R")
 
     def longest_wait_since(self, before: _Moment) -> float:
         """Return the seconds since `before` in which one thread waited for a CPU; of several threads, the longest.
@@ -185,7 +186,7 @@ def _moment(pid: int, thread_id: int) -> _Moment | None:
         for folder in Path(f"/proc/{pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-                ran, waited = (int(figure) / 1e9 for figure in (folder / "schedstat").read_text().split()[:2])
+                ran, waited = (int(nanoseconds) / 1e9 for nanoseconds in (folder / "schedstat").read_text().split()[:2])
                 threads[folder.name] = _Thread(state, ran, waited)
     except (OSError, IndexError, ValueError):
         return None

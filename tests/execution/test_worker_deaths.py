@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import leyden as ly
-from leyden.execution.losses import end_attempts
+from leyden.execution.worker_deaths import end_attempts
 
 
 class UndoesAClaim(ly.InMemoryLightningStore):

@@ -23,7 +23,7 @@ from leyden.litagent import FunctionalLitAgent
 
 
 @dataclass(frozen=True, slots=True)
-class Luggage:
+class Payload:
     """What a runner's process is given."""
 
     bundle: PortableRunnerBundle
@@ -31,25 +31,25 @@ class Luggage:
     """A store, or a server of one, which arrives as its client."""
 
 
-def pack(luggage: Luggage, *, imports_main: bool = True) -> bytes:
+def pack(payload: Payload, *, imports_main: bool = True) -> bytes:
     """The bytes that `unpack` reads. Raises ConfigError naming the part that cannot go.
 
     imports_main: the other process imports this one's main script, if that is possible at all; otherwise what is in it goes by value.
     """
     by_name = imports_main and _main_can_be_imported()
     try:
-        return _dumps(luggage, by_name)
+        return _dumps(payload, by_name)
     except Exception as error:
-        name, culprit = _culprit(luggage, by_name)
+        name, culprit = _culprit(payload, by_name)
         raise ConfigError(
             f"{name} (a {type(culprit).__name__}) cannot go to another process: {error}. Make it where it is needed (in the agent, in "
             "a hook's method, at the top of a module), or use strategy='shm'"
         ) from error
 
 
-def unpack(packed: bytes) -> Luggage:
+def unpack(packed: bytes) -> Payload:
     """What was packed; raises whatever the making of its parts raises."""
-    return cast(Luggage, pickle.loads(packed))
+    return cast(Payload, pickle.loads(packed))
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -75,9 +75,9 @@ def _main_can_be_imported() -> bool:
     return getattr(main, "__spec__", None) is not None or getattr(main, "__file__", None) is not None
 
 
-def _culprit(luggage: Luggage, main_by_name: bool) -> tuple[str, Any]:
+def _culprit(payload: Payload, main_by_name: bool) -> tuple[str, Any]:
     """The smallest named part that cannot be pickled."""
-    name, thing, seen = "what the runners need", cast(Any, luggage), set[int]()
+    name, thing, seen = "what the runners need", cast(Any, payload), set[int]()
     while True:
         seen.add(id(thing))
         parts = (
@@ -88,7 +88,7 @@ def _culprit(luggage: Luggage, main_by_name: bool) -> tuple[str, Any]:
         part, value = next(parts, ("", None))
         if not part:
             return name, thing
-        name = part if isinstance(thing, Luggage) or thing is luggage.bundle else f"{part} of {name}"
+        name = part if isinstance(thing, Payload) or thing is payload.bundle else f"{part} of {name}"
         thing = value
 
 

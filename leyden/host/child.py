@@ -1,0 +1,587 @@
+"""Child processes: how they are started, watched and ended.
+
+`Child` runs a Python function in a process of its own and exchanges messages with it. `Command` runs
+a program, relays its log and keeps its last lines. A child of either kind leaves Ctrl-C and SIGTERM
+to this process, ends when this process does, and leaves nothing behind when it is closed.
+
+In the child, the function receives a `Parent` as its first argument. A program of ours that is
+started as a `Command` calls `end_with_parent` itself; a foreign program is started with `guard=True`.
+
+This module knows neither stores nor agents nor simulators: what a child does, which messages it
+exchanges and whether another one replaces it belongs to the package that starts it. `Backoff` says
+how long to wait before the next start.
+
+A start method other than `fork` imports the main script in the child. A script that starts children
+at its top level would therefore start them again: call `exit_if_starting` before the first start, and
+compare the exit code with `GUARD_MISSING`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import urllib.error
+import urllib.request
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import current_process
+from types import FrameType
+from typing import Any, Final, Literal, Self, TypeAlias, get_args
+
+from leyden.errors import ChildDied, ConfigError
+
+StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
+
+GUARD_MISSING: Final = 78
+"""Exit code of a child whose main script starts children at its top level."""
+_LAST_LINES: Final = 30
+_PARENT_POLL_SECONDS: Final = 5.0
+"""How often the parent's id is compared on a system without pidfds."""
+_URL_POLL_SECONDS: Final = 0.1
+_OBITUARY_SECONDS: Final = 5.0
+
+_parent_ends: weakref.WeakSet[Connection[Any, Any]] = weakref.WeakSet()
+"""The pipes to the children of this process. A forked child closes its copies."""
+
+
+def describe_exit(code: int | None) -> str:
+    """Return how a process ended, as a verb phrase: `ended with exit code 3`, `was killed by SIGKILL`."""
+    if code is None:
+        return "has not ended"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The error that ended a child, as text, because an exception may not be picklable."""
+
+    headline: str
+    """Type and message of the error, in one line."""
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Describe the error that is being handled."""
+        return cls(traceback.format_exception_only(error)[-1].strip(), traceback.format_exc())
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Pauses between restarts, which double while the child dies soon after its start."""
+
+    first_seconds: float = 0.1
+    most_seconds: float = 10.0
+    quick_seconds: float = 1.0
+    """A child that worked for less time died at once."""
+    quick_deaths: int = 0
+    """How many children in a row died at once."""
+
+    def pause_after(self, worked_seconds: float, *, excused: bool = False) -> float:
+        """Count a death, and return the seconds to wait before the next start.
+
+        excused: the death has a cause that the next start avoids, so it is neither counted nor
+            does it end the row of quick deaths.
+        """
+        if not excused:
+            self.quick_deaths = self.quick_deaths + 1 if worked_seconds < self.quick_seconds else 0
+        return min(self.first_seconds * 2 ** max(0, self.quick_deaths - 1), self.most_seconds)
+
+
+# ---- a Python function in a process of its own -----------------------------------------------------------------------
+
+
+def known_start_method(method: StartMethod | None) -> StartMethod:
+    """Return a start method of this platform; None selects forkserver, or spawn where there is none.
+
+    Raise ConfigError for one that the platform lacks.
+    """
+    possible = [each for each in get_args(StartMethod) if each in multiprocessing.get_all_start_methods()]
+    if method is not None and method not in possible:
+        raise ConfigError(f"start_method is {method!r}; possible here: {', '.join(map(repr, possible))}")
+    return method or possible[0]
+
+
+def require_importable_main(method: StartMethod, *, remedy: str) -> None:
+    """Raise ConfigError if a child would have to import a main script that is no file.
+
+    remedy: the alternative to a child process, for the error's text.
+    """
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if method != "fork" and script is not None and script.startswith("<"):
+        origin = "standard input" if script == "<stdin>" else script
+        raise ConfigError(
+            f"this program comes from {origin}, which no child process can import; save it in a file and run that file, or {remedy}"
+        )
+
+
+def preload(modules: Sequence[str]) -> None:
+    """Have the forkserver import modules once for all its children, unless it is running already."""
+    server: Any = forkserver
+    if getattr(server._forkserver, "_forkserver_pid", None) is None:  # it has no public name
+        multiprocessing.set_forkserver_preload(list(modules))
+
+
+def exit_if_starting(name_prefix: str = "") -> None:
+    """End this process with `GUARD_MISSING` if it is a child that still imports the main script.
+
+    name_prefix: only if the child's name begins with it.
+    """
+    process = current_process()
+    if getattr(process, "_inheriting", False) and process.name.startswith(name_prefix):
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(GUARD_MISSING)
+
+
+def missing_guard(remedy: str) -> ConfigError:
+    """Return the error for a child that ended with `GUARD_MISSING`. remedy: the alternative to a guard."""
+    return ConfigError(
+        "the main script starts child processes at its top level, and each child imports it; put that part under "
+        f"`if __name__ == '__main__':`, or {remedy}"
+    )
+
+
+class Child:
+    """A Python function in a process of its own, and this process's end of the pipe to it.
+
+    The function is called as `target(parent, *args)`, and the process ends when it returns. All
+    methods that wait block the calling thread, except `attend`.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., object],
+        args: Sequence[Any] = (),
+        *,
+        name: str,
+        start_method: StartMethod = "spawn",
+        daemon: bool = True,
+    ) -> None:
+        """Start the process.
+
+        target: a function at the top of a module. args: picklable values; `start_method="fork"`
+            passes anything.
+        daemon: whether the child may not use `multiprocessing` itself. It ends with this process
+            in either case.
+        """
+        context: Any = multiprocessing.get_context(start_method)
+        ours, theirs = context.Pipe()
+        _parent_ends.add(ours)
+        self.connection: Connection[Any, Any] = ours
+        """This end of the pipe."""
+        process = context.Process(
+            target=_run, args=(theirs, os.getpid(), target, tuple(args)), name=name, daemon=daemon
+        )
+        try:
+            with _sigterm_blocked():
+                process.start()
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._process: Any = process
+        self.pid: int = process.pid
+        self._exit_code: int | None = None
+
+    def send(self, message: Any) -> None:
+        """Send a message. A child that has ended receives nothing, which `attend` or `receive` reports."""
+        with contextlib.suppress(OSError):
+            self.connection.send(message)
+
+    def receive(self, timeout_seconds: float | None = None) -> Any:
+        """Return the child's next message.
+
+        Raise TimeoutError if none arrives in time, EOFError if the child has closed its end.
+        """
+        if timeout_seconds is not None and not self.connection.poll(timeout_seconds):
+            raise TimeoutError
+        try:
+            return self.connection.recv()
+        except ConnectionResetError:
+            raise EOFError from None
+
+    def attend(self, on_message: Callable[[Any], object]) -> asyncio.Future[int]:
+        """Pass the child's messages to a function, on the running event loop, until the child has ended.
+
+        Return a future of the exit code. It is done when the process has ended and all of its
+        messages are delivered; the child is closed then. To end an attended child, use `stop`.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(self.connection, self._hear)
+        self._loop.add_reader(self._process.sentinel, self._end)
+        return self._ended
+
+    def deliver(self) -> None:
+        """Pass the messages that have arrived to the function that `attend` was given."""
+        while not self.connection.closed and self.connection.poll() and self._hear():
+            pass
+
+    async def stop(self, grace_seconds: float) -> int:
+        """End an attended child: hang up, wait for its end, kill it if it takes longer. Return its exit code."""
+        self._hang_up_on_loop()
+        await asyncio.wait({self._ended}, timeout=grace_seconds)
+        self.kill()
+        return await asyncio.shield(self._ended)
+
+    def _hear(self) -> bool:
+        """Pass one message on. Return False, and hang up, if there will be no more."""
+        try:
+            message = self.connection.recv()
+        except (EOFError, OSError):
+            self._hang_up_on_loop()
+            return False
+        self._on_message(message)
+        return True
+
+    def _hang_up_on_loop(self) -> None:
+        if not self.connection.closed:
+            self._loop.remove_reader(self.connection)
+            self.hang_up()
+
+    def _end(self) -> None:
+        self._loop.remove_reader(self._process.sentinel)
+        self.deliver()
+        self._hang_up_on_loop()
+        self.exit_code(None)
+        self._ended.set_result(self.close())
+
+    def exit_code(self, timeout_seconds: float | None = 0.0) -> int | None:
+        """Wait for the end of the process, and return its exit code; None if it is still running.
+
+        timeout_seconds: None waits without limit. A negative code is the signal that killed the child.
+        """
+        if self._exit_code is None:
+            self._process.join(timeout_seconds)
+            self._exit_code = self._process.exitcode
+        return self._exit_code
+
+    def describe_end(self, timeout_seconds: float, *, remedy: str) -> str:
+        """Wait for the end of the process, and return it as a verb phrase (`describe_exit`).
+
+        Raise ConfigError if the main script lacks its guard. remedy: as of `missing_guard`.
+        """
+        code = self.exit_code(timeout_seconds)
+        if code == GUARD_MISSING:
+            raise missing_guard(remedy)
+        return describe_exit(code)
+
+    def terminate(self) -> None:
+        """Send SIGTERM, which a child ignores unless its function handles it."""
+        if self._exit_code is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        if self._exit_code is None:
+            with contextlib.suppress(ValueError):  # closed by another thread
+                self._process.kill()
+
+    def hang_up(self) -> None:
+        """Close this end of the pipe, at which a child that waits for messages ends."""
+        self.connection.close()
+
+    def close(self, grace_seconds: float = 0.0) -> int:
+        """Hang up, wait for the child's end, kill it if it takes longer, and return its exit code. Safe to repeat."""
+        self.hang_up()
+        code = self.exit_code(max(0.0, grace_seconds))
+        if code is None:
+            self._process.kill()
+            self._process.join()
+            code = self._exit_code = int(self._process.exitcode)
+        self._process.close()
+        return code
+
+
+class Parent:
+    """The process that started this one, as its child sees it."""
+
+    def __init__(self, connection: Connection[Any, Any], pid: int) -> None:
+        self.connection = connection
+        """The child's end of the pipe."""
+        self.pid = pid
+        self._sending = threading.RLock()  # a signal handler may send while this thread sends
+
+    def send(self, message: Any) -> None:
+        """Send a message, from any thread. A parent that has gone receives nothing."""
+        with self._sending, contextlib.suppress(OSError):
+            self.connection.send(message)
+
+    def receive(self, timeout_seconds: float | None = None) -> Any:
+        """Return the next message.
+
+        Raise TimeoutError if none arrives in time, EOFError if the parent has hung up or gone.
+        """
+        try:
+            with _descriptor_of(self.pid) as parent:
+                ends = [self.connection] if parent is None else [self.connection, parent]
+                readable: list[Any] = wait(ends, timeout_seconds)
+            if not readable:
+                raise TimeoutError
+            if self.connection not in readable:  # the parent has gone, and another process has its end of the pipe
+                raise EOFError
+            return self.connection.recv()
+        except (ProcessLookupError, ConnectionResetError):
+            raise EOFError from None
+
+    async def gone(self) -> None:
+        """Return when the parent has hung up or gone. For a child that receives no messages."""
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        with contextlib.suppress(ProcessLookupError), _descriptor_of(self.pid) as parent:
+            ends = [end for end in (self.connection.fileno(), parent) if end is not None]
+            for end in ends:
+                loop.add_reader(end, over.set)
+            try:
+                await over.wait()
+            finally:
+                for end in ends:
+                    loop.remove_reader(end)
+
+
+def end_with_parent(parent_pid: int, *, also: int | None = None, end: Callable[[], object] | None = None) -> None:
+    """Watch the parent from a thread, and end this process when the parent has gone, however it ended.
+
+    also: a descriptor whose readability means the same, such as a pipe to the parent.
+    end: the function that ends this process; None: at once, with exit code 1. It runs in the
+        watching thread, also while the main thread is busy in C code that releases the lock.
+    """
+
+    def watch() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            _wait_for_end(parent_pid, also)
+        os._exit(1) if end is None else end()
+
+    threading.Thread(target=watch, name="leyden-parent", daemon=True).start()
+
+
+def _wait_for_end(parent_pid: int, also: int | None) -> None:
+    with _descriptor_of(parent_pid) as parent:
+        watched = [each for each in (parent, also) if each is not None]
+        while not select.select(watched, [], [], None if parent is not None else _PARENT_POLL_SECONDS)[0]:
+            if os.getppid() != parent_pid:
+                return
+
+
+@contextlib.contextmanager
+def _descriptor_of(pid: int) -> Generator[int | None]:
+    """Yield a descriptor that is readable once the process has ended; None on a system without pidfds.
+
+    Raise ProcessLookupError if it has ended already.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except AttributeError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _run(
+    connection: Connection[Any, Any], parent_pid: int, target: Callable[..., object], args: tuple[Any, ...]
+) -> None:
+    """Run in the child: undo what a fork inherited, leave signals to the parent, call the function."""
+    for end in list(_parent_ends):
+        end.close()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # a handler, which programs that the child starts do not inherit, as they would inherit SIG_IGN
+    signal.signal(signal.SIGTERM, _ignore)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    target(Parent(connection, parent_pid), *args)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the parent received the signal too, and decides."""
+
+
+@contextlib.contextmanager
+def _sigterm_blocked() -> Generator[None]:
+    """Start a child with SIGTERM blocked until `_run` has installed its handler.
+
+    A service manager sends SIGTERM to all processes of a group at once.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# ---- a program -------------------------------------------------------------------------------------------------------
+
+
+class Command:
+    """A program in a process group of its own. Its standard error is relayed line by line.
+
+    Ctrl-C in a terminal does not reach it: this process ends it in good order.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        name: str,
+        relay: Callable[[str], object],
+        environment: Mapping[str, str] | None = None,
+        on_death: Callable[[str], object] = lambda obituary: None,
+        guard: bool = False,
+    ) -> None:
+        """Start the program.
+
+        name: what errors and logs call the process, such as "engine process".
+        relay: called with each line of standard error, in a thread of this object.
+        environment: the variables of the program; None: those of this process.
+        on_death: called once with `obituary()` if the program ends and `close` was not called, in a
+            thread of this object.
+        guard: put a process between that ends the program with this one. For a program that does
+            not call `end_with_parent`; its standard output is relayed too, and it has no input.
+        """
+        self.name, self._relay, self._on_death = name, relay, on_death
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._closing = False
+        guarded = [sys.executable, "-P", "-m", __name__, str(os.getpid()), "--", *command]
+        self._process = subprocess.Popen(
+            guarded if guard else command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if guard else subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        lines = self._process.stdout if guard else self._process.stderr
+        self._reader = threading.Thread(target=self._read, args=(lines,), name=f"leyden-{name}-log", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    def write_line(self, line: str) -> None:
+        """Write a line to standard input. Raise ChildDied if the program has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise ChildDied(self.obituary()) from error
+
+    def read_line(self) -> str:
+        """Return the next line of standard output. Raise ChildDied if the program ends before it."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ChildDied(self.obituary())
+        return line.decode()
+
+    def wait_for_url(self, url: str, timeout_seconds: float) -> None:
+        """Return when a server in the program answers GET of the URL with a status below 500.
+
+        Raise ChildDied if the program ends before, or if the time is over; the error has its last lines.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            if self._process.poll() is not None:
+                raise ChildDied(self.obituary())
+            try:
+                with urllib.request.urlopen(url, timeout=max(0.1, deadline - time.monotonic())):
+                    return
+            except urllib.error.HTTPError as error:
+                if error.code < 500:
+                    return
+            except OSError:
+                pass  # it does not listen yet
+            if time.monotonic() >= deadline:
+                raise ChildDied(
+                    f"the {self.name} (pid {self.pid}) does not serve {url} after {timeout_seconds:g} s; {self._last_words()}"
+                )
+            time.sleep(_URL_POLL_SECONDS)
+
+    def obituary(self) -> str:
+        """Return how the program ended, with its last lines; that it lives, if it does not end within seconds."""
+        try:
+            code = self._process.wait(timeout=_OBITUARY_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"the {self.name} (pid {self.pid}) does not answer, but lives"
+        if threading.current_thread() is not self._reader:
+            self._reader.join(timeout=_OBITUARY_SECONDS)
+        return f"the {self.name} (pid {self.pid}) {describe_exit(code)}; {self._last_words()}"
+
+    def close(self, grace_seconds: float) -> int:
+        """Close standard input, wait for the program's end, then kill its process group. Return its exit code.
+
+        A program of ours ends when its input does (`end_with_parent`). A guard sends SIGTERM to its
+        program instead, and kills it some seconds later. Safe to repeat.
+        """
+        self._closing = True
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            code = self._process.wait(timeout=grace_seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        code = self._process.wait() if code is None else code
+        self._reader.join()
+        self._process.stdout.close()
+        return code
+
+    def _read(self, lines: Any) -> None:
+        with lines:
+            for raw in lines:
+                line = raw.decode(errors="replace").rstrip()
+                self._last_lines.append(line)
+                self._relay(line)
+        self._process.wait()
+        if not self._closing:
+            self._on_death(self.obituary())
+
+    def _last_words(self) -> str:
+        return "the last lines of its standard error:\n" + ("\n".join(self._last_lines) or "(none)")
+
+
+def _guard(parent_pid: int, command: Sequence[str]) -> int:
+    """Run a foreign program and return its exit code. End it when standard input closes or the parent has gone."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    ending = threading.Event()
+
+    def end() -> None:
+        ending.set()
+        process.terminate()
+        try:
+            process.wait(_OBITUARY_SECONDS)
+        finally:
+            os.killpg(0, signal.SIGKILL)  # the program's own children too
+
+    end_with_parent(parent_pid, also=sys.stdin.fileno(), end=end)
+    code = process.wait()
+    if ending.is_set():
+        threading.Event().wait()  # `end` kills this process
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    logging.captureWarnings(True)
+    sys.exit(_guard(int(sys.argv[1]), sys.argv[3:]))
