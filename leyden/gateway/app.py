@@ -16,11 +16,11 @@ from leyden.dialects import DIALECTS, Dialect, dump
 from leyden.errors import StoreError
 from leyden.gateway.asgi import (
     attempt_of_headers,
+    client_dialect,
     given_key,
     read_request,
     send_refusal,
     sent_time,
-    speaks_anthropic,
     trace_parent,
 )
 from leyden.gateway.attempts import AttemptKey, Attempts, trace_id_of
@@ -47,7 +47,6 @@ from leyden.utils.attempt_key import PREFIX, read_attempt_key
 
 _REST_SECONDS = 2.0
 """How long the usage and the end of a stream may take after its finish reason, once nobody waits for them."""
-_ROUTES = {dialect.path: dialect for dialect in DIALECTS.values()}
 
 
 class GatewayApp:
@@ -74,6 +73,9 @@ class GatewayApp:
         self._guard = guard
         self._max_body_bytes = max_body_bytes
         self._calls: dict[asyncio.Task[Any], Exchange] = {}
+        self._routes = {dialect.path: dialect for dialect in DIALECTS.values()}
+        self._kept_routes = {f"{dialect.path}/": dialect for dialect in DIALECTS.values() if dialect.conversations}
+        """Prefixes of the routes of single responses that are kept."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -81,7 +83,7 @@ class GatewayApp:
         except ClientGone:
             return
         except Refusal as refusal:
-            await send_refusal(send, refusal, DIALECTS["messages" if speaks_anthropic(scope) else "chat"])
+            await send_refusal(send, refusal, client_dialect(scope))
 
     @property
     def remembers(self) -> bool:
@@ -126,22 +128,24 @@ class GatewayApp:
             case _:
                 route = path.removeprefix("v1/")
                 key = key_of or attempt_of_headers(scope)
-        kept_id = route.removeprefix("responses/") if route.startswith("responses/") else None
-        if key is None and (route in _ROUTES or kept_id):
+        kept = next((prefix for prefix in self._kept_routes if route.startswith(prefix) and route != prefix), None)
+        if key is None and (route in self._routes or kept):
             raise _no_attempt(path)
-        if key is not None and (dialect := _ROUTES.get(route)):
+        if key is not None and (dialect := self._routes.get(route)):
             check_method(scope, "POST")
             return await self._call(scope, receive, send, *key, dialect)
-        if key is not None and kept_id:
-            return await self._kept_response(scope, send, key, unquote(kept_id))
+        if key is not None and kept:
+            return await self._kept_response(
+                scope, send, key, unquote(route.removeprefix(kept)), self._kept_routes[kept]
+            )
         if route == "models":
             check_method(scope, "GET")
-            return await send_reply(send, self._model_list(anthropic=speaks_anthropic(scope)))
+            return await send_reply(send, dump(client_dialect(scope).models_page(self._model_names())))
         raise Refusal(
             404,
             "route_not_found",
             f"the gateway has no route {method} /{path}; it serves /rollout/{{id}}/attempt/{{id}}/v1/ with "
-            f"{', '.join(_ROUTES)} and models",
+            f"{', '.join(self._routes)} and models",
         )
 
     def _authenticate(self, scope: Scope) -> AttemptKey | None:
@@ -182,23 +186,16 @@ class GatewayApp:
             return await send_reply(send, str(error).encode(), status=500)
         await send_reply(send, b"{}")
 
-    async def _kept_response(self, scope: Scope, send: Send, key: AttemptKey, response_id: str) -> None:
+    async def _kept_response(
+        self, scope: Scope, send: Send, key: AttemptKey, response_id: str, dialect: Dialect
+    ) -> None:
+        assert dialect.conversations is not None
         kept = self._relay.kept.get(key, response_id)
         check_method(scope, "GET", "DELETE")
         if scope["method"] == "DELETE":
-            self._relay.kept.forget(key, response_id)
-            return await send_reply(send, dump({"id": response_id, "object": "response", "deleted": True}))
+            self._relay.kept.drop(key, response_id)
+            return await send_reply(send, dump(dialect.conversations.deleted(response_id)))
         await send_reply(send, dump(kept.response))
-
-    def _model_list(self, *, anthropic: bool) -> bytes:
-        names = self._model_names()
-        if anthropic:
-            about = {"type": "model", "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
-            models = [{"id": name, "display_name": name, **about} for name in names]
-            ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-            return dump({"data": models, "has_more": False, **ends})
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "leyden"} for name in names]
-        return dump({"object": "list", "data": models})
 
     # ---- one call ----------------------------------------------------------------------------------------------------
 

@@ -25,18 +25,17 @@ from urllib.parse import unquote
 import aiohttp
 import yarl
 
-from leyden.dialects import DIALECTS
 from leyden.errors import ConfigError, GatewayError, LeydenError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.asgi import (
     as_text,
     attempt_of_headers,
+    client_dialect,
     end_to_end,
     given_key,
     read_request,
     send_refusal,
     sent_time,
-    speaks_anthropic,
 )
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.proxy import LLMProxy
@@ -245,7 +244,7 @@ class _Dispatch:
         except ClientGone:
             return
         except Refusal as refusal:
-            await send_refusal(send, refusal, DIALECTS["messages" if speaks_anthropic(scope) else "chat"])
+            await send_refusal(send, refusal, client_dialect(scope))
 
     async def _hand_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Let another worker reply. If the client leaves, that worker's connection is closed, too."""
