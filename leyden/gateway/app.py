@@ -1,6 +1,6 @@
-"""The routes of the gateway, and who may call.
+"""The gateway's ASGI application: its routes, and the check of each caller's key.
 
-A raw ASGI application: it knows HTTP, and leaves admission to `attempts` and the way of a call to the model and back to `relay`.
+It knows HTTP; `attempts` admits calls, and `relay` brings them to a model and back.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from leyden.host.http import (
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
 
 _REST_SECONDS = 2.0
-"""How long the usage and the end of a stream may take after its finish reason, once nobody waits for them."""
+"""How long the usage and the end of a stream may take after its finish reason, once its client has left."""
 
 
 class GatewayApp:
@@ -87,22 +87,22 @@ class GatewayApp:
 
     @property
     def remembers(self) -> bool:
-        """Whether `end_attempt` may have something to forget. May be asked from any thread."""
+        """Whether `end_attempt` may have state to drop. Safe from any thread."""
         return self._relay.remembers or self._recorder.remembers
 
     def cancel_calls(self) -> None:
-        """Give up the calls under way: each is recorded and answered with an error."""
+        """Cancel the calls under way. Each is recorded and gets an error as its reply."""
         for task in self._calls:
             task.cancel()
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """Give up the calls that the agent left under way, so that the attempt's record is complete when it is flushed."""
+        """Cancel the calls that the agent left under way, so that the attempt's record is complete when it is flushed."""
         self._relay.forget((rollout_id, attempt_id))
         self._recorder.forget((rollout_id, attempt_id))
         for task, exchange in self._calls.items():
             if exchange.key == (rollout_id, attempt_id):
                 exchange.attempt_over = True
-                _give_up(exchange, task)
+                _cancel_unwanted(exchange, task)
 
     # ---- routes ------------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class GatewayApp:
             case ["rollout", rollout_id, "attempt", attempt_id, rest] if rest.startswith("v1/"):
                 route = rest.removeprefix("v1/")
                 key = unquote(rollout_id), unquote(attempt_id)
-                if self._token is not None:  # else a key proves nothing, and the URL is said anew with each call
+                if self._token is not None:  # without a token a key proves nothing, and the URL of each call counts
                     _check_same(key, key_of)
             case _:
                 route = path.removeprefix("v1/")
@@ -149,7 +149,10 @@ class GatewayApp:
         )
 
     def _authenticate(self, scope: Scope) -> AttemptKey | None:
-        """The attempt that the client's key names, and opens; None for the token, which opens them all."""
+        """Return the attempt that the client's key names and admits to; None for the token, which admits to all.
+
+        Raise Refusal for any other key.
+        """
         given = given_key(scope)
         if given.startswith(PREFIX.encode()):
             token = None if self._token is None else self._token.decode()
@@ -168,9 +171,7 @@ class GatewayApp:
         return None
 
     async def _finish(self, scope: Scope, send: Send, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt that a runner in another process (`remote.py`) made, and reply when its
-        record is complete.
-        """
+        """End an attempt of a runner in another process (`remote.py`), and reply when its record is complete."""
         if not is_secret(bearer_token(header(scope, b"authorization")), self._control_key().encode()):
             raise Refusal(
                 401,
@@ -252,7 +253,7 @@ class GatewayApp:
 
         def leave() -> None:
             exchange.disconnected = True
-            _give_up(exchange, task)
+            _cancel_unwanted(exchange, task)
 
         try:
             with on_disconnect(receive, leave):
@@ -261,7 +262,7 @@ class GatewayApp:
             del self._calls[task]
 
     async def _record_late(self, rollout_id: str, attempt_id: str, dialect: Dialect, refusal: Refusal) -> None:
-        """Leave the refused call in the record of the attempt that it came too late for."""
+        """Record a call that came after the end of its attempt, as an error."""
         now = time.time()
         call = ModelCall(
             rollout_id=rollout_id,
@@ -278,8 +279,8 @@ class GatewayApp:
         await self._recorder.put(call)
 
 
-def _give_up(exchange: Exchange, task: asyncio.Task[Any]) -> None:
-    """Cancel a call that nobody waits for; one whose answer stands has a moment for the rest of its stream, which proves it."""
+def _cancel_unwanted(exchange: Exchange, task: asyncio.Task[Any]) -> None:
+    """Cancel a call whose client has left. A response that is complete has a moment for the rest of its stream, which proves it."""
     if not exchange.answered:
         task.cancel()
     elif not exchange.recorded:
@@ -287,6 +288,7 @@ def _give_up(exchange: Exchange, task: asyncio.Task[Any]) -> None:
 
 
 def _check_same(of_url: AttemptKey, of_key: AttemptKey | None) -> None:
+    """Raise Refusal (403) if the API key is of another attempt than the URL."""
     if of_key is not None and of_key != of_url:
         raise Refusal(
             403,

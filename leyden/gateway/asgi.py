@@ -25,7 +25,7 @@ _ONE_HOP = {
     *("upgrade", "host", "content-length", "expect"),
 }
 _HOP_BY_HOP = _ONE_HOP | {"content-encoding"}
-"""Of bodies that are read on the way."""
+"""Headers that end here when the gateway reads the body."""
 _OF_THE_GATEWAY = {
     "api-key",
     "cookie",
@@ -38,8 +38,7 @@ _OF_THE_GATEWAY = {
     "x-leyden-attempt",
     "x-leyden-sent",
 }
-"""What the agent tells the gateway, not the model's server; the connection to the latter chooses its own
-compression."""
+"""Headers for the gateway, not for the model's server. The connection to that server chooses its own compression."""
 _KEY_HEADERS = tuple(
     dict.fromkeys((each.key_header.encode(), each.key_scheme.lower().encode()) for each in DIALECTS.values())
 )
@@ -51,7 +50,7 @@ _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{
 
 
 def trace_parent(scope: Scope) -> tuple[str, str] | None:
-    """W3C trace context: (trace id, the caller's span id)."""
+    """Return the W3C trace context, (trace id, the caller's span id), or None."""
     found = _TRACEPARENT.fullmatch(header(scope, b"traceparent") or b"")
     return (found[1].decode(), found[2].decode()) if found else None
 
@@ -59,24 +58,20 @@ def trace_parent(scope: Scope) -> tuple[str, str] | None:
 def sent_time(scope: Scope, arrived: float) -> float | None:
     """Return when the agent's process sent the call, in Unix seconds by its clock, or None.
 
-    arrived: when the call came in, by this machine's clock. A client on this machine has the same
-    clock, so it need not say when it sent the call.
+    arrived: when the call came in, by this machine's clock. A client on this machine has the same clock, so it need not send the time.
     """
-    if header(scope, b"x-leyden-sent") is None and _is_near(scope.get("client")):
+    given, client = header(scope, b"x-leyden-sent"), scope.get("client")
+    if given is None and client is not None and client[0] in ("127.0.0.1", "::1"):
         return arrived
     try:
-        sent = float(header(scope, b"x-leyden-sent") or b"nan")
+        sent = float(given or b"nan")
     except ValueError:
         return None
     return sent if math.isfinite(sent) else None
 
 
-def _is_near(client: tuple[str, int] | None) -> bool:
-    return client is not None and client[0] in ("127.0.0.1", "::1")
-
-
 def attempt_of_headers(scope: Scope) -> tuple[str, str] | None:
-    """(rollout id, attempt id), percent-encoded in `x-leyden-rollout` and `x-leyden-attempt`, else in W3C's `baggage`."""
+    """Return (rollout id, attempt id), percent-encoded in `x-leyden-rollout` and `x-leyden-attempt` or in W3C's `baggage`."""
     rollout, attempt = header(scope, b"x-leyden-rollout"), header(scope, b"x-leyden-attempt")
     if not (rollout and attempt):
         members = (
@@ -114,7 +109,7 @@ def client_dialect(scope: Scope) -> Dialect:
 
 
 def downstream_headers(response: aiohttp.ClientResponse) -> Headers:
-    """The upstream's headers as the agent gets them; the length and framing of the body are its new server's matter."""
+    """Return the upstream's headers in the form for the agent. The gateway frames the body itself."""
     return [
         (name.lower(), value)
         for name, value in response.raw_headers
@@ -123,12 +118,12 @@ def downstream_headers(response: aiohttp.ClientResponse) -> Headers:
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """All that one hop does not keep to itself, for what goes on as it is."""
+    """Return the headers that are not for one hop only, for a message that is passed on unchanged."""
     return [(name, value) for name, value in headers if name.lower() not in _ONE_HOP_BYTES]
 
 
 def as_text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Headers as aiohttp takes them, which writes UTF-8."""
+    """Return headers as aiohttp takes them, which writes UTF-8."""
     return [(_text(name), _text(value)) for name, value in headers]
 
 
