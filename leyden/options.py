@@ -72,10 +72,9 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_choice(name: str, value: object, possible: Collection[str]) -> None:
-    """Raise ConfigError, with the nearest possible value, unless `value` is one of those given."""
+    """Raise ConfigError, with the nearest possible name, unless `value` is one of the possible ones."""
     if not isinstance(value, str) or value not in possible:
-        hint = nearest(value, possible) if isinstance(value, str) else f"possible: {', '.join(possible)}"
-        raise ConfigError(f"{name} is {value!r}; {hint}")
+        raise ConfigError(f"{name} is {value!r}; {nearest(str(value), possible)}")
 
 
 def check_path(name: str, value: object, *, example: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
+from leyden.maths.losses import PolicyLoss
 from leyden.options import NamedOptions, check_number, named_options
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.arguments import KeepsArguments
@@ -37,6 +38,7 @@ class SamplingParams:
         check_number("max_tokens", self.max_tokens, at_least=1, whole=True)
         check_number("temperature", self.temperature, at_least=0)
         check_number("top_p", self.top_p, above=0, at_most=1)
+        check_number("seed", self.seed, whole=True, or_none="a draw of the backend's own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +53,6 @@ class Sample:
     policy_versions: list[int]
     """Shape (R,): the policy's version when the token was drawn."""
     finish_reason: Literal["stop", "length"]
-
-
-@named_options
-@dataclass(frozen=True, slots=True)
-class PolicyLoss:
-    """A policy-gradient loss by name, summed over tokens with each token's weight.
-
-    loss = - sum_t w_t * objective_t. The default, `ppo_clip`, is PPO's clipped objective
-    (arXiv:1707.06347, eq. 7): min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t) with
-    r_t = exp(logp_t - behaviour logp_t). `leyden.maths.losses.LOSSES` has all of them.
-    """
-
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    """A wider upper bound keeps exploration (DAPO, arXiv:2503.14476)."""
-    temperature: float = 1.0
-    """The temperature at which the behaviour log-probabilities were taken."""
-    name: str = "ppo_clip"
-    """A key of `LOSSES`. The engine raises ConfigError for an unknown one."""
-    constants: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Further constants of the loss, by name."""
-
-    def __post_init__(self) -> None:
-        check_number("clip_low", self.clip_low, at_least=0, at_most=1)
-        check_number("clip_high", self.clip_high, at_least=0)
-        check_number("temperature", self.temperature, above=0)
-        for name, value in self.constants.items():
-            check_number(f"constants[{name!r}]", value)
 
 
 @named_options

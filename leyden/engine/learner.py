@@ -21,7 +21,6 @@ from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyLoss
 from leyden.engine.forward.base import ModelForward
 from leyden.errors import ConfigError, EngineError
 from leyden.maths.losses import LOSSES
-from leyden.options import check_choice
 from leyden.types import TrainingSequence
 
 
@@ -207,12 +206,7 @@ def policy_loss(logits_NV: Tensor, targets: _Targets, loss: PolicyLoss) -> tuple
     constants = {"clip_low": loss.clip_low, "clip_high": loss.clip_high, **loss.constants}
     logprobs_NV = torch.log_softmax(logits_NV.float() / loss.temperature, dim=-1)
     logprobs_N = logprobs_NV.gather(-1, targets.ids_N[:, None])[:, 0]
-    try:
-        terms = LOSSES[loss.name](logprobs_N, targets.behaviour_N, targets.advantages_N, constants)
-    except KeyError as error:
-        raise ConfigError(
-            f"the loss {loss.name!r} needs the constant {error}; give PolicyLoss(constants={{...}})"
-        ) from error
+    terms = LOSSES[loss.name](logprobs_N, targets.behaviour_N, targets.advantages_N, loss)
     summed = -(targets.weights_N * terms.objective_N).sum()
     with torch.no_grad():
         figures = torch.stack(

@@ -1,11 +1,13 @@
-"""Advantages, returns and losses as pure functions: numbers in, numbers out.
+"""Advantages, returns and losses as pure functions of numbers.
 
-`advantages` needs nothing, `returns` needs NumPy and `losses` needs torch, so each is imported by its
-users. They know no spans, no store and no model. To add an estimator or a loss, write a function with
-its source, add it to `advantages.ESTIMATORS` or `losses.LOSSES`, and test it against an independent
-formula.
+This package knows no spans, store or framework. Each kind has a module: `advantages` (lists of floats),
+`returns` (NumPy arrays) and `losses` (torch tensors). NumPy is imported by `returns` only, so that
+the rest works without it.
+
+To add an estimator or a loss, add its function to the module, with its source in the docstring, and
+its name to the registry (`ESTIMATORS`, `LOSSES`); test it against an independent formula.
 """
 
-from leyden.maths.advantages import ESTIMATORS, AdvantageEstimator
+from leyden.maths.advantages import ESTIMATORS, Estimator
 
-__all__ = ["ESTIMATORS", "AdvantageEstimator"]
+__all__ = ["ESTIMATORS", "Estimator"]

@@ -1,45 +1,45 @@
-"""Estimators of advantages: how much better a rollout did than the others of its group.
+"""Advantage estimators: from the rewards of one group of rollouts to an advantage for each rollout.
 
-An estimator is a function of the rewards of one group, the rollouts of one task, and returns one
-advantage for each of them. To add an estimator, write the function, cite its source, and add it to
-`ESTIMATORS`; `PolicyGradient(advantages=NAME)` finds it there. This module knows no spans and no store.
+They know no tokens, tasks or optimizer. To add an estimator, write a function with its source and a
+test against an independent formula, and add its line to `ESTIMATORS`. Every algorithm that takes
+`advantages="NAME"` can then use it.
+
+Shapes: G rollouts of one task (a group).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
 
 from leyden.errors import ConfigError
 
-AdvantageEstimator: TypeAlias = Callable[[Sequence[float]], list[float]]
-"""Rewards of one group to one advantage each."""
+Estimator = Callable[[Sequence[float]], list[float]]
+"""From the rewards of a group, shape (G,) with G >= 2, to the advantages, shape (G,)."""
 
-_EPSILON: Final = 1e-4
+_EPSILON = 1e-4
 
 
 def grpo(rewards_G: Sequence[float]) -> list[float]:
-    """Centre rewards within one group and divide by its deviation, `A_i = (r_i - mean(r)) / (std(r) + 1e-4)`.
+    """Return the standardised rewards of a group (GRPO, arXiv:2402.03300, section 4.1.2).
 
-    Source: GRPO, arXiv:2402.03300, section 4.1.2. The deviation has n - 1 in its denominator.
+    A_i = (r_i - mean(r)) / (std(r) + 1e-4), where std has G - 1 in its denominator. Every group
+    then weighs about the same, whether its rewards differ by little or by much.
 
-    rewards_G: shape (G,), one reward per rollout of the same task, G >= 2.
-    Raises ConfigError if G < 2, because a single rollout has nothing to be compared with.
+    Raise ConfigError if G < 2.
     """
-    centred = dr_grpo(rewards_G)
-    deviation = math.sqrt(math.fsum(value * value for value in centred) / (len(centred) - 1))
-    return [value / (deviation + _EPSILON) for value in centred]
+    centred_G = dr_grpo(rewards_G)
+    deviation = math.sqrt(math.fsum(value * value for value in centred_G) / (len(centred_G) - 1))
+    return [value / (deviation + _EPSILON) for value in centred_G]
 
 
 def dr_grpo(rewards_G: Sequence[float]) -> list[float]:
-    """Centre rewards within one group, `A_i = r_i - mean(r)`.
+    """Return the centred rewards of a group (Dr. GRPO, arXiv:2503.20783, section 3.2).
 
-    Source: Dr. GRPO, arXiv:2503.20783, section 3.2. Without the division, groups whose rewards hardly
-    differ do not weigh more than others.
+    A_i = r_i - mean(r). Without a division by the deviation, tasks that are nearly always or nearly
+    never solved weigh no more than the others.
 
-    rewards_G: shape (G,), one reward per rollout of the same task, G >= 2.
-    Raises ConfigError if G < 2, because a single rollout has nothing to be compared with.
+    Raise ConfigError if G < 2, because a single rollout has nothing to be compared with.
     """
     n = len(rewards_G)
     if n < 2:
@@ -48,5 +48,5 @@ def dr_grpo(rewards_G: Sequence[float]) -> list[float]:
     return [reward - mean for reward in rewards_G]
 
 
-ESTIMATORS: Final[dict[str, AdvantageEstimator]] = {"grpo": grpo, "dr_grpo": dr_grpo}
-"""Estimators by name."""
+ESTIMATORS: dict[str, Estimator] = {"grpo": grpo, "dr_grpo": dr_grpo}
+"""Estimators by the name that a user gives, for example `PolicyGradient(advantages="grpo")`."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import random
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from leyden.engine import OptimParams, PolicyLoss
+from leyden.engine import EmbeddedBackend, OptimParams, PolicyLoss
+from leyden.engine.control import control_handlers, read_answer, write_sequences
 from leyden.engine.forward.cached import CachedForward
 from leyden.engine.forward.layout import LayoutForward
 from leyden.engine.learner import Learner, micro_batches
 from leyden.errors import ConfigError
-from leyden.maths.losses import LOSSES, Surrogate
+from leyden.maths.losses import LOSSES, LossTerms
 from leyden.types import TrainingSequence
 from tests.engine import tiny
 
@@ -121,20 +122,36 @@ def test_the_gradient_is_that_of_the_formula():
         torch.testing.assert_close(got, wanted[name], atol=1e-4, rtol=1e-3)
 
 
-def test_a_loss_is_one_function_and_one_line(monkeypatch: pytest.MonkeyPatch):
-    def towards(
-        logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, constants: Mapping[str, float]
-    ) -> Surrogate:
-        ratio_N = (logprobs_N - behaviour_N).exp()
-        return Surrogate(constants["scale"] * logprobs_N, ratio_N, ratio_N.log(), ratio_N)
+def reinforce(logprobs_N: Any, behaviour_N: Any, advantages_N: Any, constants: PolicyLoss) -> LossTerms:
+    log_ratio_N = (logprobs_N - behaviour_N).detach()
+    return LossTerms(logprobs_N * advantages_N, log_ratio_N.exp(), log_ratio_N, log_ratio_N.exp())
 
-    monkeypatch.setitem(LOSSES, "towards", towards)
-    model, batch = tiny.model(), a_batch(3)
-    once = learner(model).forward_backward(batch, PolicyLoss(name="towards", constants={"scale": 1.0}))
-    twice = learner(model).forward_backward(batch, PolicyLoss(name="towards", constants={"scale": 2.0}))
-    assert twice.loss == pytest.approx(2 * once.loss)
-    with pytest.raises(ConfigError, match="the loss 'towards' needs the constant 'scale'"):
-        learner(model).forward_backward(batch, PolicyLoss(name="towards"))
+
+async def test_a_loss_is_one_function_and_one_line_over_the_wire_too(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match="loss is 'reinforce'"):
+        PolicyLoss("reinforce")
+    monkeypatch.setitem(LOSSES, "reinforce", reinforce)
+    model, batch, loss = tiny.model(), a_batch(4), PolicyLoss("reinforce")
+    wanted = 0.0
+    for s in batch:
+        with torch.no_grad():
+            table = model(input_ids=torch.tensor([s.token_ids])).logits[0].double().log_softmax(-1)
+        for t in range(1, len(s.token_ids)):
+            wanted -= s.weights[t] * s.advantages[t] * float(table[t - 1, s.token_ids[t]])
+    result = learner(model).forward_backward(batch, loss)
+    assert result.loss == pytest.approx(wanted, rel=1e-4)
+    assert result.clip_fraction == 0
+
+    backend = EmbeddedBackend(model, tokenizer=tiny.tokenizer(), device="cpu", max_length=128)
+    async with backend:
+        handler = control_handlers(backend)["/control/forward_backward"]
+        payload = {"sequences": write_sequences(batch), "loss": asdict(loss)}
+        reply = await handler(json.dumps(payload).encode(), {})
+        assert read_answer(reply.body)["loss"] == pytest.approx(wanted, rel=1e-4)
+        payload["loss"]["name"] = "reinforced"
+        reply = await handler(json.dumps(payload).encode(), {})
+        with pytest.raises(ConfigError, match="did you mean 'reinforce'"):
+            read_answer(reply.body)
 
 
 @pytest.mark.parametrize("way", [LayoutForward, CachedForward])

@@ -9,18 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyden.errors import ConfigError
-from leyden.maths.advantages import ESTIMATORS, dr_grpo, grpo
+from leyden.maths import ESTIMATORS
+from leyden.maths.advantages import dr_grpo, grpo
 
 rewards = st.lists(st.floats(-100, 100), min_size=2, max_size=32)
 
 
 @given(rewards)
-def test_advantages_are_rewards_less_their_mean(values: list[float]) -> None:
+def test_dr_grpo_is_the_reward_less_the_mean(values: list[float]) -> None:
     assert dr_grpo(values) == pytest.approx([value - statistics.fmean(values) for value in values], abs=1e-9)
 
 
 @given(rewards)
-def test_scaled_advantages_are_divided_by_the_sample_deviation(values: list[float]) -> None:
+def test_grpo_is_divided_by_the_sample_deviation(values: list[float]) -> None:
     expected = [(value - statistics.fmean(values)) / (statistics.stdev(values) + 1e-4) for value in values]
     assert grpo(values) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 

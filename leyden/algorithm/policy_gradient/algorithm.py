@@ -77,9 +77,9 @@ class PolicyGradient(IterativeAlgorithm):
     tasks_per_step, rollouts_per_task: a step samples their product; the rollouts of one task are a group.
     minibatch_size: rollouts in each optimizer step, about; None: all rollouts of the step.
     epochs: passes over the step's rollouts.
-    advantages: the estimator, a key of `leyden.maths.ESTIMATORS`: `grpo` divides by the group's
-        standard deviation, `dr_grpo` does not.
-    loss: the loss and its constants.
+    advantages: estimator of the advantages, a name of `leyden.maths.ESTIMATORS`. "grpo" divides the
+        centred rewards by the group's standard deviation, "dr_grpo" does not.
+    loss: the loss of the sampled tokens, with its constants.
     warmup_steps: steps over which the learning rate rises from a fraction to its full value.
     temperature, max_tokens: suggested to the agent in its LLM's sampling_parameters.
     timeout_seconds, max_attempts: of each rollout.
