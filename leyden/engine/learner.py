@@ -198,12 +198,7 @@ class _Targets:
 
 
 def policy_loss(logits_NV: Tensor, targets: _Targets, loss: PolicyLoss) -> tuple[Tensor, dict[str, float]]:
-    """Return the summed, weighted loss (`PolicyLoss` has the formula), and metrics summed over the N tokens.
-
-    Raise ConfigError for an unknown loss, or one that lacks a constant.
-    """
-    check_choice("PolicyLoss.name", loss.name, LOSSES)
-    constants = {"clip_low": loss.clip_low, "clip_high": loss.clip_high, **loss.constants}
+    """The summed, weighted loss (`PolicyLoss` has the formula), and figures summed over the N tokens."""
     logprobs_NV = torch.log_softmax(logits_NV.float() / loss.temperature, dim=-1)
     logprobs_N = logprobs_NV.gather(-1, targets.ids_N[:, None])[:, 0]
     terms = LOSSES[loss.name](logprobs_N, targets.behaviour_N, targets.advantages_N, loss)

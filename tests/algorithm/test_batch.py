@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.adapter import merge_triplets
-from leyden.algorithm.policy_gradient import PolicyGradient
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData, build_step, minibatches, task_indices
 from leyden.maths import ESTIMATORS
 from leyden.maths.advantages import dr_grpo, grpo
@@ -177,11 +176,3 @@ def test_minibatches_are_about_as_large_as_asked(n_rollouts: int, size: int, exp
     data = build_step([Group(rollouts)], dr_grpo)
     cut = minibatches(data.rollouts, size=size, seed=0, step=0, epoch=0)
     assert sorted(map(len, cut)) == sorted(expected)
-
-
-def test_an_estimator_is_one_function_and_one_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(ESTIMATORS, "best_of_group", lambda rewards: [float(each == max(rewards)) for each in rewards])
-    algorithm = PolicyGradient(EmbeddedBackend("anything"), advantages="best_of_group")
-    rollouts = [RolloutData(str(n), float(n), []) for n in range(3)]
-    step = build_step([Group(rollouts)], ESTIMATORS[algorithm.advantages])
-    assert [rollout.advantage for rollout in step.rollouts] == [0.0, 0.0, 1.0]

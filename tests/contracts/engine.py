@@ -201,17 +201,6 @@ async def test_a_loss_that_is_not_finite_clears_the_gradient(running: PolicyBack
         await running.optim_step(STEP)
 
 
-async def test_a_loss_is_chosen_by_name(running: PolicyBackend):
-    far = TrainingSequence([1, 2, 3], [0.0, -30.0, -30.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
-    clipped = await running.forward_backward([far], PolicyLoss())
-    weighted = await running.forward_backward([far], PolicyLoss(name="importance_sampling"))
-    assert clipped.clip_fraction == 1
-    assert weighted.clip_fraction == 0
-    assert weighted.loss < clipped.loss
-    with pytest.raises(ConfigError, match=r"PolicyLoss.name is 'ppo_klip'; did you mean 'ppo_clip'\?"):
-        await running.forward_backward([far], PolicyLoss(name="ppo_klip"))
-
-
 async def test_a_saved_state_continues_to_the_bit(running: PolicyBackend, tmp_path: Path):
     data = await sampled(running)
     await running.forward_backward(data, PolicyLoss())

@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from leyden.engine import EmbeddedBackend, OptimParams, PolicyLoss
 from leyden.engine.control import control_handlers, read_answer, write_sequences

@@ -33,15 +33,6 @@ def test_the_clipped_objective_and_its_figures_are_those_of_the_formula(samples,
     assert float(terms.n_clipped()) == clipped
 
 
-@given(samples=st.lists(st.tuples(LOGP, LOGP, st.floats(-3, 3)), min_size=1, max_size=6))
-def test_the_unclipped_objective_is_the_ratio_times_the_advantage(samples):
-    logp, behaviour, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*samples, strict=True))
-    terms = LOSSES["importance_sampling"](logp, behaviour, advantages, {})
-    expected = [math.exp(new - old) * advantage for new, old, advantage in samples]
-    assert terms.objective_N.tolist() == pytest.approx(expected)
-    assert float(terms.n_clipped()) == 0
-
-
 def test_no_gradient_flows_where_clipping_decides():
     logp = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64, requires_grad=True)
     terms = clipped_surrogate(logp, torch.zeros(4), torch.tensor([1.0, 1.0, -1.0, -1.0]), clip_low=0.2, clip_high=0.2)
