@@ -145,7 +145,9 @@ class StoreApp:
             reply = _unexpected(scope, error)
         seconds = None if scope.get("waits") else time.perf_counter() - started
         self._metrics.add(scope.get("asked", "other"), reply.status, seconds)
-        await _send(send, reply, headers)
+        if len(reply.body) >= _COMPRESS_FROM and b"gzip" in headers.get(b"accept-encoding", b""):
+            reply = await _compressed(reply)
+        await send_reply(send, reply.body, status=reply.status, headers=reply.headers)
 
     async def _reply(self, scope: Scope, headers: RequestHeaders, receive: Receive) -> HttpReply:
         self._guard.check(scope)
@@ -321,13 +323,10 @@ def _unexpected(scope: Scope, error: Exception) -> HttpReply:
     )
 
 
-async def _send(send: Send, reply: HttpReply, headers: RequestHeaders) -> None:
-    """Send a reply, compressed if it is large and the client accepts that."""
-    body, extra = reply.body, reply.headers
-    if len(body) >= _COMPRESS_FROM and b"gzip" in headers.get(b"accept-encoding", b""):
-        body = await asyncio.to_thread(_gzip, body) if len(body) >= _THREAD_FROM else _gzip(body)
-        extra = (*extra, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
-    await send_reply(send, body, status=reply.status, headers=extra)
+async def _compressed(reply: HttpReply) -> HttpReply:
+    body = reply.body
+    body = await asyncio.to_thread(_gzip, body) if len(body) >= _THREAD_FROM else _gzip(body)
+    return HttpReply(reply.status, body, *reply.headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
 
 
 def _gzip(body: bytes) -> bytes:
