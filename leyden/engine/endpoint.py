@@ -1,8 +1,9 @@
 """The engine's OpenAI-compatible endpoint: an ASGI application over a decoder.
 
-It serves `/v1/chat/completions` and `/v1/completions` (streamed or not), `/v1/models` and `/health`. A request costs parsing, one future
-and one reply. A client that leaves frees its rows of the batch. It knows the decoder's queue and the wire format; no gradients, no
-rollouts. To serve more paths, give `Endpoint` handlers.
+It serves `/v1/chat/completions` and `/v1/completions` (streamed or not), `/v1/models` and
+`/health`. A request costs parsing, one future and one reply. A client that leaves frees its rows of
+the batch. It knows the decoder's queue and the wire format; no gradients, no rollouts. To serve
+more paths, give `Endpoint` handlers.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class EndpointOptions:
     deterministic: bool
     api_key: str | None
     tool_parser: str | None = None
-    """The name of a parser of tool calls; None chooses the one that reads the chat template's format."""
+    """The name of a parser of tool calls; None chooses by the chat template's format."""
     control_key: str | None = None
     """The key for the handlers' paths."""
 
@@ -169,7 +170,10 @@ class Endpoint:
         streams: list[_ChoiceStream],
         send: Send,
     ) -> None:
-        """Send one chunk for each token as it is sampled. The text may lag behind its tokens until it is certain."""
+        """Send one chunk for each token as it is sampled.
+
+        The text may lag behind its tokens until it is certain.
+        """
         response_id = _response_id(request)
         first: list[int] | None = prompt.token_ids
         started = False
@@ -197,7 +201,10 @@ class Endpoint:
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     def _take(self, request: CompletionRequest, stream: _ChoiceStream, prompt: Prompt) -> Choice | None:
-        """Return the new part of a stream. Its end is recorded before the client can continue the conversation."""
+        """Return the new part of a stream.
+
+        Its end is recorded before the client can continue the conversation.
+        """
         choice = stream.take()
         if stream.ended and choice is not None and self._chat is not None and stream.reply is not None:
             self._chat.ended(request, prompt, stream.generation.token_ids, stream.reply)
@@ -273,7 +280,9 @@ class Endpoint:
         ]
 
     def _ends_text(self, request: CompletionRequest) -> Callable[[Sequence[int]], bool] | None:
-        """Return a check that ends a response by its text: a stop string, or the first call where parallel calls are off."""
+        """Return a check that ends a response by its text: a stop string, or the first call where
+        parallel calls are off.
+        """
         stops, text, chat = request.stops, self._text, self._chat
         if text is None or chat is None:
             return None
@@ -314,7 +323,10 @@ class _PendingResponse:
         self._notified()
 
     async def news(self) -> bool:
-        """Wait for a change. Return False if the client has left. Raise the error that ended a generation."""
+        """Wait for a change.
+
+        Return False if the client has left. Raise the error that ended a generation.
+        """
         if not self._news:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

@@ -46,7 +46,7 @@ from leyden.host.http import (
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
 
 _REST_SECONDS = 2.0
-"""How long the usage and the end of a stream may take after its finish reason, once its client has left."""
+"""How long the end of a stream may take after its finish reason, once its client has left."""
 
 
 class GatewayApp:
@@ -96,7 +96,9 @@ class GatewayApp:
             task.cancel()
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """Cancel the calls that the agent left under way, so that the attempt's record is complete when it is flushed."""
+        """Cancel the calls that the agent left under way, so that the attempt's record is complete
+        when it is flushed.
+        """
         self._relay.forget((rollout_id, attempt_id))
         self._recorder.forget((rollout_id, attempt_id))
         for task, exchange in self._calls.items():
@@ -149,7 +151,8 @@ class GatewayApp:
         )
 
     def _authenticate(self, scope: Scope) -> AttemptKey | None:
-        """Return the attempt that the client's key names and admits to; None for the token, which admits to all.
+        """Return the attempt that the client's key names and admits to; None for the token, which
+        admits to all.
 
         Raise Refusal for any other key.
         """
@@ -171,7 +174,7 @@ class GatewayApp:
         return None
 
     async def _finish(self, scope: Scope, send: Send, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt of a runner in another process (`remote.py`), and reply when its record is complete."""
+        """End an attempt of another process's runner (`remote.py`), and flush its record."""
         if not is_secret(bearer_token(header(scope, b"authorization")), self._control_key().encode()):
             raise Refusal(
                 401,
@@ -280,7 +283,10 @@ class GatewayApp:
 
 
 def _cancel_unwanted(exchange: Exchange, task: asyncio.Task[Any]) -> None:
-    """Cancel a call whose client has left. A response that is complete has a moment for the rest of its stream, which proves it."""
+    """Cancel a call whose client has left.
+
+    A response that is complete has a moment for the rest of its stream, which proves it.
+    """
     if not exchange.answered:
         task.cancel()
     elif not exchange.recorded:

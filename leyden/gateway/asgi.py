@@ -1,4 +1,5 @@
-"""Headers and error replies of the gateway: which pass in either direction, and what they say of the sender.
+"""Headers and error replies of the gateway: which pass in either direction, and what they say of
+the sender.
 
 It knows HTTP and the dialects, and no attempt, model or upstream.
 """
@@ -38,7 +39,10 @@ _OF_THE_GATEWAY = {
     "x-leyden-attempt",
     "x-leyden-sent",
 }
-"""Headers for the gateway, not for the model's server. The connection to that server chooses its own compression."""
+"""Headers for the gateway, not for the model's server.
+
+The connection to that server chooses its own compression.
+"""
 _KEY_HEADERS = tuple(
     dict.fromkeys((each.key_header.encode(), each.key_scheme.lower().encode()) for each in DIALECTS.values())
 )
@@ -58,7 +62,8 @@ def trace_parent(scope: Scope) -> tuple[str, str] | None:
 def sent_time(scope: Scope, arrived: float) -> float | None:
     """Return when the agent's process sent the call, in Unix seconds by its clock, or None.
 
-    arrived: when the call came in, by this machine's clock. A client on this machine has the same clock, so it need not send the time.
+    arrived: when the call came in, by this machine's clock. A client on this machine has the same
+        clock, so it need not send the time.
     """
     given, client = header(scope, b"x-leyden-sent"), scope.get("client")
     if given is None and client is not None and client[0] in ("127.0.0.1", "::1"):
@@ -71,7 +76,9 @@ def sent_time(scope: Scope, arrived: float) -> float | None:
 
 
 def attempt_of_headers(scope: Scope) -> tuple[str, str] | None:
-    """Return (rollout id, attempt id), percent-encoded in `x-leyden-rollout` and `x-leyden-attempt` or in W3C's `baggage`."""
+    """Return (rollout id, attempt id), percent-encoded in `x-leyden-rollout` and `x-leyden-attempt`
+    or in W3C's `baggage`.
+    """
     rollout, attempt = header(scope, b"x-leyden-rollout"), header(scope, b"x-leyden-attempt")
     if not (rollout and attempt):
         members = (
@@ -109,7 +116,10 @@ def client_dialect(scope: Scope) -> Dialect:
 
 
 def downstream_headers(response: aiohttp.ClientResponse) -> Headers:
-    """Return the upstream's headers in the form for the agent. The gateway frames the body itself."""
+    """Return the upstream's headers in the form for the agent.
+
+    The gateway frames the body itself.
+    """
     return [
         (name.lower(), value)
         for name, value in response.raw_headers
@@ -135,13 +145,18 @@ def _text(raw: bytes) -> str:
 
 
 async def read_request(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """Return the body of the request as the client sent it, compressed or not. Raise Refusal or ClientGone."""
+    """Return the body of the request as the client sent it, compressed or not.
+
+    Raise Refusal or ClientGone.
+    """
     option = "max_body_bytes (--max-body-mb)"
     return await read_body(dict(scope["headers"]), receive, max_bytes=max_bytes, option=option, unpack=False)
 
 
 async def send_refusal(send: Send, refusal: Refusal, dialect: Dialect) -> None:
-    """Reply with an error as clients of `dialect` read it, and tell them not to repeat a request that cannot succeed."""
+    """Reply with an error as clients of `dialect` read it, and tell them not to repeat a request
+    that cannot succeed.
+    """
     body = dialect.error(refusal.status, refusal.message, code=refusal.code, param=refusal.param)
     is_final = refusal.status < 500 and refusal.retry_after_seconds is None
     headers = [JSON, *refusal.headers, *([(b"x-should-retry", b"false")] if is_final else [])]

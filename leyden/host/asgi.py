@@ -1,10 +1,13 @@
-"""Serve an ASGI application on a listening socket, with uvicorn's HTTP protocol and without its effects on the process.
+"""Serve an ASGI application on a listening socket, with uvicorn's HTTP protocol and without its
+effects on the process.
 
-`uvicorn.Server` configures the process's loggers, installs signal handlers and wakes ten times a second to see whether to stop. That is
-right for a program, but wrong for a library in another program.
+`uvicorn.Server` configures the process's loggers, installs signal handlers and wakes ten times a
+second to see whether to stop. That is right for a program, but wrong for a library in another
+program.
 
-uvicorn waits for its clients without limit. `ConnectionLimits` bounds the time that a client may take. One timer for each server checks
-all its connections, so that a request costs nothing more. This module knows no routes; `http` is the kit of applications.
+uvicorn waits for its clients without limit. `ConnectionLimits` bounds the time that a client may
+take. One timer for each server checks all its connections, so that a request costs nothing more.
+This module knows no routes; `http` is the kit of applications.
 """
 
 from __future__ import annotations
@@ -34,28 +37,41 @@ logger = logging.getLogger(__name__)
 
 _IDLE_POLL_SECONDS = 0.005
 _HEAD_BYTES = 64 * 2**10
-"""The most bytes of a request's first line and headers, which are buffered until they are complete. h11 has the same limit."""
+"""The most bytes of a request's first line and headers, which are buffered until they are complete.
+
+h11 has the same limit.
+"""
 _HEADER_FIELDS = 1000
 """The most header fields of a request, including the trailers of a chunked body."""
 _PIPELINED = 100
-"""The most requests that wait for their turn on one connection. Each takes 2 kB of memory and 20 bytes to send."""
+"""The most requests that wait for their turn on one connection.
+
+Each takes 2 kB of memory and 20 bytes to send.
+"""
 _CHECKS_PER_LIMIT = 8
 """How often the connections are checked within the shortest limit."""
 _SPARE_DESCRIPTORS = 64
-"""File descriptors reserved for the rest of the process, or an eighth of its limit if that is less."""
+"""File descriptors kept for the rest of the process; an eighth of its limit if that is less."""
 _REPORT_SECONDS = 60.0
 """The least time between two reports of closed connections in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits on the time a client may take. The server closes slower connections and logs how many."""
+    """Limits on the time a client may take.
+
+    The server closes slower connections and logs how many.
+    """
 
     head_seconds: float = 30.0
-    """Time for the whole head of a request, from the opening of the connection, or later from the head's first byte."""
+    """Time for the whole head of a request, from the opening of the connection, or later from the
+    head's first byte.
+    """
     stall_seconds: float = 60.0
-    """A period in which a client must send `stall_bytes` of a body, or its end, and must fetch as much of a reply that waits. The time
-    in which the server does not read, or has nothing to send, does not count."""
+    """A period in which a client must send `stall_bytes` of a body, or its end, and must fetch as
+    much of a reply that waits. The time in which the server does not read, or has nothing to send,
+    does not count.
+    """
     stall_bytes: int = 64 * 2**10
     """Bytes for each `stall_seconds`."""
 
@@ -109,8 +125,8 @@ class AsgiServer:
     async def stop(self, *, grace_seconds: float, cancel: Callable[[], object] = lambda: None) -> None:
         """Accept no more connections and close the open ones.
 
-        Requests under way have `grace_seconds`. Then `cancel` is called, which must end them, and a second later the remaining
-        connections are aborted.
+        Requests under way have `grace_seconds`. Then `cancel` is called, which must end them, and a
+        second later the remaining connections are aborted.
         """
         if self._server is None:
             return
@@ -126,7 +142,10 @@ class AsgiServer:
         self._slow_clients.stop()
 
     async def _idle_within(self, seconds: float) -> bool:
-        """Return whether all connections close in time. It polls, because uvicorn has no event for its last connection."""
+        """Return whether all connections close in time.
+
+        It polls, because uvicorn has no event for its last connection.
+        """
         deadline = asyncio.get_running_loop().time() + seconds
         while self._state.connections or self._state.tasks:
             if asyncio.get_running_loop().time() >= deadline:
@@ -175,7 +194,7 @@ else:
 
 
 class _Limited(_UvicornProtocol):
-    """A mixin of uvicorn's protocols that reports the action it waits for, so that `_SlowClients` can time it."""
+    """A mixin of uvicorn's protocols that reports the awaited action, for `_SlowClients` to time."""
 
     slow_clients: _SlowClients
     _body_bytes = 0
@@ -216,7 +235,7 @@ class _Limited(_UvicornProtocol):
         return kind
 
     def _awaited(self) -> tuple[_Awaited, object, int] | None:
-        """Return the client's next action, its request and its progress, or None if the server acts next."""
+        """Return the client's next action, its request and its progress; None if none is due."""
         transport, flow, cycle = self.transport, self.flow, self.cycle
         if transport.is_closing() or flow.write_paused:
             return _Awaited.FETCH, self._pauses, -transport.get_write_buffer_size()
@@ -268,7 +287,7 @@ class _H11Protocol(_Limited, _H11Base):
 
 
 class _HttpToolsProtocol(_Limited, _AutoBase):
-    """The protocol on httptools, which leaves it to its users to bound heads, trailers and pipelines."""
+    """The protocol on httptools, which bounds neither heads nor trailers nor pipelines."""
 
     _unfinished: int | None = None
     """Bytes of the head that is being received; None between heads."""
@@ -306,7 +325,7 @@ class _TooManyRequests(Exception):
 
 
 class _SlowClients:
-    """Closes connections of one server whose clients take too long, and reports their number in the log."""
+    """Closes connections of one server whose clients take too long, and logs how many."""
 
     def __init__(self, state: ServerState, limits: ConnectionLimits) -> None:
         self._connections = cast("set[_Limited]", state.connections)
@@ -314,10 +333,13 @@ class _SlowClients:
         self._interval = min(limits.head_seconds, limits.stall_seconds) / _CHECKS_PER_LIMIT
         self._timer: asyncio.TimerHandle | None = None
         self._clock = 0.0
-        """Seconds in which this server could have read from clients. It stands still while the process is suspended."""
+        """Seconds in which this server could have read from clients.
+
+        It stands still while the process is suspended.
+        """
         self._checked_at = 0.0
         self._counts: dict[str, tuple[int, str]] = {}
-        """How often each event occurred since the last report, and the last client that caused it."""
+        """Events since the last report: how many of each kind, and the last client."""
         self._reported_at = float("-inf")
 
     def start(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
@@ -332,7 +354,7 @@ class _SlowClients:
             self._report()
 
     def make_room(self, newcomer: _Limited) -> None:
-        """Close idle connections, or else the new one, if the process runs short of file descriptors."""
+        """If file descriptors run short, close idle connections, or else the new one."""
         opened, most = newcomer.transport.get_extra_info("socket"), _most_descriptors()
         spare = min(_SPARE_DESCRIPTORS, most // 8)
         if opened is None or opened.fileno() < most - spare:
@@ -384,8 +406,8 @@ def _most_descriptors() -> int:
 class _Joined:
     """A transport that sends all writes of one turn of the event loop together.
 
-    uvicorn writes the head of a reply and then its body. Two sends would wake the client twice, and a send is a third of the cost of a
-    small reply.
+    uvicorn writes the head of a reply and then its body. Two sends would wake the client twice, and
+    a send is a third of the cost of a small reply.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -417,7 +439,7 @@ class _Joined:
 
 
 class AsgiThread:
-    """Serves `app` on a thread and an event loop of its own, so that a busy program never delays a reply.
+    """Serves `app` on a thread and an event loop of its own, beside a busy program.
 
     With the `fast` extra it uses uvloop and httptools.
     """
@@ -437,9 +459,11 @@ class AsgiThread:
         """
         name: the name of the thread.
         keep_alive_seconds, limits, http: see AsgiServer.
-        grace_seconds: how long requests under way may take when the server stops; a second later their connections are aborted.
+        grace_seconds: how long requests under way may take when the server stops; a second later
+            their connections are aborted.
         on_stop: called in the thread's loop before that, to end requests that only wait.
-        lifespan: a context that is entered in that loop before the first request and left after the last.
+        lifespan: a context that is entered in that loop before the first request and left after the
+            last.
         """
         self._app = app
         self._name = name
@@ -454,7 +478,10 @@ class AsgiThread:
         self._server: AsgiServer | None = None
 
     def start(self, listener: socket.socket) -> None:
-        """Serve on `listener`, which belongs to the thread from here on. Raise the error that keeps it from starting."""
+        """Serve on `listener`, which belongs to the thread from here on.
+
+        Raise the error that keeps it from starting.
+        """
         ready: concurrent.futures.Future[Callable[[], object]] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(listener, ready), name=self._name, daemon=True)
         self._thread.start()

@@ -23,13 +23,17 @@ _CONNECT_SECONDS = 1.0
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. port: 0 chooses a free one. Raise OSError if the address cannot be had."""
+    """Return a listening socket.
+
+    port: 0 chooses a free one. Raise OSError if the address cannot be had.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Return a listening Unix socket that only this user can reach. It replaces a socket on which no process listens any more.
+    """Return a listening Unix socket that only this user can reach. It replaces a socket on which
+    no process listens any more.
 
     Raise OSError if the path cannot be had, with EADDRINUSE if another process listens there.
     """
@@ -46,7 +50,10 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def _remove_dead(path: Path) -> None:
-    """Remove a socket that a killed process left. Any other file stays, and `bind` refuses the path."""
+    """Remove a socket that a killed process left.
+
+    Any other file stays, and `bind` refuses the path.
+    """
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return
@@ -89,14 +96,18 @@ _ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def reachable(host: str) -> str:
-    """Return the host at which this machine reaches a server that is bound to `host`, which may stand for all addresses."""
+    """Return the host at which this machine reaches a server that is bound to `host`, which may
+    stand for all addresses.
+    """
     return _ALL_ADDRESSES.get(host, host)
 
 
 def at_host_of(neighbour: str, url: str) -> str:
-    """Return `url` with the host of `neighbour` in place of a host that stands for all addresses of a machine.
+    """Return `url` with the host of `neighbour` in place of a host that stands for all addresses of
+    a machine.
 
-    A neighbour that is no HTTP URL is on this machine. A `url` with any other host is returned unchanged.
+    A neighbour that is no HTTP URL is on this machine. A `url` with any other host is returned
+    unchanged.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -113,7 +124,9 @@ def netloc(host: str, port: int) -> str:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the factory of uvloop's event loop if it is installed (the `fast` extra), else None for asyncio's own."""
+    """Return the factory of uvloop's event loop if it is installed (the `fast` extra), else None
+    for asyncio's own.
+    """
     try:
         import uvloop
     except ImportError:

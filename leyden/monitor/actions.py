@@ -1,4 +1,7 @@
-"""Actions that a monitor can take on an alert. To write another one, write a class with the two methods of `Action`."""
+"""Actions that a monitor can take on an alert.
+
+To write another one, write a class with the two methods of `Action`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class PauseClaiming:
-    """Stop a worker from claiming rollouts while the alert about it is raised; all workers, if the alert is about none.
+    """Stop a worker from claiming rollouts while the alert about it is raised; all workers, if the
+    alert is about none.
 
-    A worker learns of it with its next heartbeat, finishes its rollouts, and claims again when no alert holds it any more.
+    A worker learns of it with its next heartbeat, finishes its rollouts, and claims again when no
+    alert holds it any more.
     """
 
     def __init__(self) -> None:
@@ -43,10 +48,12 @@ class PauseClaiming:
 
 
 class RestartWorker:
-    """Kill the process of the worker that the alert is about; the strategy (`ipc`, `cs`) that keeps it alive starts another one.
+    """Kill the process of the worker that the alert is about; the strategy (`ipc`, `cs`) that keeps
+    it alive starts another one.
 
-    Only descendants of this process are killed, because nothing would restart another one: the action belongs in the
-    `Trainer` that has the runners. A worker elsewhere is left alone, and the log reports it.
+    Only descendants of this process are killed, because nothing would restart another one: the
+    action belongs in the `Trainer` that has the runners. A worker elsewhere is left alone, and the
+    log reports it.
     """
 
     async def raised(self, store: LightningStore, alert: Alert) -> None:

@@ -14,7 +14,8 @@ from leyden.store.base import LightningStore
 logger = logging.getLogger(__name__)
 
 ALERT_PREFIX = "alert:"
-"""Prefix of the series that records a rule's alerts: 1 while one is raised, 0 when it is resolved."""
+"""Prefix of the series that records a rule's alerts: 1 while one is raised, 0 when it is resolved.
+"""
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
 
@@ -49,18 +50,25 @@ class Alert:
 
 
 Sink = Callable[[Alert], Awaitable[None] | None]
-"""A function or coroutine function that is notified of each alert twice: when it is raised and when it is resolved."""
+"""A function or coroutine function that is notified of each alert twice: when it is raised and when
+it is resolved.
+"""
 
 
 class Action(Protocol):
-    """Acts on the system while an alert is raised. An exception of an action is logged and goes no further."""
+    """Acts on the system while an alert is raised.
+
+    An exception of an action is logged and goes no further.
+    """
 
     async def raised(self, store: LightningStore, alert: Alert) -> None:
         """Act on an alert that was raised."""
         ...
 
     async def resolved(self, store: LightningStore, alert: Alert) -> None:
-        """Undo the action: the alert is resolved, the monitor ends, or a killed monitor left the alert behind."""
+        """Undo the action: the alert is resolved, the monitor ends, or a killed monitor left the
+        alert behind.
+        """
         ...
 
 

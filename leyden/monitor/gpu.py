@@ -1,6 +1,8 @@
-"""Read load, memory and temperature of NVIDIA GPUs from the driver's library, without a package or a process.
+"""Read load, memory and temperature of NVIDIA GPUs from the driver's library, without a package or
+a process.
 
-It knows the few calls of NVML that this takes. Without a driver there are no metrics, which is no error.
+It knows the few calls of NVML that this takes. Without a driver there are no metrics, which is no
+error.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ class _Memory(ctypes.Structure):
 
 
 def gpu_metrics() -> Mapping[str, float]:
-    """Return the metrics of the GPUs that CUDA_VISIBLE_DEVICES shows to this process; empty without a GPU.
+    """Return the metrics of the GPUs that CUDA_VISIBLE_DEVICES shows to this process; empty without
+    a GPU.
 
-    `gpu_percent` and `gpu_memory_percent` are maxima over the GPUs. Metrics of one GPU carry its index in the machine:
-    `gpu_device_percent:0`. Values that a GPU does not report are left out.
+    `gpu_percent` and `gpu_memory_percent` are maxima over the GPUs. Metrics of one GPU carry its
+    index in the machine: `gpu_device_percent:0`. Values that a GPU does not report are left out.
     """
     metrics: dict[str, float] = {}
     for position, device in enumerate(_visible()):
@@ -75,7 +78,10 @@ def _visible() -> Iterator[ctypes.c_void_p]:
 
 
 def _call(function: str, *arguments: Any) -> bool:
-    """Call a function of NVML and return whether it succeeded. A device may not support it (MIG)."""
+    """Call a function of NVML and return whether it succeeded.
+
+    A device may not support it (MIG).
+    """
     return getattr(_library(), function)(*arguments) == 0
 
 

@@ -1,10 +1,12 @@
 """The names of all metrics that heartbeats, monitors and gateways report, with their meanings.
 
-A name is a series in the store (`Sample.name`) and, with `leyden_` in front, a metric on `/metrics`. A name may end with a colon and a part
-of its subject: `gpu_device_percent:0`. To add a metric, add it here, write it where it is measured (`SystemProbe.read`, the runner's
-heartbeat, `Watch`, the gateway), and explain it in `docs/monitoring.md`.
+A name is a series in the store (`Sample.name`) and, with `leyden_` in front, a metric on
+`/metrics`. A name may end with a colon and a part of its subject: `gpu_device_percent:0`. To add a
+metric, add it here, write it where it is measured (`SystemProbe.read`, the runner's heartbeat,
+`Watch`, the gateway), and explain it in `docs/monitoring.md`.
 
-The gateway writes its metrics into its store, so it may run in any process. Their subject, `Sample.worker_id`, is one server of one model.
+The gateway writes its metrics into its store, so it may run in any process. Their subject,
+`Sample.worker_id`, is one server of one model.
 """
 
 from __future__ import annotations

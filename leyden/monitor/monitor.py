@@ -1,7 +1,9 @@
-"""`Monitor` measures a store and its workers on a schedule, keeps time series, and raises and resolves alerts.
+"""`Monitor` measures a store and its workers on a schedule, keeps time series, and raises and
+resolves alerts.
 
-It belongs in the process that owns the store, one for each store. It knows workers by their heartbeats alone: no runner, no strategy, no
-process. Rules (`rules.py`) decide, sinks (`alert.py`) are notified, actions (`actions.py`) act.
+It belongs in the process that owns the store, one for each store. It knows workers by their
+heartbeats alone: no runner, no strategy, no process. Rules (`rules.py`) decide, sinks (`alert.py`)
+are notified, actions (`actions.py`) act.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Monitor(NamedOptions):
     """Configures the watch over a store.
 
     rules: decide when alerts are raised.
-    sinks: notified of each alert when it is raised and when it is resolved; by default the log. The store records alerts in any case.
+    sinks: notified of each alert when it is raised and when it is resolved; by default the log. The
+        store records alerts in any case.
     actions: for the name of a rule, the actions that its alerts trigger.
     interval_seconds: the time between two checks.
     """
@@ -86,8 +89,8 @@ class Monitor(NamedOptions):
     async def watch(self, store: LightningStore) -> AsyncGenerator[Watch]:
         """Check `store` now and every `interval_seconds`, while the context is open.
 
-        At the end all alerts are closed, and actions release what they hold. A store that cannot be reached raises an alert, never an
-        exception.
+        At the end all alerts are closed, and actions release what they hold. A store that cannot be
+        reached raises an alert, never an exception.
         """
         watch = Watch(self, store)
         task = asyncio.create_task(_repeat(watch, self.interval_seconds), name="leyden-monitor")
@@ -117,7 +120,9 @@ class Watch:
         self._series: dict[str | None, dict[str, deque[Point]]] = {None: {}}
         """By subject and metric."""
         self._heartbeats: dict[str, tuple[float | None, float]] = {}
-        """The last heartbeat of each worker by the store's clock, and when this watch saw it, by its own clock."""
+        """The last heartbeat of each worker by the store's clock, and when this watch saw it, by
+        its own clock.
+        """
         self._upstreams: dict[str, float] = {}
         """When a new sample was last read, for each subject of gateways' samples."""
         self._read_until: dict[tuple[str, str], float] = {}
@@ -167,7 +172,10 @@ class Watch:
     # ---- measuring -----------------------------------------------------------------------------------------------------
 
     async def _measure_store(self, now: float) -> Sequence[Worker]:
-        """Note the metrics of the store and its machine. Return the workers. Raise what the store raises, and TimeoutError."""
+        """Note the metrics of the store and its machine.
+
+        Return the workers. Raise what the store raises, and TimeoutError.
+        """
         store, machine = self._store, self._probe.read()
         self._note(
             None, {name: float(value) for name, value in machine.items() if base_name(name) in SYSTEM_METRICS}, now
@@ -188,7 +196,10 @@ class Watch:
         return workers
 
     async def _read_upstreams(self, now: float) -> None:
-        """Add the gateways' samples to the series that rules read. A silent gateway is idle or has ended."""
+        """Add the gateways' samples to the series that rules read.
+
+        A silent gateway is idle or has ended.
+        """
         for name in self._reach:
             if base_name(name) in UPSTREAM_METRICS:
                 for sample in await self._store.query_samples(name=name, measured_from=now - _UPSTREAM_SECONDS):
@@ -235,7 +246,10 @@ class Watch:
         return True
 
     def _count(self, worker: Worker) -> None:
-        """Add the growth of a worker's counters to the totals. A worker that was restarted counts from 0."""
+        """Add the growth of a worker's counters to the totals.
+
+        A worker that was restarted counts from 0.
+        """
         counts = heartbeat_metrics(worker, _COUNTERS)
         before = self._counts.get(worker.worker_id, {} if self._counts_known else counts)
         self._counts[worker.worker_id] = counts
@@ -308,7 +322,10 @@ class Watch:
         self._unwritten.clear()
 
     async def _close_left_behind(self) -> None:
-        """Close the alerts of a monitor that was killed. They are raised anew if their cause persists."""
+        """Close the alerts of a monitor that was killed.
+
+        They are raised anew if their cause persists.
+        """
         for rule in self._monitor.rules:
             latest: dict[str | None, Sample] = {}
             name = ALERT_PREFIX + rule.name
@@ -332,7 +349,10 @@ class Watch:
 
 
 def _checked_parts(name: str, given: Any, wanted: str, is_one: Callable[[Any], bool]) -> tuple[Any, ...]:
-    """Return the parts of an option that is a list. Raise ConfigError for a part of another kind."""
+    """Return the parts of an option that is a list.
+
+    Raise ConfigError for a part of another kind.
+    """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise ConfigError(f"{name} is {given!r:.200}; give a list of {wanted}")
     parts = tuple(cast(Sequence[Any], given))
@@ -351,7 +371,9 @@ def _checked_actions(given: Any) -> dict[str, Sequence[Action]]:
 
 
 def _check_rule(rule: Rule) -> None:
-    """Raise ConfigError for a rule that reads a metric that nothing measures, because it could never fire."""
+    """Raise ConfigError for a rule that reads a metric that nothing measures, because it could
+    never fire.
+    """
     known = SYSTEM_METRICS.keys() | WORKER_METRICS.keys() | STORE_METRICS.keys() | UPSTREAM_METRICS.keys()
     for metric in rule.metrics:
         if base_name(metric) not in known:

@@ -1,9 +1,10 @@
 """The page that Prometheus reads, `/metrics`, in its text format (version 0.0.4).
 
-A store server shows it if it is given `metrics(store)`. It reports the store's present state: rollouts by status, the health of the
-workers, the metrics of their last heartbeats, and what a `Monitor` and the gateways have measured in the last minute. `prometheus_client`
-writes the format; its process-wide registry is not used, so each server shows its own store only. To add a metric, write a function that
-yields a metric family, and call it in `exposition`.
+A store server shows it if it is given `metrics(store)`. It reports the store's present state:
+rollouts by status, the health of the workers, the metrics of their last heartbeats, and what a
+`Monitor` and the gateways have measured in the last minute. `prometheus_client` writes the format;
+its process-wide registry is not used, so each server shows its own store only. To add a metric,
+write a function that yields a metric family, and call it in `exposition`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _ABOUT = {**SYSTEM_METRICS, **WORKER_METRICS, **STORE_METRICS}
 
 
 def metrics(store: LightningStore) -> Mapping[str, View]:
-    """Return the view of a store's metrics, for `LightningStoreServer(store, views=metrics(store))`."""
+    """Return the view at `/metrics`: `LightningStoreServer(store, views=metrics(store))`."""
 
     async def page(requests: RequestMetrics) -> HttpReply:
         return HttpReply(200, await exposition(store, requests), _CONTENT_TYPE)
@@ -102,7 +103,9 @@ def _of_health(workers: Iterable[Worker], now: float) -> Metric:
 
 
 def _of_heartbeats(workers: Iterable[Worker], samples: Iterable[Sample], now: float) -> Iterator[Metric]:
-    """Yield the metrics of each worker's last heartbeat, and a monitor's last measurements of the store."""
+    """Yield the metrics of each worker's last heartbeat, and a monitor's last measurements of the
+    store.
+    """
     latest: dict[str, dict[tuple[str, str], float]] = {}
     for worker in workers:
         if health_of(worker, now) == "healthy":
@@ -135,7 +138,10 @@ def _of_gateways(samples: Iterable[Sample]) -> Iterator[Metric]:
 def _by_subject(
     name: str, about: str, values: Mapping[tuple[str, str], float], subject: str, part: str
 ) -> GaugeMetricFamily:
-    """Return the values by subject and part of it. part: a label that the family has only if a value has such a part."""
+    """Return the values by subject and part of it.
+
+    part: a label that the family has only if a value has such a part.
+    """
     has_parts = any(value_part for _, value_part in values)
     family = GaugeMetricFamily(name, about, labels=[subject, part] if has_parts else [subject])
     for key, value in sorted(values.items()):

@@ -1,7 +1,8 @@
 """Rules that decide when an alert is raised: pure functions of time series.
 
-A rule judges the series of one subject (a worker, or the store with its machine) at one moment. It knows no store and no clock. To add a
-kind of rule, write a class with the members of `Rule`; to change a limit, give `Monitor` other rules than DEFAULT_RULES.
+A rule judges the series of one subject (a worker, or the store with its machine) at one moment. It
+knows no store and no clock. To add a kind of rule, write a class with the members of `Rule`; to
+change a limit, give `Monitor` other rules than DEFAULT_RULES.
 """
 
 from __future__ import annotations
@@ -68,8 +69,10 @@ class AlertRule:
     """A limit: the mean of `metric` over the last `window_seconds` is above (or below) `threshold`.
 
     window_seconds: 0 reads the latest point alone, however old it is.
-    minimum_count: the fewest points in the window, or the least growth of `per`, that allow a judgement.
-    per: judge a share instead: the growth of the counter `metric` in the window, divided by the growth of this counter.
+    minimum_count: the fewest points in the window, or the least growth of `per`, that allow a
+        judgement.
+    per: judge a share instead: the growth of the counter `metric` in the window, divided by the
+        growth of this counter.
     """
 
     name: str
@@ -115,9 +118,11 @@ class AlertRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnomalyRule:
-    """A change: the median of `metric` over the window is far above (or below) its median over the history before the window.
+    """A change: the median of `metric` over the window is far above (or below) its median over the
+    history before the window.
 
-    Far means `deviations` robust standard deviations (1.4826 median absolute deviations) of the history, and at least `least_change`.
+    Far means `deviations` robust standard deviations (1.4826 median absolute deviations) of the
+    history, and at least `least_change`.
     history_seconds: the length of the history.
     minimum_count: the fewest points in the history that allow a judgement.
     """

@@ -1,6 +1,7 @@
 """Measure a machine and a process: CPU, memory, disk, I/O, network, GPU.
 
-It knows psutil and the GPU driver, no store and no rule. Reading all metrics takes a fraction of a millisecond.
+It knows psutil and the GPU driver, no store and no rule. Reading all metrics takes a fraction of a
+millisecond.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class SystemProbe:
         self._before = _read_counters()
 
     def read(self) -> dict[str, float | int | str]:
-        """Return the metrics by name (see SYSTEM_METRICS), with `host`, `pid` and `process_start_time` (Unix seconds).
+        """Return the metrics by name (see SYSTEM_METRICS), with `host`, `pid` and
+        `process_start_time` (Unix seconds).
 
         Metrics that the system does not report are left out.
         """

@@ -1,7 +1,7 @@
 """`LightningStoreServer`: a store that other processes and machines can use, over HTTP.
 
-It knows sockets and threads; `app.py` knows requests and replies, `wire.py` the routes. To serve more than the store, give the server
-a view (GET), or `StoreApp` a handler (POST).
+It knows sockets and threads; `app.py` knows requests and replies, `wire.py` the routes. To serve
+more than the store, give the server a view (GET), or `StoreApp` a handler (POST).
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ _GRACE_SECONDS = 2.0
 
 
 class LightningStoreServer(NamedOptions):
-    """Serves `store` between `start` and `stop`, on a thread of its own, and runs its schedule (`Sweeper`).
+    """Serves `store` between `start` and `stop`, on a thread of its own, and runs its schedule
+    (`Sweeper`).
 
-    `stop` leaves the store open. A pickled server becomes a client of itself, so it can be passed to a child process.
+    `stop` leaves the store open. A pickled server becomes a client of itself, so it can be passed
+    to a child process.
     """
 
     def __init__(
@@ -58,15 +60,18 @@ class LightningStoreServer(NamedOptions):
     ) -> None:
         """
         port: 0 chooses a free one.
-        socket_path: the path of a Unix socket to serve on instead of a port. Only this user reaches it, and `stop` removes it.
+        socket_path: the path of a Unix socket to serve on instead of a port. Only this user reaches
+            it, and `stop` removes it.
         token: the secret that clients must send; None serves this machine only.
         insecure: serve other machines without a token.
         max_body_bytes: the limit of one request; a larger one is refused with 413.
         retention: the rule by which the store prunes finished rollouts; None keeps all.
         claims_from: until this latch opens, the queue looks empty to clients; None: it is open.
-        views: further handlers of GET by path, such as `monitor.prometheus.metrics`; they need the token.
+        views: further handlers of GET by path, such as `monitor.prometheus.metrics`; they need the
+            token.
         connection_limits: how long a client may take; None: the defaults of `ConnectionLimits`.
-        Raise ConfigError for an address that other machines reach, unless there is a token or `insecure`, and for an empty token.
+        Raise ConfigError for an address that other machines reach, unless there is a token or
+        `insecure`, and for an empty token.
         """
         if socket_path is not None and (host, port) != ("127.0.0.1", 0):
             raise ConfigError(
@@ -91,7 +96,10 @@ class LightningStoreServer(NamedOptions):
 
     @property
     def endpoint(self) -> str:
-        """The URL for clients on this machine. Raise StoreError before `start` if no `port` was given."""
+        """The URL for clients on this machine.
+
+        Raise StoreError before `start` if no `port` was given.
+        """
         if self._socket_path is not None:
             return unix_url(self._socket_path)
         if not self._port:
@@ -106,11 +114,17 @@ class LightningStoreServer(NamedOptions):
         await asyncio.shield(self.stop())
 
     async def start(self) -> None:
-        """Open the port and serve. Calling it again does nothing. Raise StoreError if the port cannot be had."""
+        """Open the port and serve.
+
+        Calling it again does nothing. Raise StoreError if the port cannot be had.
+        """
         await asyncio.to_thread(self._start)
 
     async def stop(self) -> None:
-        """Finish the requests under way and close the port. Calling it again does nothing; `start` opens the same port again."""
+        """Finish the requests under way and close the port.
+
+        Calling it again does nothing; `start` opens the same port again.
+        """
         await asyncio.to_thread(self._stop)
 
     async def run_forever(self) -> None:
@@ -120,14 +134,18 @@ class LightningStoreServer(NamedOptions):
             await self._ended.wait_async()
 
     async def announce_end(self, *, within_seconds: float) -> None:
-        """Notify the clients that wait for it (`LightningStoreClient.wait_for_end`) that there is no more work.
+        """Notify the clients that wait for it (`LightningStoreClient.wait_for_end`) that there is
+        no more work.
 
         Return when all of them have been notified, or after `within_seconds`.
         """
         await self._end.announce(within_seconds=within_seconds)
 
     def client(self) -> LightningStoreClient:
-        """Return a client of this server. Raise StoreError before `start` if no `port` was given."""
+        """Return a client of this server.
+
+        Raise StoreError before `start` if no `port` was given.
+        """
         from leyden.store.client import LightningStoreClient
 
         return LightningStoreClient(self.endpoint, token=self._token)
