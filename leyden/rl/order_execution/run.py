@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -286,7 +286,7 @@ def _seed(seed: int) -> None:
 
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+    cast(Any, torch).manual_seed(seed)
 
 
 def _on_cuda(network: Any) -> Any:
