@@ -1,8 +1,11 @@
-"""Buffers that policies learn from: all of one collect (`RolloutBuffer`), or the newest transitions of many (`ReplayBuffer`).
+"""Buffers that policies learn from.
 
-Both are filled twice for each step, because an environment's observations are views that its next step overwrites: `add_actions` before
-the step, `add_outcomes` after it. Arrays are allocated at the first step, in the shapes and types that the environment and the policy
-give. This module knows no policy and no algorithm.
+A `RolloutBuffer` holds all transitions of one collect, a `ReplayBuffer` the newest ones of many.
+
+Both are filled twice for each step, because an environment's observations are views that its next
+step overwrites: `add_actions` before the step, `add_outcomes` after it. Arrays are allocated at the
+first step, in the shapes and types that the environment and the policy give. This module knows no
+policy and no algorithm.
 
 Shapes: T vector steps, N environments, n of them acting, S stored transitions.
 """
@@ -45,7 +48,9 @@ class Buffer(Protocol):
     def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """Add the second half of a step: its outcomes, each (N, ...). Rows of environments that did not act are ignored.
+        """Add the second half of a step: its outcomes, each (N, ...).
+
+        Rows of environments that did not act are ignored.
 
         lost: environments whose simulator failed, so that they made no step.
         """
@@ -64,14 +69,18 @@ class FinalObservations(NamedTuple):
 
 
 class RolloutBuffer:
-    """All transitions of one collect, time-major: arrays (T, N, ...) and a mask of the steps that were made.
+    """All transitions of one collect, time-major: arrays (T, N, ...) and a mask of the steps that
+    were made.
 
     The buffer drops nothing. It grows with the collect, or raises ConfigError when a limit is
-    reached. The next collect empties it. Arrays hold `capacity` rows; the first `n_rows` are in use.
+    reached. The next collect empties it. Arrays hold `capacity` rows; the first `n_rows` are in
+    use.
     """
 
     def __init__(self, size: int | None, num_envs: int) -> None:
-        """size: the most transitions of one collect, over all environments; None: no limit but memory."""
+        """size: the most transitions of one collect, over all environments; None: no limit but
+        memory.
+        """
         if (size is not None and size < 1) or num_envs < 1:
             raise ConfigError(f"a rollout buffer of size {size} for {num_envs} environments; both must be at least 1")
         self.size = size
@@ -101,7 +110,10 @@ class RolloutBuffer:
         self._final.clear()
 
     def add_actions(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
-        """Add the first half of a step; see `Buffer`. Raise ConfigError when the limit is reached."""
+        """Add the first half of a step; see `Buffer`.
+
+        Raise ConfigError when the limit is reached.
+        """
         if self.size is not None and self.n_steps + len(actions) > self.size:
             raise ConfigError(
                 f"the rollout buffer is full: its size is {self.size} transitions and this collect has more. Leave buffer_size out so that "
@@ -152,20 +164,28 @@ class RolloutBuffer:
         self.mask[begin : row + 1, env] = False
 
     def final_observations(self) -> FinalObservations | None:
-        """Return the last observations of the episodes that were truncated but not terminated; None if there are none."""
+        """Return the last observations of the episodes that were truncated but not terminated; None
+        if there are none.
+        """
         if not self._final:
             return None
         rows, envs, obs = zip(*self._final, strict=True)
         return FinalObservations(np.array(rows, np.int64), np.array(envs, np.int64), stacked(list(obs)))
 
     def indices(self) -> Ids | None:
-        """Return which of the T * N entries are transitions, (n_steps,), in order of time. None: all."""
+        """Return which of the T * N entries are transitions, (n_steps,), in order of time.
+
+        None: all.
+        """
         if self.n_steps == self.n_rows * self.num_envs:
             return None
         return np.flatnonzero(self.mask[: self.n_rows].reshape(-1))
 
     def flat(self, batch: Batch) -> Batch:
-        """Return the transitions, (n_steps, ...), of a batch (capacity, N, ...). A view if all entries are transitions."""
+        """Return the transitions, (n_steps, ...), of a batch (capacity, N, ...).
+
+        A view if all entries are transitions.
+        """
         at = self.indices()
 
         def rows(array: Array) -> Array:
@@ -216,7 +236,9 @@ class ReplayBuffer:
         self.rewards = np.zeros(size)
         self.terminated = np.zeros(size, np.bool_)
         self.successor = np.full(size, -1, np.int64)
-        """(S,): the transition that followed in the episode; -1: the episode ended, or its next transition is unknown."""
+        """(S,): the transition that followed in the episode; -1: the episode ended, or its next
+        transition is unknown.
+        """
         self._position = 0
         self._count = 0
         self._latest = np.full(num_envs, -1, np.int64)
@@ -276,7 +298,10 @@ class ReplayBuffer:
         self.actions[self._slots] = self.actions[old].copy()
 
     def set_num_envs(self, num_envs: int) -> None:
-        """Set the number of environments of the next collect, and keep the transitions. Raise ConfigError as `__init__` does."""
+        """Set the number of environments of the next collect, and keep the transitions.
+
+        Raise ConfigError as `__init__` does.
+        """
         if num_envs != self.num_envs:
             _check_size(self.size, num_envs)
             self.num_envs = num_envs
@@ -302,7 +327,10 @@ class ReplayBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a value of `state_dict`. Raise CheckpointError, and change nothing, for another size or number of environments."""
+        """Load a value of `state_dict`.
+
+        Raise CheckpointError, and change nothing, for another size or number of environments.
+        """
         for name in ("size", "num_envs"):
             if state[name] != getattr(self, name):
                 raise CheckpointError(

@@ -1,7 +1,8 @@
 """Collect episodes: the policy acts for all environments that have an episode under way, at once.
 
-A collector knows a policy, a vectorised environment and possibly a buffer. It runs exactly the requested number of episodes: every seed
-that it begins is finished. Its caller opens the environment's `collector_guard`, updates the policy and keeps the metrics.
+A collector knows a policy, a vectorised environment and possibly a buffer. It runs exactly the
+requested number of episodes: every seed that it begins is finished. Its caller opens the
+environment's `collector_guard`, updates the policy and keeps the metrics.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class VectorEnv(Protocol):
         ...
 
     def reset(self, ids: Sequence[int] | None = None) -> Batch:
-        """Begin an episode with the next seed in each environment of `ids`. Without a seed, it stays not alive."""
+        """Begin an episode with the next seed in each environment of `ids`.
+
+        Without a seed, it stays not alive.
+        """
         ...
 
     def step(self, actions: Array, ids: Sequence[int] | None = None) -> Any:
@@ -80,7 +84,9 @@ class Collector:
     """Run a policy in a vectorised environment. The collector's own state is two counters."""
 
     def __init__(self, policy: Policy, venv: VectorEnv, buffer: Buffer | None = None) -> None:
-        """buffer: a buffer of the policy's `make_buffer` for as many environments; None: no transition is kept."""
+        """buffer: a buffer of the policy's `make_buffer` for as many environments; None: no
+        transition is kept.
+        """
         self.policy = policy
         self.venv = venv
         self.buffer = buffer
@@ -97,11 +103,12 @@ class Collector:
     ) -> CollectResult:
         """Run exactly `n_episode` episodes to their ends, or fewer if the seeds run out.
 
-        Raise ConfigError if an episode is under way already, and SimulatorError if every episode was
-        skipped. An error loses the episodes that were collected before it.
+        Raise ConfigError if an episode is under way already, and SimulatorError if every episode
+        was skipped. An error loses the episodes that were collected before it.
 
         n_episode: None: until the seeds run out.
-        on_progress: called with the episodes and steps of this collect so far, whenever an episode ends.
+        on_progress: called with the episodes and steps of this collect so far, whenever an episode
+            ends.
         """
         began = time.perf_counter()
         venv, policy, buffer = self.venv, self.policy, self.buffer
@@ -188,7 +195,10 @@ class Collector:
         self.total_episodes, self.total_steps = int(state["total_episodes"]), int(state["total_steps"])
 
     def _begin(self, obs: Batch, ids: list[int]) -> Batch:
-        """Begin episodes in some environments. The others' observations are copied, because a reset may reuse their memory."""
+        """Begin episodes in some environments.
+
+        The others' observations are copied, because a reset may reuse their memory.
+        """
         if len(ids) == self.venv.num_envs:
             return self.venv.reset(ids)
         kept = copied(obs)

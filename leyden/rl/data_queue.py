@@ -1,12 +1,13 @@
-"""`DataQueue`: gives each item of a data set to one of any number of consumers, in this process and in others.
+"""`DataQueue`: gives each item of a data set to one consumer, in any process.
 
     with DataQueue(orders, repeat=-1, producer_num_workers=2, queue_maxsize=64) as queue:
         for order in queue:
             ...
 
-A `SeedPlan` in the process that made the queue decides the order. Threads of that process take items directly. Other processes, which get
-the queue by `fork` or as an argument, request one item after another over a socket. If a process is killed, another one gets its item.
-This module knows no environments: a vectorised environment draws from a queue as from any other `SeedSource`.
+A `SeedPlan` in the process that made the queue decides the order. Threads of that process take
+items directly. Other processes, which get the queue by `fork` or as an argument, request one item
+after another over a socket. If a process is killed, another one gets its item. This module knows no
+environments: a vectorised environment draws from a queue as from any other `SeedSource`.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class DataQueue(Generic[T]):
     """The items of a data set, each once in each pass.
 
     `with` (or `activate`) starts the producers and lets other processes take part. Its end (or
-    `cleanup`) ends everything that was started. Without producers and in one process the queue works
-    outside of `with` too.
+    `cleanup`) ends everything that was started. Without producers and in one process the queue
+    works outside of `with` too.
 
     A consumer holds the item that it took last until it requests the next one, or ends. If its
     process is killed, another consumer gets the item: no item is lost, and one may be worked on
@@ -80,12 +81,14 @@ class DataQueue(Generic[T]):
         *,
         timeout_seconds: float | None = None,
     ) -> None:
-        """repeat: passes; -1: for ever. shuffle: another order in each pass, which `seed` and the pass's number decide.
+        """repeat: passes; -1: for ever.
+
+        shuffle: another order in each pass, which `seed` and the pass's number decide.
 
         producer_num_workers: processes that read items ahead, for data sets whose items are slow to
             read. 0: a consumer's call reads the item, in the process that made the queue.
-        queue_maxsize: the most items that are read ahead, and that `put` adds before it waits; 0: one
-            for each CPU.
+        queue_maxsize: the most items that are read ahead, and that `put` adds before it waits; 0:
+            one for each CPU.
         timeout_seconds: how long a consumer waits for an item before TimeoutError; None: for ever.
         """
         check_number("producer_num_workers", producer_num_workers, at_least=0, whole=True)
@@ -102,7 +105,10 @@ class DataQueue(Generic[T]):
     # ---- life ----------------------------------------------------------------------------------------------------------
 
     def activate(self) -> Self:
-        """Start the producers and let other processes take part. Raise ConfigError if the queue is active already."""
+        """Start the producers and let other processes take part.
+
+        Raise ConfigError if the queue is active already.
+        """
         local = self._require_own("activate")
         self._address = local.activate()
         # closes a queue without references too, and at exit an active one before multiprocessing waits for its producers
@@ -156,10 +162,12 @@ class DataQueue(Generic[T]):
             yield seed.item
 
     def put(self, item: T, block: bool = True, timeout_seconds: float | None = None) -> None:
-        """Add an item, which is taken before the data set's. Then only `mark_as_done` ends the queue.
+        """Add an item, which is taken before the data set's.
 
-        Wait while `queue_maxsize` added items have not been taken. Raise TimeoutError as `get` does,
-        and ConfigError after `mark_as_done`.
+        Then only `mark_as_done` ends the queue.
+
+        Wait while `queue_maxsize` added items have not been taken. Raise TimeoutError as `get`
+        does, and ConfigError after `mark_as_done`.
         """
         self._end.put(item, 0.0 if not block else timeout_seconds)
 
@@ -217,7 +225,9 @@ class DataQueue(Generic[T]):
 
 
 _ACTIVE: weakref.WeakValueDictionary[str, DataQueue[Any]] = weakref.WeakValueDictionary()
-"""The active queues of this process by address, so that a queue that is sent back unpickles to itself."""
+"""The active queues of this process by address, so that a queue that is sent back unpickles to
+itself.
+"""
 
 
 def active_queue(path: str) -> DataQueue[Any] | None:
@@ -397,7 +407,10 @@ class _LocalQueue:
                 self._changed.notify_all()
 
     def _request_more(self, producers: Producers) -> bool:
-        """Request as many items as fit, at most two for each producer. Return whether any is still to be received."""
+        """Request as many items as fit, at most two for each producer.
+
+        Return whether any is still to be received.
+        """
         while len(self._requested) < min(2 * len(producers), self._maxsize - len(self._ahead)) and not self._done:
             if (seed := self._plan.take_index()) is None:
                 break
@@ -508,7 +521,10 @@ _REMOTES: weakref.WeakSet[_RemoteQueue] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """Close the sockets that a fork inherited. If a consumer's end stayed open, it would hide the consumer's death."""
+    """Close the sockets that a fork inherited.
+
+    If a consumer's end stayed open, it would hide the consumer's death.
+    """
     for end in (*_SERVERS, *_REMOTES):
         end.close_inherited()
 

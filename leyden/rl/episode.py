@@ -1,4 +1,5 @@
-"""What vectorised environments report of their episodes: `EpisodeLost`, and to whom: an `EnvWriter`.
+"""What vectorised environments report of their episodes: `EpisodeLost`, and to whom: an
+`EnvWriter`.
 
 A finished episode is described by `leyden.loop.EpisodeStats`.
 """
@@ -28,7 +29,9 @@ class EpisodeLost:
 
 
 class EnvWriter(Protocol):
-    """The part of `leyden.loop.LogWriter` that a vectorised environment calls, in the process that it was made in."""
+    """The part of `leyden.loop.LogWriter` that a vectorised environment calls, in the process that
+    it was made in.
+    """
 
     @property
     def wants_steps(self) -> bool:

@@ -1,9 +1,10 @@
 """Seeds: the beginnings of episodes, each of which is taken exactly once.
 
-A `SeedPlan` is an order over the items of a data set and a position in it. It lives in the process that gives seeds out; workers are sent
-an item and take none themselves. So processes share nothing, the end of the plan is known at once, the seed of a lost worker is taken
-again, and a checkpoint needs only a few numbers. For consumers in other processes see `leyden.rl.data_queue`. This module knows no
-environment. To draw seeds from elsewhere, implement `SeedSource`.
+A `SeedPlan` is an order over the items of a data set and a position in it. It lives in the process
+that gives seeds out; workers are sent an item and take none themselves. So processes share nothing,
+the end of the plan is known at once, the seed of a lost worker is taken again, and a checkpoint
+needs only a few numbers. For consumers in other processes see `leyden.rl.data_queue`. This module
+knows no environment. To draw seeds from elsewhere, implement `SeedSource`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class Seed(Generic[T]):
     number: int
     """The number of seeds that were taken before, over all passes."""
     entropy: int = 0
-    """The seed of the source. The random numbers of the episode derive from it and from `number`."""
+    """The seed of the source.
+
+    The random numbers of the episode derive from it and from `number`.
+    """
 
 
 class Items(Protocol[T_co]):
@@ -53,7 +57,7 @@ class Items(Protocol[T_co]):
 
 
 class SeedSource(Protocol):
-    """A source of seeds for a vectorised environment, which finishes each seed that it took, or gives it back."""
+    """A source of seeds. A seed that was taken is either finished or given back."""
 
     @property
     def exhausted(self) -> bool:
@@ -80,7 +84,8 @@ class SeedPlan(Generic[T]):
         """Raise ConfigError for a `repeat` below -1, and for items without a length.
 
         repeat: the number of passes; -1: for ever.
-        shuffle: whether each pass has an order of its own, which `seed` and the number of the pass decide.
+        shuffle: whether each pass has an order of its own, which `seed` and the number of the pass
+            decide.
         """
         if repeat < -1:
             raise ConfigError(f"repeat={repeat}; passes over the data set are 0 or more, -1 is for ever")
@@ -110,7 +115,10 @@ class SeedPlan(Generic[T]):
         return not self._returned and self._repeat != -1 and self._pass >= self._repeat
 
     def take(self) -> Seed[T] | None:
-        """Return the next seed, or None at the end. Seeds that were given back come first, in the order of their numbers."""
+        """Return the next seed, or None at the end.
+
+        Seeds that were given back come first, in the order of their numbers.
+        """
         if self.exhausted:
             return None
         number, index = self._next()
@@ -149,15 +157,24 @@ class SeedPlan(Generic[T]):
             ) from error
 
     def give_back(self, seed: Seed[T]) -> None:
-        """Return the seed of a lost episode, which is taken again first. Raise ConfigError for a seed that is not under way."""
+        """Return the seed of a lost episode, which is taken again first.
+
+        Raise ConfigError for a seed that is not under way.
+        """
         heapq.heappush(self._returned, (seed.number, self._land(seed)))
 
     def finish(self, seed: Seed[T]) -> None:
-        """Mark the episode of a seed as finished. Raise ConfigError for a seed that is not under way, which would count twice."""
+        """Mark the episode of a seed as finished.
+
+        Raise ConfigError for a seed that is not under way, which would count twice.
+        """
         self._land(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the plan's position, as JSON. After it is loaded, episodes that were under way begin again."""
+        """Return the plan's position, as JSON.
+
+        After it is loaded, episodes that were under way begin again.
+        """
         waiting = sorted([*self._in_flight.items(), *self._returned])
         return {
             "items": self._size,
@@ -170,7 +187,10 @@ class SeedPlan(Generic[T]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the position of another plan. Raise CheckpointError if it had other items or another order."""
+        """Continue from the position of another plan.
+
+        Raise CheckpointError if it had other items or another order.
+        """
         for name, mine in (("items", self._size), ("shuffle", self._shuffle), ("seed", self._seed)):
             if state.get(name) != mine:
                 raise CheckpointError(
@@ -245,9 +265,11 @@ def as_seed_source(seeds: SeedPlan[T], *, entropy: int = 0) -> SeedPlan[T]: ...
 @overload
 def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource: ...
 def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource:
-    """Return a source of `seeds`: a plan, a queue, a sequence (one pass, in order), any iterable, or None (no items, for ever).
+    """Return a source of `seeds`: a plan, a queue, a sequence (one pass, in order), any iterable,
+    or None (no items, for ever).
 
-    entropy: `Seed.entropy` of the seeds of an iterable and of None, which have no seed of their own.
+    entropy: `Seed.entropy` of the seeds of an iterable and of None, which have no seed of their
+        own.
     """
     if seeds is None:
         return _IteratorSeeds(_for_ever(), entropy)

@@ -1,9 +1,10 @@
-"""Check that a sample is in a space: `space.contains`, compiled once for the space, with an error that names the wrong part.
+"""Check that a sample is in a space: a compiled `space.contains`, whose error names the wrong part.
 
-`checker(space)` accepts exactly the samples that `space.contains` accepts; for Dict and Tuple it checks part by part, as Qlib does. Usual
-samples, which are arrays and integers of the space's own dtype, take a fraction of the time. Box, Discrete, MultiDiscrete, MultiBinary,
-Dict and Tuple are compiled. For any other space, a subclass or an unusual sample `space.contains` itself is called. To make another space
-fast, add a line to `_COMPILERS`.
+`checker(space)` accepts exactly the samples that `space.contains` accepts; for Dict and Tuple it
+checks part by part, as Qlib does. Usual samples, which are arrays and integers of the space's own
+dtype, take a fraction of the time. Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple are
+compiled. For any other space, a subclass or an unusual sample `space.contains` itself is called. To
+make another space fast, add a line to `_COMPILERS`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ Check: TypeAlias = Callable[[Any], None]
 
 
 class GymSpaceValidationError(LeydenError, ValueError):
-    """A sample is not in its space. The error is chained, with a link for each level of Dict and Tuple."""
+    """A sample is not in its space.
+
+    The error is chained, with a link for each level of Dict and Tuple.
+    """
 
     def __init__(self, message: str, space: AnySpace, sample: Any) -> None:
         """sample: the sample that is not in `space`."""
@@ -46,10 +50,11 @@ def checker(space: AnySpace) -> Check:
 
 
 class Conformer:
-    """A lenient check, for environments of other packages: cast samples to a space, and let them leave its bounds.
+    """A lenient check for other packages' environments: cast samples, and let them leave the
+    bounds.
 
-    `note` describes the first sample that left the bounds of a Box. Other shapes, NaN, and values that
-    a cast would change by more than the precision of floats are refused as by `checker`.
+    `note` describes the first sample that left the bounds of a Box. Other shapes, NaN, and values
+    that a cast would change by more than the precision of floats are refused as by `checker`.
     """
 
     def __init__(self, space: AnySpace) -> None:
@@ -58,7 +63,10 @@ class Conformer:
         self._check = checker(space)
 
     def __call__(self, sample: Any) -> Any:
-        """Return the sample as an element of the space. Raise GymSpaceValidationError if it cannot be one."""
+        """Return the sample as an element of the space.
+
+        Raise GymSpaceValidationError if it cannot be one.
+        """
         self._check(sample)
         return sample
 
@@ -196,7 +204,9 @@ def _contained(space: AnySpace) -> Check:
 
 
 def _array_check(space: AnySpace, ok: Callable[[NDArray[Any]], bool]) -> Check:
-    """Return a check in which `ok` decides about arrays of the right shape, and the space about all other samples."""
+    """Return a check in which `ok` decides about arrays of the right shape, and the space about all
+    other samples.
+    """
     shape, dtype, ask = space.shape, cast("np.dtype[Any]", space.dtype), _contained(space)
 
     def check(x: Any) -> None:
@@ -314,7 +324,10 @@ _COMPILERS: Final[dict[type[Any], Callable[[AnySpace], Check]]] = {
 
 
 def difference(one: Any, other: Any) -> str | None:
-    """Describe how the samples of two spaces differ in form; None if they do not. Bounds and dtypes are not compared."""
+    """Describe how the samples of two spaces differ in form; None if they do not.
+
+    Bounds and dtypes are not compared.
+    """
     for kind in (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary):
         if is_space(one, kind) != is_space(other, kind):
             return f"{type(one).__name__} is not {type(other).__name__}"

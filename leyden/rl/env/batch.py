@@ -1,7 +1,9 @@
-"""Simulators that step many trajectories at once, as arrays, behind the interface of all vectorised environments.
+"""Simulators that step many trajectories at once, as arrays, behind the interface of all vectorised
+environments.
 
-The cost of Python's calls limits a simulator of one trajectory; a simulator over rows of arrays makes one call for all of them. It is
-stepped whole, with all N rows each time. The results of rows without an episode are ignored.
+The cost of Python's calls limits a simulator of one trajectory; a simulator over rows of arrays
+makes one call for all of them. It is stepped whole, with all N rows each time. The results of rows
+without an episode are ignored.
 """
 
 from __future__ import annotations
@@ -33,14 +35,18 @@ class BatchSimulator(Protocol):
     """The action space of one trajectory."""
 
     def reset(self, indices: NDArray[np.int64], items: Sequence[Any]) -> Batch:
-        """Begin a trajectory in each of the k rows `indices`, with the item at the same place. Return observations (k, ...).
+        """Begin a trajectory in each of the k rows `indices`, with the item at the same place.
+
+        Return observations (k, ...).
 
         items: items of the data set, or NO_ITEM if no seeds were given.
         """
         ...
 
     def step(self, actions: Batch) -> tuple[Batch, NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Step all N rows. Return observations (N, ...), and rewards, terminated and truncated, each (N,).
+        """Step all N rows.
+
+        Return observations (N, ...), and rewards, terminated and truncated, each (N,).
 
         Rows without a trajectory must not fail.
         """

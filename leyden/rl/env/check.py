@@ -1,6 +1,7 @@
 """`check_simulator`: find the errors of a simulator and its interpreters by running one trajectory.
 
-To check something else, add it to `check_simulator` as a problem (it must be corrected) or a note (it is allowed).
+To check something else, add it to `check_simulator` as a problem (it must be corrected) or a note
+(it is allowed).
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""`EnvGroup`: several environments that are stepped one after another, in the process and thread that they were made in.
+"""`EnvGroup`: several environments that are stepped one after another, in the process and thread
+that they were made in.
 
-All kinds of vectorised environments share this body: the in-process kind has one group, each worker of the other kinds has its own. A
-group writes the results of a step into the rows of arrays that it is given, adds up episodes, and returns failures of user code as data.
-It knows no seeds but those that its caller begins episodes with.
+All kinds of vectorised environments share this body: the in-process kind has one group, each worker
+of the other kinds has its own. A group writes the results of a step into the rows of arrays that it
+is given, adds up episodes, and returns failures of user code as data. It knows no seeds but those
+that its caller begins episodes with.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ _OWN: Final = ("reward", "steps_per_episode")
 """Metrics of every episode; no logged value may have such a name."""
 _NUMBERS: Final[tuple[type[Any], ...]] = (float, int, np.floating, np.integer)
 _LEYDENS: Final = ("episode", "lost", "note")
-"""Keys of a step's info that vectorised environments write. Gymnasium environments' values under these keys are dropped."""
+"""Keys of a step's info that vectorised environments write.
+
+Gymnasium environments' values under these keys are dropped.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,9 @@ class EnvGroup:
             if slot.env.observation_space != first.observation_space or slot.env.action_space != first.action_space:
                 raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
         self.own_seeds = common_seeds([getattr(slot.env, "seed_iterator", None) for slot in self._slots])
-        """The common seed iterator of the environments; None if the vectorised environment has the seeds."""
+        """The common seed iterator of the environments; None if the vectorised environment has the
+        seeds.
+        """
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -111,7 +118,10 @@ class EnvGroup:
         self._write = layout.writer(rows.obs)
 
     def begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-        """Begin an episode in each environment. Return the failures, whose environments have no episode."""
+        """Begin an episode in each environment.
+
+        Return the failures, whose environments have no episode.
+        """
         failures: list[EnvFailure] = []
         for env, seed in starts:
             self._progress[0] = env
@@ -124,7 +134,10 @@ class EnvGroup:
         return failures
 
     def step(self, envs: Sequence[int], actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-        """Step each environment with its row of `actions`, which are copied. Return infos and failures."""
+        """Step each environment with its row of `actions`, which are copied.
+
+        Return infos and failures.
+        """
         act = self._actions.reader(copied(actions))
         slots, write, progress = self._slots, self._write, self._progress
         _, rewards, terminated, truncated = self._rows
@@ -262,7 +275,9 @@ class _WrapperSlot(_Slot):
 
 
 class _GymSlot(_Slot):
-    """A Gymnasium environment, seeded by an integer item, or else by the seed plan's seed and the episode's number."""
+    """A Gymnasium environment, seeded by an integer item, or else by the seed plan's seed and the
+    episode's number.
+    """
 
     def __init__(self, env: AnyEnv, *, wants_steps: bool) -> None:
         super().__init__(wants_steps=wants_steps)
@@ -315,7 +330,9 @@ class _GymSlot(_Slot):
         return obs, reward, terminated, truncated, info
 
     def _info(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the environment's info without the keys of `_LEYDENS`, and add up the numbers of its `log`."""
+        """Return the environment's info without the keys of `_LEYDENS`, and add up the numbers of
+        its `log`.
+        """
         info = {name: value for name, value in given.items() if name not in _LEYDENS}
         log = info.pop("log", None)
         if isinstance(log, Mapping):
@@ -330,7 +347,10 @@ class _GymSlot(_Slot):
 
 
 def _with_level(value: Any) -> tuple[int, Any]:
-    """Return a logged value with its level. A value that is no pair (nor Qlib's array of two) has the usual level."""
+    """Return a logged value with its level.
+
+    A value that is no pair (nor Qlib's array of two) has the usual level.
+    """
     pair: Any = value
     if isinstance(value, tuple | np.ndarray) and len(pair) == 2:
         level: Any = pair[0]

@@ -63,7 +63,9 @@ class FiniteDummyVectorEnv(FiniteVectorEnv):
 
 
 class FiniteThreadVectorEnv(FiniteVectorEnv):
-    """Environments in threads, for simulators that wait or that release the interpreter lock (large arrays)."""
+    """Environments in threads, for simulators that wait or that release the interpreter lock (large
+    arrays).
+    """
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
 """Seeds for the global random generators of worker processes: Python's, NumPy's and torch's.
 
-A forked worker inherits the generators of its parent, so without seeds of their own all workers would draw equal numbers. A worker's
-seeds depend on the run's seeds, on the worker's number and on how often it was started. This module knows no environments. To seed the
-generator of another library, add a line to `_SEEDERS`.
+A forked worker inherits the generators of its parent, so without seeds of their own all workers
+would draw equal numbers. A worker's seeds depend on the run's seeds, on the worker's number and on
+how often it was started. This module knows no environments. To seed the generator of another
+library, add a line to `_SEEDERS`.
 """
 
 from __future__ import annotations
@@ -41,12 +42,17 @@ class WorkerGenerators:
     """The generators of one worker process."""
 
     def __init__(self, seeds: WorkerSeeds, worker: int, start: int) -> None:
-        """start: how often the worker was started before, so that a restarted worker draws other numbers."""
+        """start: how often the worker was started before, so that a restarted worker draws other
+        numbers.
+        """
         self._seeds, self._worker, self._start = seeds, worker, start
         self._done: set[str] = set()
 
     def seed(self) -> None:
-        """Seed every library that is loaded and not seeded yet. Call it again after simulators may have loaded others."""
+        """Seed every library that is loaded and not seeded yet.
+
+        Call it again after simulators may have loaded others.
+        """
         for name, seeder in _SEEDERS.items():
             if name not in self._done and name in sys.modules:
                 self._done.add(name)

@@ -1,12 +1,15 @@
-"""`FiniteVectorEnv`: many environments over a finite set of seeds, and all that their kinds have in common.
+"""`FiniteVectorEnv`: many environments over a finite set of seeds.
 
-It gives each seed to one episode, knows which environments have an episode under way, notifies writers, and decides what happens to an
-episode that was lost. A kind only steps environments (`_begin`, `_step`, `_close`). To add one, implement these methods, add a line to
-`ENV_KINDS` in `factory.py`, and run `tests/rl/env/test_kinds.py` on it.
+It gives each seed to one episode, knows which environments have an episode under way, notifies
+writers, and decides what happens to an episode that was lost. A kind only steps environments
+(`_begin`, `_step`, `_close`). To add one, implement these methods, add a line to `ENV_KINDS` in
+`factory.py`, and run `tests/rl/env/test_kinds.py` on it.
 
-Order: an environment keeps its number, and seeds are given out in the order of these numbers. All requested environments make their step
-before any result is read. So the lengths of the episodes alone decide which environment gets which seed, and never the speed of a worker:
-the same seeds and actions give the same trajectories in every kind, with any number of workers. Only a lost episode changes the order.
+Order: an environment keeps its number, and seeds are given out in the order of these numbers. All
+requested environments make their step before any result is read. So the lengths of the episodes
+alone decide which environment gets which seed, and never the speed of a worker: the same seeds and
+actions give the same trajectories in every kind, with any number of workers. Only a lost episode
+changes the order.
 """
 
 from __future__ import annotations
@@ -80,11 +83,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
         max_retries: int = 3,
         quiet_seconds: float = 60.0,
     ) -> None:
-        """on_worker_error: how to treat an episode whose simulator fails or hangs, or whose worker
-        dies.
+        """on_worker_error: what to do with an episode whose simulator fails, or whose worker dies.
             `raise`: raise SimulatorError and give the seed back.
-            `skip`: leave the seed out. Raise SimulatorError if too many are skipped in a row: as many
-                as one pass has seeds, at most 1,000, at least `max_retries` + 1.
+            `skip`: leave the seed out. Raise SimulatorError if too many are skipped in a row: as
+                many as one pass has seeds, at most 1,000, at least `max_retries` + 1.
             `retry`: take the seed again, at most `max_retries` times, then raise SimulatorError.
             Every lost episode is listed in `lost`.
         quiet_seconds: the time after which a call of a simulator is reported by a warning, which
@@ -139,7 +141,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
     @abstractmethod
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-        """Step the environments of `mask` with their rows of `actions`. Return their infos, and the episodes that were lost."""
+        """Step the environments of `mask` with their rows of `actions`.
+
+        Return their infos, and the episodes that were lost.
+        """
 
     @abstractmethod
     def _close(self) -> None:
@@ -150,7 +155,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return None
 
     def _open(self, observation_space: AnySpace, action_space: AnySpace, rows: Rows | None = None) -> None:
-        """Set the spaces, which a kind does once it knows them. rows: the rows for results; None: new ones."""
+        """Set the spaces, which a kind does once it knows them.
+
+        rows: the rows for results; None: new ones.
+        """
         self.observation_space, self.action_space = observation_space, action_space
         self._layout: Layout = layout_of(observation_space)
         self._action_layout: Layout = layout_of(action_space)
@@ -162,7 +170,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
             threading.Thread(target=_watch, args=watch, name="leyden-env-watch", daemon=True).start()
 
     def _adopt(self, own_seeds: Any) -> None:
-        """Draw from the seed iterator that the environments were made with. None: they have none."""
+        """Draw from the environments' own seed iterator; None: they have none."""
         if own_seeds is not None:
             if self._has_seeds:
                 raise ConfigError(
@@ -185,13 +193,17 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
     @property
     def exhausted(self) -> bool:
-        """Whether no seed is left to begin an episode with. An episode that is lost and retried gives its seed back."""
+        """Whether no seed is left to begin an episode with.
+
+        An episode that is lost and retried gives its seed back.
+        """
         return self._seeds.exhausted
 
     def use_seeds(self, seeds: SeedsLike) -> None:
         """Draw from other seeds from now on.
 
-        Workers keep running. Episodes under way are abandoned, and the old source gets their seeds back.
+        Workers keep running. Episodes under way are abandoned, and the old source gets their seeds
+        back.
         """
         self._require_open()
         for env in np.flatnonzero(self.alive):
@@ -202,7 +214,9 @@ class FiniteVectorEnv(NamedOptions, ABC):
         self._skipped, self._warned = [], False
 
     def reset(self, ids: Sequence[int] | None = None) -> Batch:
-        """Begin an episode with the next seed in each environment of `ids`. Return all N observations.
+        """Begin an episode with the next seed in each environment of `ids`.
+
+        Return all N observations.
 
         An environment for which no seed is left stays as it is, not alive. An environment that is
         alive abandons its episode and gives its seed back, so that it begins the episode again.
@@ -233,11 +247,13 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return self._rows.obs
 
     def step(self, actions: Any, ids: Sequence[int] | None = None) -> VectorStep:
-        """Step the environments of `ids` that are alive. Afterwards `alive` is False where an episode ended.
+        """Step the environments of `ids` that are alive.
 
-        Raise SimulatorError if an episode is lost (see `on_worker_error`), after the other environments
-        have made their step. Raise ConfigError if no environment can be stepped, or if `actions` has
-        another shape or dtype than the space.
+        Afterwards `alive` is False where an episode ended.
+
+        Raise SimulatorError if an episode is lost (see `on_worker_error`), after the other
+        environments have made their step. Raise ConfigError if no environment can be stepped, or if
+        `actions` has another shape or dtype than the space.
 
         actions: all N rows; those of environments that are not stepped are ignored. ids: None: all.
         """
@@ -276,7 +292,9 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
     @contextmanager
     def collector_guard(self) -> Generator[None]:
-        """Call the writers' `on_env_all_ready` before a collect, and `on_env_all_done` after it unless it failed."""
+        """Call the writers' `on_env_all_ready` before a collect, and `on_env_all_done` after it
+        unless it failed.
+        """
         for writer in self._writers:
             writer.on_env_all_ready()
         yield
@@ -284,7 +302,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
             writer.on_env_all_done()
 
     def close(self) -> None:
-        """End everything that was started. It is safe to repeat, and returned arrays stay readable."""
+        """End everything that was started.
+
+        It is safe to repeat, and returned arrays stay readable.
+        """
         if not self._closed:
             self._closed = True
             self._watch_ended.set()
@@ -328,7 +349,9 @@ class FiniteVectorEnv(NamedOptions, ABC):
             self._current[env] = None
 
     def _lose(self, failures: Sequence[EnvFailure], beginning: set[int]) -> None:
-        """Skip or give back the seed of each lost episode. Raise SimulatorError for the first one that is fatal.
+        """Skip or give back the seed of each lost episode.
+
+        Raise SimulatorError for the first one that is fatal.
 
         beginning: environments in which the caller begins another episode. The losses of all others
             are reported in the infos of the next step.
@@ -407,7 +430,9 @@ class FiniteVectorEnv(NamedOptions, ABC):
     # ---- work ----------------------------------------------------------------------------------------------------------
 
     def _where(self) -> tuple[int, str] | None:
-        """Return the number and a description of the work under way, for another thread; None if idle."""
+        """Return the number and a description of the work under way, for another thread; None if
+        idle.
+        """
         if not self._at_work:
             return None
         works, env = self._works, self._busy()
@@ -422,7 +447,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return ""
 
     def _working(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do a piece of work. If it is interrupted, the workers are out of step and only `close` is possible."""
+        """Do a piece of work.
+
+        If it is interrupted, the workers are out of step and only `close` is possible.
+        """
         self._works += 1
         self._at_work = True
         result = work(*args, **kwargs)
@@ -439,7 +467,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
 
 def _watch(of: weakref.ref[FiniteVectorEnv], quiet_seconds: float, ended: threading.Event) -> None:
-    """Log a warning when one piece of work takes longer than `quiet_seconds`. Run in a thread; it ends nothing."""
+    """Log a warning when one piece of work takes longer than `quiet_seconds`.
+
+    Run in a thread; it ends nothing.
+    """
     before, looks = None, 1
     while not ended.wait(quiet_seconds):
         venv = of()

@@ -1,8 +1,9 @@
 """`EnvWrapper`: a simulator, its interpreters and its reward as one Gymnasium environment.
 
-A step calls the parts in the order of Qlib's EnvWrapper. It validates and interprets the action on the state before it, steps the
-simulator, calls `done`, then interprets and validates the new state, rewards it, and collects auxiliary information. The wrapper knows no
-other environment and no seed plan: the caller names a seed in `reset(options=...)`, or the wrapper draws from an iterator.
+A step calls the parts in the order of Qlib's EnvWrapper. It validates and interprets the action on
+the state before it, steps the simulator, calls `done`, then interprets and validates the new state,
+rewards it, and collects auxiliary information. The wrapper knows no other environment and no seed
+plan: the caller names a seed in `reset(options=...)`, or the wrapper draws from an iterator.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class EnvWrapperStatus(TypedDict, Generic[InitialStateType, ObsType, PolicyActTy
     initial_state: InitialStateType | None
     """The item of the seed."""
     obs_history: list[ObsType]
-    """The observations, with that of the reset first, so it is one longer than the other histories."""
+    """The observations, with that of the reset first, so it is one longer than the other histories.
+    """
     action_history: list[PolicyActType]
     """The actions of the policy, before they are interpreted."""
     reward_history: list[float]
@@ -75,7 +77,8 @@ class EnvWrapper(
         aux_info_collector: AuxiliaryInfoCollector[StateType, Any] | None = None,
         logger: LogCollector | None = None,
     ) -> None:
-        """simulator_fn: makes a simulator of a seed's item; without seeds it is called without an argument.
+        """simulator_fn: makes a simulator of a seed's item; without seeds it is called without an
+            argument.
 
         seed_iterator: the seeds of an environment that is used alone. For a vectorised environment,
             give the seeds to `vectorize_env` instead; a common DataQueue works too.
@@ -104,11 +107,13 @@ class EnvWrapper(
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ObsType, dict[str, Any]]:
-        """Begin an episode with `options["seed_item"]`, else with the iterator's next item, else without one.
+        """Begin an episode with `options["seed_item"]`, else with the iterator's next item, else
+        without one.
 
         Raise SeedsExhausted when the iterator has ended.
 
-        seed: the seed of `np_random`, as in any Gymnasium environment; parts draw from `self.env.np_random`.
+        seed: the seed of `np_random`, as in any Gymnasium environment; parts draw from
+            `self.env.np_random`.
         """
         super().reset(seed=seed)
         if options is not None and "seed_item" in options:
@@ -128,8 +133,8 @@ class EnvWrapper(
     def step(self, action: PolicyActType) -> tuple[ObsType, float, bool, bool, dict[str, Any]]:
         """Make one step.
 
-        The info is an `InfoDict`. Its log has `reward`, at the end of an episode `steps_per_episode`,
-        and at the level DEBUG `obs` and `policy_act`.
+        The info is an `InfoDict`. Its log has `reward`, at the end of an episode
+        `steps_per_episode`, and at the level DEBUG `obs` and `policy_act`.
         """
         obs, reward, terminated, truncated = self.advance(action)
         return obs, reward, terminated, truncated, dict(self.info(obs, action, reward))
@@ -143,8 +148,8 @@ class EnvWrapper(
         """The generator that simulators, interpreters and rewards draw from.
 
         In a vectorised environment each episode has a generator of its own, seeded from the seed
-        plan's seed and the episode's number. So the numbers depend neither on the kind of environment
-        nor on the number of workers.
+        plan's seed and the episode's number. So the numbers depend neither on the kind of
+        environment nor on the number of workers.
         """
         if self._entropy is not None:
             self.np_random = np.random.default_rng(self._entropy)
@@ -180,7 +185,10 @@ class EnvWrapper(
         return obs
 
     def advance(self, action: PolicyActType) -> tuple[ObsType, float, bool, bool]:
-        """Make one step, without building an info. Return observation, reward, terminated, truncated."""
+        """Make one step, without building an info.
+
+        Return observation, reward, terminated, truncated.
+        """
         simulator, status = self.simulator, self.status
         if simulator is None or status["done"]:
             raise ResetNeeded("the environment has no episode under way; call reset() first")

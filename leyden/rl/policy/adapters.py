@@ -1,7 +1,8 @@
 """Policies of Stable-Baselines3 and tianshou 2 that act under Leyden's collector.
 
-They learn in their own library, and the adapters read their current weights at each call. Nothing is imported here that the given policy
-has not loaded already. To adapt another library, subclass `NonLearnablePolicy` and let `act` call the library with a batch.
+They learn in their own library, and the adapters read their current weights at each call. Nothing
+is imported here that the given policy has not loaded already. To adapt another library, subclass
+`NonLearnablePolicy` and let `act` call the library with a batch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from leyden.rl.policy.base import NonLearnablePolicy, PolicyOutput
 
 
 class Sb3Policy(NonLearnablePolicy):
-    """A Stable-Baselines3 model (`BaseAlgorithm`) or its policy. It acts by `predict`, stochastically while exploring."""
+    """A Stable-Baselines3 model (`BaseAlgorithm`) or its policy.
+
+    It acts by `predict`, stochastically while exploring.
+    """
 
     def __init__(self, model: Any) -> None:
         """Raise ConfigError if `model` is neither."""
@@ -46,7 +50,9 @@ def _module(model: Any) -> Any:
 
 
 class TianshouPolicy(NonLearnablePolicy):
-    """A policy of tianshou 2, or the `policy` of an algorithm. It acts by its `forward`, mapped to the action space.
+    """A policy of tianshou 2, or the `policy` of an algorithm.
+
+    It acts by its `forward`, mapped to the action space.
 
     A tianshou policy explores only within a training step, so an exploring `act` is marked as one.
     """

@@ -1,7 +1,8 @@
-"""`Policy`, the contract between a policy and its collector and trainer, and policies that learn nothing.
+"""`Policy`, the contract of policies with collectors and trainers, and policies that learn nothing.
 
-A policy maps batches of observations to actions, and may learn from the transitions of a collector. It knows no environment. To add one,
-subclass `Policy`, or `TorchPolicy`, which has the state, the weights and the optimizer step of a torch module.
+A policy maps batches of observations to actions, and may learn from the transitions of a collector.
+It knows no environment. To add one, subclass `Policy`, or `TorchPolicy`, which has the state, the
+weights and the optimizer step of a torch module.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class PolicyOutput(NamedTuple):
     actions: Array
     """(n, ...), in the action space."""
     extras: Mapping[str, Array] = _NOTHING
-    """Further values that learning needs, each (n, ...); for example `logp`, the log-probability of the action."""
+    """Further values that learning needs, each (n, ...); for example `logp`, the log-probability of
+    the action.
+    """
 
 
 class Policy(NamedOptions, ABC):
@@ -64,14 +67,18 @@ class Policy(NamedOptions, ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next `act` and `update` depend on, except the constructor's arguments.
+        """Return everything that the next `act` and `update` depend on, except the constructor's
+        arguments.
 
         It consists of dicts and lists of plain values, tensors and arrays.
         """
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly from a value of `state_dict`. Raise CheckpointError, and change nothing, for another policy's state."""
+        """Continue exactly from a value of `state_dict`.
+
+        Raise CheckpointError, and change nothing, for another policy's state.
+        """
 
 
 class NonLearnablePolicy(Policy):
@@ -97,10 +104,15 @@ class NonLearnablePolicy(Policy):
 
 
 class AllOne(NonLearnablePolicy):
-    """Always the same action, with `fill_value` in every component. Qlib's baseline is 1, which trades everything."""
+    """Always the same action, with `fill_value` in every component.
+
+    Qlib's baseline is 1, which trades everything.
+    """
 
     def __init__(self, obs_space: Space, action_space: Space, fill_value: float = 1.0) -> None:
-        """Raise ConfigError if the action space does not contain the action, or if its actions are no arrays."""
+        """Raise ConfigError if the action space does not contain the action, or if its actions are
+        no arrays.
+        """
         super().__init__(obs_space, action_space)
         if action_space.dtype is None or action_space.shape is None:
             raise ConfigError(f"AllOne needs actions that are one array, not {action_space}")

@@ -1,4 +1,4 @@
-"""Deep Q-learning in plain torch: double estimates, n steps, a target network, epsilon-greedy exploration.
+"""Deep Q-learning in plain torch: double, n-step, with a target network and epsilon-greedy exploration.
 
 It knows a replay buffer and a network, and no environment.
 
@@ -71,8 +71,8 @@ class DQN(TorchPolicy):
             target network there is no difference.
         clip_loss_grad: Huber's loss (its gradient is at most 1) instead of the squared error.
         max_grad_norm: longer gradients are scaled to this norm; None: never.
-        exploration: the probability of a random action while exploring: a constant, or (first, last,
-            number of actions over which it falls linearly from first to last).
+        exploration: the probability of a random action while exploring: a constant, or (first,
+            last, number of actions over which it falls linearly from first to last).
         reward_normalization: only False, because a bootstrapped target has no scale of its own.
         seed and num_threads: see `PPO`.
         """
@@ -123,7 +123,10 @@ class DQN(TorchPolicy):
         return ReplayBuffer(size, num_envs)
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Return the best actions, some replaced by random ones while exploring. Raise EngineError for NaN."""
+        """Return the best actions, some replaced by random ones while exploring.
+
+        Raise EngineError for NaN.
+        """
         with self._threads(), torch.inference_mode():
             values = self.module(self._tensors(obs)).cpu()
             best, actions = values.max(-1)
@@ -143,8 +146,8 @@ class DQN(TorchPolicy):
         Raise ConfigError for an empty buffer or another option. Raise EngineError, which names the
         network, if a loss or gradient is not finite.
 
-        repeat: how often each new transition is used on average (the replay ratio), which decides the
-            number of minibatches.
+        repeat: how often each new transition is used on average (the replay ratio), which decides
+            the number of minibatches.
         """
         if kwargs:
             raise ConfigError(f"DQN.update has no option {', '.join(kwargs)}; it takes batch_size and repeat")
@@ -196,7 +199,9 @@ class DQN(TorchPolicy):
         return numbers[0] + numbers[1] * value
 
     def train(self, mode: bool = True) -> None:
-        """Let the network behave as in training; the target network always behaves as in an evaluation."""
+        """Let the network behave as in training; the target network always behaves as in an
+        evaluation.
+        """
         self.module.train(mode)
         if self.target is not None:
             self.target.eval()

@@ -1,7 +1,7 @@
-"""Networks: observations of any space as tensors, the default multilayer perceptron, the actor-critic and the Q-network.
+"""Networks: the default perceptron, the actor-critic and the Q-network; observations as tensors.
 
-Actor-critic and Q-network are heads on a body: a torch module from a batch of observations to features (n, d), which may be a user's own.
-This module knows no algorithm.
+Actor-critic and Q-network are heads on a body: a torch module from a batch of observations to
+features (n, d), which may be a user's own. This module knows no algorithm.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def to_tensors(batch: Batch, device: torch.device | None = None) -> Tensors:
 
 
 class _Flatten(nn.Module):
-    """Flatten observations of a space to one vector each: Discrete parts one-hot, others as float32."""
+    """Flatten observations of a space to one vector each: Discrete parts one-hot, others as
+    float32.
+    """
 
     def __init__(self, space: Space) -> None:
         super().__init__()
@@ -91,7 +93,8 @@ def _flattened(space: Any, obs: Tensors) -> Tensor:
 def default_body(
     space: Any, hidden: Sequence[int] = (64, 64), *, activation: type[nn.Module] = nn.Tanh, seed: int = 0
 ) -> nn.Module:
-    """Return a perceptron over the flattened observation, with orthogonal weights of gain sqrt(2) and biases of 0.
+    """Return a perceptron over the flattened observation, with orthogonal weights of gain sqrt(2)
+    and biases of 0.
 
     Its `output_dim` is the last width.
     """
@@ -151,7 +154,8 @@ class ActorCritic(nn.Module):
     def __init__(
         self, actor: nn.Module, critic: nn.Module, *, n_features: int, n_outputs: int, gaussian: bool, seed: int
     ) -> None:
-        """n_outputs: the number of logits of a categorical distribution, or of means of a Gaussian one.
+        """n_outputs: the number of logits of a categorical distribution, or of means of a Gaussian
+            one.
 
         gaussian: learn a log standard deviation for each output, which begins at 0.
         """
@@ -193,11 +197,12 @@ class QNetwork(nn.Module):
 
 
 class FlatParameters:
-    """All trained parameters of a module as views of one vector, and their gradients as views of another.
+    """All trained parameters of a module as views of one vector, and their gradients as views of
+    another.
 
     An optimizer step and a gradient's norm then take one kernel each, which is faster for a small
-    network of many tensors. An elementwise optimizer computes the same numbers. Do not move the module
-    to another device or type afterwards.
+    network of many tensors. An elementwise optimizer computes the same numbers. Do not move the
+    module to another device or type afterwards.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -1,7 +1,9 @@
-"""Proximal policy optimisation (arXiv:1707.06347) in plain torch, for Discrete and Box action spaces.
+"""Proximal policy optimisation (arXiv:1707.06347) in plain torch, for Discrete and Box action
+spaces.
 
-It knows a rollout buffer of whole episodes and a network, and no environment. The clipped objective is shared with the training of
-language models (`leyden.maths.losses`), advantages are in `leyden.maths.returns`, and the distributions are two small classes here.
+It knows a rollout buffer of whole episodes and a network, and no environment. The clipped objective
+is shared with the training of language models (`leyden.maths.losses`), advantages are in
+`leyden.maths.returns`, and the distributions are two small classes here.
 
 Shapes: n observations, S samples of a collect, A actions or action components.
 """
@@ -34,11 +36,13 @@ _METRICS = ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction
 
 
 class PPO(TorchPolicy):
-    """Clipped surrogate, clipped values, generalised advantages. Names and defaults are those of Qlib.
+    """Clipped surrogate, clipped values, generalised advantages.
 
-    For a bounded Box the Gaussian lives in [-1, 1] and is scaled to the bounds. Actions beyond them are
-    clipped for the environment only, so log-probabilities are those of the drawn actions. The value
-    of the last observation continues an episode that a limit cut off, but not an episode that
+    Names and defaults are those of Qlib.
+
+    For a bounded Box the Gaussian lives in [-1, 1] and is scaled to the bounds. Actions beyond them
+    are clipped for the environment only, so log-probabilities are those of the drawn actions. The
+    value of the last observation continues an episode that a limit cut off, but not an episode that
     terminated.
     """
 
@@ -67,16 +71,17 @@ class PPO(TorchPolicy):
         seed: int = 0,
         num_threads: int | None = 1,
     ) -> None:
-        """network: maps observations, as tensors in their structure, to features (n, d) for actor and critic;
-            None: two perceptrons 64-64.
+        """network: maps observations, as tensors in their structure, to features (n, d) for actor
+            and critic; None: two perceptrons 64-64.
 
-        reward_normalization: the critic learns returns divided by the running standard deviation of all returns.
+        reward_normalization: the critic learns returns divided by the running standard deviation of
+            all returns.
         max_batch_size: the most observations whose values are computed at once.
         deterministic_eval: take the likeliest action when not exploring.
         weight_file: a file of `torch.save` with a module, a policy or a trainer.
         seed: the seed of the default network's weights and of all draws.
-        num_threads: torch's threads in `act` and `update`; None: torch's own setting. More than 1 pays
-            for large networks on the CPU.
+        num_threads: torch's threads in `act` and `update`; None: torch's own setting. More than 1
+            pays for large networks on the CPU.
         """
         super().__init__(obs_space, action_space, seed=seed, num_threads=num_threads)
         if network is not None:
@@ -131,10 +136,12 @@ class PPO(TorchPolicy):
         return PolicyOutput(self._actions.to_env(extras["sample"]), extras)
 
     def update(self, buffer: Any, *, batch_size: int = 256, repeat: int = 4, **kwargs: Any) -> dict[str, float]:
-        """Pass `repeat` times over the collect in minibatches of `batch_size`. Return the means over minibatches.
+        """Pass `repeat` times over the collect in minibatches of `batch_size`.
 
-        A remainder joins the last minibatch. Raise ConfigError for an empty buffer or another option.
-        Raise EngineError, which names the network, if a loss or gradient is not finite.
+        Return the means over minibatches.
+
+        A remainder joins the last minibatch. Raise ConfigError for an empty buffer or another
+        option. Raise EngineError, which names the network, if a loss or gradient is not finite.
         """
         if kwargs:
             raise ConfigError(f"PPO.update has no option {', '.join(kwargs)}; it takes batch_size and repeat")
@@ -189,7 +196,9 @@ class PPO(TorchPolicy):
         return loss, metrics
 
     def _targets(self, buffer: RolloutBuffer, obs: Tensors) -> tuple[dict[str, Tensor], float]:
-        """Return the columns that the losses compare with, each (S,), and the explained variance of the returns."""
+        """Return the columns that the losses compare with, each (S,), and the explained variance of
+        the returns.
+        """
         rows, mask = buffer.n_rows, buffer.mask[: buffer.n_rows]
         scale = self._returns.scale if self._returns is not None else 1.0
         predicted_S = self._values(obs)
@@ -257,7 +266,10 @@ class _Distribution(Protocol):
     n_outputs: int
 
     def draw(self, outputs: Tensor, log_std: Tensor | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Return samples (n, ...) and their log-probabilities (n,). generator: None: the most likely samples."""
+        """Return samples (n, ...) and their log-probabilities (n,).
+
+        generator: None: the most likely samples.
+        """
         ...
 
     def evaluate(self, outputs: Tensor, log_std: Tensor | None, sample: Tensor) -> tuple[Tensor, Tensor]:

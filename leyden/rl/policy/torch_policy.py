@@ -111,7 +111,9 @@ class TorchPolicy(Policy):
             torch.set_num_threads(before)
 
     def _not_finite(self, obs: Batch) -> EngineError:
-        """Return an error that says why an output is not finite: the observation, or else the weights."""
+        """Return an error that says why an output is not finite: the observation, or else the
+        weights.
+        """
         for leaf in leaves(obs):
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                 rows = np.flatnonzero(~np.isfinite(leaf.reshape(len(leaf), -1)).all(axis=1)).tolist()
@@ -151,7 +153,10 @@ class TorchPolicy(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly from a value of `state_dict`. Raise CheckpointError, and change nothing, for another policy's state."""
+        """Continue exactly from a value of `state_dict`.
+
+        Raise CheckpointError, and change nothing, for another policy's state.
+        """
         name = type(self).__name__
         if state.get("policy") != name or state.get("format") != _FORMAT:
             raise CheckpointError(
@@ -203,7 +208,9 @@ def _check_fits(model: Mapping[str, Tensor], module: nn.Module, name: str) -> No
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
-    """Return the weights in a file of `torch.save`: a module's, a policy's or a trainer's. No code in it is executed.
+    """Return the weights in a file of `torch.save`: a module's, a policy's or a trainer's.
+
+    No code in it is executed.
 
     Raise CheckpointError if the file cannot be read or holds no weights.
     """
