@@ -51,7 +51,7 @@ def store(
 ) -> None:
     """Serve a store over HTTP, until Ctrl-C or SIGTERM.
 
-    Runners and algorithms open it with open_store("http://HOST:PORT"). The REST interface explains itself at /docs;
+    Runners and algorithms open it with open_store("http://HOST:PORT"). The REST interface is described at /openapi.json;
     /metrics is for Prometheus.
 
     \b
@@ -101,5 +101,5 @@ async def _serve(
         async with server, Monitor().watch(opened) if monitor else nullcontext():
             who = "with the token" if address["token"] else "without a token"
             typer.echo(f"serving {opened.url} at {server.endpoint}, {who}")
-            typer.echo(f"API reference: {server.endpoint}/docs")
+            typer.echo(f"API reference: {server.endpoint}/openapi.json")
             await ended.wait()

@@ -16,10 +16,11 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, cast
 
+from leyden.engine.refusal import bad_request
 from leyden.engine.text import StreamedText, Text
 from leyden.engine.tools import PARSERS, Call, Reader, Schemas, ToolParser, parse
 from leyden.engine.turns import Turns
-from leyden.engine.wire import CompletionRequest, RequestError
+from leyden.engine.wire import CompletionRequest
 
 Json = dict[str, Any]
 
@@ -57,7 +58,7 @@ class Chat:
     def prompt(self, request: CompletionRequest) -> Prompt:
         """Return the prompt of a conversation, ready for the assistant's turn.
 
-        Raise RequestError if the template cannot express the request.
+        Raise Refusal if the template cannot express the request.
         """
         self._check(request)
         key = json.dumps([request.messages, request.tools])
@@ -68,7 +69,7 @@ class Chat:
         try:
             text = self._render(request.messages, request.tools)
         except Exception as error:  # a template raises whatever it likes about messages that it does not take
-            raise RequestError(f"the chat template refuses the messages: {error}", param="messages") from error
+            raise bad_request(f"the chat template refuses the messages: {error}", param="messages") from error
         calls_of_turns = [
             tuple(str(call["id"]) for call in message["tool_calls"])
             for message in request.messages
@@ -171,15 +172,15 @@ class Chat:
             return ""
 
     def _check(self, request: CompletionRequest) -> None:
-        """Raise RequestError for a request that the template cannot express."""
+        """Raise Refusal for a request that the template cannot express."""
         if not self._text.has_chat_template:
-            raise RequestError(
+            raise bad_request(
                 f"the tokenizer of the model {self._model!r} has no chat template; use /v1/completions",
                 param="messages",
                 code="no_chat_template",
             )
         if request.tools and not self._shows_tools:
-            raise RequestError(
+            raise bad_request(
                 f"the chat template of the model {self._model!r} has no place for tools, so the model cannot know of "
                 f"them; save the tokenizer with a template that renders 'tools', or send none",
                 param="tools",
@@ -188,14 +189,14 @@ class Chat:
         if any(message["role"] == "tool" or message.get("tool_calls") for message in request.messages) and (
             not self._shows_calls
         ):
-            raise RequestError(
+            raise bad_request(
                 f"the chat template of the model {self._model!r} drops tool calls or their results; save the tokenizer "
                 f"with a template that renders 'tool_calls' and the role 'tool'",
                 param="messages",
                 code="template_without_tool_calls",
             )
         if request.may_call and self.parser is None:
-            raise RequestError(
+            raise bad_request(
                 f"the chat template of the model {self._model!r} writes tool calls in a form that is not known here; "
                 f"name the form with the engine's option tool_parser (known: {', '.join(PARSERS)}), "
                 f"or send tool_choice='none'",

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from leyden import errors
 from leyden.engine.base import OptimParams, PolicyBackend, PolicyLoss, Sample, SamplingParams
 from leyden.errors import ConfigError, EngineError, LeydenError
+from leyden.host.http import JSON, Handler, HttpReply, RequestHeaders
 from leyden.types import TrainingSequence, pack_floats, pack_ints, unpack_floats, unpack_ints
 
 logger = logging.getLogger("leyden.engine")
@@ -28,8 +29,8 @@ Json = dict[str, Any]
 N = TypeVar("N", int, float)
 
 
-def control_routes(backend: PolicyBackend) -> dict[str, Callable[[bytes], Awaitable[bytes]]]:
-    """Every method of `backend` that a caller in another process needs, by path."""
+def control_handlers(backend: PolicyBackend) -> dict[str, Handler]:
+    """Return a handler, by path, for every method of `backend` that a caller in another process needs."""
     return {PREFIX + name: functools.partial(_serve, backend, method) for name, method in _METHODS.items()}
 
 
@@ -116,14 +117,14 @@ def _unpack(data: Json, unpack: Callable[[bytes], list[N]]) -> list[list[N]]:
 Method = Callable[[PolicyBackend, Json], Awaitable[Any]]
 
 
-async def _serve(backend: PolicyBackend, method: Method, body: bytes) -> bytes:
+async def _serve(backend: PolicyBackend, method: Method, body: bytes, headers: RequestHeaders) -> HttpReply:
     try:
         answer = {"ok": await method(backend, json.loads(body))}
     except Exception as error:  # the caller is in another process: it gets the error as an answer
         if not isinstance(error, LeydenError):
             logger.exception("a control call failed")
         answer = describe_error(error)
-    return json.dumps(answer).encode()
+    return HttpReply(200, json.dumps(answer).encode(), JSON)
 
 
 async def _sample(backend: PolicyBackend, data: Json) -> Json:

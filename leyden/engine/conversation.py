@@ -11,7 +11,8 @@ import re
 from typing import Any, Literal, cast
 
 from leyden.dialects import Json
-from leyden.engine.refusal import RequestError, shown
+from leyden.engine.refusal import bad_request, shown
+from leyden.host.http import Refusal
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _OF_FUNCTIONS = ("name", "description", "parameters")
@@ -20,9 +21,9 @@ _NOT_FOR_TEMPLATES = ("strict",)
 
 
 def read_messages(given: list[Any]) -> list[Json]:
-    """Return the messages as chat templates take them. Raise RequestError, which names the message and its field."""
+    """Return the messages as chat templates take them. Raise Refusal, which names the message and its field."""
     if not given:
-        raise RequestError("'messages' must be a list of at least one message, got []", param="messages")
+        raise bad_request("'messages' must be a list of at least one message, got []", param="messages")
     messages: list[Json] = []
     names: dict[str, str] = {}
     for index, item in enumerate(given):
@@ -41,7 +42,7 @@ def _message(item: Any, where: str) -> Json:
     if not isinstance(role, str):
         raise _wrong(f"{where}.role", "a string", role)
     if role == "function" or given.get("function_call") is not None:
-        raise RequestError(
+        raise bad_request(
             f"{where} is in OpenAI's old form of function calls; use 'tool_calls' and the role 'tool'", param="messages"
         )
     message = {name: value for name, value in given.items() if value is not None}
@@ -95,18 +96,18 @@ def _arguments(value: Any, where: str) -> Json:
     try:
         parsed: Any = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where} is not JSON ({error}): {shown(value)}", param="messages") from error
+        raise bad_request(f"{where} is not JSON ({error}): {shown(value)}", param="messages") from error
     if not isinstance(parsed, dict):
         raise _wrong(where, "the JSON text of an object", value)
     return cast(Json, parsed)
 
 
 def read_tools(given: list[Any]) -> list[Json]:
-    """Return the tools as chat templates take them. Raise RequestError, which names the tool and its field."""
+    """Return the tools as chat templates take them. Raise Refusal, which names the tool and its field."""
     tools = [_tool(item, f"tools[{index}]") for index, item in enumerate(given)]
     names = [tool["function"]["name"] for tool in tools]
     if doubled := next((name for name in names if names.count(name) > 1), None):
-        raise RequestError(f"'tools' has two functions with the name {doubled!r}", param="tools")
+        raise bad_request(f"'tools' has two functions with the name {doubled!r}", param="tools")
     return tools
 
 
@@ -129,7 +130,7 @@ def _tool(item: Any, where: str) -> Json:
 
 
 def read_tool_choice(given: Any, tools: list[Json]) -> tuple[Literal["none", "auto", "required"], tuple[str, ...]]:
-    """Return whether tools may or must be called, and which. Raise RequestError for a choice that is not known."""
+    """Return whether tools may or must be called, and which. Raise Refusal for a choice that is not known."""
     names = tuple(tool["function"]["name"] for tool in tools)
     match given:
         case "none" | "auto":
@@ -138,7 +139,7 @@ def read_tool_choice(given: Any, tools: list[Json]) -> tuple[Literal["none", "au
             chosen = names
         case {"type": "function", "function": {"name": str(name)}}:
             if name not in names:
-                raise RequestError(
+                raise bad_request(
                     f"tool_choice names {name!r}, which is not among the tools: {', '.join(names) or '(none)'}",
                     param="tool_choice",
                 )
@@ -146,12 +147,12 @@ def read_tool_choice(given: Any, tools: list[Json]) -> tuple[Literal["none", "au
         case _:
             raise _wrong("tool_choice", "'none', 'auto', 'required', or an object that names a function", given)
     if not names:
-        raise RequestError("tool_choice='required' needs 'tools'", param="tool_choice")
+        raise bad_request("tool_choice='required' needs 'tools'", param="tool_choice")
     return "required", chosen
 
 
 def read_response_format(given: Json) -> Json | None:
-    """Return the JSON schema that the content must follow; None if it is free. Raise RequestError."""
+    """Return the JSON schema that the content must follow; None if it is free. Raise Refusal."""
     match given.get("type"):
         case "text":
             return None
@@ -170,5 +171,5 @@ def _object(value: Any, where: str) -> Json:
     return cast(Json, value)
 
 
-def _wrong(where: str, wanted: str, got: Any) -> RequestError:
-    return RequestError(f"{where} must be {wanted}, got {shown(got)}", param=re.split(r"[.\[]", where)[0])
+def _wrong(where: str, wanted: str, got: Any) -> Refusal:
+    return bad_request(f"{where} must be {wanted}, got {shown(got)}", param=re.split(r"[.\[]", where)[0])

@@ -207,7 +207,7 @@ class EmbeddedBackend(PolicyBackend):
     def _build(self, executor: ThreadPoolExecutor) -> _Running:
         import torch
 
-        from leyden.engine.control import control_routes
+        from leyden.engine.control import control_handlers
         from leyden.engine.decoder import Decoder
         from leyden.engine.endpoint import Endpoint, EndpointOptions
         from leyden.engine.forward.choose import choose_forward
@@ -248,11 +248,11 @@ class EmbeddedBackend(PolicyBackend):
             tool_parser=self._tool_parser,
             control_key=self._control_key,
         )
-        routes = control_routes(self) if self._control_key else None
+        handlers = control_handlers(self) if self._control_key else None
         listener = self._listen()
         port = int(listener.getsockname()[1])
         guard = SiteGuard(local_only=self._api_key is None and is_loopback(self._address[0]))
-        endpoint = Endpoint(decoder, policy.text, options, routes, guard=guard)
+        endpoint = Endpoint(decoder, policy.text, options, handlers, guard=guard)
         server = AsgiThread(endpoint, name="leyden-engine-http")
         server.start(listener)
         decoder.start()

@@ -1,19 +1,18 @@
-"""The OpenAI-compatible endpoint: an ASGI application over a decoder.
+"""The engine's OpenAI-compatible endpoint: an ASGI application over a decoder.
 
-`/v1/chat/completions` and `/v1/completions` (streamed or not), `/v1/models`, `/health`. It is written against ASGI
-itself: a request costs parsing, one future and one answer. It knows the decoder's queue and the wire format; no
-gradients, no rollouts. A closed connection cancels its row. Routes beyond these are handed in by whoever mounts it.
+It serves `/v1/chat/completions` and `/v1/completions` (streamed or not), `/v1/models` and `/health`. A request costs parsing, one future
+and one reply. A client that leaves frees its rows of the batch. It knows the decoder's queue and the wire format; no gradients, no
+rollouts. To serve more paths, give `Endpoint` handlers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,24 +21,36 @@ from leyden.engine.answers import Choice, chunk, response
 from leyden.engine.chat import Chat, Prompt, Reply
 from leyden.engine.decoder import Decoder, Generation
 from leyden.engine.grammar import Constraint, Grammars
-from leyden.engine.refusal import RequestError
+from leyden.engine.refusal import bad_request
 from leyden.engine.text import Text
 from leyden.engine.wire import CompletionRequest, Kind, parse_request
 from leyden.errors import LeydenError
-from leyden.host.http import MAX_BODY_BYTES, ClientGone, RequestRefused, SiteGuard, read_body
+from leyden.host.http import (
+    JSON,
+    MAX_BODY_BYTES,
+    ClientGone,
+    Handler,
+    Message,
+    Receive,
+    Refusal,
+    Scope,
+    Send,
+    SiteGuard,
+    bearer_token,
+    check_method,
+    header,
+    is_secret,
+    on_disconnect,
+    read_body,
+    send_reply,
+)
 
 logger = logging.getLogger("leyden.engine")
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Handler = Callable[[bytes], Awaitable[bytes]]
-"""Takes a request's body, returns the JSON of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """The model that the endpoint serves, and the keys that it asks for."""
+    """The model that an endpoint serves, and the keys that it demands."""
 
     model_name: str
     max_length: int
@@ -48,9 +59,9 @@ class EndpointOptions:
     deterministic: bool
     api_key: str | None
     tool_parser: str | None = None
-    """The name of a parser of tool calls; None takes the one that reads what the chat template writes."""
+    """The name of a parser of tool calls; None chooses the one that reads the chat template's format."""
     control_key: str | None = None
-    """The key for the extra routes."""
+    """The key for the handlers' paths."""
 
 
 class Endpoint:
@@ -61,11 +72,14 @@ class Endpoint:
         decoder: Decoder,
         text: Text | None,
         options: EndpointOptions,
-        extra: Mapping[str, Handler] | None = None,
+        handlers: Mapping[str, Handler] | None = None,
         *,
         guard: SiteGuard,
     ) -> None:
-        """extra: further POST routes, for callers with the control key."""
+        """
+        text: the tokenizer; None serves token ids only.
+        handlers: of further paths, for POST requests with the control key.
+        """
         self._decoder = decoder
         self._text = text
         self._chat = None
@@ -74,45 +88,40 @@ class Endpoint:
             self._grammars = Grammars(text.tokenizer, n_vocabulary=options.n_vocabulary, eos_ids=options.eos_ids)
             self._chat = Chat(text, model=options.model_name, eos_ids=options.eos_ids, tool_parser=options.tool_parser)
         self._options = options
-        self._extra = dict(extra or {})
+        self._handlers = dict(handlers or {})
         self._guard = guard
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._route(scope, receive, send)
         except ClientGone:
             return
-        except RequestRefused as refused:
-            await _answer(send, refused.status, openai_error(refused.status, str(refused), code=refused.code))
-        except RequestError as error:
-            await _answer(
-                send, error.status, openai_error(error.status, str(error), param=error.param, code=error.code)
-            )
+        except Refusal as refusal:
+            error = openai_error(refusal.status, refusal.message, param=refusal.param, code=refusal.code or None)
+            await send_reply(send, error, status=refusal.status, headers=[JSON, *refusal.headers])
         except LeydenError as error:
-            await _answer(send, 500, openai_error(500, str(error)))
+            await send_reply(send, openai_error(500, str(error)), status=500)
 
-    async def _route(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._guard.check(scope)
-        path, method = scope["path"], scope["method"]
+        path, headers = scope["path"], dict(scope["headers"])
         if path == "/health":
-            await _answer(send, 200, b'{"status": "ok"}')
-            return
-        if path in self._extra and method == "POST":
+            return await send_reply(send, b'{"status": "ok"}')
+        if path in self._handlers and scope["method"] == "POST":
             _check_key(scope, self._options.control_key)
-            await _answer(send, 200, await self._extra[path](await _body(scope, receive, _CONTROL_BYTES)))
-            return
+            body = await read_body(headers, receive, max_bytes=_CONTROL_BYTES)
+            reply = await self._handlers[path](body, headers)
+            return await send_reply(send, reply.body, status=reply.status, headers=reply.headers)
         _check_key(scope, self._options.api_key)
         if path in _COMPLETIONS:
-            if method != "POST":
-                raise RequestError(f"{path} takes POST, not {method}", status=405)
-            await self._complete(await _body(scope, receive, MAX_BODY_BYTES), _COMPLETIONS[path], receive, send)
+            check_method(scope, "POST")
+            body = await read_body(headers, receive, max_bytes=MAX_BODY_BYTES)
+            await self._complete(body, _COMPLETIONS[path], receive, send)
         elif path == "/v1/models":
             model = {"id": self._options.model_name, "object": "model", "created": 0, "owned_by": "leyden"}
-            await _answer(send, 200, json.dumps({"object": "list", "data": [model]}).encode())
+            await send_reply(send, json.dumps({"object": "list", "data": [model]}).encode())
         else:
-            raise RequestError(f"there is nothing at {method} {path}", status=404)
+            raise bad_request(f"there is nothing at {scope['method']} {path}", status=404)
 
     async def _complete(self, body: bytes, kind: Kind, receive: Receive, send: Send) -> None:
         request = parse_request(body, kind)
@@ -126,20 +135,18 @@ class Endpoint:
         call = _Call(self._generations(request, prompt.token_ids, constraints))
         call.bind()
         self._decoder.submit(call.generations)
-        gone = asyncio.ensure_future(_disconnect(receive))
-        gone.add_done_callback(call.cancel)
         streams = [
             _Stream(index, generation, reply)
             for index, (generation, reply) in enumerate(zip(call.generations, replies, strict=True))
         ]
-        try:
-            if request.stream:
-                await self._stream(request, prompt, call, streams, send)
-            else:
-                await self._whole(request, prompt, call, streams, send)
-        finally:
-            call.cancel()
-            gone.cancel()
+        with on_disconnect(receive, call.cancel):
+            try:
+                if request.stream:
+                    await self._stream(request, prompt, call, streams, send)
+                else:
+                    await self._whole(request, prompt, call, streams, send)
+            finally:
+                call.cancel()
 
     async def _whole(
         self, request: CompletionRequest, prompt: Prompt, call: _Call, streams: list[_Stream], send: Send
@@ -147,7 +154,7 @@ class Endpoint:
         if not await call.finished():
             return
         choices = [choice for stream in streams if (choice := self._take(request, stream, prompt)) is not None]
-        await _answer(send, 200, response(request, _response_id(request), prompt.token_ids, choices, self._piece))
+        await send_reply(send, response(request, _response_id(request), prompt.token_ids, choices, self._piece))
 
     async def _stream(
         self, request: CompletionRequest, prompt: Prompt, call: _Call, streams: list[_Stream], send: Send
@@ -192,21 +199,21 @@ class Endpoint:
     def _prompt(self, request: CompletionRequest) -> Prompt:
         options = self._options
         if request.model != options.model_name:
-            raise RequestError(
+            raise bad_request(
                 f"the model {request.model!r} is not served here; this endpoint serves {options.model_name!r}",
                 status=404,
                 param="model",
                 code="model_not_found",
             )
         if options.deterministic and request.seed is None:
-            raise RequestError("'seed' is missing: this engine runs in deterministic mode and needs one", param="seed")
+            raise bad_request("'seed' is missing: this engine runs in deterministic mode and needs one", param="seed")
         prompt = self._read_prompt(request)
         prompt_ids = prompt.token_ids
         field = "prompt" if request.kind == "text_completion" else "messages"
         if not prompt_ids:
-            raise RequestError(f"{field!r} has no tokens", param=field)
+            raise bad_request(f"{field!r} has no tokens", param=field)
         if len(prompt_ids) >= options.max_length:
-            raise RequestError(
+            raise bad_request(
                 f"the prompt has {len(prompt_ids)} tokens; the context has {options.max_length}, answer included",
                 param=field,
                 code="context_length_exceeded",
@@ -217,12 +224,12 @@ class Endpoint:
         if isinstance(request.prompt, list):
             bad = next((token for token in request.prompt if token >= self._options.n_vocabulary), None)
             if bad is not None:
-                raise RequestError(
+                raise bad_request(
                     f"'prompt' has the token id {bad}; the vocabulary has {self._options.n_vocabulary}", param="prompt"
                 )
             return Prompt(request.prompt)
         if self._text is None or self._chat is None:
-            raise RequestError(
+            raise bad_request(
                 "this engine has no tokenizer; send 'prompt' to /v1/completions as token ids", param="prompt"
             )
         if request.kind == "text_completion":
@@ -234,7 +241,7 @@ class Endpoint:
     ) -> list[Generation]:
         options, stops, text = self._options, request.stops, self._text
         if stops and text is None:
-            raise RequestError("this engine has no tokenizer; 'stop' needs one (use 'stop_token_ids')", param="stop")
+            raise bad_request("this engine has no tokenizer; 'stop' needs one (use 'stop_token_ids')", param="stop")
         room = options.max_length - len(prompt_ids)
         loop = asyncio.get_running_loop()
         return [
@@ -289,7 +296,7 @@ class _Call:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def cancel(self, *_: object) -> None:
+    def cancel(self) -> None:
         """Take unfinished rows out of the batch."""
         self._cancelled = True
         for generation in self.generations:
@@ -359,7 +366,6 @@ class _Stream:
 _COMPLETIONS: Mapping[str, Kind] = {"/v1/chat/completions": "chat.completion", "/v1/completions": "text_completion"}
 _CONTROL_BYTES = 8 * 2**30
 """The most of one training call, whose caller has the control key."""
-_JSON_HEADER = (b"content-type", b"application/json")
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -367,31 +373,13 @@ def _nobody() -> None:
     """Nobody is waiting yet."""
 
 
-def _check_key(scope: Message, wanted: str | None) -> None:
-    if wanted is None:
-        return
-    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    if not hmac.compare_digest(given, b"Bearer " + wanted.encode()):
-        raise RequestError("the API key is missing or wrong", status=401, code="invalid_api_key")
+def _check_key(scope: Scope, wanted: str | None) -> None:
+    if wanted is not None and not is_secret(bearer_token(header(scope, b"authorization")), wanted.encode()):
+        raise bad_request("the API key is missing or wrong", status=401, code="invalid_api_key")
 
 
 def _response_id(request: CompletionRequest) -> str:
     return ("chatcmpl-" if request.kind == "chat.completion" else "cmpl-") + secrets.token_hex(12)
-
-
-async def _body(scope: Message, receive: Receive, max_bytes: int) -> bytes:
-    return await read_body(dict(scope["headers"]), receive, max_bytes=max_bytes)
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _answer(send: Send, status: int, body: bytes) -> None:
-    headers = [_JSON_HEADER, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _sse(body: bytes) -> Message:

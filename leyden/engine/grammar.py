@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, cast
 
-from leyden.engine.refusal import RequestError
+from leyden.engine.refusal import bad_request
 from leyden.engine.tools import ToolParser
 from leyden.engine.wire import CompletionRequest
 from leyden.errors import EngineError
@@ -63,7 +63,7 @@ class Grammars:
         }
 
     def constraints(self, request: CompletionRequest, parser: ToolParser | None) -> list[Constraint]:
-        """Return a constraint for each choice of a request that is `constrained`. Raise RequestError if there can be none.
+        """Return a constraint for each choice of a request that is `constrained`. Raise Refusal if there can be none.
 
         It can take a second the first time, and some milliseconds for each new grammar.
         """
@@ -95,7 +95,7 @@ class Grammars:
         arguments = {name: _rule({"type": "object", **schema}) for name, schema in schemas.items()}
         rules = parser.grammar(arguments, self._literal, many=many)
         if rules is None:
-            raise RequestError(
+            raise bad_request(
                 f"tool calls in the form {parser.name!r} cannot be enforced here; "
                 f"use tool_choice='auto' and no JSON response_format",
                 param="tool_choice",
@@ -112,7 +112,7 @@ class Grammars:
             import llguidance
             import llguidance.hf
         except ImportError as error:
-            raise RequestError(
+            raise bad_request(
                 f"a required tool call or a JSON response needs llguidance, which is missing where the engine runs; "
                 f"{install_extra('grammar')}",
                 code="no_grammar",
@@ -122,12 +122,12 @@ class Grammars:
             try:
                 self._tokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=n_vocabulary, eos_token=eos_ids)
             except ValueError as error:
-                raise RequestError(
+                raise bad_request(
                     f"this model's tokenizer cannot be constrained by a grammar: {error}", code="no_grammar"
                 ) from error
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise RequestError(f"the schema cannot be followed: {matcher.get_error()}", code="bad_schema")
+            raise bad_request(f"the schema cannot be followed: {matcher.get_error()}", code="bad_schema")
         return matcher
 
 

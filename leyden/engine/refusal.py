@@ -1,19 +1,16 @@
-"""A request that the engine's endpoint refuses."""
+"""Errors of a request that the engine's endpoint cannot serve."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from leyden.host.http import Refusal
 
-class RequestError(Exception):
-    """A refused request: the status, and the fields of OpenAI's error object."""
 
-    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.param = param
-        self.code = code
+def bad_request(message: str, *, status: int = 400, param: str | None = None, code: str = "") -> Refusal:
+    """Return the refusal of a request. param, code: the fields of OpenAI's error object; code "" leaves it null."""
+    return Refusal(status, code, message, param=param)
 
 
 def shown(value: Any) -> str:

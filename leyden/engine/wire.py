@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from leyden.dialects import Json
 from leyden.engine.conversation import read_messages, read_response_format, read_tool_choice, read_tools
-from leyden.engine.refusal import RequestError, shown
+from leyden.engine.refusal import bad_request, shown
 
 Kind = Literal["chat.completion", "text_completion"]
 
@@ -71,31 +71,31 @@ class CompletionRequest:
 
 
 def parse_request(body: bytes, kind: Kind) -> CompletionRequest:
-    """Read a request's body. Raise RequestError, which names the field and its value."""
+    """Read a request's body. Raise Refusal, which names the field and its value."""
     try:
         data = json.loads(body)
         if b"\\ud" in body.lower():  # perhaps half of a surrogate pair
             json.dumps(data, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise RequestError(
+        raise bad_request(
             f"the request body has a text with {error.object[error.start]!r}, which is half a character: no tokenizer reads it"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the request body is not JSON: {error}") from error
+        raise bad_request(f"the request body is not JSON: {error}") from error
     if not isinstance(data, dict):
-        raise RequestError(f"the request body must be a JSON object, got {type(data).__name__}")
+        raise bad_request(f"the request body must be a JSON object, got {type(data).__name__}")
     fields = cast(Json, data)
     checks = _CHAT_FIELDS if kind == "chat.completion" else _TEXT_FIELDS
     for name, value in fields.items():
         check = checks.get(name)
         if check is None:
-            raise RequestError(f"{name!r} is not supported here; remove it from the request", param=name)
+            raise bad_request(f"{name!r} is not supported here; remove it from the request", param=name)
         if value is not None and (wanted := check(value)):
-            raise RequestError(f"{name!r} must be {wanted}, got {shown(value)}", param=name)
+            raise bad_request(f"{name!r} must be {wanted}, got {shown(value)}", param=name)
     required = ("model", "messages" if kind == "chat.completion" else "prompt")
     for name in required:
         if fields.get(name) is None:
-            raise RequestError(f"{name!r} is missing", param=name)
+            raise bad_request(f"{name!r} is missing", param=name)
     return _request(fields, kind)
 
 

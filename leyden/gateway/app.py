@@ -6,7 +6,6 @@ A raw ASGI application: it knows HTTP, and leaves admission to `attempts` and th
 from __future__ import annotations
 
 import asyncio
-import hmac
 import time
 from collections.abc import Callable
 from http import HTTPStatus
@@ -16,14 +15,9 @@ from urllib.parse import unquote
 from leyden.dialects import DIALECTS, Dialect, dump
 from leyden.errors import StoreError
 from leyden.gateway.asgi import (
-    Receive,
-    Scope,
-    Send,
     attempt_of_headers,
     given_key,
-    header,
     read_request,
-    send_json,
     send_refusal,
     sent_time,
     speaks_anthropic,
@@ -33,9 +27,22 @@ from leyden.gateway.attempts import AttemptKey, Attempts, trace_id_of
 from leyden.gateway.exchange import Exchange
 from leyden.gateway.record import ModelCall
 from leyden.gateway.recorder import Recorder
-from leyden.gateway.refusal import Refusal
 from leyden.gateway.relay import Relay
-from leyden.host.http import ClientGone, RequestRefused, SiteGuard
+from leyden.host.http import (
+    ClientGone,
+    Receive,
+    Refusal,
+    Scope,
+    Send,
+    SiteGuard,
+    bearer_token,
+    check_method,
+    header,
+    is_secret,
+    on_disconnect,
+    raw_path,
+    send_reply,
+)
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
 
 _REST_SECONDS = 2.0
@@ -73,7 +80,7 @@ class GatewayApp:
             await self._route(scope, receive, send)
         except ClientGone:
             return
-        except (Refusal, RequestRefused) as refusal:
+        except Refusal as refusal:
             await send_refusal(send, refusal, DIALECTS["messages" if speaks_anthropic(scope) else "chat"])
 
     @property
@@ -99,14 +106,14 @@ class GatewayApp:
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._guard.check(scope)
-        path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").strip("/")
+        path = raw_path(scope).strip("/")
         method = scope["method"]
         if path == "health":
-            return await send_json(send, b'{"status":"ok"}')
+            return await send_reply(send, b'{"status":"ok"}')
         parts = path.split("/", 4)
         match parts:
             case ["rollout", rollout_id, "attempt", attempt_id, "end"]:
-                _require(method, "POST", path)
+                check_method(scope, "POST")
                 return await self._finish(scope, send, unquote(rollout_id), unquote(attempt_id))
             case _:
                 key_of = self._authenticate(scope)
@@ -123,13 +130,13 @@ class GatewayApp:
         if key is None and (route in _ROUTES or kept_id):
             raise _no_attempt(path)
         if key is not None and (dialect := _ROUTES.get(route)):
-            _require(method, "POST", path)
+            check_method(scope, "POST")
             return await self._call(scope, receive, send, *key, dialect)
         if key is not None and kept_id:
-            return await self._kept_response(send, method, path, key, unquote(kept_id))
+            return await self._kept_response(scope, send, key, unquote(kept_id))
         if route == "models":
-            _require(method, "GET", path)
-            return await send_json(send, self._model_list(anthropic=speaks_anthropic(scope)))
+            check_method(scope, "GET")
+            return await send_reply(send, self._model_list(anthropic=speaks_anthropic(scope)))
         raise Refusal(
             404,
             "route_not_found",
@@ -150,7 +157,7 @@ class GatewayApp:
                 f"this key ({PREFIX}...) was not made with this gateway's token; LLMProxy.make_key(rollout_id, attempt_id) makes "
                 "one, and the `llm` of the attempt carries it",
             )
-        if self._token is not None and not hmac.compare_digest(given, self._token):
+        if self._token is not None and not is_secret(given, self._token):
             raise Refusal(
                 401, "invalid_api_key", "this gateway needs its token as the API key; the `llm` resource carries it"
             )
@@ -160,7 +167,7 @@ class GatewayApp:
         """End an attempt that a runner in another process (`remote.py`) made, and reply when its
         record is complete.
         """
-        if not hmac.compare_digest(header(scope, b"authorization") or b"", f"Bearer {self._control_key()}".encode()):
+        if not is_secret(bearer_token(header(scope, b"authorization")), self._control_key().encode()):
             raise Refusal(
                 401,
                 "invalid_control_key",
@@ -172,16 +179,16 @@ class GatewayApp:
         try:
             await self._recorder.flush((rollout_id, attempt_id))
         except StoreError as error:
-            return await send_json(send, str(error).encode(), status=500)
-        await send_json(send, b"{}")
+            return await send_reply(send, str(error).encode(), status=500)
+        await send_reply(send, b"{}")
 
-    async def _kept_response(self, send: Send, method: str, path: str, key: tuple[str, str], response_id: str) -> None:
+    async def _kept_response(self, scope: Scope, send: Send, key: AttemptKey, response_id: str) -> None:
         kept = self._relay.kept.get(key, response_id)
-        if method == "DELETE":
+        check_method(scope, "GET", "DELETE")
+        if scope["method"] == "DELETE":
             self._relay.kept.forget(key, response_id)
-            return await send_json(send, dump({"id": response_id, "object": "response", "deleted": True}))
-        _require(method, "GET", path)
-        await send_json(send, dump(kept.response))
+            return await send_reply(send, dump({"id": response_id, "object": "response", "deleted": True}))
+        await send_reply(send, dump(kept.response))
 
     def _model_list(self, *, anthropic: bool) -> bytes:
         names = self._model_names()
@@ -210,7 +217,7 @@ class GatewayApp:
             raise
         if earlier is not None and earlier.headers is not None:
             self._relay.retries.replayed(earlier)
-            return await send_json(send, earlier.body, headers=earlier.headers)
+            return await send_reply(send, earlier.body, headers=earlier.headers)
         trace_id, parent_id = trace_parent(scope) or (admission.trace_id, None)
         call = ModelCall(
             rollout_id=rollout_id,
@@ -245,11 +252,15 @@ class GatewayApp:
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._calls[task] = exchange
         self._recorder.begin((rollout_id, attempt_id))
-        watcher = asyncio.create_task(_watch(exchange, receive, task))
+
+        def leave() -> None:
+            exchange.disconnected = True
+            _give_up(exchange, task)
+
         try:
-            await self._relay.take(exchange)
+            with on_disconnect(receive, leave):
+                await self._relay.take(exchange)
         finally:
-            watcher.cancel()
             del self._calls[task]
 
     async def _record_late(self, rollout_id: str, attempt_id: str, dialect: Dialect, refusal: Refusal) -> None:
@@ -268,14 +279,6 @@ class GatewayApp:
         )
         self._recorder.begin((rollout_id, attempt_id))
         await self._recorder.put(call)
-
-
-async def _watch(exchange: Exchange, receive: Receive, task: asyncio.Task[Any]) -> None:
-    """Give up a call whose agent has gone; one that is answered already is only recorded."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    exchange.disconnected = True
-    _give_up(exchange, task)
 
 
 def _give_up(exchange: Exchange, task: asyncio.Task[Any]) -> None:
@@ -304,8 +307,3 @@ def _no_attempt(path: str) -> Refusal:
         "ProxyLLM.get_base_url(rollout_id, attempt_id), or its key, ProxyLLM.get_api_key(rollout_id, attempt_id), or say "
         "x-leyden-rollout and x-leyden-attempt",
     )
-
-
-def _require(method: str, wanted: str, path: str) -> None:
-    if method != wanted:
-        raise Refusal(405, "method_not_allowed", f"/{path} takes {wanted}, not {method}")

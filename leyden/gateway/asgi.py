@@ -1,6 +1,6 @@
-"""Reading a request and writing an answer in ASGI, and which headers pass.
+"""Headers and error replies of the gateway: which pass in either direction, and what they say of the sender.
 
-It knows HTTP alone.
+It knows HTTP and the dialects, and no attempt, model or upstream.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import aiohttp
 
 from leyden import semconv
 from leyden.dialects import DIALECTS, Dialect
-from leyden.gateway.refusal import Refusal
-from leyden.host.asgi import Receive, Scope, Send
-from leyden.host.http import RequestRefused, read_body
+from leyden.host.http import JSON, Receive, Refusal, Scope, Send, bearer_token, header, read_body, send_reply
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -50,13 +48,6 @@ _ONE_HOP_BYTES = frozenset(name.encode() for name in _ONE_HOP)
 _ANTHROPIC_VERSION = "2023-06-01"
 """The only one there is; a client of OpenAI's does not say it."""
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
-_JSON: Headers = [(b"content-type", b"application/json")]
-
-
-def header(scope: Scope, wanted: bytes) -> bytes | None:
-    """The first header of this name (in lower case)."""
-    headers = cast(Iterable[tuple[bytes, bytes]], scope["headers"])
-    return next((value for name, value in headers if name == wanted), None)
 
 
 def trace_parent(scope: Scope) -> tuple[str, str] | None:
@@ -102,11 +93,8 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 
 def given_key(scope: Scope) -> bytes:
-    """The API key that the client sent, where OpenAI's clients or where Anthropic's put it."""
-    bearer = header(scope, b"authorization") or b""
-    if bearer.lower().startswith(b"bearer "):
-        return bearer[len(b"bearer ") :].strip()
-    return header(scope, b"x-api-key") or b""
+    """Return the API key that the client sent, in the header of OpenAI's clients or of Anthropic's."""
+    return bearer_token(header(scope, b"authorization")) or header(scope, b"x-api-key") or b""
 
 
 def upstream_headers(scope: Scope, api_key: str | None, dialect: Dialect) -> list[tuple[str, str]]:
@@ -147,20 +135,15 @@ def _text(raw: bytes) -> str:
 
 
 async def read_request(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """Return the whole body of the request. Raise RequestRefused or ClientGone."""
+    """Return the body of the request as the client sent it, compressed or not. Raise Refusal or ClientGone."""
     option = "max_body_bytes (--max-body-mb)"
     return await read_body(dict(scope["headers"]), receive, max_bytes=max_bytes, option=option, unpack=False)
 
 
-async def send_json(send: Send, body: bytes, *, status: int = 200, headers: Headers = _JSON) -> None:
-    """Answer with a JSON body."""
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def send_refusal(send: Send, refused: Refusal | RequestRefused, dialect: Dialect) -> None:
-    """Answer with an error as clients of `dialect` read it."""
-    refusal = refused if isinstance(refused, Refusal) else Refusal(refused.status, refused.code, str(refused))
+async def send_refusal(send: Send, refusal: Refusal, dialect: Dialect) -> None:
+    """Reply with an error as clients of `dialect` read it, and tell them not to repeat a request that cannot succeed."""
+    body = dialect.error(refusal.status, refusal.message, code=refusal.code, param=refusal.param)
+    is_final = refusal.status < 500 and refusal.retry_after_seconds is None
+    headers = [JSON, *refusal.headers, *([(b"x-should-retry", b"false")] if is_final else [])]
     with contextlib.suppress(OSError):
-        await send_json(send, refusal.body(dialect), status=refusal.status, headers=[*_JSON, *refusal.headers])
+        await send_reply(send, body, status=refusal.status, headers=headers)

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from leyden import semconv
 from leyden.errors import LeydenError, UnknownAttempt, UnknownRollout
 from leyden.gateway.limits import Spent
-from leyden.gateway.refusal import Refusal
+from leyden.host.http import Refusal
 from leyden.store.base import LightningStore
 from leyden.types import Attempt, AttemptedRollout, Rollout
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from leyden.gateway.refusal import Refusal
+from leyden.host.http import Refusal
 
 _RETRY_AFTER_SECONDS = 1
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from leyden.errors import ConfigError
-from leyden.gateway.refusal import Refusal
+from leyden.host.http import Refusal
 
 
 @dataclass(frozen=True, slots=True)

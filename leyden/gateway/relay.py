@@ -28,7 +28,7 @@ from leyden.dialects import (
     split_events,
 )
 from leyden.errors import StoreError, Untranslatable
-from leyden.gateway.asgi import Headers, send_json, send_refusal
+from leyden.gateway.asgi import Headers, send_refusal
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.balance import Balancer
 from leyden.gateway.buffering import Buffering
@@ -37,11 +37,11 @@ from leyden.gateway.figures import Failure, UpstreamFigures
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits
 from leyden.gateway.recorder import Recorder
-from leyden.gateway.refusal import Refusal
 from leyden.gateway.responses import KeptResponses
 from leyden.gateway.retries import Retries
 from leyden.gateway.transport import Answer, ServerGone, Transport
 from leyden.gateway.upstream import UpstreamModel
+from leyden.host.http import Refusal, send_reply
 
 logger = logging.getLogger(__name__)
 
@@ -341,7 +341,7 @@ class Relay:
             self.retries.answered(exchange.tried, headers, body)
         elif exchange.tried is not None:
             exchange.tried.state = "failed"
-        await send_json(exchange.send, body, status=answer.status, headers=headers)
+        await send_reply(exchange.send, body, status=answer.status, headers=headers)
 
     async def _relay_stream(
         self, exchange: Exchange, headers: Headers, passage: Passage, pieces: AsyncIterator[bytes]
@@ -415,7 +415,10 @@ class Relay:
         if exchange.disconnected:
             return
         if exchange.streaming:
-            await exchange.say(refusal.event(exchange.dialect), more=False)
+            error = exchange.dialect.error_event(
+                refusal.status, refusal.message, code=refusal.code, param=refusal.param
+            )
+            await exchange.say(error, more=False)
         else:
             await send_refusal(exchange.send, refusal, exchange.dialect)
 

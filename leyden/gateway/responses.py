@@ -16,7 +16,7 @@ from typing import Any
 from leyden.dialects import Json
 from leyden.dialects.responses import input_items
 from leyden.gateway.attempts import AttemptKey
-from leyden.gateway.refusal import Refusal
+from leyden.host.http import Refusal
 
 LIMIT_BYTES = 256 * 2**20
 

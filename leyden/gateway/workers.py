@@ -19,7 +19,7 @@ import zlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 from urllib.parse import unquote
 
 import aiohttp
@@ -29,14 +29,10 @@ from leyden.dialects import DIALECTS
 from leyden.errors import ConfigError, GatewayError, LeydenError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.asgi import (
-    Receive,
-    Scope,
-    Send,
     as_text,
     attempt_of_headers,
     end_to_end,
     given_key,
-    header,
     read_request,
     send_refusal,
     sent_time,
@@ -44,9 +40,8 @@ from leyden.gateway.asgi import (
 )
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.proxy import LLMProxy
-from leyden.gateway.refusal import Refusal
 from leyden.host.child import Backoff, Child, Failure, Parent, describe_exit
-from leyden.host.http import ClientGone, RequestRefused
+from leyden.host.http import ClientGone, Receive, Refusal, Scope, Send, header, on_disconnect, raw_path
 from leyden.host.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
 from leyden.store.opening import open_store
 from leyden.utils.attempt_key import named_by
@@ -249,38 +244,34 @@ class _Dispatch:
             await self._hand_on(owner, scope, receive, send)
         except ClientGone:
             return
-        except (Refusal, RequestRefused) as refusal:
+        except Refusal as refusal:
             await send_refusal(send, refusal, DIALECTS["messages" if speaks_anthropic(scope) else "chat"])
 
     async def _hand_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let another worker answer. A client that goes away is gone for that one, too."""
+        """Let another worker reply. If the client leaves, that worker's connection is closed, too."""
         body = await read_request(scope, receive, self._max_body_bytes)
-        task = asyncio.current_task()
-        assert task is not None
-        watcher = asyncio.create_task(_watch(receive, task))
-        try:
-            response = await self._ask(owner, scope, body)
-            async with response:
-                headers = end_to_end(response.raw_headers)
-                if length := response.headers.get("content-length"):
-                    headers.append((b"content-length", length.encode()))
-                await send({"type": "http.response.start", "status": response.status, "headers": headers})
-                async for piece in response.content.iter_any():
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except aiohttp.ClientError:  # the client sees its answer break off, as from a gateway that dies
-            logger.warning("worker %d of the gateway ended in the middle of an answer", owner)
-        except asyncio.CancelledError:
-            if not watcher.done():
-                raise  # the gateway stops
-            task.uncancel()
-        finally:
-            watcher.cancel()
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        with on_disconnect(receive, task.cancel) as watcher:
+            try:
+                response = await self._ask(owner, scope, body)
+                async with response:
+                    headers = end_to_end(response.raw_headers)
+                    if length := response.headers.get("content-length"):
+                        headers.append((b"content-length", length.encode()))
+                    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+                    async for piece in response.content.iter_any():
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+            except aiohttp.ClientError:  # the client's reply breaks off, as from a gateway that dies
+                logger.warning("worker %d of the gateway ended in the middle of a reply", owner)
+            except asyncio.CancelledError:
+                if not watcher.done():
+                    raise  # the gateway stops
+                task.uncancel()
 
     async def _ask(self, owner: int, scope: Scope, body: bytes) -> aiohttp.ClientResponse:
-        path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
         query = scope["query_string"].decode("latin-1")
-        url = yarl.URL(f"http://worker{path}" + (f"?{query}" if query else ""), encoded=True)
+        url = yarl.URL(f"http://worker{raw_path(scope)}" + (f"?{query}" if query else ""), encoded=True)
         hosts = [(name, value) for name, value in scope["headers"] if name == b"host"]  # the other worker checks it
         headers = as_text([*hosts, *end_to_end(scope["headers"])])
         if header(scope, b"x-leyden-sent") is None and (sent := sent_time(scope, time.time())) is not None:
@@ -316,16 +307,9 @@ def _session(path: Path) -> aiohttp.ClientSession:
     )
 
 
-async def _watch(receive: Receive, task: asyncio.Task[Any]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    task.cancel()
-
-
 def _attempt_of(scope: Scope) -> AttemptKey | None:
     """Which attempt a request names, truly or not: its owner judges that."""
-    path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").strip("/")
-    match path.split("/", 4):
+    match raw_path(scope).strip("/").split("/", 4):
         case ["rollout", rollout_id, "attempt", attempt_id, _]:
             return unquote(rollout_id), unquote(attempt_id)
         case _:

@@ -17,7 +17,7 @@ import os
 import resource
 import socket
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -31,11 +31,6 @@ from uvicorn.server import ServerState
 from leyden.host.listening import loop_factory
 
 logger = logging.getLogger(__name__)
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 _LOOK_AGAIN_SECONDS = 0.005
 _HEAD_BYTES = 64 * 2**10
@@ -422,8 +417,8 @@ class AsgiThread:
         name: str,
         keep_alive_seconds: int = 75,
         grace_seconds: float = 1.0,
-        stopping: Callable[[], object] = lambda: None,
-        beside: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+        on_stop: Callable[[], object] = lambda: None,
+        lifespan: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
         limits: ConnectionLimits | None = None,
         http: Literal["auto", "h11"] = "auto",
     ) -> None:
@@ -431,16 +426,15 @@ class AsgiThread:
         name: of the thread.
         limits, http: as of AsgiServer.
         grace_seconds: how long answers under way may take when it stops; a second later their connections are broken.
-        stopping: called in the thread's loop before that, to end requests that only wait.
-        beside: a context that is entered in that loop before the first request and left after the
-            last.
+        on_stop: called in the thread's loop before that, to end requests that only wait.
+        lifespan: a context that is entered in that loop before the first request and left after the last.
         """
         self._app = app
         self._name = name
         self._keep_alive_seconds = keep_alive_seconds
         self._grace_seconds = grace_seconds
-        self._stopping = stopping
-        self._beside = beside
+        self._on_stop = on_stop
+        self._lifespan = lifespan
         self._limits = limits
         self._http: Literal["auto", "h11"] = http
         self._thread: threading.Thread | None = None
@@ -484,11 +478,11 @@ class AsgiThread:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(ending.set)
 
-        async with self._beside():
+        async with self._lifespan():
             await server.start(listener)
             ready.set_result(stop)
             await ending.wait()
-            self._stopping()
+            self._on_stop()
             await server.stop(grace_seconds=self._grace_seconds, give_up=lambda: None)
 
 

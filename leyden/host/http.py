@@ -1,90 +1,199 @@
-"""Check the sender of an HTTP request, and read its body within limits.
+"""The kit that HTTP applications are written with: read a request within limits, check its sender, reply or refuse.
 
-`SiteGuard` refuses what the page of another web site made a browser send; `read_body` refuses what is too large. They raise
-`RequestRefused`, and the application gives the refusal the form that its clients read. This module knows no routes and no sockets.
+An application is an ASGI callable. It checks the request with `SiteGuard`, `bearer_token` and `check_method`, reads the body with
+`read_body`, and replies with `send_reply`. Each of these raises `Refusal`, which the application gives the form that its clients
+read. `on_disconnect` watches for a client that leaves. This module knows no routes and no sockets; `asgi` serves an application.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hmac
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from leyden.host.listening import is_loopback
+from leyden.redaction import redact
 
-if TYPE_CHECKING:
-    from leyden.host.asgi import Receive
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+RequestHeaders = Mapping[bytes, bytes]
+"""A request's headers by name, in lower case."""
+HeaderFields = Sequence[tuple[bytes, bytes]]
+"""Header fields of a reply, in lower case."""
+
+JSON: Final = (b"content-type", b"application/json")
 
 MAX_BODY_BYTES: Final = 64 * 2**20
 """The default limit of one request's body, as sent and unpacked."""
-_DRAIN: Final = 8
-"""A body that is refused is read, and forgotten, up to so many times the limit, so that the client reads the answer."""
-_GZIP_MEMBERS: Final = 2000
-"""The most gzip members of one body. An empty one takes 20 bytes, and costs as much as 64 KiB."""
-_OWN_PAGE: Final = (b"same-origin", b"none")
-"""Values of Sec-Fetch-Site for a page of this server, and for the user (a typed address, a
-bookmark).
-"""
-
-
 MAX_JSON_PARTS: Final = 500_000
 """The most objects and lists in one JSON body. Each takes two bytes to send and some 500 bytes of memory once it is parsed."""
+_DRAIN: Final = 8
+"""A refused body is read and dropped up to this many times the limit, so that the client gets to read the reply."""
+_GZIP_MEMBERS: Final = 2000
+"""The most gzip members of one body. An empty member takes 20 bytes to send and costs as much as 64 KiB."""
+_OWN_PAGE: Final = (b"same-origin", b"none")
+"""Values of Sec-Fetch-Site for a page of this server, and for the user (a typed address, a bookmark)."""
 _JSON_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""A string of JSON, or what begins one and never ends. It never backtracks, so it reads each byte once."""
+"""A string of JSON, or the beginning of one that never ends. It never backtracks, so it reads each byte once."""
 
 
-class RequestRefused(Exception):
-    """The server refuses a request."""
+class Refusal(Exception):
+    """An error that an application replies with in place of a result."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
-        """status: the HTTP status of the answer. code: a word for programs. message: what is wrong and what the client can do."""
-        super().__init__(message)
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_seconds: int | None = None,
+        headers: HeaderFields = (),
+    ) -> None:
+        """
+        status: the HTTP status of the reply.
+        code: a word for programs; "" if the clients of this application read none.
+        message: what is wrong and what the client can do. Secrets in it are redacted.
+        param: the field of the request that is wrong.
+        retry_after_seconds: when the same request may succeed; None if the reply does not say.
+        headers: further header fields of the reply.
+        """
+        self.message = redact(message)
+        super().__init__(self.message)
         self.status = status
         self.code = code
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+        if retry_after_seconds is not None:
+            headers = [*headers, (b"retry-after", str(retry_after_seconds).encode())]
+        self.headers = headers
 
 
 class ClientGone(Exception):
-    """The client went away before its request was complete, so that no answer is wanted."""
+    """The client left before its request was complete, so no reply is wanted."""
+
+
+class HttpReply:
+    """The status, body and header fields of a reply."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+        self.status = status
+        self.body = body
+        self.headers = headers
+
+
+Handler = Callable[[bytes, RequestHeaders], Awaitable[HttpReply]]
+"""Handles a POST, given the body (unpacked) and the headers of the request."""
+
+
+async def send_reply(send: Send, body: bytes, *, status: int = 200, headers: HeaderFields = (JSON,)) -> None:
+    """Send a whole reply with its length. headers: a JSON body's, unless others are given."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """Return the first header of this name (in lower case), or None."""
+    fields: Iterable[tuple[bytes, bytes]] = scope["headers"]
+    for field, value in fields:
+        if field == name:
+            return value
+    return None
+
+
+def raw_path(scope: Scope) -> str:
+    """Return the path as the client sent it, percent-encoded and without the query."""
+    return (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+
+
+def check_method(scope: Scope, *allowed: str) -> None:
+    """Raise Refusal (405), which names the allowed methods, unless the request uses one of them."""
+    if scope["method"] not in allowed:
+        names = ", ".join(allowed)
+        raise Refusal(
+            405,
+            "method_not_allowed",
+            f"{raw_path(scope)} takes {names}, not {scope['method']}",
+            headers=[(b"allow", names.encode())],
+        )
+
+
+def bearer_token(authorization: bytes | None) -> bytes:
+    """Return the token of an `Authorization: Bearer` header; empty if the header is missing or of another scheme."""
+    scheme, _, token = (authorization or b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else b""
+
+
+def is_secret(given: bytes, secret: bytes) -> bool:
+    """Return whether a client gave the secret. The time that it takes does not depend on how much of it is right."""
+    return hmac.compare_digest(given, secret)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has left. Call it after the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@contextmanager
+def on_disconnect(receive: Receive, leave: Callable[[], object]) -> Generator[asyncio.Task[None]]:
+    """Call `leave` once if the client leaves during the block, whose body it has sent already. The task is done then."""
+
+    async def watch() -> None:
+        await disconnected(receive)
+        leave()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield watcher
+    finally:
+        watcher.cancel()
 
 
 class SiteGuard:
-    """Refuses requests that a web page of another site may have made.
+    """Refuse requests that a web page of another site may have made.
 
-    A page can send a POST without a body, or with one of plain text, to any address that its browser reaches, without asking that
-    server first. The browser names the page in `Origin` or `Sec-Fetch-Site`, which no page can change or leave out. Programs send
-    neither header. A correct token makes no difference: no answer of ours allows other origins (CORS), so a browser never sends
-    the token of another site's page.
+    A page can send a POST without a body, or with one of plain text, to any address that its browser reaches, without a
+    preflight request. The browser names the page in `Origin` or `Sec-Fetch-Site`, which no page can change or leave out.
+    Programs send neither header. A correct token makes no difference: no reply allows other origins (CORS), so a browser
+    never sends the token for the page of another site.
     """
 
     def __init__(self, *, local_only: bool, also: Iterable[str] = ()) -> None:
         """
-        local_only: refuse every `Host` that is not a name of this machine, because another site can
-            point its own name to 127.0.0.1 (DNS rebinding). Servers without a token need this.
+        local_only: refuse every `Host` that is not a name of this machine, because another site can point its own name to
+            127.0.0.1 (DNS rebinding). Servers without a token need this.
         also: further host names that a server with `local_only` is called by.
         """
         self._names = frozenset(name.lower() for name in also) if local_only else None
 
     def check(self, scope: Mapping[str, Any]) -> None:
-        """Raise RequestRefused: 403 for a request of another site's page, 400 for two `Host`
-        headers.
-        """
+        """Raise Refusal: 403 for a request of another site's page, 400 for two `Host` headers."""
         host = origin = fetched_by = None
         for name, value in scope["headers"]:
             if name == b"host":
                 if host is not None:
-                    raise RequestRefused(400, "two_hosts", "the request has two Host headers; send one")
+                    raise Refusal(400, "two_hosts", "the request has two Host headers; send one")
                 host = value
             elif name == b"origin":
                 origin = value
             elif name == b"sec-fetch-site":
                 fetched_by = value
         if self._names is not None:
-            called, is_local = _called(host or b"")
+            called, is_local = _host_name(host or b"")
             if not is_local and called not in self._names:
-                raise RequestRefused(
+                raise Refusal(
                     403,
                     "foreign_request",
                     f"the host {called!r} is not this machine: a server without a token serves the names 127.0.0.1 and localhost only; "
@@ -93,10 +202,10 @@ class SiteGuard:
         if fetched_by is not None:
             foreign = fetched_by not in _OWN_PAGE and not _follows_a_link(scope)
         else:
-            foreign = origin is not None and not _same_place(origin, host)
+            foreign = origin is not None and not _is_at(origin, host)
         if foreign:
             page = "another site" if origin is None else repr(origin.decode("latin-1"))
-            raise RequestRefused(
+            raise Refusal(
                 403,
                 "foreign_request",
                 f"the request comes from a web page of {page}: this server takes requests of programs and of its own pages only; "
@@ -105,25 +214,20 @@ class SiteGuard:
 
 
 def _follows_a_link(scope: Mapping[str, Any]) -> bool:
-    """Whether the browser opens a page of this server by a link elsewhere.
-
-    The other page cannot read it.
-    """
+    """Return whether the browser opens a page of this server by a link on another site, which cannot read the page."""
     headers = dict(scope["headers"])
     opens = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
     return opens and scope["method"] == "GET"
 
 
-def _same_place(origin: bytes, host: bytes | None) -> bool:
-    """Whether an origin (`http://localhost:4747`) is at `host` (`localhost:4747`). A proxy may have changed the scheme."""
+def _is_at(origin: bytes, host: bytes | None) -> bool:
+    """Return whether an origin (`http://localhost:4747`) is at `host` (`localhost:4747`). A proxy may have changed the scheme."""
     return host is not None and origin.lower().partition(b"://")[2] == host.lower()
 
 
 @lru_cache(maxsize=64)
-def _called(host: bytes) -> tuple[str, bool]:
-    """Return the name in a `Host` header, in lower case without its port, and whether it always
-    means this machine.
-    """
+def _host_name(host: bytes) -> tuple[str, bool]:
+    """Return the name in a `Host` header, in lower case without its port, and whether it always means this machine."""
     text = host.decode("latin-1")
     try:
         name = urlsplit(f"//{text}").hostname or ""
@@ -133,48 +237,49 @@ def _called(host: bytes) -> tuple[str, bool]:
 
 
 async def read_body(
-    headers: Mapping[bytes, bytes], receive: Receive, *, max_bytes: int, option: str | None = None, unpack: bool = True
+    headers: RequestHeaders, receive: Receive, *, max_bytes: int, option: str | None = None, unpack: bool = True
 ) -> bytes:
     """Return the body of a request, holding at most the limit in memory.
 
-    max_bytes: of the body, as sent and unpacked. option: the option that raises this limit, for the
-        message.
-    unpack: read gzip; without it a body is returned as it came.
-    Raises RequestRefused (413 for a body that is too large, 400 and 415 for one that cannot be unpacked) and ClientGone.
+    max_bytes: the limit of the body, as sent and unpacked.
+    option: the option that raises this limit, for the message.
+    unpack: decompress gzip; without it a body is returned as it came.
+    Raise Refusal (413 for a body that is too large, 400 and 415 for one that cannot be unpacked) and ClientGone.
     """
     encoding = headers.get(b"content-encoding", b"identity").lower() if unpack else b"identity"
     if encoding not in (b"identity", b"gzip"):
-        raise RequestRefused(
+        raise Refusal(
             415, "unknown_encoding", f"content-encoding {encoding.decode('latin-1')!r} is not supported; use gzip"
         )
+    body = _parts(receive)
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > max_bytes:
         if headers.get(b"expect", b"").lower() != b"100-continue":  # a client that waits for it has sent nothing yet
-            await _drain(receive, _DRAIN * max_bytes)
+            await _drain(body, _DRAIN * max_bytes)
         raise _too_large(max_bytes, option)
     if encoding == b"gzip":
-        return await _unzip(receive, max_bytes, option)
+        return await _read_gzip(body, max_bytes, option)
     parts: list[bytes] = []
     size = 0
-    async for part in _parts(receive):
+    async for part in body:
         size += len(part)
         if size > max_bytes:
             parts.clear()
-            await _drain(receive, _DRAIN * max_bytes)
+            await _drain(body, _DRAIN * max_bytes)
             raise _too_large(max_bytes, option)
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _unzip(receive: Receive, max_bytes: int, option: str | None) -> bytes:
+async def _read_gzip(body: AsyncIterator[bytes], max_bytes: int, option: str | None) -> bytes:
     unpacker, parts, size, members = zlib.decompressobj(zlib.MAX_WBITS | 16), list[bytes](), 0, 1
     try:
-        async for part in _parts(receive):
+        async for part in body:
             while part:
-                if unpacker.eof:  # gzip files may stand one behind the other
+                if unpacker.eof:  # gzip files may be concatenated
                     unpacker, members = zlib.decompressobj(zlib.MAX_WBITS | 16), members + 1
                     if members > _GZIP_MEMBERS:
-                        raise RequestRefused(
+                        raise Refusal(
                             413,
                             "body_too_large",
                             f"the body has more than {_GZIP_MEMBERS:,} gzip members; compress it as one",
@@ -185,14 +290,14 @@ async def _unzip(receive: Receive, max_bytes: int, option: str | None) -> bytes:
                     raise _too_large(max_bytes, option)
                 part = unpacker.unconsumed_tail or unpacker.unused_data
     except zlib.error as error:
-        raise RequestRefused(400, "bad_encoding", f"the body is not gzip: {error}") from None
+        raise Refusal(400, "bad_encoding", f"the body is not gzip: {error}") from None
     if not unpacker.eof:
-        raise RequestRefused(400, "bad_encoding", "the body ends in the middle of its gzip data")
+        raise Refusal(400, "bad_encoding", "the body ends in the middle of its gzip data")
     return b"".join(parts)
 
 
 async def _parts(receive: Receive) -> AsyncIterator[bytes]:
-    """The body as it arrives."""
+    """Yield the body as it arrives. Raise ClientGone if the client leaves before its end."""
     while True:
         message = await receive()
         if message["type"] != "http.request":
@@ -202,17 +307,18 @@ async def _parts(receive: Receive) -> AsyncIterator[bytes]:
             return
 
 
-async def _drain(receive: Receive, most: int) -> None:
+async def _drain(body: AsyncIterator[bytes], most: int) -> None:
+    """Read the rest of a body, up to `most` bytes, and drop it."""
     read = 0
-    async for part in _parts(receive):
+    async for part in body:
         read += len(part)
         if read > most:
             return
 
 
-def _too_large(max_bytes: int, option: str | None) -> RequestRefused:
+def _too_large(max_bytes: int, option: str | None) -> Refusal:
     larger = "" if option is None else f", or start it with a larger {option}"
-    return RequestRefused(
+    return Refusal(
         413,
         "body_too_large",
         f"the body is larger than the {max_bytes:,} bytes that this server accepts in one request; send less at a time{larger}",
@@ -220,8 +326,8 @@ def _too_large(max_bytes: int, option: str | None) -> RequestRefused:
 
 
 def has_too_many_parts(body: bytes) -> bool:
-    """Whether a JSON body has more than `MAX_JSON_PARTS` objects and lists. It is counted before anything is parsed."""
+    """Return whether a JSON body has more than `MAX_JSON_PARTS` objects and lists, counted before anything is parsed."""
     if len(body) <= MAX_JSON_PARTS or body.count(b"{") + body.count(b"[") <= MAX_JSON_PARTS:
         return False
-    outside = _JSON_STRING.sub(b"", body)  # a text may have as many as it likes
+    outside = _JSON_STRING.sub(b"", body)  # a string may hold any number of brackets
     return outside.count(b"{") + outside.count(b"[") > MAX_JSON_PARTS

@@ -1,105 +1,110 @@
 """The page that Prometheus reads, `/metrics`, in its text format (version 0.0.4).
 
-A store server shows it when it is handed `metrics(store)`. It says what the store knows at the moment: how many rollouts are in which
-status, how the workers are, their figures, and what a `Monitor` has measured in the last minute, if one is at work. To add a
-family of metrics: a function that yields a `_Family`, and a line in `_families`.
+A store server shows it if it is given `metrics(store)`. It reports the store's present state: rollouts by status, the health of the
+workers, the metrics of their last heartbeats, and what a `Monitor` and the gateways have measured in the last minute. `prometheus_client`
+writes the format; its process-wide registry is not used, so each server shows its own store only. To add a metric, write a function that
+yields a metric family, and call it in `exposition`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from leyden.host.http import HttpReply
 from leyden.monitor.alert import ALERT_PREFIX
 from leyden.monitor.health import WORKER_FIGURES, WorkerHealth, figures_of, health_of
 from leyden.monitor.monitor import STORE_FIGURES
 from leyden.monitor.system import FIGURES
 from leyden.monitor.upstreams import UPSTREAM_FIGURES
-from leyden.store.app import Reply, View
+from leyden.store.app import View
 from leyden.store.base import LightningStore, StoreStatistics
-from leyden.store.traffic import BOUNDS_SECONDS, Traffic
+from leyden.store.request_metrics import BUCKET_SECONDS, RequestMetrics
 from leyden.types import Sample, Worker
 
 PATH: Final = "/metrics"
 _CONTENT_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _STATUSES = ("queuing", "preparing", "running", "requeuing", "succeeded", "failed", "cancelled")
 _RECENT_SECONDS = 60.0
-"""What was measured before is not shown any more."""
+"""Older samples are not shown."""
 _ABOUT = {**FIGURES, **WORKER_FIGURES, **STORE_FIGURES}
-
-Labels = Mapping[str, str]
-_NO_LABELS: Labels = {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """Metrics of one name."""
-
-    name: str
-    about: str
-    kind: Literal["gauge", "counter", "histogram"]
-    lines: Sequence[tuple[str, Labels, float]]
-    """A suffix of the name, labels, a value."""
 
 
 def metrics(store: LightningStore) -> Mapping[str, View]:
-    """What a server is handed: `LightningStoreServer(store, views=metrics(store))`."""
+    """Return the view of a store's metrics, for `LightningStoreServer(store, views=metrics(store))`."""
 
-    async def page(traffic: Traffic) -> Reply:
-        return Reply(200, (await exposition(store, traffic)).encode(), _CONTENT_TYPE)
+    async def page(requests: RequestMetrics) -> HttpReply:
+        return HttpReply(200, await exposition(store, requests), _CONTENT_TYPE)
 
     return {PATH: page}
 
 
-async def exposition(store: LightningStore, traffic: Traffic) -> str:
-    """The whole page. Raises what the store raises."""
+async def exposition(store: LightningStore, requests: RequestMetrics) -> bytes:
+    """Return the whole page. Raise what the store raises."""
     now = time.time()
     statistics = await store.statistics()
     workers = list(await store.query_workers())
     samples = list(await store.query_samples(measured_from=now - _RECENT_SECONDS))
-    families = [
-        *_of_statistics(statistics),
-        _of_health(workers, now),
-        *_of_figures(workers, samples, now),
-        *_of_gateways(samples),
-        _of_alerts(samples),
-        *_of_traffic(traffic),
-    ]
-    return "".join(_text(family) for family in families)
+    registry = CollectorRegistry()
+    registry.register(
+        _Scrape(
+            *_of_statistics(statistics),
+            _of_health(workers, now),
+            *_of_figures(workers, samples, now),
+            *_of_gateways(samples),
+            _of_alerts(samples),
+            *_of_requests(requests),
+        )
+    )
+    return generate_latest(registry)
 
 
-def _of_statistics(statistics: StoreStatistics) -> Iterator[_Family]:
+class _Scrape(Collector):
+    """The metric families of one scrape, in the form that a registry takes."""
+
+    def __init__(self, *families: Metric) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _of_statistics(statistics: StoreStatistics) -> Iterator[Metric]:
     by_status = {**dict.fromkeys(_STATUSES, 0), **statistics["rollouts_by_status"]}
-    lines: list[tuple[str, Labels, float]] = [
-        ("", {"status": status}, float(count)) for status, count in by_status.items()
-    ]
-    yield _Family("leyden_rollouts", "Rollouts by status.", "gauge", lines)
-    lines = [("", _NO_LABELS, float(by_status["queuing"] + by_status["requeuing"]))]
-    yield _Family("leyden_queue_length", "Rollouts that wait to be claimed.", "gauge", lines)
-    totals = {
-        "attempts": statistics["total_attempts"],
-        "spans": statistics["total_spans"],
-        "resources": statistics["total_resources"],
-    }
-    lines = [("", {"kind": kind}, float(total)) for kind, total in totals.items()]
-    yield _Family("leyden_records", "Records in the store by kind.", "gauge", lines)
-    lines = [("", _NO_LABELS, statistics["uptime_seconds"])]
-    yield _Family("leyden_store_uptime_seconds", "How long the store has been open.", "gauge", lines)
+    rollouts = GaugeMetricFamily("leyden_rollouts", "Rollouts by status.", labels=["status"])
+    for status, count in by_status.items():
+        rollouts.add_metric([status], count)
+    yield rollouts
+    queued = by_status["queuing"] + by_status["requeuing"]
+    yield GaugeMetricFamily("leyden_queue_length", "Rollouts that wait to be claimed.", queued)
+    records = GaugeMetricFamily("leyden_records", "Records in the store by kind.", labels=["kind"])
+    records.add_metric(["attempts"], statistics["total_attempts"])
+    records.add_metric(["spans"], statistics["total_spans"])
+    records.add_metric(["resources"], statistics["total_resources"])
+    yield records
+    uptime = statistics["uptime_seconds"]
+    yield GaugeMetricFamily("leyden_store_uptime_seconds", "How long the store has been open.", uptime)
 
 
-def _of_health(workers: Iterable[Worker], now: float) -> _Family:
+def _of_health(workers: Iterable[Worker], now: float) -> Metric:
     count: dict[str, int] = dict.fromkeys(get_args(WorkerHealth), 0)
     for worker in workers:
         count[health_of(worker, now)] += 1
-    lines = [("", {"health": health}, float(number)) for health, number in count.items()]
-    return _Family("leyden_workers", "Workers by health, as far as their heartbeats tell.", "gauge", lines)
+    about = "Workers by health, as far as their heartbeats tell."
+    family = GaugeMetricFamily("leyden_workers", about, labels=["health"])
+    for health, number in count.items():
+        family.add_metric([health], number)
+    return family
 
 
-def _of_figures(workers: Iterable[Worker], samples: Iterable[Sample], now: float) -> Iterator[_Family]:
-    """Of each worker the figures of its last heartbeat; of the store what a monitor measured last."""
+def _of_figures(workers: Iterable[Worker], samples: Iterable[Sample], now: float) -> Iterator[Metric]:
+    """Yield the metrics of each worker's last heartbeat, and a monitor's last measurements of the store."""
     latest: dict[str, dict[tuple[str, str], float]] = {}
     for worker in workers:
         if health_of(worker, now) == "healthy":
@@ -110,77 +115,60 @@ def _of_figures(workers: Iterable[Worker], samples: Iterable[Sample], now: float
         name, _, gpu = sample.name.partition(":")
         if name in _ABOUT and (sample.worker_id is None or name in STORE_FIGURES):
             latest.setdefault(name, {})[sample.worker_id or "", gpu] = sample.value
-    latest.pop("queue_length", None)  # it is there already, as the store says
+    latest.pop("queue_length", None)  # `_of_statistics` has the store's own count
     for name, values in sorted(latest.items()):
-        of_the_store = any(not worker_id for worker_id, _ in values)
-        about = _ABOUT[name] + (" Without a worker: of the store and its machine." if of_the_store else "")
-        lines = [
-            ("", {"worker": worker_id, **({"gpu": gpu} if gpu else {})}, value)
-            for (worker_id, gpu), value in sorted(values.items())
-        ]
-        yield _Family(f"leyden_{name}", about, "gauge", lines)
+        is_of_store = any(not worker_id for worker_id, _ in values)
+        about = _ABOUT[name] + (" Without a worker: of the store and its machine." if is_of_store else "")
+        yield _by_subject(f"leyden_{name}", about, values, "worker", "gpu")
 
 
-def _of_gateways(samples: Iterable[Sample]) -> Iterator[_Family]:
-    """Return the newest samples of gateways about themselves and the servers behind them."""
+def _of_gateways(samples: Iterable[Sample]) -> Iterator[Metric]:
+    """Yield the newest samples of gateways about themselves and the servers behind them."""
     latest: dict[str, dict[tuple[str, str], float]] = {}
     for sample in samples:
         name, _, reason = sample.name.partition(":")
         if name in UPSTREAM_FIGURES:
             latest.setdefault(name, {})[sample.worker_id or "", reason] = sample.value
     for name, values in sorted(latest.items()):
-        whom = "upstream" if name.startswith("upstream") else "gateway"
-        lines = [
-            ("", {whom: subject, **({"reason": reason} if reason else {})}, value)
-            for (subject, reason), value in sorted(values.items())
-        ]
-        yield _Family(f"leyden_{name}", UPSTREAM_FIGURES[name], "gauge", lines)
+        subject = "upstream" if name.startswith("upstream") else "gateway"
+        yield _by_subject(f"leyden_{name}", UPSTREAM_FIGURES[name], values, subject, "reason")
 
 
-def _of_alerts(samples: Iterable[Sample]) -> _Family:
+def _by_subject(
+    name: str, about: str, values: Mapping[tuple[str, str], float], subject: str, part: str
+) -> GaugeMetricFamily:
+    """Return the values by subject and part of it. part: a label that the family has only if a value has such a part."""
+    has_parts = any(value_part for _, value_part in values)
+    family = GaugeMetricFamily(name, about, labels=[subject, part] if has_parts else [subject])
+    for key, value in sorted(values.items()):
+        family.add_metric(key if has_parts else key[:1], value)
+    return family
+
+
+def _of_alerts(samples: Iterable[Sample]) -> Metric:
     latest = {
         (sample.name.removeprefix(ALERT_PREFIX), sample.worker_id or ""): sample.value
         for sample in samples
         if sample.name.startswith(ALERT_PREFIX)
     }
-    lines = [("", {"rule": rule, "worker": worker}, value) for (rule, worker), value in sorted(latest.items())]
-    return _Family("leyden_alert", "1 while a monitor's alert is raised.", "gauge", lines)
+    family = GaugeMetricFamily("leyden_alert", "1 while a monitor's alert is raised.", labels=["rule", "worker"])
+    for key, value in sorted(latest.items()):
+        family.add_metric(key, value)
+    return family
 
 
-def _of_traffic(traffic: Traffic) -> Iterator[_Family]:
-    requests = sorted(traffic.requests.items())
-    lines: list[tuple[str, Labels, float]] = [
-        ("", {"method": method, "status": str(status)}, float(n)) for (method, status), n in requests
-    ]
-    yield _Family("leyden_http_requests_total", "Requests to the store server.", "counter", lines)
-    lines = [("", _NO_LABELS, float(traffic.connections()))]
-    yield _Family("leyden_http_connections", "Connections that are open to the store server.", "gauge", lines)
-    lines = [line for method in sorted(traffic.durations) for line in _histogram(traffic, method)]
+def _of_requests(requests: RequestMetrics) -> Iterator[Metric]:
+    about = "Requests to the store server."
+    counts = CounterMetricFamily("leyden_http_requests", about, labels=["method", "status"])
+    for (method, status), count in sorted(requests.requests.items()):
+        counts.add_metric([method, str(status)], count)
+    yield counts
+    about = "Connections that are open to the store server."
+    yield GaugeMetricFamily("leyden_http_connections", about, requests.connections())
     about = "How long the store server took to answer what does not wait by itself."
-    yield _Family("leyden_http_request_seconds", about, "histogram", lines)
-
-
-def _histogram(traffic: Traffic, method: str) -> Iterator[tuple[str, Labels, float]]:
-    durations = traffic.durations[method]
-    counts = list(accumulate(durations.by_class))
-    for bound, count in zip((*map(repr, BOUNDS_SECONDS), "+Inf"), counts, strict=True):
-        yield "_bucket", {"method": method, "le": bound}, float(count)
-    yield "_sum", {"method": method}, durations.total_seconds
-    yield "_count", {"method": method}, float(counts[-1])
-
-
-def _text(family: _Family) -> str:
-    about = family.about.replace("\\", r"\\").replace("\n", r"\n")
-    head = f"# HELP {family.name} {about}\n# TYPE {family.name} {family.kind}\n"
-    return head + "".join(
-        f"{family.name}{suffix}{_labels(labels)} {value!r}\n" for suffix, labels, value in family.lines
-    )
-
-
-def _labels(labels: Labels) -> str:
-    parts = [f'{name}="{_escaped(value)}"' for name, value in labels.items()]
-    return "{" + ",".join(parts) + "}" if parts else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    seconds = HistogramMetricFamily("leyden_http_request_seconds", about, labels=["method"])
+    bounds = [*map(str, BUCKET_SECONDS), "+Inf"]
+    for method, durations in sorted(requests.durations.items()):
+        buckets = list(zip(bounds, accumulate(durations.by_bucket), strict=True))
+        seconds.add_metric([method], buckets, durations.total_seconds)
+    yield seconds

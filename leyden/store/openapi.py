@@ -1,21 +1,20 @@
-"""The REST interface for people and their tools: an OpenAPI document and a page to read, both made from the table.
+"""The OpenAPI document of the REST interface, which a server shows at `/openapi.json`.
 
-Both come from `wire.ROUTES` and the protocol's annotations and docstrings, so they say what the server does.
+It is made from `wire.ROUTES` and the annotations and docstrings of the protocol, so it describes what the server does. Routes outside of
+that table have a function each here. `docs/rest.md` is the page to read.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from html import escape
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from leyden import __version__
-from leyden.store.app import Reply
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, EndAnswer, WaitForEnd
 from leyden.store.otlp import JSON, PROTOBUF, TRACES, receive
@@ -59,14 +58,15 @@ _STATUS_SCHEMA: Schema = {
 }
 
 
-def pages() -> Mapping[str, Callable[[], Reply]]:
-    """What a server shows at `/openapi.json` and `/docs`."""
-    return {"/openapi.json": _document_page, "/docs": _reading_page}
+@cache
+def openapi_json() -> bytes:
+    """Return the OpenAPI document as JSON."""
+    return json.dumps(openapi()).encode()
 
 
 @cache
 def openapi() -> Schema:
-    """The OpenAPI 3.1 document."""
+    """Return the OpenAPI 3.1 document."""
     schemas, definitions = _schemas()
     paths: Schema = {f"{PREFIX}/health": {"get": _health()}, TRACES: {"post": _traces()}, END: {"post": _end()}}
     for route in ROUTES:
@@ -84,14 +84,12 @@ def openapi() -> Schema:
     }
 
 
-# ---- the document ------------------------------------------------------------------------------------------------------
-
 Key = tuple[Route, str]
-"""A route and one of its parameters, or "return", "body", "item", "items"."""
+"""A route, and one of its parameters or "return", "body", "item", "items"."""
 
 
 def _schemas() -> tuple[Mapping[Key, Schema], Schema]:
-    """The JSON schema of everything in the table, and the definitions that they share."""
+    """Return the JSON schema of each parameter, body and result in the table, and the definitions that they share."""
     adapters: dict[Key, TypeAdapter[Any]] = {}
     for route in ROUTES:
         adapters[route, "return"] = route.answer
@@ -108,7 +106,7 @@ def _schemas() -> tuple[Mapping[Key, Schema], Schema]:
     definitions = shared.get("$defs", {})
     schemas = {key: schema for (key, _), schema in made.items()}
     for (_, what), schema in schemas.items():
-        if what == "body" and "$ref" in schema:  # of one route alone, so it stands there
+        if what == "body" and "$ref" in schema:  # of one route alone, so it is written in place
             schema |= definitions.pop(schema.pop("$ref").rpartition("/")[2])
     return schemas, definitions
 
@@ -118,7 +116,7 @@ def _operation(route: Route, schemas: Mapping[Key, Schema]) -> Schema:
     answer = schemas[route, "return"]
     if (route, "items") in schemas and answer.get("type") == "array":
         answer = {
-            "anyOf": [answer, _item_of(answer)],
+            "anyOf": [answer, {"anyOf": [answer["items"], {"type": "null"}]}],
             "description": "A list for a list; for one item that one, or null.",
         }
     responses: Schema = {
@@ -151,7 +149,7 @@ def _has_body_twin(route: Route) -> bool:
 
 
 def _doc(route: Route) -> tuple[str, str]:
-    """The first sentence of the method's docstring, and the whole."""
+    """Return the first line of the method's docstring, and the whole."""
     text = inspect.getdoc(getattr(LightningStore, route.method)) or ""
     return text.partition("\n")[0], text
 
@@ -181,10 +179,6 @@ def _with_default(schema: Schema, route: Route, name: str) -> Schema:
     return schema | {"default": default}
 
 
-def _item_of(answer: Schema) -> Schema:
-    return {"anyOf": [answer["items"], {"type": "null"}]}
-
-
 def _health() -> Schema:
     answer = {"type": "object", "properties": {"status": {"const": "ok"}}, "required": ["status"]}
     return {
@@ -199,8 +193,8 @@ def _health() -> Schema:
 def _traces() -> Schema:
     encodings = {PROTOBUF: {"schema": {"type": "string", "format": "binary"}}, JSON: {"schema": {"type": "object"}}}
     errors = {status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS}
-    told = {"anyOf": [{"$ref": "#/components/schemas/Error"}, _STATUS_SCHEMA]}
-    refused = {PROTOBUF: encodings[PROTOBUF], JSON: {"schema": told}}
+    error = {"anyOf": [{"$ref": "#/components/schemas/Error"}, _STATUS_SCHEMA]}
+    refused = {PROTOBUF: encodings[PROTOBUF], JSON: {"schema": error}}
     errors |= {status: {"description": _ERRORS[status], "content": refused} for status in ("400", "415")}
     return {
         "operationId": "export_traces",
@@ -231,103 +225,3 @@ def _end() -> Schema:
 def _error_response(text: str) -> Schema:
     schema = {"$ref": "#/components/schemas/Error"}
     return {"description": text, "content": {"application/json": {"schema": schema}}}
-
-
-# ---- the pages -----------------------------------------------------------------------------------------------------------
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; color: #1d2330 }
-code, pre { font: 14px/1.45 ui-monospace, monospace } pre { white-space: pre-wrap; color: #4a5264 }
-h2 { margin-top: 2em; border-bottom: 1px solid #d5dae3 } h3 { margin: 1.6em 0 .2em } h3 code { font-size: 15px }
-b { display: inline-block; min-width: 3.2em; color: #0a6b50 } table { border-collapse: collapse; margin: .4em 0 }
-td { padding: .15em 1.2em .15em 0; vertical-align: top } a { color: #0b57a4; text-decoration: none }
-@media (prefers-color-scheme: dark) { body { background: #14171d; color: #dfe4ee } pre { color: #a9b2c3 }
-  h2 { border-color: #343b49 } b { color: #59c9a5 } a { color: #7db4f0 } }
-"""
-
-
-@cache
-def _document_page() -> Reply:
-    return Reply(200, json.dumps(openapi()).encode(), (b"content-type", b"application/json"))
-
-
-@cache
-def _reading_page() -> Reply:
-    """One page without scripts and without anything from elsewhere."""
-    document = openapi()
-    parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>Leyden store</title><style>{_STYLE}</style>",
-        f"<h1>Leyden store {escape(__version__)}</h1><p>{escape(_ABOUT)}</p>",
-        "<p>For tools: <a href=/openapi.json>openapi.json</a>. With a token: <code>Authorization: Bearer ...</code>.</p>",
-    ]
-    by_tag: dict[str, list[str]] = {}
-    for path, operations in document["paths"].items():
-        for verb, operation in operations.items():
-            by_tag.setdefault(operation["tags"][0], []).append(_operation_html(verb, path, operation))
-    for tag, operations in by_tag.items():
-        parts += [f"<h2>{escape(tag)}</h2>", *operations]
-    parts.append("<h2>Errors</h2><table>")
-    parts += [f"<tr><td>{status}<td>{escape(text)}" for status, text in _ERRORS.items()]
-    parts.append("</table><h2>Nouns</h2>")
-    for name, schema in document["components"]["schemas"].items():
-        parts.append(f"<h3 id={escape(name)}><code>{escape(name)}</code></h3>")
-        parts.append(f"<pre>{escape(schema.get('description', ''))}</pre>{_fields_html(schema)}")
-    headers = ((b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", _ONLY_ITSELF))
-    return Reply(200, "\n".join(parts).encode(), *headers)
-
-
-_ONLY_ITSELF = b"default-src 'none'; style-src 'unsafe-inline'"
-
-
-def _operation_html(verb: str, path: str, operation: Schema) -> str:
-    status, answer = next(iter(operation["responses"].items()))
-    body = operation.get("requestBody", {}).get("content", {}).get(JSON, {}).get("schema")
-    rows = [
-        (parameter["name"], f"{_type_html(parameter['schema'])}, in the {parameter['in']}")
-        for parameter in operation.get("parameters", ())
-    ]
-    return "".join(
-        (
-            f"<h3><code><b>{verb.upper()}</b> {escape(path)}</code></h3>",
-            f"<pre>{escape(operation.get('description', operation['summary']))}</pre>",
-            _table_html(rows),
-            "" if body is None else _fields_html(body) if "properties" in body else f"<p>body: {_type_html(body)}",
-            f"<p>{status}: {_type_html(answer['content'][JSON]['schema'])}",
-        )
-    )
-
-
-def _fields_html(schema: Schema) -> str:
-    required = schema.get("required", ())
-    return _table_html(
-        (name, _type_html(part) + (", required" if name in required else ""))
-        for name, part in schema.get("properties", {}).items()
-    )
-
-
-def _table_html(rows: Iterable[tuple[str, str]]) -> str:
-    body = "".join(f"<tr><td><code>{escape(name)}</code><td>{text}" for name, text in rows)
-    return f"<table>{body}</table>" if body else ""
-
-
-def _type_html(schema: Schema) -> str:
-    """A schema in a few words."""
-    text = _type_words(schema)
-    if "default" in schema:
-        text += f" = <code>{escape(json.dumps(schema['default']))}</code>"
-    return text
-
-
-def _type_words(schema: Schema) -> str:
-    if "$ref" in schema:
-        name = escape(schema["$ref"].rpartition("/")[2])
-        return f"<a href='#{name}'>{name}</a>"
-    if "anyOf" in schema or "oneOf" in schema:
-        return " or ".join(_type_words(part) for part in schema.get("anyOf") or schema["oneOf"])
-    if "enum" in schema or "const" in schema:
-        return ", ".join(escape(json.dumps(value)) for value in schema.get("enum", [schema.get("const")]))
-    if schema.get("type") == "array":
-        return f"list of {_type_words(schema.get('items', {}))}"
-    if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
-        return f"object of {_type_words(schema['additionalProperties'])}"
-    return str(schema.get("type", "any JSON value"))

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from leyden.errors import ConfigError, StoreError
 from leyden.host.asgi import AsgiThread, ConnectionLimits
-from leyden.host.http import MAX_BODY_BYTES, SiteGuard
+from leyden.host.http import JSON, MAX_BODY_BYTES, HttpReply, RequestHeaders, SiteGuard
 from leyden.host.listening import is_loopback, listen, listen_unix, netloc, reachable, unix_url
 from leyden.options import NamedOptions, check_token
-from leyden.store.app import Reply, StoreApp, View
+from leyden.store.app import StoreApp, View
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, End
-from leyden.store.openapi import pages
 from leyden.store.otlp import TRACES, receive
+from leyden.store.request_metrics import RequestMetrics
 from leyden.store.sqlite import SqliteLightningStore
 from leyden.store.sweeper import Sweeper
-from leyden.store.traffic import Traffic
 from leyden.types import Retention
 from leyden.utils.latch import Latch
 
@@ -149,11 +148,10 @@ class LightningStoreServer(NamedOptions):
                     local_only=self._token is None and self._socket_path is None and is_loopback(self._host)
                 ),
                 max_body_bytes=self._max_body_bytes,
-                pages=pages(),
-                mounts={TRACES: self._receive_traces, END: self._answer_end},
+                handlers={TRACES: self._receive_traces, END: self._reply_to_end},
                 claims_from=self._claims_from,
                 views=self._views,
-                traffic=Traffic(connections=lambda: thread.connections),
+                metrics=RequestMetrics(connections=lambda: thread.connections),
             )
 
             def stop_waiting() -> None:
@@ -164,8 +162,8 @@ class LightningStoreServer(NamedOptions):
                 app,
                 name="leyden-store-http",
                 grace_seconds=_GRACE_SECONDS,
-                stopping=stop_waiting,
-                beside=lambda: Sweeper(self.store, retention=self._retention),
+                on_stop=stop_waiting,
+                lifespan=lambda: Sweeper(self.store, retention=self._retention),
                 limits=self._connection_limits,
             )
             thread.start(listener)
@@ -201,14 +199,12 @@ class LightningStoreServer(NamedOptions):
                 self._tell(None)
             self._ended.set()
 
-    async def _receive_traces(self, body: bytes, content_type: str) -> Reply:
-        answer = await receive(self.store, body, content_type)
-        return Reply(answer.status, answer.body, (b"content-type", answer.content_type.encode()))
+    async def _receive_traces(self, body: bytes, headers: RequestHeaders) -> HttpReply:
+        answer = await receive(self.store, body, headers.get(b"content-type", b"").decode("latin-1"))
+        return HttpReply(answer.status, answer.body, (b"content-type", answer.content_type.encode()))
 
-    async def _answer_end(self, body: bytes, content_type: str) -> Reply:
-        return Reply(
-            200, (await self._end.answer(body)).model_dump_json().encode(), (b"content-type", b"application/json")
-        )
+    async def _reply_to_end(self, body: bytes, headers: RequestHeaders) -> HttpReply:
+        return HttpReply(200, (await self._end.answer(body)).model_dump_json().encode(), JSON)
 
     def _tell(self, endpoint: str | None) -> None:
         """A file says who owns it, so let it say where it is served too."""

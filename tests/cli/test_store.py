@@ -64,7 +64,7 @@ def test_it_serves_a_file_until_it_is_told_to_stop(tmp_path: Path, stop: signal.
         assert f"sqlite://{path}" in line
         assert "without a token" in line
         assert process.stdout is not None
-        assert process.stdout.readline().strip().endswith(f"{url}/docs")
+        assert process.stdout.readline().strip().endswith(f"{url}/openapi.json")
 
         async def use() -> None:
             async with LightningStoreClient(url) as client:

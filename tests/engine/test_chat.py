@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.engine.chat import Chat
-from leyden.engine.refusal import RequestError
 from leyden.engine.text import Text
 from leyden.engine.tools import PARSERS, Call, parse
 from leyden.engine.turns import Turns
 from leyden.engine.wire import CompletionRequest, parse_request
+from leyden.host.http import Refusal
 from tests.engine import tiny
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -218,7 +218,7 @@ ODD = (
 )
 def test_a_request_that_the_template_cannot_express_is_refused(template: str, messages: Any, tools: Any, says: str):
     odd = Chat(Text(tiny.tokenizer(template)), model="policy", eos_ids=frozenset([END]), tool_parser=None)
-    with pytest.raises(RequestError, match=says):
+    with pytest.raises(Refusal, match=says):
         odd.prompt(request(messages, tools))
 
 
@@ -253,7 +253,7 @@ def calling(**changes: Any) -> list[Any]:
     ],
 )
 def test_a_malformed_message_or_tool_is_named(messages: Any, tools: Any, says: str):
-    with pytest.raises(RequestError, match=says):
+    with pytest.raises(Refusal, match=says):
         request(messages, tools)
 
 
@@ -287,7 +287,7 @@ def test_messages_reach_the_template_in_its_own_form():
     ids=["surrogate", "depth"],
 )
 def test_a_body_that_no_template_could_take_is_refused(messages: str, says: str):
-    with pytest.raises(RequestError, match=says):
+    with pytest.raises(Refusal, match=says):
         parse_request(f'{{"model": "policy", "messages": {messages}}}'.encode(), "chat.completion")
 
 

@@ -16,8 +16,8 @@ from leyden import semconv
 from leyden.adapter import LlmProxyTraceToTriplet
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.gateway.attempts import AttemptKey
-from leyden.gateway.refusal import Refusal
 from leyden.gateway.responses import KeptResponses
+from leyden.host.http import Refusal
 from leyden.store import InMemoryLightningStore
 from leyden.testing import Call, FakeUpstream, Misbehaviour, Reply
 from tests.gateway.caller import Caller, new_caller, say, until

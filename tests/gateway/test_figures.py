@@ -16,7 +16,7 @@ from leyden.monitor.monitor import Watch
 from leyden.monitor.prometheus import exposition
 from leyden.monitor.upstreams import UPSTREAM_FIGURES
 from leyden.store import InMemoryLightningStore
-from leyden.store.traffic import Traffic
+from leyden.store.request_metrics import RequestMetrics
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import Sample
 from tests.gateway.caller import Caller, new_caller, say, until
@@ -172,10 +172,10 @@ async def test_a_server_that_is_down_raises_an_alert_and_is_shown_to_prometheus(
             await upstream.stop()
             await ask_in_vain(caller)
             await until(lambda: told(resolved=False))
-            page = await exposition(store, Traffic())
+            page = (await exposition(store, RequestMetrics())).decode()
             assert f'leyden_upstream_healthy{{upstream="{subject}"}} 0.0\n' in page
             assert f'leyden_upstream_requests{{upstream="{subject}"}} 2.0\n' in page
-            assert f'leyden_upstream_failures{{upstream="{subject}",reason="unreachable"}} 1.0\n' in page
+            assert f'leyden_upstream_failures{{reason="unreachable",upstream="{subject}"}} 1.0\n' in page
             assert f'leyden_upstream_latency_p95_seconds{{upstream="{subject}"}} 0.' in page
             assert f'leyden_alert{{rule="down",worker="{subject}"}} 1.0\n' in page
             await upstream.start(port=port)

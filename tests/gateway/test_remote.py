@@ -11,8 +11,8 @@ import pytest
 from leyden.errors import GatewayError, StoreError
 from leyden.gateway import FoundGateways, LLMProxy, control_key_of
 from leyden.gateway.attempts import Attempts
-from leyden.gateway.refusal import Refusal
 from leyden.gateway.remote import RemoteRecorder, end_path
+from leyden.host.http import Refusal
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
 from leyden.types import LLM, ProxyLLM

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from leyden.host.asgi import AsgiThread, Receive, Scope, Send, _Joined  # pyright: ignore[reportPrivateUsage] -- no client can tell
+from leyden.host.asgi import AsgiThread, _Joined  # pyright: ignore[reportPrivateUsage] -- no client can tell
+from leyden.host.http import Receive, Scope, Send
 from leyden.host.listening import listen
 
 LARGE = b"x" * 3_000_000

@@ -16,7 +16,8 @@ from typing import Literal
 
 import pytest
 
-from leyden.host.asgi import AsgiThread, ConnectionLimits, Receive, Scope, Send
+from leyden.host.asgi import AsgiThread, ConnectionLimits
+from leyden.host.http import Receive, Scope, Send
 from leyden.host.listening import listen
 
 LIMITS = ConnectionLimits(head_seconds=0.2, stall_seconds=0.2, stall_bytes=2000)

@@ -1,13 +1,33 @@
-"""Which requests a server takes for those of a program or of its own pages."""
+"""The kit of HTTP applications: who sent a request, its body within limits, and how an application replies."""
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from leyden.host.http import MAX_JSON_PARTS, RequestRefused, SiteGuard, has_too_many_parts
+from leyden.host.http import (
+    JSON,
+    MAX_JSON_PARTS,
+    ClientGone,
+    Message,
+    Receive,
+    Refusal,
+    SiteGuard,
+    bearer_token,
+    check_method,
+    has_too_many_parts,
+    header,
+    is_secret,
+    on_disconnect,
+    raw_path,
+    read_body,
+    send_reply,
+)
 
 HOST = ("host", "localhost:4747")
 
@@ -19,7 +39,7 @@ def scope(*headers: tuple[str, str], method: str = "POST") -> dict[str, Any]:
 def status(guard: SiteGuard, *headers: tuple[str, str], method: str = "POST") -> int:
     try:
         guard.check(scope(*headers, method=method))
-    except RequestRefused as refused:
+    except Refusal as refused:
         return refused.status
     return 200
 
@@ -92,9 +112,9 @@ def test_a_request_that_names_no_host_or_two_is_refused():
 
 
 def test_a_refusal_names_the_page_and_the_remedy():
-    with pytest.raises(RequestRefused, match=r"'https://evil\.example'.*from a program.*reverse proxy"):
+    with pytest.raises(Refusal, match=r"'https://evil\.example'.*from a program.*reverse proxy"):
         SiteGuard(local_only=True).check(scope(HOST, ("origin", "https://evil.example")))
-    with pytest.raises(RequestRefused, match=r"'evil\.example' is not this machine.*token"):
+    with pytest.raises(Refusal, match=r"'evil\.example' is not this machine.*token"):
         SiteGuard(local_only=True).check(scope(("host", "evil.example")))
 
 
@@ -109,3 +129,149 @@ def test_brackets_in_strings_are_no_parts():
     brackets = b"[" * (MAX_JSON_PARTS + 1)
     assert not has_too_many_parts(b'["' + brackets + b'", "\\"' + brackets + b'\\\\"]')
     assert has_too_many_parts(b'["a\\\\"' + brackets + b"]")
+
+
+# ---- bodies --------------------------------------------------------------------------------------------------------------
+
+
+def client(parts: Iterable[bytes], *, leaves: bool = False) -> Receive:
+    """A client that sends a body in these parts; it leaves before the end, or stays connected after it."""
+    parts = list(parts)
+    messages: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    if leaves:
+        messages.append({"type": "http.disconnect"})
+    else:
+        messages[-1]["more_body"] = False
+
+    async def receive() -> Message:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop(0)
+
+    return receive
+
+
+@pytest.mark.parametrize("parts", [[b""], [b"abc"], [b"a", b"bc", b""]])
+async def test_a_body_is_its_parts_in_order(parts: list[bytes]):
+    assert await read_body({}, client(parts), max_bytes=3) == b"".join(parts)
+
+
+async def test_a_gzip_body_is_unpacked_also_from_several_files_cut_anywhere():
+    packed = gzip.compress(b"ab") + gzip.compress(b"c")
+    headers = {b"content-encoding": b"GZIP"}
+    parts = [packed[index : index + 1] for index in range(len(packed))]
+    assert await read_body(headers, client(parts), max_bytes=3) == b"abc"
+    assert await read_body(headers, client([packed]), max_bytes=99, unpack=False) == packed
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status", "code"),
+    [
+        ({}, b"12345", 413, "body_too_large"),
+        ({b"content-length": b"5"}, b"12345", 413, "body_too_large"),
+        ({b"content-encoding": b"gzip"}, gzip.compress(b"12345", mtime=0), 413, "body_too_large"),
+        ({b"content-encoding": b"gzip"}, gzip.compress(b"", mtime=0) * 2001, 413, "body_too_large"),
+        ({b"content-encoding": b"gzip"}, b"1234", 400, "bad_encoding"),
+        ({b"content-encoding": b"gzip"}, gzip.compress(b"1", mtime=0)[:-1], 400, "bad_encoding"),
+        ({b"content-encoding": b"br"}, b"1", 415, "unknown_encoding"),
+    ],
+)
+async def test_a_body_that_cannot_be_taken_is_refused(headers: dict[bytes, bytes], body: bytes, status: int, code: str):
+    with pytest.raises(Refusal) as refused:
+        await read_body(headers, client([body]), max_bytes=4, option="max_body_bytes")
+    assert (refused.value.status, refused.value.code) == (status, code)
+
+
+async def test_a_client_that_announces_a_large_body_and_waits_is_refused_before_it_sends():
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    with pytest.raises(Refusal, match="larger than the 4 bytes"):
+        await read_body({b"content-length": b"5", b"expect": b"100-continue"}, receive, max_bytes=4)
+
+
+async def test_a_client_that_leaves_before_the_end_of_its_body_gets_no_reply():
+    for headers in ({}, {b"content-encoding": b"gzip"}, {b"content-length": b"99"}):
+        with pytest.raises(ClientGone):
+            await read_body(headers, client([gzip.compress(b"1")[:5]], leaves=True), max_bytes=9)
+
+
+# ---- keys, methods, replies ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("authorization", "token"),
+    [
+        (None, b""),
+        (b"", b""),
+        (b"Bearer abc", b"abc"),
+        (b"bearer  abc ", b"abc"),
+        (b"Basic abc", b""),
+        (b"Bearerabc", b""),
+        (b"abc", b""),
+    ],
+)
+def test_a_token_is_read_from_a_bearer_header_alone(authorization: bytes | None, token: bytes):
+    assert bearer_token(authorization) == token
+    assert is_secret(token, b"abc") == (token == b"abc")
+
+
+def test_the_first_header_of_a_name_counts():
+    assert header(scope(("a", "1"), ("b", "2"), ("b", "3")), b"b") == b"2"
+    assert header(scope(("a", "1")), b"b") is None
+
+
+def test_a_path_is_read_as_it_was_sent():
+    assert raw_path({"raw_path": b"/a%2Fb", "path": "/a/b"}) == "/a%2Fb"
+    assert raw_path({"path": "/a"}) == "/a"  # a client of ours that speaks ASGI need not give the raw one
+
+
+def test_a_method_that_a_path_does_not_take_is_refused_with_those_that_it_takes():
+    request = {"method": "PUT", "raw_path": b"/x"}
+    check_method({**request, "method": "GET"}, "GET", "DELETE")
+    with pytest.raises(Refusal, match="/x takes GET, DELETE, not PUT") as refused:
+        check_method(request, "GET", "DELETE")
+    assert refused.value.status == 405
+    assert refused.value.headers == [(b"allow", b"GET, DELETE")]
+
+
+def test_a_refusal_shows_no_secret_and_says_when_to_try_again():
+    refusal = Refusal(503, "away", "cannot reach postgresql://me:hunter2@db", param="p", retry_after_seconds=2)
+    assert "hunter2" not in str(refusal) == refusal.message
+    assert (refusal.param, refusal.headers) == ("p", [(b"retry-after", b"2")])
+    assert Refusal(400, "bad", "wrong").headers == ()
+
+
+async def test_a_reply_carries_its_length_and_is_json_unless_it_says_otherwise():
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await send_reply(send, b"{}")
+    await send_reply(send, b"", status=204, headers=[(b"x", b"y")])
+    starts = sent[::2]
+    assert [start["status"] for start in starts] == [200, 204]
+    assert starts[0]["headers"] == [JSON, (b"content-length", b"2")]
+    assert starts[1]["headers"] == [(b"x", b"y"), (b"content-length", b"0")]
+    assert [end["body"] for end in sent[1::2]] == [b"{}", b""]
+
+
+# ---- clients that leave --------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_leaves_is_reported_once_while_the_block_runs():
+    left: list[str] = []
+    with on_disconnect(client([b""], leaves=True), lambda: left.append("gone")) as watcher:
+        await asyncio.sleep(0.01)
+        assert watcher.done()
+    assert left == ["gone"]
+
+
+async def test_a_client_that_stays_is_watched_no_longer_than_the_block():
+    left: list[str] = []
+    with on_disconnect(client([b""]), lambda: left.append("gone")) as watcher:
+        await asyncio.sleep(0)
+    await asyncio.wait([watcher])
+    assert watcher.cancelled()
+    assert left == []

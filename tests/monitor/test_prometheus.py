@@ -9,7 +9,7 @@ from leyden.monitor import AlertRule, Monitor
 from leyden.monitor.monitor import Watch
 from leyden.monitor.prometheus import exposition, metrics
 from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreServer
-from leyden.store.traffic import Traffic
+from leyden.store.request_metrics import RequestMetrics
 
 pytest.register_assert_rewrite("tests.monitor.metrics_format")
 
@@ -37,14 +37,14 @@ async def worked(store: LightningStore) -> None:
 
 
 async def test_the_page_says_what_the_store_knows_in_prometheus_own_format() -> None:
-    traffic = Traffic()
-    traffic.add("query_spans", 200, 0.0007)
-    traffic.add("query_spans", 200, 0.2)
-    traffic.add("dequeue_many_rollouts", 200, None)
-    traffic.add("other", 401, 0.001)
+    requests = RequestMetrics()
+    requests.add("query_spans", 200, 0.0007)
+    requests.add("query_spans", 200, 0.2)
+    requests.add("dequeue_many_rollouts", 200, None)
+    requests.add("other", 401, 0.001)
     async with InMemoryLightningStore() as store:
         await worked(store)
-        page = read_metrics(await exposition(store, traffic))
+        page = read_metrics((await exposition(store, requests)).decode())
     assert page["leyden_rollouts"][{"status": "succeeded"}] == 1
     assert page["leyden_rollouts"][{"status": "failed"}] == 0
     assert page["leyden_queue_length"][{}] == 1
@@ -76,7 +76,7 @@ async def test_the_page_says_what_the_store_knows_in_prometheus_own_format() -> 
 
 async def test_an_empty_store_has_a_page_too() -> None:
     async with InMemoryLightningStore() as store:
-        page = read_metrics(await exposition(store, Traffic()))
+        page = read_metrics((await exposition(store, RequestMetrics())).decode())
     assert page["leyden_queue_length"][{}] == 0
     assert "leyden_cpu_percent" not in page
 

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import pickle
-import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -139,11 +138,9 @@ async def test_tokens_that_are_damaged_are_refused(ask: Ask, opened: LightningSt
 
 async def test_the_interface_explains_itself(ask: Ask) -> None:
     async with ask("GET", "/openapi.json") as response:
-        assert (response.status, (await response.json())["openapi"]) == (200, "3.1.0")
-    async with ask("GET", "/docs") as response:
-        page = await response.text()
-    assert f"{API}/rollouts/{{rollout_id}}/attempts/{{attempt_id}}" in page
-    assert not re.search(r"(src|href)=.?(http|//)|<script|@import|url\(", page)  # nothing from elsewhere
+        document = await response.json()
+    assert (response.status, document["openapi"]) == (200, "3.1.0")
+    assert f"{API}/rollouts/{{rollout_id}}/attempts/{{attempt_id}}" in document["paths"]
     async with ask("GET", f"{API}/health") as response:
         assert await response.json() == {"status": "ok"}
 
@@ -290,7 +287,7 @@ async def test_only_those_with_the_token_are_served(opened: LightningStore) -> N
                 async with ask("GET", f"{API}/statistics", headers=headers) as response:
                     assert (await error_of(response))[0] == 401
                     assert response.headers["WWW-Authenticate"] == "Bearer"
-            for path in (f"{API}/health", "/docs", "/openapi.json"):
+            for path in (f"{API}/health", "/openapi.json"):
                 async with ask("GET", path) as response:
                     assert response.status == 200
         async with LightningStoreClient(server.endpoint, token="wrong") as client:
@@ -350,7 +347,7 @@ async def test_a_page_of_another_site_changes_and_reads_nothing(
     for path in ("queues/rollouts/release", "queues/rollouts/dequeue", "sweep", "workers/w/pause", attempts):
         async with ask("POST", f"{API}/{path}", headers=headers) as response:
             assert (await error_of(response))[:2] == (403, "ConfigError")
-    for path in (f"{API}/statistics", "/docs", f"{API}/health"):
+    for path in (f"{API}/statistics", "/openapi.json", f"{API}/health"):
         async with ask("GET", path, headers=headers) as response:
             assert response.status == 403
     assert (await opened.get_rollout_by_id(waiting.rollout_id)).status == "queuing"

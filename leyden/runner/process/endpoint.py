@@ -4,7 +4,7 @@
 |---|---|
 | `POST /<secret>/reward` | records a reward of the attempt; the body is described in `reward.py` |
 
-A path answers while its attempt runs. To offer another address, add a route where `Reports` opens its receiver.
+A path answers while its attempt runs. To offer another address, add a handler where `Reports` opens its receiver.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from collections.abc import Generator, Mapping
 
 from leyden.emitter import emit_reward
 from leyden.errors import InvalidEmission
+from leyden.host.http import JSON, HttpReply, Refusal, RequestHeaders
 from leyden.runner.process.reward import FORMS, read_reward
 from leyden.semconv import PRIMARY_REWARD
 from leyden.tracer import active_trace
-from leyden.tracer.receiver import Answer, Receiver, refusal
+from leyden.tracer.receiver import Receiver
 from leyden.types import get_rewards_from_span
 
 _REWARD = "/reward"
@@ -42,17 +43,17 @@ class Reports:
         """Take nothing more."""
         self._receiver.close()
 
-    async def _take_reward(self, body: bytes, headers: Mapping[bytes, bytes]) -> Answer:
+    async def _take_reward(self, body: bytes, headers: RequestHeaders) -> HttpReply:
         try:
             reward = read_reward(body)
             primary = PRIMARY_REWARD if isinstance(reward, Mapping) and PRIMARY_REWARD in reward else None
             span = self._context.run(functools.partial(emit_reward, reward, primary_key=primary))
         except InvalidEmission as error:
-            return refusal(400, str(error))
+            raise Refusal(400, "bad_reward", str(error)) from None
         except (ValueError, RecursionError) as error:
-            return refusal(400, f"the body is no reward: {error!s:.200}; possible: {FORMS}")
+            raise Refusal(400, "bad_reward", f"the body is no reward: {error!s:.200}; possible: {FORMS}") from None
         self.rewards += 1
-        return 200, "application/json", json.dumps({"recorded": get_rewards_from_span(span)}).encode() + b"\n"
+        return HttpReply(200, json.dumps({"recorded": get_rewards_from_span(span)}).encode() + b"\n", JSON)
 
 
 @contextlib.contextmanager
