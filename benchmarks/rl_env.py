@@ -34,7 +34,7 @@ from benchmarks.sides import Side, alternate, row
 from leyden.loop import Callback
 from leyden.rl import PPO, ActionInterpreter, Simulator, StateInterpreter, Trainer, TrainingVessel
 from leyden.rl.env import FiniteEnvType
-from leyden.rl.env.split import cores
+from leyden.rl.env.group import cores
 
 PEER = "bench-rl"
 SCRIPT = Path(__file__).parent / "peers" / "rl_env_side.py"

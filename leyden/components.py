@@ -1,8 +1,9 @@
 """Turn specs into instances, where they enter Leyden. Inside Leyden only instances exist.
 
-A spec is an instance, a class, a factory, an import path, a registered name, or a dict with a type and arguments.
-This module knows no component and no registry of them. To make components known by short names, keep a `dict[str, Component]`, hand
-it to `build_component`, and let `register_name` add to it.
+A spec is an instance, a class, a factory, an import path, a registered name, or a dict with a type
+and arguments. This module knows no component and no registry of them. To make components known by
+short names, keep a `dict[str, Component]`, hand it to `build_component`, and let `register_name`
+add to it.
 """
 
 from __future__ import annotations
@@ -63,15 +64,21 @@ def build_component(
 ) -> T | None:
     """Return the instance that `spec` means.
 
-    spec: an instance of `expected_type`; a class; a factory without arguments; a registered name; an import path
-        (`package.module.Class` or `package.module:Class`); a dict with `type` (a path, a registered name or a class; with a
-        registry, `name` means the same) and the constructor's arguments; or None.
+    spec: an instance of `expected_type`; a class; a factory without arguments; a registered name;
+        an import path (`package.module.Class` or `package.module:Class`); a dict with `type` (a
+        path, a registered name or a class; with a registry, `name` means the same) and the
+        constructor's arguments; or None.
     spec_name: the option's name, for messages.
     default_factory: makes the instance for a spec of None.
-    allow_none: return None for a spec of None if there is no `default_factory`. Otherwise such a spec is refused.
-    optional_defaults: constructor arguments that are passed if the class accepts them and the spec leaves them open.
-    dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments of `dict_default_cls`.
-    Raise ConfigError for a spec that cannot be resolved, InvalidArgument (a TypeError too) for an instance of another kind.
+    allow_none: return None for a spec of None if there is no `default_factory`. Otherwise such a
+        spec is refused.
+    optional_defaults: constructor arguments that are passed if the class accepts them and the spec
+        leaves them open.
+    dict_requires_type, dict_default_cls: a dict without `type` is refused, or holds the arguments
+        of `dict_default_cls`.
+
+    Raise ConfigError for a spec that cannot be resolved, and InvalidArgument (a TypeError too) for
+    an instance of another kind.
     """
     if isinstance(spec, expected_type):
         return spec
@@ -140,7 +147,7 @@ def instantiate_component(
     *,
     spec_name: str = "component",
 ) -> Any:
-    """Call a class or factory with `arguments`, and with those of `optional_defaults` that it accepts and that are not set.
+    """Call a class or factory with `arguments`, and with the `optional_defaults` that it accepts.
 
     Raise ConfigError, before the call, as `check_arguments` does.
     """
@@ -157,7 +164,7 @@ def check_arguments(
     spec_name: str,
     remedy: str = "pass an instance, or a dict with 'type' and the arguments",
 ) -> None:
-    """Raise ConfigError for an argument that a class or factory does not accept, and for one that it needs and is not given.
+    """Raise ConfigError for an argument that a class or factory does not accept, or that is missing.
 
     A class of C that describes no signature is not checked.
 
@@ -184,7 +191,7 @@ def check_arguments(
 
 
 def accepts(target: Callable[..., Any], name: str) -> bool:
-    """Return whether a class or factory takes a keyword argument of this name, by its own name or as one of any (`**options`)."""
+    """Return whether a class or factory takes an argument of this name, possibly by `**options`."""
     accepted = _parameters(target)
     return (
         accepted is None
@@ -201,7 +208,10 @@ def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] |
 
 
 def load_class(path: str) -> Any:
-    """Import `package.module.Name` or `package.module:Name`. Raise ConfigError, with the import's own error as its cause."""
+    """Import `package.module.Name` or `package.module:Name`.
+
+    Raise ConfigError, with the import's own error as its cause.
+    """
     module_name, _, name = path.replace(":", ".").rpartition(".")
     if not module_name:
         raise ConfigError(f"{path!r} is no import path; write package.module.Class")
@@ -214,7 +224,10 @@ def load_class(path: str) -> Any:
 
 
 def resolve_name(name: str, *, spec_name: str, registry: Registry | None) -> Any:
-    """Return the class or factory with this registered name or import path. Raise ConfigError, with the nearest name, for any other."""
+    """Return the class or factory with this registered name or import path.
+
+    Raise ConfigError, with the nearest name, for any other.
+    """
     if registry and name in registry:
         known = registry[name]
         return load_class(known) if isinstance(known, str) else known
@@ -229,10 +242,14 @@ def resolve_name(name: str, *, spec_name: str, registry: Registry | None) -> Any
 
 
 def register_name(registry: dict[str, Component], name: str, component: Component, *, kind: str) -> None:
-    """Add a component to a registry. Registering the same component under the same name again changes nothing.
+    """Add a component to a registry.
+
+    Registering the same component under the same name again changes nothing.
+
+    Raise ConfigError for a name that could be an import path or an address, and for one that means
+    another component.
 
     kind: what the registry's components are, for messages.
-    Raise ConfigError for a name that could be an import path or an address, and for one that means another component.
     """
     if not name or any(character in name for character in ".:/"):
         raise ConfigError(f"{name!r} cannot name a component; choose a name without dots, colons and slashes")

@@ -1,12 +1,14 @@
-"""Reinforcement learning from simulators: a policy, a simulator, what lies between them, and the trainer that runs them.
+"""Reinforcement learning from simulators: simulator, interpreters and reward, policies, and the
+trainer that runs them.
 
-Lives here: the parts that a user writes (`Simulator`, `StateInterpreter`, `ActionInterpreter`, `Reward`), seeds handed out exactly once
-(`SeedPlan`, `DataQueue`), environments over them (`env/`), policies (`policy/`), `Collector` and buffers, vessels and the trainer
-(`trainer/`), and order execution as a worked domain (`order_execution/`). The loop, callbacks, writers and checkpoints are `leyden.loop`'s.
-It knows no language model, no store and no agent.
+Lives here: the parts that a user writes (`parts`), seeds that are given out exactly once
+(`SeedPlan`, `DataQueue`), environments over them (`env/`), policies (`policy/`), `Collector` and
+buffers, vessels and the trainer (`trainer/`), and order execution as a worked domain
+(`order_execution/`). The loop, callbacks, writers and checkpoints are those of `leyden.loop`.
+Nothing here knows a language model, a store or an agent.
 
-Names are loaded when they are first used: NumPy and Gymnasium with the first of them, torch with the first policy that learns. To add a
-public name, put it into `_WHERE`.
+Names are loaded when they are first used: NumPy and Gymnasium with the first name, torch with the
+first policy that learns. To add a public name, add a line to `__init__.pyi`.
 """
 
 from leyden.extras import lazy_package

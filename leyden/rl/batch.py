@@ -1,7 +1,8 @@
-"""Batches of observations: arrays whose first dimensions count samples, in the structure of their space.
+"""Batches of observations: arrays whose first dimensions count samples, in the structure of their
+space.
 
-A batch of a Dict space is a dict of batches, a batch of a Tuple space a tuple of batches: structs of
-arrays, never arrays of structs. This module knows no environment and no policy.
+A batch of a Dict space is a dict of batches, a batch of a Tuple space a tuple of batches: structs
+of arrays, never arrays of structs. This module knows no environment and no policy.
 """
 
 from __future__ import annotations
@@ -43,17 +44,25 @@ def copied(batch: Batch) -> Batch:
 
 
 def select(batch: Batch, where: Any) -> Batch:
-    """Return the samples at some indices. where: anything that indexes NumPy's arrays; a slice selects views."""
+    """Return the samples at some indices.
+
+    where: anything that indexes NumPy's arrays; a slice selects views.
+    """
     return mapped(batch, lambda array: array[where])
 
 
 def allocate(like: Batch, leading: tuple[int, ...], *, drop: int = 1) -> Batch:
-    """Return zeros of shape (*leading, ...), with the structure and dtypes of `like` without its first `drop` dimensions."""
+    """Return zeros of shape (*leading, ...), with the structure and dtypes of `like` without its
+    first `drop` dimensions.
+    """
     return mapped(like, lambda array: np.zeros((*leading, *array.shape[drop:]), array.dtype))
 
 
 def write(target: Batch, where: Any, source: Batch) -> None:
-    """Set `target[where] = source` in each array. where: anything that indexes NumPy's arrays; `...`: everything."""
+    """Set `target[where] = source` in each array.
+
+    where: anything that indexes NumPy's arrays; `...`: everything.
+    """
     if isinstance(target, dict):
         assert isinstance(source, dict)
         for name, part in target.items():
@@ -88,5 +97,7 @@ def same_shape(one: Batch, other: Batch) -> bool:
 
 
 def is_space(space: Any, *kinds: type) -> bool:
-    """Return `isinstance(space, kinds)`, without the narrowing that leaves type checkers unknown parameters of Gymnasium's spaces."""
+    """Return `isinstance(space, kinds)`, without the narrowing that leaves type checkers unknown
+    parameters of Gymnasium's spaces.
+    """
     return isinstance(space, kinds)

@@ -1,8 +1,11 @@
-"""Buffers that policies learn from: all of one collect (`RolloutBuffer`), or the newest transitions of many (`ReplayBuffer`).
+"""Buffers that policies learn from.
 
-Both are filled in two halves of a step, since an environment's observations are views that its next step overwrites: `decided` before it,
-`happened` after it. Arrays are allocated at the first step, in the shapes and types that the
-environment and the policy really give. This module knows no policy and no algorithm.
+A `RolloutBuffer` holds all transitions of one collect, a `ReplayBuffer` the newest ones of many.
+
+Both are filled twice for each step, because an environment's observations are views that its next
+step overwrites: `add_actions` before the step, `add_outcomes` after it. Arrays are allocated at the
+first step, in the shapes and types that the environment and the policy give. This module knows no
+policy and no algorithm.
 
 Shapes: T vector steps, N environments, n of them acting, S stored transitions.
 """
@@ -10,68 +13,74 @@ Shapes: T vector steps, N environments, n of them acting, S stored transitions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import CheckpointError, ConfigError
 from leyden.rl.batch import Array, Batch, allocate, copied, mapped, same_shape, select, stacked, write
+from leyden.utils.json import is_object
 
 Ids = NDArray[np.int64]
 _FIRST_SIZE = 1024
-"""Transitions that a rollout buffer without a limit has room for before it grows."""
+"""Transitions that a rollout buffer without a limit holds before it grows."""
 _REPLAY_SIZE = 20_000
 
 
 class Buffer(Protocol):
-    """What a `Collector` asks of a buffer."""
+    """The methods of a buffer that a `Collector` calls."""
 
     num_envs: int
 
     def begin_collect(self) -> None:
-        """A collect begins; no episode is under way."""
+        """Begin a collect. No episode is under way."""
         ...
 
-    def decided(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
-        """A policy has acted.
+    def add_actions(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
+        """Add the first half of a step: the observations and the policy's actions.
 
         obs: (N, ...), copied. actions, extras: (n, ...), one row for each acting environment.
-        ids: (n,), which environments act; None: all.
+        ids: (n,), the acting environments; None: all.
         """
         ...
 
-    def happened(
+    def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """What came of it, each (N, ...); rows of environments that did not act are ignored.
+        """Add the second half of a step: its outcomes, each (N, ...).
 
-        lost: environments whose simulator failed in this step: it did not happen.
+        Rows of environments that did not act are ignored.
+
+        lost: environments whose simulator failed, so that they made no step.
         """
         ...
 
 
 class FinalObservations(NamedTuple):
-    """Where a limit cut episodes off, and what was seen there."""
+    """The last observations of k episodes that a limit cut off."""
 
     rows: Ids
     """(k,): the vector step of each."""
     envs: Ids
-    """(k,)"""
+    """(k,): the environment of each."""
     obs: Batch
     """(k, ...)"""
 
 
 class RolloutBuffer:
     """All transitions of one collect, time-major: arrays (T, N, ...) and a mask of the steps that
-    happened.
+    were made.
 
-    It drops nothing: it grows with the collect, or raises ConfigError where a limit was given. The next collect begins it anew. Arrays
-    hold `capacity` rows, of which the first `n_rows` are in use.
+    The buffer drops nothing. It grows with the collect, or raises ConfigError when a limit is
+    reached. The next collect empties it. Arrays hold `capacity` rows; the first `n_rows` are in
+    use.
     """
 
     def __init__(self, size: int | None, num_envs: int) -> None:
-        """size: the most transitions of one collect, all environments together; None: no limit but memory."""
+        """size: the most transitions of one collect, over all environments; None: no limit but
+        memory.
+        """
         if (size is not None and size < 1) or num_envs < 1:
             raise ConfigError(f"a rollout buffer of size {size} for {num_envs} environments; both must be at least 1")
         self.size = size
@@ -79,7 +88,7 @@ class RolloutBuffer:
         self.capacity = -(-(_FIRST_SIZE if size is None else size) // num_envs)
         self.n_rows = 0
         self.n_steps = 0
-        """Transitions: the number of True in the mask."""
+        """The number of transitions, which is the number of True in the mask."""
         self.mask = np.zeros((self.capacity, num_envs), np.bool_)
         self.rewards = np.zeros((self.capacity, num_envs))
         self.terminated = np.zeros((self.capacity, num_envs), np.bool_)
@@ -95,13 +104,16 @@ class RolloutBuffer:
         return self.n_steps
 
     def begin_collect(self) -> None:
-        """Forget what the last collect brought."""
+        """Drop the transitions of the last collect."""
         self.mask[: self.n_rows] = False
         self.n_rows = self.n_steps = 0
         self._final.clear()
 
-    def decided(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
-        """Store the decided half of a step. Raise ConfigError when a limit is reached."""
+    def add_actions(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
+        """Add the first half of a step; see `Buffer`.
+
+        Raise ConfigError when the limit is reached.
+        """
         if self.size is not None and self.n_steps + len(actions) > self.size:
             raise ConfigError(
                 f"the rollout buffer is full: its size is {self.size} transitions and this collect has more. Leave buffer_size out so that "
@@ -119,10 +131,13 @@ class RolloutBuffer:
         for name, array in self.extras.items():
             array[where] = extras[name]
 
-    def happened(
+    def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """See `Buffer`. Of an episode that is lost, nothing is kept: it is not whole, and its seed may be run again."""
+        """Add the second half of a step; see `Buffer`.
+
+        A lost episode is dropped whole, because its end is missing and its seed may be run again.
+        """
         row, ids = self.n_rows, self._ids
         self.rewards[row] = rewards
         self.terminated[row] = terminated
@@ -141,7 +156,7 @@ class RolloutBuffer:
             self._drop(row, env)
 
     def _drop(self, row: int, env: int) -> None:
-        """Forget the episode that was under way in this environment at `row`."""
+        """Drop the episode that was under way in an environment at `row`."""
         self._final = [final for final in self._final if final[:2] != (row, env)]
         ended = self.terminated[:row, env] | self.truncated[:row, env] | ~self.mask[:row, env]
         begin = int(np.flatnonzero(ended)[-1]) + 1 if ended.any() else 0
@@ -149,20 +164,28 @@ class RolloutBuffer:
         self.mask[begin : row + 1, env] = False
 
     def final_observations(self) -> FinalObservations | None:
-        """The last observation of each episode that was truncated and not terminated, for its value; None if there is none."""
+        """Return the last observations of the episodes that were truncated but not terminated; None
+        if there are none.
+        """
         if not self._final:
             return None
         rows, envs, obs = zip(*self._final, strict=True)
         return FinalObservations(np.array(rows, np.int64), np.array(envs, np.int64), stacked(list(obs)))
 
     def indices(self) -> Ids | None:
-        """(n_steps,): which of the T * N entries happened, in order of time; None: all of them."""
+        """Return which of the T * N entries are transitions, (n_steps,), in order of time.
+
+        None: all.
+        """
         if self.n_steps == self.n_rows * self.num_envs:
             return None
         return np.flatnonzero(self.mask[: self.n_rows].reshape(-1))
 
     def flat(self, batch: Batch) -> Batch:
-        """(n_steps, ...) of a batch (capacity, N, ...): the entries that happened. A view where that is all of them."""
+        """Return the transitions, (n_steps, ...), of a batch (capacity, N, ...).
+
+        A view if all entries are transitions.
+        """
         at = self.indices()
 
         def rows(array: Array) -> Array:
@@ -179,7 +202,7 @@ class RolloutBuffer:
         self._allocated = True
 
     def _grow(self) -> None:
-        """Double the rows, also below the limit, because idle environments leave gaps."""
+        """Double the rows. It happens below the limit too, because idle environments leave gaps."""
         more = self.capacity
 
         def longer(array: Array) -> Array:
@@ -193,26 +216,29 @@ class RolloutBuffer:
 
 
 class ReplayBuffer:
-    """The newest `size` transitions, in a ring; each knows which one followed it in its episode.
+    """The newest `size` transitions of any number of collects, in a ring.
 
-    Transitions stay over any number of collects. `state_dict` holds them all, so that a resumed run samples the same.
+    Each transition is linked to the one that followed it in its episode. `state_dict` holds all
+    transitions, so that a resumed run draws the same samples.
     """
 
     def __init__(self, size: int | None, num_envs: int) -> None:
-        """size: transitions, all environments together; None: 20,000."""
+        """size: transitions, over all environments; None: 20,000."""
         size = _REPLAY_SIZE if size is None else size
         _check_size(size, num_envs)
         self.size = size
         self.num_envs: int = num_envs
         self.n_new = 0
-        """Transitions since the last collect began."""
+        """The number of transitions since the last collect began."""
         self.obs: Batch = ()
         self.next_obs: Batch = ()
         self.actions: Array = np.empty(0)
         self.rewards = np.zeros(size)
         self.terminated = np.zeros(size, np.bool_)
         self.successor = np.full(size, -1, np.int64)
-        """(S,): the transition that followed in its episode; -1: it ended, or goes on where it is not known."""
+        """(S,): the transition that followed in the episode; -1: the episode ended, or its next
+        transition is unknown.
+        """
         self._position = 0
         self._count = 0
         self._latest = np.full(num_envs, -1, np.int64)
@@ -225,12 +251,12 @@ class ReplayBuffer:
         return self._count
 
     def begin_collect(self) -> None:
-        """See `Buffer`. An episode that was broken off is not continued."""
+        """Begin a collect. An episode that was under way is not continued."""
         self.n_new = 0
         self._latest[:] = -1
 
-    def decided(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
-        """See `Buffer`; extras are not kept."""
+    def add_actions(self, obs: Batch, actions: Array, extras: Mapping[str, Array], ids: Ids | None) -> None:
+        """Add the first half of a step; see `Buffer`. Extras are not kept."""
         if not self._allocated:
             self.obs, self.next_obs = allocate(obs, (self.size,)), allocate(obs, (self.size,))
             self.actions = np.zeros((self.size, *actions.shape[1:]), actions.dtype)
@@ -240,13 +266,16 @@ class ReplayBuffer:
         write(self.obs, self._slots, obs if ids is None else select(obs, ids))
         self.actions[self._slots] = actions
 
-    def happened(
+    def add_outcomes(
         self, rewards: Array, terminated: Array, truncated: Array, obs: Batch, lost: Sequence[int] = ()
     ) -> None:
-        """See `Buffer`. The steps before one that is lost are kept, as if a limit had ended the episode there."""
+        """Add the second half of a step; see `Buffer`.
+
+        The earlier steps of a lost episode are kept, as if a limit had ended it there.
+        """
         if lost:
             self._latest[list(lost)] = -1
-            self._forget_decisions(~np.isin(self._ids, lost))
+            self._keep_actions(~np.isin(self._ids, lost))
         ids, slots = self._ids, self._slots
         if not len(ids):
             return
@@ -262,14 +291,17 @@ class ReplayBuffer:
         self._count = min(self._count + len(ids), self.size)
         self.n_new += len(ids)
 
-    def _forget_decisions(self, kept: NDArray[np.bool_]) -> None:
-        """Of what was just decided, keep these, in the first of its slots."""
+    def _keep_actions(self, kept: NDArray[np.bool_]) -> None:
+        """Keep only these of the actions just added, in the first of their slots."""
         old, self._ids, self._slots = self._slots[kept], self._ids[kept], self._slots[: int(kept.sum())]
         write(self.obs, self._slots, copied(select(self.obs, old)))
         self.actions[self._slots] = self.actions[old].copy()
 
     def set_num_envs(self, num_envs: int) -> None:
-        """Between collects: the next one is of so many environments. What is kept stays. Raises ConfigError as `__init__` does."""
+        """Set the number of environments of the next collect, and keep the transitions.
+
+        Raise ConfigError as `__init__` does.
+        """
         if num_envs != self.num_envs:
             _check_size(self.size, num_envs)
             self.num_envs = num_envs
@@ -277,7 +309,7 @@ class ReplayBuffer:
             self._latest = np.full(num_envs, -1, np.int64)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that it holds, as arrays and numbers; the arrays are copies. Loading it needs no pickle."""
+        """Return the whole buffer as copied arrays and numbers, which can be loaded without pickle."""
         n = self._count
         return {
             "size": self.size,
@@ -295,7 +327,10 @@ class ReplayBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hold what `state_dict` answered. Raises CheckpointError, and changes nothing, for another size or number of environments."""
+        """Load a value of `state_dict`.
+
+        Raise CheckpointError, and change nothing, for another size or number of environments.
+        """
         for name in ("size", "num_envs"):
             if state[name] != getattr(self, name):
                 raise CheckpointError(
@@ -328,9 +363,9 @@ def _check_size(size: int, num_envs: int) -> None:
 
 
 def _as_batch(value: Any) -> Batch:
-    """A batch that a checkpoint may have made lists and tensors of."""
-    if isinstance(value, dict):
-        return {str(name): _as_batch(part) for name, part in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    """Return a batch of arrays from a checkpoint's, which may hold lists and tensors."""
+    if is_object(value):
+        return {name: _as_batch(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(_as_batch(part) for part in value)  # pyright: ignore[reportUnknownVariableType]
+        return tuple(_as_batch(part) for part in cast("Sequence[Any]", value))
     return np.asarray(value)

@@ -1,7 +1,8 @@
-"""Collect episodes: the policy decides for all environments that have an episode under way, at once.
+"""Collect episodes: the policy acts for all environments that have an episode under way, at once.
 
-It knows a policy, a vectorised environment and maybe a buffer, and takes exactly as many episodes as it was asked for: no seed is begun
-that is not finished. Whoever calls it opens the environment's `collector_guard`, updates the policy and keeps the metrics.
+A collector knows a policy, a vectorised environment and possibly a buffer. It runs exactly the
+requested number of episodes: every seed that it begins is finished. Its caller opens the
+environment's `collector_guard`, updates the policy and keeps the metrics.
 """
 
 from __future__ import annotations
@@ -24,65 +25,68 @@ OnProgress = Callable[[int, int], None]
 
 
 class VectorEnv(Protocol):
-    """What a collector asks of a `FiniteVectorEnv`. Shapes: N environments."""
+    """The part of `FiniteVectorEnv` that a collector uses. Shapes: N environments."""
 
     @property
     def num_envs(self) -> int: ...
     @property
     def alive(self) -> NDArray[np.bool_]:
-        """(N,): has an episode under way."""
+        """(N,): whether the environment has an episode under way."""
         ...
 
     @property
     def lost(self) -> Sequence[EpisodeLost]:
-        """Episodes that could not be finished so far, in order."""
+        """The episodes so far that could not be finished, in order."""
         ...
 
     @property
     def skips(self) -> bool:
-        """Whether the seeds of such episodes are left out."""
+        """Whether the seeds of lost episodes are left out."""
         ...
 
     def reset(self, ids: Sequence[int] | None = None) -> Batch:
-        """Begin an episode with the next seed in each of these; those for which none is left stay not alive."""
+        """Begin an episode with the next seed in each environment of `ids`.
+
+        Without a seed, it stays not alive.
+        """
         ...
 
     def step(self, actions: Array, ids: Sequence[int] | None = None) -> Any:
-        """A `VectorStep`: obs, rewards, terminated, truncated, infos."""
+        """Return a `VectorStep`: obs, rewards, terminated, truncated, infos."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CollectResult:
-    """What one collect came to; episodes in the order in which they ended."""
+    """The episodes of one collect, in the order in which they ended."""
 
     n_episodes: int
     n_steps: int
     rewards: NDArray[np.float64]
-    """(n_episodes,), the sum of each episode."""
+    """(n_episodes,), the sum of each episode's rewards."""
     lengths: NDArray[np.int64]
-    """(n_episodes,), steps."""
+    """(n_episodes,), the number of each episode's steps."""
     metrics: dict[str, float]
     """Means over episodes: reward, steps_per_episode, and each logged metric over the episodes that
     logged it. If the environment skips failed episodes, `lost` counts them.
     """
     seconds: float
     lost: tuple[EpisodeLost, ...] = ()
-    """Episodes that could not be finished, each with its reason, including episodes that were
-    retried.
-    """
+    """Episodes that could not be finished, each with its reason, including retried ones."""
 
     @property
     def n_lost(self) -> int:
-        """Episodes that were left out of the collect."""
+        """The number of episodes that were left out of the collect."""
         return sum(not lost.again for lost in self.lost)
 
 
 class Collector:
-    """Runs a policy in a vectorised environment. Its own state is two counters."""
+    """Run a policy in a vectorised environment. The collector's own state is two counters."""
 
     def __init__(self, policy: Policy, venv: VectorEnv, buffer: Buffer | None = None) -> None:
-        """buffer: what the policy made with `make_buffer` for as many environments; None: nothing is kept."""
+        """buffer: a buffer of the policy's `make_buffer` for as many environments; None: no
+        transition is kept.
+        """
         self.policy = policy
         self.venv = venv
         self.buffer = buffer
@@ -97,11 +101,14 @@ class Collector:
     def collect(
         self, *, n_episode: int | None = None, explore: bool = True, on_progress: OnProgress | None = None
     ) -> CollectResult:
-        """Run exactly `n_episode` episodes to their ends, or fewer if the seeds run out; None: until they do.
+        """Run exactly `n_episode` episodes to their ends, or fewer if the seeds run out.
 
-        on_progress: called with the episodes and steps of this collect so far, whenever an episode ends.
-        Raises ConfigError if an episode is under way already, SimulatorError if every episode was skipped. What was collected before an
-        error is lost with it.
+        Raise ConfigError if an episode is under way already, and SimulatorError if every episode
+        was skipped. An error loses the episodes that were collected before it.
+
+        n_episode: None: until the seeds run out.
+        on_progress: called with the episodes and steps of this collect so far, whenever an episode
+            ends.
         """
         began = time.perf_counter()
         venv, policy, buffer = self.venv, self.policy, self.buffer
@@ -142,7 +149,7 @@ class Collector:
                     f"{type(policy).__name__}.act gave actions of shape {actions.shape} for {n_alive} observations; one row is for each"
                 )
             if buffer is not None:
-                buffer.decided(obs, actions, output.extras, ids)
+                buffer.add_actions(obs, actions, output.extras, ids)
             if ids is not None:
                 of_all = np.zeros((n_envs, *actions.shape[1:]), actions.dtype)
                 of_all[ids] = actions
@@ -150,7 +157,7 @@ class Collector:
             obs, rewards, terminated, truncated, infos = venv.step(actions)
             lost = [env for env, info in infos.items() if "lost" in info] if infos else []
             if buffer is not None:
-                buffer.happened(rewards, terminated, truncated, obs, lost)
+                buffer.add_outcomes(rewards, terminated, truncated, obs, lost)
             n_steps += n_alive - int(np.count_nonzero(alive[lost]))
             now = venv.alive
             if np.array_equal(now, alive):
@@ -180,15 +187,18 @@ class Collector:
         return _result(ended, n_steps, time.perf_counter() - began, all_lost, skips=venv.skips)
 
     def state_dict(self) -> dict[str, int]:
-        """The counters."""
+        """Return the counters."""
         return {"total_episodes": self.total_episodes, "total_steps": self.total_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from there."""
+        """Continue from the counters of `state_dict`."""
         self.total_episodes, self.total_steps = int(state["total_episodes"]), int(state["total_steps"])
 
     def _begin(self, obs: Batch, ids: list[int]) -> Batch:
-        """Begin episodes in some environments; the others' observations are kept, for a reset may reuse their memory."""
+        """Begin episodes in some environments.
+
+        The others' observations are copied, because a reset may reuse their memory.
+        """
         if len(ids) == self.venv.num_envs:
             return self.venv.reset(ids)
         kept = copied(obs)
@@ -198,7 +208,7 @@ class Collector:
 
 
 def _episode(infos: Mapping[int, Mapping[str, Any]], env: int) -> Any:
-    """The EpisodeStats of an environment whose episode ended."""
+    """Return the EpisodeStats of an environment whose episode ended."""
     try:
         return infos[env]["episode"]
     except KeyError:

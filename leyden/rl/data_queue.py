@@ -1,13 +1,13 @@
-"""`DataQueue`: the items of a data set for any number of consumers, in this process and in others, each item once.
+"""`DataQueue`: gives each item of a data set to one consumer, in any process.
 
     with DataQueue(orders, repeat=-1, producer_num_workers=2, queue_maxsize=64) as queue:
         for order in queue:
             ...
 
-A `SeedPlan` in the process that made the queue decides the order. Threads of that process take items directly. Other processes, which get
-the queue by `fork` or as an argument, ask for one item after another over a socket. The queue hands
-out again the item of a process that was killed. This module knows no environments; a vectorised
-environment draws from a queue as from any other `SeedSource`.
+A `SeedPlan` in the process that made the queue decides the order. Threads of that process take
+items directly. Other processes, which get the queue by `fork` or as an argument, request one item
+after another over a socket. If a process is killed, another one gets its item. This module knows no
+environments: a vectorised environment draws from a queue as from any other `SeedSource`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast
 
 from leyden.errors import ConfigError, DataQueueClosed
+from leyden.options import check_number
 from leyden.rl.producers import Producers, portable
 from leyden.rl.seed import Items, Seed, SeedPlan
 from leyden.utils.pickling import pack
 
 T = TypeVar("T")
 _PUT_FROM: Final = 1 << 32
-"""Numbers of items that were `put` begin here, above those of the data set's."""
+"""The number of the first item that is `put`, above all numbers of the data set's items."""
 _LAST_SECONDS: Final = 2.0
-_AGAIN_SECONDS: Final = 0.1
-"""Until consumers are accepted again after an error."""
+_RETRY_SECONDS: Final = 0.1
+"""The pause before consumers are accepted again after an error."""
 
 
 class _Address(NamedTuple):
@@ -50,8 +51,8 @@ class _Address(NamedTuple):
     key: bytes
 
 
-class _Broken(NamedTuple):
-    """A producer could not read an item."""
+class _UnreadableItem(NamedTuple):
+    """An item that a producer could not read."""
 
     seed: Seed[Any]
     error: BaseException
@@ -60,12 +61,13 @@ class _Broken(NamedTuple):
 class DataQueue(Generic[T]):
     """The items of a data set, each once in each pass.
 
-    `with` (or `activate`) starts the producers and lets other processes take part; its end (or `cleanup`) ends all that was started.
-    Without producers and in one process the queue works outside of `with` too.
+    `with` (or `activate`) starts the producers and lets other processes take part. Its end (or
+    `cleanup`) ends everything that was started. Without producers and in one process the queue
+    works outside of `with` too.
 
-    A consumer holds the item that it took last until it asks for the next, or ends. If its process is killed, another consumer gets that
-    item: no item is lost, and one may be worked on twice. Consumers that reached the end before do
-    not wait for it, so ask the queue again.
+    A consumer holds the item that it took last until it requests the next one, or ends. If its
+    process is killed, another consumer gets the item: no item is lost, and one may be worked on
+    twice. Consumers that reached the end before do not wait for it, so query the queue again.
     """
 
     def __init__(
@@ -79,33 +81,38 @@ class DataQueue(Generic[T]):
         *,
         timeout_seconds: float | None = None,
     ) -> None:
-        """repeat: passes; -1: for ever. shuffle: another order in each pass, which `seed` and the pass's number decide.
+        """repeat: passes; -1: for ever.
 
-        producer_num_workers: processes that read items ahead, for data sets whose items are slow to read. 0: a consumer's call reads the
-            item, in the queue's own process.
-        queue_maxsize: the most items that are read ahead, and the most that `put` adds before it waits; 0: one for each CPU.
+        shuffle: another order in each pass, which `seed` and the pass's number decide.
+
+        producer_num_workers: processes that read items ahead, for data sets whose items are slow to
+            read. 0: a consumer's call reads the item, in the process that made the queue.
+        queue_maxsize: the most items that are read ahead, and that `put` adds before it waits; 0:
+            one for each CPU.
         timeout_seconds: how long a consumer waits for an item before TimeoutError; None: for ever.
         """
-        for name, value in (("producer_num_workers", producer_num_workers), ("queue_maxsize", queue_maxsize)):
-            if value < 0:
-                raise ConfigError(f"{name}={value}; it is 0 or more")
+        check_number("producer_num_workers", producer_num_workers, at_least=0, whole=True)
+        check_number("queue_maxsize", queue_maxsize, at_least=0, whole=True)
         maxsize = queue_maxsize or os.cpu_count() or 1
         plan: SeedPlan[Any] = SeedPlan(dataset, repeat=repeat, shuffle=shuffle, seed=seed)
-        self._home: _Home | None = _Home(dataset, plan, producer_num_workers, maxsize)
+        self._local: _LocalQueue | None = _LocalQueue(dataset, plan, producer_num_workers, maxsize)
         self._pid = os.getpid()
         self._address: _Address | None = None
-        self._away: _Away | None = None
+        self._remote: _RemoteQueue | None = None
         self._finalizer: Any = None
         self._timeout_seconds = timeout_seconds
 
     # ---- life ----------------------------------------------------------------------------------------------------------
 
     def activate(self) -> Self:
-        """Start the producers and let other processes take part. Raises ConfigError if the queue is active already."""
-        home = self._at_home("activate")
-        self._address = home.activate()
-        # a queue that is forgotten is closed too, and one that is active at exit before multiprocessing waits for its producers
-        self._finalizer = Finalize(self, home.cleanup, exitpriority=10)
+        """Start the producers and let other processes take part.
+
+        Raise ConfigError if the queue is active already.
+        """
+        local = self._require_own("activate")
+        self._address = local.activate()
+        # closes a queue without references too, and at exit an active one before multiprocessing waits for its producers
+        self._finalizer = Finalize(self, local.cleanup, exitpriority=10)
         _ACTIVE[self._address.path] = self
         return self
 
@@ -114,7 +121,7 @@ class DataQueue(Generic[T]):
 
         Items not yet taken come first after the next `activate`.
         """
-        self._at_home("cleanup")
+        self._require_own("cleanup")
         if self._address is not None:
             _ACTIVE.pop(self._address.path, None)
             self._address = None
@@ -141,8 +148,9 @@ class DataQueue(Generic[T]):
     def get(self, block: bool = True, timeout_seconds: float | None = None) -> T:
         """Return the next item, and mark the previous item of this process as done.
 
-        Raises StopIteration at the end, TimeoutError if no item came within `timeout_seconds` (None: the queue's), or at once if not
-        `block`.
+        Raise StopIteration at the end, and TimeoutError if no item came within `timeout_seconds`.
+
+        block: False: wait for no time at all. timeout_seconds: None: the queue's own.
         """
         seed = self._next(0.0 if not block else self._timeout_seconds if timeout_seconds is None else timeout_seconds)
         if seed is None:
@@ -154,9 +162,12 @@ class DataQueue(Generic[T]):
             yield seed.item
 
     def put(self, item: T, block: bool = True, timeout_seconds: float | None = None) -> None:
-        """Add an item, which comes before the data set's. From then on the queue ends with `mark_as_done` alone.
+        """Add an item, which is taken before the data set's.
 
-        Waits while `queue_maxsize` such items are waiting. Raises TimeoutError as `get` does, ConfigError after `mark_as_done`.
+        Then only `mark_as_done` ends the queue.
+
+        Wait while `queue_maxsize` added items have not been taken. Raise TimeoutError as `get`
+        does, and ConfigError after `mark_as_done`.
         """
         self._end.put(item, 0.0 if not block else timeout_seconds)
 
@@ -169,7 +180,7 @@ class DataQueue(Generic[T]):
 
     def _next(self, timeout_seconds: float | None) -> Seed[T] | None:
         end = self._end
-        if isinstance(end, _Away):
+        if isinstance(end, _RemoteQueue):
             return end.take_next(timeout_seconds)
         seed = end.take(timeout_seconds)
         if seed is not None:
@@ -198,19 +209,19 @@ class DataQueue(Generic[T]):
     # ---- where it is ---------------------------------------------------------------------------------------------------
 
     @property
-    def _end(self) -> _Home | _Away:
-        if self._home is not None and self._pid == os.getpid():
-            return self._home
+    def _end(self) -> _LocalQueue | _RemoteQueue:
+        if self._local is not None and self._pid == os.getpid():
+            return self._local
         if self._address is None:
             raise ConfigError("this process got the DataQueue by a fork before it was active; fork inside its `with`")
-        if self._away is None or self._away.pid != os.getpid():
-            self._away = _Away(self._address)
-        return self._away
+        if self._remote is None or self._remote.pid != os.getpid():
+            self._remote = _RemoteQueue(self._address)
+        return self._remote
 
-    def _at_home(self, what: str) -> _Home:
-        if self._home is None or self._pid != os.getpid():
+    def _require_own(self, what: str) -> _LocalQueue:
+        if self._local is None or self._pid != os.getpid():
             raise ConfigError(f"{what}() is for the process that made the DataQueue")
-        return self._home
+        return self._local
 
 
 _ACTIVE: weakref.WeakValueDictionary[str, DataQueue[Any]] = weakref.WeakValueDictionary()
@@ -234,12 +245,12 @@ def _attach(address: _Address, timeout_seconds: float | None) -> DataQueue[Any]:
         return here
     queue = cast("DataQueue[Any]", DataQueue.__new__(DataQueue))  # pyright: ignore[reportUnknownMemberType] -- of any items
     queue.__dict__.update(
-        _home=None, _pid=-1, _address=address, _away=None, _finalizer=None, _timeout_seconds=timeout_seconds
+        _local=None, _pid=-1, _address=address, _remote=None, _finalizer=None, _timeout_seconds=timeout_seconds
     )
     return queue
 
 
-class _Home:
+class _LocalQueue:
     """The queue in the process that made it."""
 
     def __init__(self, dataset: Items[Any], plan: SeedPlan[Any], n_producers: int, maxsize: int) -> None:
@@ -253,10 +264,10 @@ class _Home:
         self._open = False
         self._done = False
         self._active = False
-        self._ahead: deque[Seed[Any] | _Broken] = deque()
+        self._ahead: deque[Seed[Any] | _UnreadableItem] = deque()
         self._requested: deque[Seed[Any]] = deque()
         self._producers: Producers | None = None
-        self._server: _Server | None = None
+        self._server: _QueueServer | None = None
         self._reader: threading.Thread | None = None
 
     # ---- life
@@ -267,7 +278,7 @@ class _Home:
         if self._n_producers:
             self._producers = Producers(self._dataset, self._n_producers)
             self._reader = threading.Thread(target=self._read_ahead, name="leyden-queue-reader", daemon=True)
-        self._server = _Server(self)
+        self._server = _QueueServer(self)
         self._active = True
         if self._reader is not None:
             self._reader.start()
@@ -288,7 +299,7 @@ class _Home:
             self._producers = self._reader = None
         with self._changed:
             for read in (*self._ahead, *self._requested):
-                self._plan.give_back(read.seed if isinstance(read, _Broken) else read)
+                self._plan.give_back(read.seed if isinstance(read, _UnreadableItem) else read)
             self._ahead.clear()
             self._requested.clear()
 
@@ -314,7 +325,7 @@ class _Home:
                 if self._ahead:
                     read = self._ahead.popleft()
                     self._changed.notify_all()
-                    if isinstance(read, _Broken):
+                    if isinstance(read, _UnreadableItem):
                         self._plan.give_back(read.seed)
                         raise read.error
                     return read
@@ -382,14 +393,14 @@ class _Home:
                 if not self._active:
                     return
                 seed = self._requested[0]
-            read: Seed[Any] | _Broken
+            read: Seed[Any] | _UnreadableItem
             try:
                 item = producers.receive()
                 read = Seed(seed.index, item, seed.number, seed.entropy)
             except DataQueueClosed:
                 return
             except Exception as error:  # noqa: BLE001 -- whatever reading raised is the consumer's
-                read = _Broken(seed, error)
+                read = _UnreadableItem(seed, error)
             with self._changed:
                 self._requested.popleft()
                 self._ahead.append(read)
@@ -408,11 +419,11 @@ class _Home:
         return bool(self._requested)
 
 
-class _Server:
-    """Serve the other processes, with one thread for each."""
+class _QueueServer:
+    """Serve the queue to other processes, with one thread for each."""
 
-    def __init__(self, home: _Home) -> None:
-        self._home = home
+    def __init__(self, local: _LocalQueue) -> None:
+        self._local = local
         self._folder = None if sys.platform == "linux" else tempfile.TemporaryDirectory()
         name = f"leyden-queue-{secrets.token_hex(8)}"
         path = f"\0{name}" if self._folder is None else str(Path(self._folder.name) / name)
@@ -442,7 +453,7 @@ class _Server:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def forget(self) -> None:
+    def close_inherited(self) -> None:
         """Close the descriptors that a fork inherited. The parent's stay open."""
         self._socket.close()
         for connection in list(self._connections):
@@ -453,7 +464,7 @@ class _Server:
             try:
                 accepted, _ = self._socket.accept()
             except OSError:  # closed, or this process has too many files open: consumers wait for their turn
-                time.sleep(0 if self._closed else _AGAIN_SECONDS)
+                time.sleep(0 if self._closed else _RETRY_SECONDS)
                 continue
             connection = Connection(accepted.detach())
             self._connections.add(connection)
@@ -462,7 +473,7 @@ class _Server:
             thread.start()
 
     def _serve(self, connection: Connection) -> None:
-        """Serve one process until it leaves or dies. Give back the item of a dead process."""
+        """Serve one process until it leaves or dies. Give back the items of a dead process."""
         held: dict[int, Seed[Any]] = {}
         try:
             deliver_challenge(connection, self.address.key)
@@ -470,34 +481,34 @@ class _Server:
             while True:
                 what, arguments = connection.recv()
                 try:
-                    reply = pack((True, self._answer(held, what, *arguments)))
-                except Exception as error:  # noqa: BLE001 -- it is raised where it was asked
+                    reply = pack((True, self._call(held, what, *arguments)))
+                except Exception as error:  # noqa: BLE001 -- it is raised in the process that called
                     reply = pack((False, portable(error, f"{what} failed in the process that made the data queue")))
                 connection.send_bytes(reply)
         except (EOFError, OSError, AuthenticationError):
             pass
         finally:
-            for seed in held.values():  # of a process that died; one that lives on goes on with what it has
-                (self._home.finish if self._closed else self._home.give_back)(seed)
+            for seed in held.values():  # if the queue was closed, the process lives and keeps its items
+                (self._local.finish if self._closed else self._local.give_back)(seed)
             self._connections.discard(connection)
             connection.close()
 
-    def _answer(self, held: dict[int, Seed[Any]], what: str, *arguments: Any) -> Any:
-        home = self._home
+    def _call(self, held: dict[int, Seed[Any]], what: str, *arguments: Any) -> Any:
+        local = self._local
         if what == "take":
-            if (seed := home.take(*arguments)) is not None:
+            if (seed := local.take(*arguments)) is not None:
                 held[seed.number] = seed
             return seed
         if what in ("finish", "give_back"):
             (number,) = arguments
-            return getattr(home, what)(held.pop(number))
+            return getattr(local, what)(held.pop(number))
         if what == "bye":
             for seed in held.values():
-                home.finish(seed)
+                local.finish(seed)
             return held.clear()
         if what == "exhausted":
-            return home.exhausted
-        return {"put": home.put, "mark_as_done": home.mark_as_done}[what](*arguments)
+            return local.exhausted
+        return {"put": local.put, "mark_as_done": local.mark_as_done}[what](*arguments)
 
 
 def _join(thread: threading.Thread, seconds: float | None = None) -> None:
@@ -505,21 +516,24 @@ def _join(thread: threading.Thread, seconds: float | None = None) -> None:
         thread.join(seconds)
 
 
-_SERVERS: weakref.WeakSet[_Server] = weakref.WeakSet()
-_AWAY: weakref.WeakSet[_Away] = weakref.WeakSet()
+_SERVERS: weakref.WeakSet[_QueueServer] = weakref.WeakSet()
+_REMOTES: weakref.WeakSet[_RemoteQueue] = weakref.WeakSet()
 
 
-def _forget_all() -> None:
-    """Close what a fork brought along. A consumer's end of a socket that stays open would hide the consumer's death."""
-    for end in (*_SERVERS, *_AWAY):
-        end.forget()
+def _close_inherited() -> None:
+    """Close the sockets that a fork inherited.
+
+    If a consumer's end stayed open, it would hide the consumer's death.
+    """
+    for end in (*_SERVERS, *_REMOTES):
+        end.close_inherited()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_close_inherited)
 
 
-class _Away:
-    """The queue in another process."""
+class _RemoteQueue:
+    """The queue in another process, over a connection to the one that made it."""
 
     def __init__(self, address: _Address) -> None:
         self.pid = os.getpid()
@@ -537,12 +551,12 @@ class _Away:
             deliver_challenge(self._connection, address.key)
         except (EOFError, OSError):
             raise DataQueueClosed(_GONE) from None
-        _AWAY.add(self)
-        # a process that ends by itself is done with what it took
+        _REMOTES.add(self)
+        # a process that ends by itself has finished its item
         Finalize(self, _say_goodbye, (self._connection, self.pid), exitpriority=10)
 
-    def forget(self) -> None:
-        """Close the connection that a fork brought along; the parent's own is untouched."""
+    def close_inherited(self) -> None:
+        """Close the connection that a fork inherited. The parent's stays open."""
         self._connection.close()
 
     @property

@@ -1,8 +1,16 @@
-"""An episode that was not finished. A finished one is described by `leyden.loop.EpisodeStats`."""
+"""What vectorised environments report of their episodes: `EpisodeLost`, and to whom: an
+`EnvWriter`.
+
+A finished episode is described by `leyden.loop.EpisodeStats`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+from leyden.loop import EpisodeStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +21,39 @@ class EpisodeLost:
     seed_index: int | None
     seed_number: int | None
     step: int
-    """Steps it had made."""
+    """Number of steps that the episode had made."""
     reason: str
-    """In one line."""
+    """One line."""
     again: bool = False
     """Whether the episode's seed is taken again; False: the seed is left out."""
+
+
+class EnvWriter(Protocol):
+    """The part of `leyden.loop.LogWriter` that a vectorised environment calls, in the process that
+    it was made in.
+    """
+
+    @property
+    def wants_steps(self) -> bool:
+        """Whether `on_env_step` is called. If so, workers send what each step logged."""
+        ...
+
+    def on_env_all_ready(self) -> None:
+        """Handle the beginning of a collect."""
+        ...
+
+    def on_env_reset(self, env_id: int, obs: Any, /) -> None:
+        """Handle the beginning of an episode."""
+        ...
+
+    def on_env_step(self, env_id: int, obs: Any, reward: float, done: bool, info: Mapping[str, Any], /) -> None:
+        """Handle a step."""
+        ...
+
+    def log_episode(self, episode: EpisodeStats, /) -> None:
+        """Handle the end of an episode."""
+        ...
+
+    def on_env_all_done(self) -> None:
+        """Handle the end of a collect."""
+        ...

@@ -1,12 +1,14 @@
-"""The parts of a simulator agent that a user writes: simulator, interpreters, reward and auxiliary information.
+"""The parts of a simulator agent: simulator, interpreters, reward and auxiliary information.
 
-A simulator is one trajectory; it knows its own state and how an action changes it. The state interpreter makes the policy's observation
-of that state, the action interpreter makes the simulator's action of the policy's. The reward is a number for each step. None of them
-knows a policy, and interpreters and rewards hold no state of an episode.
+A simulator is one trajectory; it knows its own state and how an action changes it. The state
+interpreter makes the policy's observation of that state, the action interpreter makes the
+simulator's action of the policy's. The reward is a number for each step. None of them knows a
+policy, and interpreters and rewards hold no state of an episode.
 
-To add one, subclass its class here; `leyden.rl.check_simulator` runs a trajectory of them and reports what is wrong. `EnvWrapper` sets a
-weak reference to itself in each part, so a part belongs to one environment at a time: the one that took it last. A part that is copied
-or sent to another process arrives without the reference.
+To add one, subclass its class here; `leyden.rl.check_simulator` runs a trajectory of them and
+reports what is wrong. `EnvWrapper` sets a weak reference to itself in each part, so a part belongs
+to one environment at a time: the one that took it last. A part that is copied or sent to another
+process arrives without the reference.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from leyden.rl.env.wrapper import EnvWrapper
 
 InitialStateType = TypeVar("InitialStateType")
-"""What a simulator is made from: one item of the data set. Anything that can be pickled."""
+"""The initial state that a simulator is made from: a picklable item of the data set."""
 StateType = TypeVar("StateType")
 ActType = TypeVar("ActType")
 ObsType = TypeVar("ObsType")
@@ -34,7 +36,8 @@ PolicyActType = TypeVar("PolicyActType")
 AuxInfoType = TypeVar("AuxInfoType")
 
 _STAYS_HERE: Final = ("_env_reference", "_check", "_conformer")
-"""Attributes that do not leave the process: the reference, and the compiled checks of interpreters."""
+"""Attributes that do not leave the process: the reference, and the compiled checks of interpreters.
+"""
 
 
 class EnvComponent:
@@ -78,9 +81,9 @@ class EnvComponent:
 class Simulator(EnvComponent, ABC, Generic[InitialStateType, StateType, ActType]):
     """One trajectory. There is no reset: a new trajectory is a new instance.
 
-    Only `step` changes the simulator; its environment reads `get_state()` and `done()`. `env` is set
-    after `__init__` and before any other call: `self.env.logger` logs values, `self.env.status` is
-    the episode so far.
+    Only `step` changes the simulator; its environment reads `get_state()` and `done()`. `env` is
+    set after `__init__` and before any other call: `self.env.logger` logs values, `self.env.status`
+    is the episode so far.
     """
 
     def __init__(self, initial: InitialStateType) -> None:
@@ -154,7 +157,9 @@ class StateInterpreter(Interpreter, Generic[StateType, ObsType]):
         return conform
 
     def validate(self, obs: ObsType) -> None:
-        """Raise GymSpaceValidationError for an observation that the space does not contain (NaN, bounds, shape, dtype)."""
+        """Raise GymSpaceValidationError for an observation that the space does not contain (NaN,
+        bounds, shape, dtype).
+        """
         if (check := self._check) is None:
             check = checker(self.observation_space)
             object.__setattr__(self, "_check", check)
@@ -200,7 +205,10 @@ class Reward(EnvComponent, ABC, Generic[StateType]):
 
 
 class RewardCombination(Reward[StateType]):
-    """A weighted sum of rewards. Each weighted part is logged under its name, and has the `env` of the sum."""
+    """A weighted sum of rewards.
+
+    Each weighted part is logged under its name, and has the `env` of the sum.
+    """
 
     def __init__(self, rewards: Mapping[str, tuple[Reward[StateType], float]]) -> None:
         """rewards: name -> (reward, weight)."""

@@ -22,7 +22,10 @@ _REMEDY: Final = "leave producer_num_workers out"
 
 
 class Producers:
-    """N processes that read items by index. `request` and `receive` are for one thread, `close` for any."""
+    """N processes that read items by index.
+
+    `request` and `receive` are for one thread, `close` for any.
+    """
 
     def __init__(self, dataset: Any, n: int) -> None:
         """Start the processes. Raise ConfigError if the data set cannot be pickled."""
@@ -40,7 +43,10 @@ class Producers:
         self._requested = self._received = 0
 
     def reap(self) -> None:
-        """Give the processes' descriptors back. After `close`, when no thread is in `receive` any more."""
+        """Give the processes' descriptors back.
+
+        After `close`, when no thread is in `receive` any more.
+        """
         for producer in self._producers:
             producer.child.close()
 
@@ -143,7 +149,9 @@ def _read(dataset: Any, index: int) -> bytes:
 
 
 def portable(error: Exception, what: str) -> Exception:
-    """Return an error that can go to another process: itself, or a SimulatorError that describes it."""
+    """Return an error that can go to another process: itself, or a SimulatorError that describes
+    it.
+    """
     try:
         if type(pickle.loads(pack(error))) is type(error):
             return error

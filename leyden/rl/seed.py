@@ -1,9 +1,10 @@
-"""Seeds: what episodes begin with, each exactly once.
+"""Seeds: the beginnings of episodes, each of which is taken exactly once.
 
-A `SeedPlan` is an order over the items of a data set and a place in it. It lives in the process that hands seeds out; workers are given
-an item and take none. So processes share nothing, the end of the plan is known at once, a lost
-worker's seed is taken again, and a checkpoint needs only a few numbers. For consumers in other
-processes see `leyden.rl.data_queue`. This module knows no environment.
+A `SeedPlan` is an order over the items of a data set and a position in it. It lives in the process
+that gives seeds out; workers are sent an item and take none themselves. So processes share nothing,
+the end of the plan is known at once, the seed of a lost worker is taken again, and a checkpoint
+needs only a few numbers. For consumers in other processes see `leyden.rl.data_queue`. This module
+knows no environment. To draw seeds from elsewhere, implement `SeedSource`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class NoItem(Enum):
-    """Where no seeds were given: simulators are made without one."""
+    """The item of a seed if no seeds were given: the simulator is made without an argument."""
 
     NO_ITEM = "no item"
 
@@ -34,52 +35,57 @@ NO_ITEM: Final = NoItem.NO_ITEM
 
 @dataclass(frozen=True, slots=True)
 class Seed(Generic[T]):
-    """What one episode begins with."""
+    """The beginning of one episode."""
 
     index: int
-    """Within the data set."""
+    """The item's index in the data set."""
     item: T
     number: int
-    """How many seeds were taken before it, over all passes."""
+    """The number of seeds that were taken before, over all passes."""
     entropy: int = 0
-    """The source's own seed. The random numbers of the episode derive from it and from `number`."""
+    """The seed of the source.
+
+    The random numbers of the episode derive from it and from `number`.
+    """
 
 
 class Items(Protocol[T_co]):
-    """A data set: a length, and items by index."""
+    """A data set with a length and items by index."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: SupportsIndex, /) -> T_co: ...
 
 
 class SeedSource(Protocol):
-    """What a vectorised environment draws from. A seed that was taken is finished once, or given back."""
+    """A source of seeds. A seed that was taken is either finished or given back."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether `take` would answer None now; a seed that is given back changes that."""
+        """Whether `take` would return None now. A seed that is given back changes that."""
         ...
 
     def take(self) -> Seed[Any] | None:
-        """The next seed, or None."""
+        """Return the next seed, or None if there is none."""
         ...
 
     def give_back(self, seed: Seed[Any]) -> None:
-        """Its episode was lost: it is taken again, before any other."""
+        """Return a seed whose episode was lost. It is taken again before any other."""
         ...
 
     def finish(self, seed: Seed[Any]) -> None:
-        """Its episode is over."""
+        """Mark the episode of a seed as finished."""
         ...
 
 
 class SeedPlan(Generic[T]):
-    """All items of a data set, once in each pass."""
+    """The items of a data set, each once in each pass."""
 
     def __init__(self, items: Items[T], *, repeat: int = 1, shuffle: bool = False, seed: int = 0) -> None:
-        """repeat: passes; -1: for ever. shuffle: another order in each pass, which `seed` and the pass's number decide.
+        """Raise ConfigError for a `repeat` below -1, and for items without a length.
 
-        Raises ConfigError for another `repeat` below 0, and for items without a length.
+        repeat: the number of passes; -1: for ever.
+        shuffle: whether each pass has an order of its own, which `seed` and the number of the pass
+            decide.
         """
         if repeat < -1:
             raise ConfigError(f"repeat={repeat}; passes over the data set are 0 or more, -1 is for ever")
@@ -100,16 +106,19 @@ class SeedPlan(Generic[T]):
         self._in_flight: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Items of one pass."""
+        """Return the number of items in one pass."""
         return self._size
 
     @property
     def exhausted(self) -> bool:
-        """Whether `take` would answer None now."""
+        """Whether `take` would return None now."""
         return not self._returned and self._repeat != -1 and self._pass >= self._repeat
 
     def take(self) -> Seed[T] | None:
-        """Return the next seed: those given back first, the earliest of them before. None when there is no more."""
+        """Return the next seed, or None at the end.
+
+        Seeds that were given back come first, in the order of their numbers.
+        """
         if self.exhausted:
             return None
         number, index = self._next()
@@ -118,7 +127,7 @@ class SeedPlan(Generic[T]):
         return Seed(index, item, number, self._seed)
 
     def take_index(self) -> Seed[None] | None:
-        """Take the next seed and leave reading its item to the caller."""
+        """Return the next seed without its item, which the caller reads; None at the end."""
         if self.exhausted:
             return None
         number, index = self._next()
@@ -143,20 +152,29 @@ class SeedPlan(Generic[T]):
             return self._items[index]
         except KeyError as error:
             raise ConfigError(
-                f"the data set is a {type(self._items).__name__}, which has no item {error}: items are asked for by number, from 0. "
+                f"the data set is a {type(self._items).__name__}, which has no item {error}: items are read by number, from 0. "
                 "Give a list of them (of a table, its rows)"
             ) from error
 
     def give_back(self, seed: Seed[T]) -> None:
-        """Of a lost episode: it will be taken again first. Raises ConfigError for a seed that is not under way."""
+        """Return the seed of a lost episode, which is taken again first.
+
+        Raise ConfigError for a seed that is not under way.
+        """
         heapq.heappush(self._returned, (seed.number, self._land(seed)))
 
     def finish(self, seed: Seed[T]) -> None:
-        """Its episode ended. Raises ConfigError for a seed that is not under way: it would be counted twice."""
+        """Mark the episode of a seed as finished.
+
+        Raise ConfigError for a seed that is not under way, which would count twice.
+        """
         self._land(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the plan is, as JSON. Episodes under way are to be begun again when this is loaded."""
+        """Return the plan's position, as JSON.
+
+        After it is loaded, episodes that were under way begin again.
+        """
         waiting = sorted([*self._in_flight.items(), *self._returned])
         return {
             "items": self._size,
@@ -169,7 +187,10 @@ class SeedPlan(Generic[T]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another plan was. Raises CheckpointError if that one had other items or another order."""
+        """Continue from the position of another plan.
+
+        Raise CheckpointError if it had other items or another order.
+        """
         for name, mine in (("items", self._size), ("shuffle", self._shuffle), ("seed", self._seed)):
             if state.get(name) != mine:
                 raise CheckpointError(
@@ -196,7 +217,7 @@ class SeedPlan(Generic[T]):
 
 
 class _IteratorSeeds:
-    """The items of an iterator, one by one. An item is fetched when it is taken."""
+    """A source over an iterator, which fetches an item when it is taken."""
 
     def __init__(self, items: Iterator[Any], entropy: int) -> None:
         self._items = items
@@ -244,9 +265,11 @@ def as_seed_source(seeds: SeedPlan[T], *, entropy: int = 0) -> SeedPlan[T]: ...
 @overload
 def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource: ...
 def as_seed_source(seeds: SeedsLike, *, entropy: int = 0) -> SeedSource:
-    """Return a source of `seeds`: a plan, a queue, a sequence (one pass, in order), any iterable, or None (no items, for ever).
+    """Return a source of `seeds`: a plan, a queue, a sequence (one pass, in order), any iterable,
+    or None (no items, for ever).
 
-    entropy: the `Seed.entropy` of an iterable's and of None's seeds, which have no seed of their own.
+    entropy: `Seed.entropy` of the seeds of an iterable and of None, which have no seed of their
+        own.
     """
     if seeds is None:
         return _IteratorSeeds(_for_ever(), entropy)

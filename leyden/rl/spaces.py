@@ -1,9 +1,10 @@
-"""Whether a sample is in a space: `space.contains`, compiled once for the space, and an error that says where it is not.
+"""Check that a sample is in a space: a compiled `space.contains`, whose error names the wrong part.
 
-`checker(space)` answers exactly as `space.contains` does (for Dict and Tuple as Qlib's recursive check does, which names the part); the
-usual samples, arrays and integers of the space's own dtype, take a fraction of its time. It knows Box, Discrete, MultiDiscrete,
-MultiBinary, Dict and Tuple; any other space, a subclass, or an unusual sample is asked itself. To make another space fast, add a line to
-`_COMPILERS`.
+`checker(space)` accepts exactly the samples that `space.contains` accepts; for Dict and Tuple it
+checks part by part, as Qlib does. Usual samples, which are arrays and integers of the space's own
+dtype, take a fraction of the time. Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple are
+compiled. For any other space, a subclass or an unusual sample `space.contains` itself is called. To
+make another space fast, add a line to `_COMPILERS`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ Check: TypeAlias = Callable[[Any], None]
 
 
 class GymSpaceValidationError(LeydenError, ValueError):
-    """A sample is not in its space; chained, one link for each level of Dict and Tuple."""
+    """A sample is not in its space.
+
+    The error is chained, with a link for each level of Dict and Tuple.
+    """
 
     def __init__(self, message: str, space: AnySpace, sample: Any) -> None:
-        """sample: what is not in `space`."""
+        """sample: the sample that is not in `space`."""
         super().__init__(message, space, sample)
         self.message = message
         self.space = space
@@ -38,19 +42,19 @@ class GymSpaceValidationError(LeydenError, ValueError):
 
 
 def checker(space: AnySpace) -> Check:
-    """A function that returns None for a sample in `space` and raises GymSpaceValidationError for any other.
+    """Return a function that raises GymSpaceValidationError for a sample that is not in `space`.
 
     The space must not change afterwards.
     """
-    return _COMPILERS.get(type(space), _ask_the_space)(space)
+    return _COMPILERS.get(type(space), _contained)(space)
 
 
 class Conformer:
-    """Cast samples to a space and let them leave its bounds: the check for other people's
-    environments.
+    """A lenient check for other packages' environments: cast samples, and let them leave the
+    bounds.
 
-    `note` describes the first sample that left the bounds of a Box. Shape, NaN, and values that a cast would change (but for the
-    precision of floats) are refused as `checker` refuses them.
+    `note` describes the first sample that left the bounds of a Box. Other shapes, NaN, and values
+    that a cast would change by more than the precision of floats are refused as by `checker`.
     """
 
     def __init__(self, space: AnySpace) -> None:
@@ -59,13 +63,16 @@ class Conformer:
         self._check = checker(space)
 
     def __call__(self, sample: Any) -> Any:
-        """Return the sample as an element of the space. Raises GymSpaceValidationError."""
+        """Return the sample as an element of the space.
+
+        Raise GymSpaceValidationError if it cannot be one.
+        """
         self._check(sample)
         return sample
 
 
 def conformer(space: AnySpace) -> Conformer:
-    """Return the lenient check of a space, a `Conformer`."""
+    """Return the lenient check of a space."""
     if isinstance(space, spaces.Dict):
         return _DictConformer(cast(AnySpace, space))
     if isinstance(space, spaces.Tuple):
@@ -148,7 +155,7 @@ class _TupleConformer(Conformer):
 
 
 def _part(part: Conformer, value: Any, whole: Conformer, name: str) -> Any:
-    """One part of a sample; its note becomes the whole's."""
+    """Return one part of a sample, conformed. A note about it becomes a note about the whole."""
     try:
         value = part(value)
     except GymSpaceValidationError as error:
@@ -173,7 +180,7 @@ def _refuse(space: AnySpace, sample: Any) -> GymSpaceValidationError:
 
 
 def _why(space: AnySpace, sample: Any) -> str:
-    """What is wrong with an array, where that can be said."""
+    """Describe the error of an array that is not in a space; empty if it is unknown."""
     if not isinstance(sample, np.ndarray) or space.shape is None or space.dtype is None:
         return ""
     array = cast("NDArray[Any]", sample)
@@ -186,7 +193,7 @@ def _why(space: AnySpace, sample: Any) -> str:
     return " It is out of bounds."
 
 
-def _ask_the_space(space: AnySpace) -> Check:
+def _contained(space: AnySpace) -> Check:
     contains = space.contains
 
     def check(x: Any) -> None:
@@ -197,8 +204,10 @@ def _ask_the_space(space: AnySpace) -> Check:
 
 
 def _array_check(space: AnySpace, ok: Callable[[NDArray[Any]], bool]) -> Check:
-    """For arrays of the right shape `ok` decides; what is no plain array, the space itself."""
-    shape, dtype, ask = space.shape, cast("np.dtype[Any]", space.dtype), _ask_the_space(space)
+    """Return a check in which `ok` decides about arrays of the right shape, and the space about all
+    other samples.
+    """
+    shape, dtype, ask = space.shape, cast("np.dtype[Any]", space.dtype), _contained(space)
 
     def check(x: Any) -> None:
         if type(x) is not np.ndarray:
@@ -240,7 +249,7 @@ def _multi_discrete(space: AnySpace) -> Check:
 
 
 def _multi_binary(space: AnySpace) -> Check:
-    shape, ask = space.shape, _ask_the_space(space)
+    shape, ask = space.shape, _contained(space)
 
     def check(x: Any) -> None:
         if type(x) is np.ndarray and x.shape == shape and x.dtype == np.int8:
@@ -254,7 +263,7 @@ def _multi_binary(space: AnySpace) -> Check:
 
 def _discrete(space: AnySpace) -> Check:
     discrete = cast("spaces.Discrete[Any]", space)
-    kind, ask = np.dtype(discrete.dtype).type, _ask_the_space(space)
+    kind, ask = np.dtype(discrete.dtype).type, _contained(space)
     info = np.iinfo(discrete.dtype)
     low, high = int(discrete.start), min(int(discrete.start) + int(discrete.n) - 1, int(info.max))
 
@@ -315,7 +324,10 @@ _COMPILERS: Final[dict[type[Any], Callable[[AnySpace], Check]]] = {
 
 
 def difference(one: Any, other: Any) -> str | None:
-    """Return how the samples of two spaces differ in form, None if they do not. Bounds and dtypes are not compared."""
+    """Describe how the samples of two spaces differ in form; None if they do not.
+
+    Bounds and dtypes are not compared.
+    """
     for kind in (spaces.Dict, spaces.Tuple, spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary):
         if is_space(one, kind) != is_space(other, kind):
             return f"{type(one).__name__} is not {type(other).__name__}"

@@ -76,8 +76,8 @@ def fill(
     for at, step in enumerate(steps):
         ids = None if step.get("ids") is None else np.array(step["ids"])
         obs: Batch = np.array(step["obs"], np.float32)
-        buffer.decided(obs, np.array(step["actions"]), {} if extras is None else extras[at], ids)
-        buffer.happened(
+        buffer.add_actions(obs, np.array(step["actions"]), {} if extras is None else extras[at], ids)
+        buffer.add_outcomes(
             np.array(step["rewards"], np.float64),
             np.array(step["terminated"], bool),
             np.array(step["truncated"], bool),

@@ -1,7 +1,9 @@
-"""Simulators that step many trajectories at once, as arrays, behind the same interface as all vectorised environments.
+"""Simulators that step many trajectories at once, as arrays, behind the interface of all vectorised
+environments.
 
-A per-environment simulator is bound by what a Python call costs; one that is written over rows of arrays is not. It is stepped whole: all N
-rows each time, those without an episode too, whose results are ignored.
+The cost of Python's calls limits a simulator of one trajectory; a simulator over rows of arrays
+makes one call for all of them. It is stepped whole, with all N rows each time. The results of rows
+without an episode are ignored.
 """
 
 from __future__ import annotations
@@ -24,23 +26,30 @@ from leyden.rl.spaces import AnySpace
 
 
 class BatchSimulator(Protocol):
-    """N trajectories in step. Interpreters and reward are part of it: it speaks in observations, actions and rewards."""
+    """N trajectories that are stepped together. It includes the interpreters and the reward."""
 
     num_envs: int
     observation_space: AnySpace
-    """Of one trajectory."""
+    """The observation space of one trajectory."""
     action_space: AnySpace
-    """Of one trajectory."""
+    """The action space of one trajectory."""
 
     def reset(self, indices: NDArray[np.int64], items: Sequence[Any]) -> Batch:
-        """Begin a trajectory in each of the k rows `indices` with the item at the same place; observations (k, ...).
+        """Begin a trajectory in each of the k rows `indices`, with the item at the same place.
 
-        items: of the data set; NO_ITEM where no seeds were given.
+        Return observations (k, ...).
+
+        items: items of the data set, or NO_ITEM if no seeds were given.
         """
         ...
 
     def step(self, actions: Batch) -> tuple[Batch, NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Step all N rows: observations (N, ...), rewards (N,), terminated, truncated (N,). Rows without a trajectory must not fail."""
+        """Step all N rows.
+
+        Return observations (N, ...), and rewards, terminated and truncated, each (N,).
+
+        Rows without a trajectory must not fail.
+        """
         ...
 
 
@@ -59,7 +68,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         try:
             obs = self._layout.conform(self._simulator.reset(rows, [seed.item for _, seed in starts]), len(rows))
             self._layout.check(obs, np.ones(len(rows), np.bool_))
-        except Exception as error:  # noqa: BLE001 -- user code: whatever it raises is answered
+        except Exception as error:  # noqa: BLE001 -- user code may raise anything; it is returned
             return [self._failure(env, 0, "began", error) for env, _ in starts]
         read = self._layout.reader(obs)
         for place, (env, _) in enumerate(starts):
@@ -79,7 +88,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
             self._layout.check(obs, mask)
             if np.isnan(np.dot(rewards, mask)):
                 raise ValueError(f"the reward of row {int(np.flatnonzero(np.isnan(rewards) & mask)[0])} is NaN")
-        except Exception as error:  # noqa: BLE001 -- user code: whatever it raises is answered
+        except Exception as error:  # noqa: BLE001 -- user code may raise anything; it is returned
             envs = np.flatnonzero(mask)
             return {}, [self._failure(int(env), int(self._lengths[env]), "stepped", error) for env in envs]
         write(rows.obs, ..., obs)

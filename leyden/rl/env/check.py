@@ -1,4 +1,8 @@
-"""What is wrong with a simulator, found by running one trajectory of it."""
+"""`check_simulator`: find the errors of a simulator and its interpreters by running one trajectory.
+
+To check something else, add it to `check_simulator` as a problem (it must be corrected) or a note
+(it is allowed).
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,16 @@ from leyden.utils.pickling import pack_by_value
 
 @dataclass(frozen=True, slots=True)
 class SimulatorReport:
-    """What was found."""
+    """The findings of `check_simulator`."""
 
     steps: int
-    """Of the trajectory, as far as it went."""
+    """The steps of the trajectory, as far as it went."""
     reward: float
-    """Its sum."""
+    """The sum of the rewards of these steps."""
     problems: list[str] = field(default_factory=list[str])
-    """What must be put right; empty: it can be trained with."""
+    """Errors to correct. If there are none, the simulator can be trained with."""
     notes: list[str] = field(default_factory=list[str])
-    """What is allowed, and often not meant."""
+    """Findings that are allowed but often not intended."""
 
 
 def check_simulator(
@@ -41,11 +45,11 @@ def check_simulator(
     max_steps: int = 1000,
     seed: int = 0,
 ) -> SimulatorReport:
-    """Run one trajectory with sampled actions and report its errors. Errors of the parts are
-    reported, not raised.
+    """Run one trajectory with sampled actions. Errors of the parts are reported, not raised.
 
-    initial_state: an item of the data set; leave it out if simulators take no argument. max_steps:
-        a longer trajectory is noted, not refused. seed: of the actions and of `self.env.np_random`.
+    initial_state: an item of the data set; leave it out if simulators take no argument.
+    max_steps: the trajectory is stopped after so many steps, which is noted.
+    seed: the seed of the actions and of `self.env.np_random`.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -85,7 +89,7 @@ def check_simulator(
             answers: dict[str, Any] = {"done()": simulator.done(), "truncated()": simulator.truncated()}
             for name, answer in answers.items():
                 if not isinstance(answer, bool | np.bool_):
-                    problems.append(f"{name} is {answer!r} after {doing}; it answers True or False")
+                    problems.append(f"{name} is {answer!r} after {doing}; it must be True or False")
             if not np.isfinite(reward):
                 problems.append(f"the reward of {doing} is {reward}")
             if bool(simulator.done() or simulator.truncated()) != (terminated or truncated):
@@ -107,7 +111,7 @@ def _look_twice(env: EnvWrapper[Any, Any, Any, Any, Any], problems: list[str]) -
     assert simulator is not None
     one = _copy(env.state_interpreter(simulator.get_state()))
     if not _equal(one, env.state_interpreter(simulator.get_state())):
-        problems.append("get_state() answers differently when it is called twice; only step() may change a simulator")
+        problems.append("get_state() returns another state when it is called twice; only step() may change a simulator")
     if simulator.done():
         problems.append("done() is True before the first step; leave such initial states out of the data set")
 

@@ -1,7 +1,8 @@
 """Vectorised environments by name.
 
-This module knows no kind but its name and the options that its class takes. To add one, subclass `FiniteVectorEnv` in a module of its own
-and add a line to `ENV_KINDS`; a class of another package is named by its import path.
+This module knows no kind but its name and the options that its class takes. To add one, subclass
+`FiniteVectorEnv` in a module of its own and add a line to `ENV_KINDS`; a class of another package
+is named by its import path.
 """
 
 from __future__ import annotations
@@ -31,11 +32,16 @@ ENV_KINDS: Final[dict[str, Component]] = {
     "subproc": "leyden.rl.env.processes.FiniteSubprocVectorEnv",
     "shmem": "leyden.rl.env.processes.FiniteShmemVectorEnv",
 }
-"""The kinds of vectorised environments: classes made with `(logger, env_fns, seeds=..., on_worker_error=..., ...)`."""
+"""The kinds of vectorised environments: classes made with `(logger, env_fns, seeds=...,
+on_worker_error=..., ...)`.
+"""
 
 
 def env_kind(env_type: FiniteEnvType) -> Any:
-    """Return the class of a kind of vectorised environments. Raise ConfigError, with the possible names, if there is none."""
+    """Return the class of a kind of vectorised environments.
+
+    Raise ConfigError, with the possible names, if there is none.
+    """
     return resolve_name(env_type, spec_name="env_type", registry=ENV_KINDS)
 
 
@@ -62,11 +68,11 @@ def vectorize_env(
         For one with options give `partial(gymnasium.make, id, ...)`.
     env_type: `dummy` (one after another, in this thread), `thread`, `subproc` (worker processes),
         `shmem` (worker processes, for spaces of a fixed size only), or the import path of a class.
-    seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None. With None,
-        simulators are made without an argument, for ever, and the environments of an id begin with
-        0, 1, 2 and so on.
-    The other options are those of the environment classes. Raise ConfigError for an option that
-    this kind does not use, and for an id that Gymnasium does not know.
+    seeds: a SeedPlan, a DataQueue, a sequence (one pass, in order), an iterator, or None. With
+        None, simulators are made without an argument, for ever, and the environments of an id begin
+        with 0, 1, 2 and so on. The other options are those of the environment classes. Raise
+        ConfigError for an option that this kind does not use, and for an id that Gymnasium does not
+        know.
     """
     if isinstance(env_factory, str) or callable(env_factory):
         env_factory = [env_factory] * concurrency
@@ -96,7 +102,9 @@ def vectorize_env(
 
 
 class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment of Gymnasium's registry, which begins with the seed alone because it has options of its own."""
+    """An environment of Gymnasium's registry, which begins with the seed alone because it has
+    options of its own.
+    """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         item = None if options is None else options["seed_item"]
@@ -106,7 +114,10 @@ class _BySeed(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _registered(env_id: str) -> EnvFactory:
-    """Return a factory for an id. Raise ConfigError here, and not in a worker, for an id that Gymnasium does not know."""
+    """Return a factory for an id.
+
+    Raise ConfigError here, and not in a worker, for an id that Gymnasium does not know.
+    """
     module, _, name = env_id.rpartition(":")
     try:
         if module:

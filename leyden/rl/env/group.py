@@ -1,12 +1,15 @@
-"""Several environments that are stepped one after another, in the process and thread that they were made in.
+"""`EnvGroup`: several environments that are stepped one after another, in the process and thread
+that they were made in.
 
-The one body of all kinds of vectorised environments: the in-process kind has one group, each worker of the others has its own. It writes
-what comes of a step into rows of arrays, whoever's they are, adds episodes up, and answers failures of user code as data. It knows no
-seeds but those that it is told to begin with.
+All kinds of vectorised environments share this body: the in-process kind has one group, each worker
+of the other kinds has its own. A group writes the results of a step into the rows of arrays that it
+is given, adds up episodes, and returns failures of user code as data. It knows no seeds but those
+that its caller begins episodes with.
 """
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from numpy.typing import NDArray
 
 from leyden.errors import ConfigError, InvalidMetrics
 from leyden.loop import EpisodeStats, LogLevel
+from leyden.options import check_number
 from leyden.rl.batch import copied, select
 from leyden.rl.data_queue import address_of
 from leyden.rl.env.layout import Batch, Layout
@@ -28,37 +32,40 @@ from leyden.rl.spaces import AnySpace, GymSpaceValidationError, checker, conform
 AnyEnv: TypeAlias = gymnasium.Env[Any, Any]
 EnvFactory: TypeAlias = Callable[[], AnyEnv]
 Start: TypeAlias = tuple[int, Seed[Any]]
-"""The number of an environment within its group, and what it begins with."""
+"""The number of an environment within its group, and the seed of its next episode."""
 Infos: TypeAlias = dict[int, dict[str, Any]]
 _OWN: Final = ("reward", "steps_per_episode")
 """Metrics of every episode; no logged value may have such a name."""
 _NUMBERS: Final[tuple[type[Any], ...]] = (float, int, np.floating, np.integer)
 _LEYDENS: Final = ("episode", "lost", "note")
-"""Keys of a step's info that vectorised environments write; a Gymnasium environment's own are dropped."""
+"""Keys of a step's info that vectorised environments write.
+
+Gymnasium environments' values under these keys are dropped.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvFailure:
-    """What went wrong in one environment."""
+    """The failure of one environment's episode."""
 
     env: int
-    """Its number within its group."""
+    """The environment's number within its group."""
     step: int
-    """Steps that its episode had made."""
+    """The number of steps that the episode had made."""
     doing: str
     """`began` or `stepped`."""
     headline: str
-    """In one line."""
+    """The error in one line."""
     traceback: str = ""
-    """Where user code raised."""
+    """The traceback of user code."""
     error: BaseException | None = None
-    """What it raised, where that is in the same process."""
+    """The error itself, if it was raised in this process."""
     guilty: bool = True
-    """False: another environment of the same worker took this episode with it."""
+    """False: another environment of the same worker ended this episode."""
 
 
 class Rows(NamedTuple):
-    """Where the results of a group's environments go: a row each."""
+    """Arrays for the results of a group's environments, with a row for each."""
 
     obs: Batch
     rewards: NDArray[np.float64]
@@ -67,7 +74,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def allocate(cls, layout: Layout, n: int) -> Rows:
-        """Rows of their own memory."""
+        """Return n rows in new memory."""
         return cls(layout.allocate(n), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_))
 
     def part(self, rows: slice) -> Rows:
@@ -76,7 +83,7 @@ class Rows(NamedTuple):
 
 
 class EnvGroup:
-    """E environments. `open` says where their rows are, then `begin` and `step` fill these."""
+    """E environments. `open` sets the rows for their results, `begin` and `step` fill them."""
 
     def __init__(self, factories: Sequence[EnvFactory], *, wants_steps: bool) -> None:
         self._wants_steps = wants_steps
@@ -88,7 +95,8 @@ class EnvGroup:
             if slot.env.observation_space != first.observation_space or slot.env.action_space != first.action_space:
                 raise ConfigError("the environments of one vectorised environment have the same spaces; these differ")
         self.own_seeds = common_seeds([getattr(slot.env, "seed_iterator", None) for slot in self._slots])
-        """The environments' common seed iterator; None if the vectorised environment has the seeds.
+        """The common seed iterator of the environments; None if the vectorised environment has the
+        seeds.
         """
 
     def __len__(self) -> int:
@@ -96,13 +104,13 @@ class EnvGroup:
 
     @property
     def at_work(self) -> int:
-        """The environment that was last begun or stepped."""
+        """The number of the environment that was last begun or stepped."""
         return int(self._progress[0])
 
     def open(self, layout: Layout, actions: Layout, rows: Rows, progress: Any = None) -> None:
-        """Set the array for results.
+        """Set the rows for results.
 
-        progress: an array of one number, which will be `at_work`; None: a list of the group's own.
+        progress: an array of one number, which holds `at_work`; None: a new list.
         """
         self._progress: Any = [0] if progress is None else progress
         self._actions = actions
@@ -110,20 +118,26 @@ class EnvGroup:
         self._write = layout.writer(rows.obs)
 
     def begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-        """Begin an episode in each; those that fail have none."""
+        """Begin an episode in each environment.
+
+        Return the failures, whose environments have no episode.
+        """
         failures: list[EnvFailure] = []
         for env, seed in starts:
             self._progress[0] = env
             try:
                 self._write(env, self._slots[env].begin(seed))
-            except Exception as error:  # noqa: BLE001 -- user code: whatever it raises is answered
+            except Exception as error:  # noqa: BLE001 -- user code may raise anything; it is returned
                 failures.append(self._failure(env, "began", error))
             self._rows.rewards[env] = 0.0
             self._rows.terminated[env] = self._rows.truncated[env] = False
         return failures
 
     def step(self, envs: Sequence[int], actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-        """Step each of these with its row of `actions`, which stays the caller's."""
+        """Step each environment with its row of `actions`, which are copied.
+
+        Return infos and failures.
+        """
         act = self._actions.reader(copied(actions))
         slots, write, progress = self._slots, self._write, self._progress
         _, rewards, terminated, truncated = self._rows
@@ -134,7 +148,7 @@ class EnvGroup:
             try:
                 obs, rewards[env], terminated[env], truncated[env], info = slots[env].step(act(env))
                 write(env, obs)
-            except Exception as error:  # noqa: BLE001 -- user code: whatever it raises is answered
+            except Exception as error:  # noqa: BLE001 -- user code may raise anything; it is returned
                 failures.append(self._failure(env, "stepped", error))
                 continue
             if info is not None:
@@ -160,14 +174,14 @@ class EnvGroup:
         slot = self._slots[env]
         headline = traceback.format_exception_only(error)[-1].strip()
         failure = EnvFailure(env, slot.length, doing, headline, "".join(traceback.format_exception(error)), error)
-        slot.forget()
+        slot.drop_episode()
         return failure
 
 
 def common_seeds(own: Sequence[Any]) -> Any:
     """Return the seed iterator that all environments have in common, or None if none has any.
 
-    Raises ConfigError for different ones: each seed would begin several episodes.
+    Raise ConfigError for different ones, because each seed would begin several episodes.
     """
     first = own[0]
     address = address_of(first)
@@ -180,7 +194,7 @@ def common_seeds(own: Sequence[Any]) -> Any:
 
 
 class _Slot:
-    """One environment, and the sums of its episode."""
+    """One environment, with the length, reward and logged values of its episode."""
 
     env: AnyEnv
 
@@ -200,8 +214,8 @@ class _Slot:
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
         raise NotImplementedError
 
-    def forget(self) -> None:
-        """Its episode failed."""
+    def drop_episode(self) -> None:
+        """Drop the episode, which failed."""
 
     def _stats(self) -> EpisodeStats:
         seed = self._seed
@@ -216,7 +230,7 @@ class _Slot:
 
 
 class _WrapperSlot(_Slot):
-    """A simulator's."""
+    """An `EnvWrapper`, stepped without building the info that nobody reads."""
 
     def __init__(self, env: EnvWrapper[Any, Any, Any, Any, Any], *, wants_steps: bool) -> None:
         super().__init__(wants_steps=wants_steps)
@@ -256,12 +270,14 @@ class _WrapperSlot(_Slot):
             info["episode"] = self._stats()
         return obs, reward, terminated, truncated, info
 
-    def forget(self) -> None:
+    def drop_episode(self) -> None:
         self._env.simulator = None
 
 
 class _GymSlot(_Slot):
-    """One Gymnasium environment. It is seeded by an integer item, or by the seed plan's seed and the episode's number."""
+    """A Gymnasium environment, seeded by an integer item, or else by the seed plan's seed and the
+    episode's number.
+    """
 
     def __init__(self, env: AnyEnv, *, wants_steps: bool) -> None:
         super().__init__(wants_steps=wants_steps)
@@ -287,7 +303,7 @@ class _GymSlot(_Slot):
         return obs
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any] | None]:
-        obs, reward, terminated, truncated, said = self.env.step(action)
+        obs, reward, terminated, truncated, given = self.env.step(action)
         if self._conforms:
             obs = self._conformer(obs)
         else:
@@ -301,7 +317,7 @@ class _GymSlot(_Slot):
         if reward != reward:
             raise ValueError(f"the reward of step {self.length} is NaN")
         self._reward += reward
-        info = self._said(said) if said else None
+        info = self._info(given) if given else None
         if self._wants_steps:
             info = {} if info is None else info
             info["log"] = {**info.get("log", {}), "reward": (int(LogLevel.PERIODIC), reward)}
@@ -313,11 +329,11 @@ class _GymSlot(_Slot):
             info["episode"] = self._stats()
         return obs, reward, terminated, truncated, info
 
-    def _said(self, said: dict[str, Any]) -> dict[str, Any]:
-        """Return the environment's info without Leyden's own names, and add up the numbers of its
-        `log`.
+    def _info(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the environment's info without the keys of `_LEYDENS`, and add up the numbers of
+        its `log`.
         """
-        info = {name: value for name, value in said.items() if name not in _LEYDENS}
+        info = {name: value for name, value in given.items() if name not in _LEYDENS}
         log = info.pop("log", None)
         if isinstance(log, Mapping):
             logged = info["log"] = {
@@ -331,10 +347,34 @@ class _GymSlot(_Slot):
 
 
 def _with_level(value: Any) -> tuple[int, Any]:
-    """Return a logged value with its level. A pair, or Qlib's array of two, has one; any other value has the usual level."""
+    """Return a logged value with its level.
+
+    A value that is no pair (nor Qlib's array of two) has the usual level.
+    """
     pair: Any = value
     if isinstance(value, tuple | np.ndarray) and len(pair) == 2:
         level: Any = pair[0]
         if isinstance(level, int) and level in tuple(LogLevel):
             return int(level), pair[1]
     return int(LogLevel.PERIODIC), pair
+
+
+def cores() -> int:
+    """Return the number of CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_count(wanted: int | None, n_envs: int, default: int) -> int:
+    """Return the number of workers for `n_envs` environments, at most one for each.
+
+    Raise ConfigError if `wanted` is below 1. wanted: None: `default`.
+    """
+    check_number("workers", wanted, at_least=1, whole=True, or_none="the kind's default")
+    return min(default if wanted is None else wanted, n_envs)
+
+
+def split(n_envs: int, n_workers: int) -> list[range]:
+    """Divide the environments among workers, in order and as evenly as possible."""
+    sizes = [n_envs // n_workers + (worker < n_envs % n_workers) for worker in range(n_workers)]
+    starts = [sum(sizes[:worker]) for worker in range(n_workers)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]

@@ -1,4 +1,7 @@
-"""Vectorised environments without processes: one after another (`dummy`), or in threads."""
+"""Vectorised environments without processes: one after another (`dummy`), or in threads.
+
+They know an `EnvGroup` and the order in which its environments are stepped, and nothing of seeds.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,17 @@ import numpy as np
 
 from leyden.errors import ConfigError
 from leyden.rl.batch import select
-from leyden.rl.env.group import EnvFactory, EnvFailure, EnvGroup, Infos, Start, common_seeds
+from leyden.rl.env.group import EnvFactory, EnvFailure, EnvGroup, Infos, Start, common_seeds, split, worker_count
 from leyden.rl.env.layout import Batch
-from leyden.rl.env.split import split, worker_count
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
 from leyden.rl.seed import SeedsLike
 
 
 class FiniteDummyVectorEnv(FiniteVectorEnv):
-    """Environments one after another, in this thread: the fastest for simulators that take less than about 50 microseconds a step."""
+    """Environments that are stepped one after another, in this thread.
+
+    It is the fastest kind for simulators that take less than about 50 microseconds a step.
+    """
 
     def __init__(
         self,
@@ -58,7 +63,9 @@ class FiniteDummyVectorEnv(FiniteVectorEnv):
 
 
 class FiniteThreadVectorEnv(FiniteVectorEnv):
-    """Environments in threads, for simulators that wait (for a network, a disk) or leave the interpreter lock alone (large arrays)."""
+    """Environments in threads, for simulators that wait or that release the interpreter lock (large
+    arrays).
+    """
 
     def __init__(
         self,
@@ -71,7 +78,7 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
         quiet_seconds: float = 60.0,
         workers: int | None = None,
     ) -> None:
-        """workers: threads; None: one for each environment, since they wait."""
+        """workers: the number of threads; None: one for each environment, because they mostly wait."""
         super().__init__(
             len(env_fns),
             logger=logger,
@@ -122,8 +129,8 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
 
         infos: Infos = {}
         failures: list[EnvFailure] = []
-        for part, (said, failed) in self._each(step):
-            infos.update({env + part.start: info for env, info in said.items()})
+        for part, (given, failed) in self._each(step):
+            infos.update({env + part.start: info for env, info in given.items()})
             failures += [replace(failure, env=failure.env + part.start) for failure in failed]
         return infos, failures
 

@@ -1,11 +1,15 @@
-"""Memory layout of the observations or actions of many environments: one array for each leaf of the space, a row for each environment.
+"""Memory layout of the observations or actions of many environments.
 
-A layout is made of a space and knows neither environments nor processes. Box, Discrete, MultiDiscrete and MultiBinary are numbers of a
-fixed size; Dict and Tuple consist of other spaces. Samples of any other space are kept as objects, which processes cannot share. What
-needs no space, such as a copy of a batch, is in `leyden.rl.batch`.
+There is one array for each leaf of the space, with a row for each environment.
 
-`gymnasium.vector.utils` fills whole batches and finds its function for each call by the type of the space. A layout writes one row at a
-time, into memory that workers share, and compiles its functions once.
+A layout is made of a space and knows neither environments nor processes. Box, Discrete,
+MultiDiscrete and MultiBinary are numbers of a fixed size; Dict and Tuple consist of other spaces.
+Samples of any other space are kept as objects, which processes cannot share. What needs no space,
+such as a copy of a batch, is in `leyden.rl.batch`.
+
+`gymnasium.vector.utils` fills whole batches and finds its function for each call by the type of the
+space. A layout writes one row at a time, into memory that workers share, and compiles its functions
+once.
 """
 
 from __future__ import annotations
@@ -49,7 +53,9 @@ class Layout(ABC):
     @property
     @abstractmethod
     def unshared(self) -> AnySpace | None:
-        """The first part whose samples are objects, which processes cannot share; None if there is none."""
+        """The first part whose samples are objects, which processes cannot share; None if there is
+        none.
+        """
 
     @abstractmethod
     def nbytes(self, n: int) -> int:
@@ -57,7 +63,10 @@ class Layout(ABC):
 
     @abstractmethod
     def allocate(self, n: int, memory: Any = None, offset: int = 0) -> Batch:
-        """Return a batch of n samples. memory: where it lies, from `offset` on; None: in memory of its own."""
+        """Return a batch of n samples.
+
+        memory: where it lies, from `offset` on; None: in memory of its own.
+        """
 
     @abstractmethod
     def writer(self, batch: Batch) -> Callable[[int, Any], None]:
@@ -69,10 +78,15 @@ class Layout(ABC):
 
     @abstractmethod
     def conform(self, batch: Any, n: int) -> Batch:
-        """Return the n samples that a caller gives, as a batch. Raise ConfigError for another shape or dtype than the space's."""
+        """Return the n samples that a caller gives, as a batch.
+
+        Raise ConfigError for another shape or dtype than the space's.
+        """
 
     def check(self, batch: Batch, among: NDArray[np.bool_]) -> None:
-        """Raise GymSpaceValidationError for the first sample, in the rows of `among`, that is not in the space."""
+        """Raise GymSpaceValidationError for the first sample, in the rows of `among`, that is not
+        in the space.
+        """
         check, read = checker(self.space), self.reader(batch)
         for row in np.flatnonzero(among):
             check(read(int(row)))

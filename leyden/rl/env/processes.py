@@ -35,10 +35,9 @@ from leyden.host.child import (
 from leyden.rl.batch import select, write
 from leyden.rl.data_queue import active_queue
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
-from leyden.rl.env.group import EnvFactory, EnvFailure, Infos, Rows, Start
+from leyden.rl.env.group import EnvFactory, EnvFailure, Infos, Rows, Start, cores, split, worker_count
 from leyden.rl.env.layout import Batch, layout_of
 from leyden.rl.env.randomness import WorkerGenerators, WorkerSeeds
-from leyden.rl.env.split import cores, split, worker_count
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, OnWorkerError, Writers
 from leyden.rl.env.worker import Begin, Ready, Results, Sizes, Step, View, run_worker
 from leyden.rl.seed import SeedsLike

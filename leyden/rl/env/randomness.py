@@ -1,8 +1,9 @@
 """Seeds for the global random generators of worker processes: Python's, NumPy's and torch's.
 
-A worker that is forked inherits the generators of its parent, so without seeds of their own all workers draw equal numbers. Each worker's
-seeds depend on the run's, on the worker's number and on how often that worker was started. This module knows no environments. To seed
-another library's generator, add a line to `_SEEDERS`.
+A forked worker inherits the generators of its parent, so without seeds of their own all workers
+would draw equal numbers. A worker's seeds depend on the run's seeds, on the worker's number and on
+how often it was started. This module knows no environments. To seed the generator of another
+library, add a line to `_SEEDERS`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeeds:
-    """Root of the seeds of all workers: one number for each library."""
+    """The root of the seeds of all workers: one number for each library."""
 
     random: int
     numpy: int
@@ -38,15 +39,20 @@ class WorkerSeeds:
 
 
 class WorkerGenerators:
-    """The generators of one worker process. `seed` may be called again: a library that was loaded since is seeded then."""
+    """The generators of one worker process."""
 
     def __init__(self, seeds: WorkerSeeds, worker: int, start: int) -> None:
-        """start: how often the worker was started before; a worker in the place of one that died draws other numbers."""
+        """start: how often the worker was started before, so that a restarted worker draws other
+        numbers.
+        """
         self._seeds, self._worker, self._start = seeds, worker, start
         self._done: set[str] = set()
 
     def seed(self) -> None:
-        """Seed every library that is loaded and was not seeded yet."""
+        """Seed every library that is loaded and not seeded yet.
+
+        Call it again after simulators may have loaded others.
+        """
         for name, seeder in _SEEDERS.items():
             if name not in self._done and name in sys.modules:
                 self._done.add(name)

@@ -1,12 +1,15 @@
-"""Many environments over a finite set of seeds: what every kind has in common.
+"""`FiniteVectorEnv`: many environments over a finite set of seeds.
 
-It hands each seed to one episode, knows which environments have one under way, tells writers what happens, and decides what becomes of an
-episode that was lost. How environments are stepped is the kinds' affair (`_begin`, `_step`, `_close`); to add a kind, implement these and
-run `tests/rl/env/test_kinds.py` on it.
+It gives each seed to one episode, knows which environments have an episode under way, notifies
+writers, and decides what happens to an episode that was lost. A kind only steps environments
+(`_begin`, `_step`, `_close`). To add one, implement these methods, add a line to `ENV_KINDS` in
+`factory.py`, and run `tests/rl/env/test_kinds.py` on it.
 
-Order: an environment keeps its number, and seeds are given out in the order of these numbers. All environments asked for make their step
-before any result is seen, so which seed goes where is decided by the episodes' lengths alone, never by which worker is faster: the same
-seeds and actions give the same trajectories in every kind, over any number of workers. Only an episode that was lost changes the order.
+Order: an environment keeps its number, and seeds are given out in the order of these numbers. All
+requested environments make their step before any result is read. So the lengths of the episodes
+alone decide which environment gets which seed, and never the speed of a worker: the same seeds and
+actions give the same trajectories in every kind, with any number of workers. Only a lost episode
+changes the order.
 """
 
 from __future__ import annotations
@@ -28,8 +31,7 @@ from leyden.errors import ConfigError, SimulatorError
 from leyden.options import NamedOptions
 from leyden.rl.env.group import EnvFailure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, Layout, layout_of
-from leyden.rl.env.logs import EnvWriter
-from leyden.rl.episode import EpisodeLost
+from leyden.rl.episode import EnvWriter, EpisodeLost
 from leyden.rl.seed import Seed, SeedsLike, SeedSource, as_seed_source
 from leyden.rl.spaces import AnySpace
 
@@ -40,17 +42,18 @@ OnWorkerError: TypeAlias = Literal["raise", "skip", "retry"]
 Writers: TypeAlias = EnvWriter | Sequence[EnvWriter] | None
 Mask: TypeAlias = NDArray[np.bool_]
 _MOST_SKIPS: Final = 1000
-"""Episodes in a row that may be skipped, where one pass over the seeds is not shorter."""
+"""The most episodes in a row that may be skipped, unless one pass over the seeds has fewer."""
 
 
 class VectorStep(NamedTuple):
-    """One step of several environments, a row for each of all N. Rows of those that were not stepped are stale.
+    """One step of several environments, with a row for each of the N environments.
 
-    The arrays are the environment's own and change with its next step: copy what you keep.
+    The rows of environments that were not stepped are stale. The arrays belong to the vectorised
+    environment and change with its next step, so copy what you keep.
     """
 
     obs: Batch
-    """(N, ...), or a dict or tuple of such arrays, as the space is."""
+    """(N, ...), or a dict or tuple of such arrays, in the structure of the space."""
     rewards: NDArray[np.float64]
     """(N,)"""
     terminated: Mask
@@ -65,7 +68,10 @@ class VectorStep(NamedTuple):
 
 
 class FiniteVectorEnv(NamedOptions, ABC):
-    """N environments. `reset` begins episodes with the next seeds, `step` steps those that have one; to be closed, best by `with`."""
+    """N environments over a source of seeds. Close it, or use it in `with`.
+
+    `reset` begins episodes with the next seeds, `step` steps the environments that have an episode.
+    """
 
     def __init__(
         self,
@@ -77,14 +83,14 @@ class FiniteVectorEnv(NamedOptions, ABC):
         max_retries: int = 3,
         quiet_seconds: float = 60.0,
     ) -> None:
-        """on_worker_error: how to treat an episode whose simulator fails or hangs, or whose worker
-        dies.
+        """on_worker_error: what to do with an episode whose simulator fails, or whose worker dies.
             `raise`: raise SimulatorError and give the seed back.
-            `skip`: leave the seed out. SimulatorError if no episode ends any more: as many are skipped in a row as one pass has seeds, at
-            most 1,000, at least `max_retries` + 1.
+            `skip`: leave the seed out. Raise SimulatorError if too many are skipped in a row: as
+                many as one pass has seeds, at most 1,000, at least `max_retries` + 1.
             `retry`: take the seed again, at most `max_retries` times, then raise SimulatorError.
             Every lost episode is listed in `lost`.
-        quiet_seconds: log a warning that names the environment, seed and step when one call of a simulator takes so long.
+        quiet_seconds: the time after which a call of a simulator is reported by a warning, which
+            names the environment, the seed and the step. Infinity: never.
         """
         if num_envs < 1:
             raise ConfigError(f"{num_envs} environments; at least one is needed")
@@ -94,15 +100,15 @@ class FiniteVectorEnv(NamedOptions, ABC):
             )
         self.num_envs = num_envs
         self.alive: Mask = np.zeros(num_envs, np.bool_)
-        """(N,): has an episode under way."""
+        """(N,): whether the environment has an episode under way."""
         self.lost: list[EpisodeLost] = []
         """Episodes that were skipped or begun again, in order."""
         self.skips = on_worker_error == "skip"
         """Whether episodes that fail are left out."""
         self.observation_space: AnySpace
-        """Of one environment."""
+        """The observation space of one environment."""
         self.action_space: AnySpace
-        """Of one environment."""
+        """The action space of one environment."""
         self._writers: list[EnvWriter] = (
             [] if logger is None else [*logger] if isinstance(logger, Sequence) else [logger]
         )
@@ -116,7 +122,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
         self._losses: dict[int, int] = {}
         self._current: list[Seed[Any] | None] = [None] * num_envs
         self._lengths = np.zeros(num_envs, np.int64)
-        self._unsaid: Infos = {}
+        self._unreported: Infos = {}
         self._noted = self._warned = False
         self._skipped: list[tuple[EnvFailure, Seed[Any]]] = []
         self._closed = False
@@ -131,22 +137,28 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
     @abstractmethod
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
-        """Begin episodes; answers those of all environments that are lost by now."""
+        """Begin episodes. Return all episodes that are lost by then, in any environment."""
 
     @abstractmethod
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
-        """Step the environments of `mask` with their rows of `actions`."""
+        """Step the environments of `mask` with their rows of `actions`.
+
+        Return their infos, and the episodes that were lost.
+        """
 
     @abstractmethod
     def _close(self) -> None:
-        """Leave nothing behind."""
+        """Release everything that the kind has started."""
 
     def _busy(self) -> int | None:
         """Return the number of the environment at work, for another thread; None if unknown."""
         return None
 
     def _open(self, observation_space: AnySpace, action_space: AnySpace, rows: Rows | None = None) -> None:
-        """What a kind calls when it knows the spaces. rows: where results are; None: in memory of its own."""
+        """Set the spaces, which a kind does once it knows them.
+
+        rows: the rows for results; None: new ones.
+        """
         self.observation_space, self.action_space = observation_space, action_space
         self._layout: Layout = layout_of(observation_space)
         self._action_layout: Layout = layout_of(action_space)
@@ -158,7 +170,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
             threading.Thread(target=_watch, args=watch, name="leyden-env-watch", daemon=True).start()
 
     def _adopt(self, own_seeds: Any) -> None:
-        """Draw from the seed iterator that the environments were made with; None: they have none."""
+        """Draw from the environments' own seed iterator; None: they have none."""
         if own_seeds is not None:
             if self._has_seeds:
                 raise ConfigError(
@@ -166,7 +178,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
                 )
             self._seeds = as_seed_source(own_seeds)
 
-    # ---- for everyone ------------------------------------------------------------------------------------------------
+    # ---- for callers -------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self.num_envs
@@ -181,11 +193,18 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
     @property
     def exhausted(self) -> bool:
-        """Whether no seed is left to begin an episode with. A lost episode that is to be begun again gives one back."""
+        """Whether no seed is left to begin an episode with.
+
+        An episode that is lost and retried gives its seed back.
+        """
         return self._seeds.exhausted
 
     def use_seeds(self, seeds: SeedsLike) -> None:
-        """Draw from these from now on. Workers live on; episodes under way are abandoned, their seeds given back to the old source."""
+        """Draw from other seeds from now on.
+
+        Workers keep running. Episodes under way are abandoned, and the old source gets their seeds
+        back.
+        """
         self._require_open()
         for env in np.flatnonzero(self.alive):
             self._abandon(int(env))
@@ -195,10 +214,15 @@ class FiniteVectorEnv(NamedOptions, ABC):
         self._skipped, self._warned = [], False
 
     def reset(self, ids: Sequence[int] | None = None) -> Batch:
-        """Begin an episode with the next seed in each of these; None: in all that have none. Returns all N observations.
+        """Begin an episode with the next seed in each environment of `ids`.
 
-        An environment for which no seed is left stays as it is, not alive. One that is alive abandons its episode, whose seed is given
-        back, and so begins it again. Raises SimulatorError where an episode cannot be begun, see `on_worker_error`.
+        Return all N observations.
+
+        An environment for which no seed is left stays as it is, not alive. An environment that is
+        alive abandons its episode and gives its seed back, so that it begins the episode again.
+        Raise SimulatorError if an episode cannot be begun; see `on_worker_error`.
+
+        ids: None: all environments that have no episode.
         """
         self._require_open()
         wanted = [
@@ -223,10 +247,15 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return self._rows.obs
 
     def step(self, actions: Any, ids: Sequence[int] | None = None) -> VectorStep:
-        """Step those that are alive, of `ids`. actions: all N rows; those of the others are not looked at.
+        """Step the environments of `ids` that are alive.
 
-        Afterwards `alive` is False where an episode ended. Raises SimulatorError where one is lost (see `on_worker_error`), after the
-        others have made their step, and ConfigError where there is nothing to step or `actions` has another shape or dtype than the space.
+        Afterwards `alive` is False where an episode ended.
+
+        Raise SimulatorError if an episode is lost (see `on_worker_error`), after the other
+        environments have made their step. Raise ConfigError if no environment can be stepped, or if
+        `actions` has another shape or dtype than the space.
+
+        actions: all N rows; those of environments that are not stepped are ignored. ids: None: all.
         """
         self._require_open()
         if ids is None:
@@ -255,15 +284,17 @@ class FiniteVectorEnv(NamedOptions, ABC):
             self._note(infos)
         if failures:
             self._lose(failures, set())
-        if self._unsaid:
-            for env, said in self._unsaid.items():
-                infos[env] = {**infos.get(env, {}), **said}
-            self._unsaid = {}
+        if self._unreported:
+            for env, loss in self._unreported.items():
+                infos[env] = {**infos.get(env, {}), **loss}
+            self._unreported = {}
         return VectorStep(rows.obs, rows.rewards, rows.terminated, rows.truncated, infos)
 
     @contextmanager
     def collector_guard(self) -> Generator[None]:
-        """One collect: writers hear `on_env_all_ready` before it, and `on_env_all_done` after it, unless it failed."""
+        """Call the writers' `on_env_all_ready` before a collect, and `on_env_all_done` after it
+        unless it failed.
+        """
         for writer in self._writers:
             writer.on_env_all_ready()
         yield
@@ -271,7 +302,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
             writer.on_env_all_done()
 
     def close(self) -> None:
-        """End everything that this started. Safe to repeat; arrays that were handed out stay readable."""
+        """End everything that was started.
+
+        It is safe to repeat, and returned arrays stay readable.
+        """
         if not self._closed:
             self._closed = True
             self._watch_ended.set()
@@ -315,9 +349,12 @@ class FiniteVectorEnv(NamedOptions, ABC):
             self._current[env] = None
 
     def _lose(self, failures: Sequence[EnvFailure], beginning: set[int]) -> None:
-        """Decide about each episode that was lost. Raises SimulatorError for the first one that may not be.
+        """Skip or give back the seed of each lost episode.
 
-        beginning: environments whose failure the caller makes up for; of all others it is said in the next step's infos.
+        Raise SimulatorError for the first one that is fatal.
+
+        beginning: environments in which the caller begins another episode. The losses of all others
+            are reported in the infos of the next step.
         """
         fatal: tuple[EnvFailure, Seed[Any]] | None = None
         for failure in sorted(failures, key=lambda one: (not one.guilty, one.env)):
@@ -338,7 +375,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
             self.lost.append(lost)
             if env not in beginning:
                 self._rows.truncated[env] = True
-                self._unsaid[env] = {"lost": lost}
+                self._unreported[env] = {"lost": lost}
         if fatal is not None:
             raise self._error(*fatal) from fatal[0].error
         if len(self._skipped) >= self._most_skips():
@@ -367,7 +404,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return max(one_pass, self._max_retries + 1)
 
     def _note(self, infos: Infos) -> None:
-        """Log the first note of any environment."""
+        """Log the first note that an environment leaves, and drop the others."""
         for env, info in infos.items():
             if (note := info.pop("note", None)) is not None and not self._noted:
                 self._noted = True
@@ -393,7 +430,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
     # ---- work ----------------------------------------------------------------------------------------------------------
 
     def _where(self) -> tuple[int, str] | None:
-        """Return the piece of work under way, by number and in words, for another thread; None if
+        """Return the number and a description of the work under way, for another thread; None if
         idle.
         """
         if not self._at_work:
@@ -410,7 +447,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
         return ""
 
     def _working(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do a piece of work. If it is interrupted, workers are left out of step and only `close` is possible."""
+        """Do a piece of work.
+
+        If it is interrupted, the workers are out of step and only `close` is possible.
+        """
         self._works += 1
         self._at_work = True
         result = work(*args, **kwargs)
@@ -427,7 +467,10 @@ class FiniteVectorEnv(NamedOptions, ABC):
 
 
 def _watch(of: weakref.ref[FiniteVectorEnv], quiet_seconds: float, ended: threading.Event) -> None:
-    """Log when one piece of an environment's work takes longer than `quiet_seconds`. Run in a thread; it ends nothing."""
+    """Log a warning when one piece of work takes longer than `quiet_seconds`.
+
+    Run in a thread; it ends nothing.
+    """
     before, looks = None, 1
     while not ended.wait(quiet_seconds):
         venv = of()

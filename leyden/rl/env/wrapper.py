@@ -1,14 +1,15 @@
-"""One environment: a simulator, its interpreters and its reward as a Gymnasium environment.
+"""`EnvWrapper`: a simulator, its interpreters and its reward as one Gymnasium environment.
 
-The order of calls is that of Qlib's EnvWrapper. A step: the action is validated and interpreted on the state before it, the simulator
-steps, `done` is asked, the new state is interpreted and validated, rewarded, collected from. It does not know where its seeds come from
-(the caller names one in `reset(options=...)`, or it draws from an iterator) nor that there are other environments.
+A step calls the parts in the order of Qlib's EnvWrapper. It validates and interprets the action on
+the state before it, steps the simulator, calls `done`, then interprets and validates the new state,
+rewards it, and collects auxiliary information. The wrapper knows no other environment and no seed
+plan: the caller names a seed in `reset(options=...)`, or the wrapper draws from an iterator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypedDict
+from typing import Any, Final, Generic, TypedDict, cast
 
 import gymnasium
 import numpy as np
@@ -31,6 +32,9 @@ from leyden.rl.parts import (
 )
 from leyden.rl.seed import NO_ITEM
 
+_NEVER_TRUNCATED: Final = cast(Any, Simulator).truncated
+"""The base's method. It need not be called for a simulator that does not override it."""
+
 
 class EnvWrapperStatus(TypedDict, Generic[InitialStateType, ObsType, PolicyActType]):
     """The episode so far."""
@@ -38,16 +42,17 @@ class EnvWrapperStatus(TypedDict, Generic[InitialStateType, ObsType, PolicyActTy
     cur_step: int
     done: bool
     initial_state: InitialStateType | None
-    """The seed's item."""
+    """The item of the seed."""
     obs_history: list[ObsType]
-    """The first one is of the reset: always one longer than the others."""
+    """The observations, with that of the reset first, so it is one longer than the other histories.
+    """
     action_history: list[PolicyActType]
-    """As the policy gave them."""
+    """The actions of the policy, before they are interpreted."""
     reward_history: list[float]
 
 
 class InfoDict(TypedDict):
-    """What a step says besides."""
+    """The `info` of a step."""
 
     log: Logs
     aux_info: Any
@@ -56,9 +61,10 @@ class InfoDict(TypedDict):
 class EnvWrapper(
     gymnasium.Env[ObsType, PolicyActType], Generic[InitialStateType, StateType, ActType, ObsType, PolicyActType]
 ):
-    """Simulates one episode after another, each by a simulator of its own.
+    """Simulate one episode after another, each with a new simulator.
 
-    `status` is the episode so far, `logger` takes what components log of the present step; both are theirs to read through `self.env`.
+    `status` is the episode so far, and `logger` holds the values that the parts log in the current
+    step. The parts read both through `self.env`.
     """
 
     def __init__(
@@ -71,7 +77,8 @@ class EnvWrapper(
         aux_info_collector: AuxiliaryInfoCollector[StateType, Any] | None = None,
         logger: LogCollector | None = None,
     ) -> None:
-        """simulator_fn: makes a simulator of a seed's item; without seeds it is called with nothing.
+        """simulator_fn: makes a simulator of a seed's item; without seeds it is called without an
+            argument.
 
         seed_iterator: the seeds of an environment that is used alone. For a vectorised environment,
             give the seeds to `vectorize_env` instead; a common DataQueue works too.
@@ -95,15 +102,18 @@ class EnvWrapper(
         self._may_truncate = False
         self._entropy: tuple[int, int] | None = None
         self.aux_info: Any = None
-        """What the collector made of the last step."""
+        """The auxiliary information of the last step."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ObsType, dict[str, Any]]:
-        """Begin an episode with `options["seed_item"]`, else with the iterator's next item, else with none.
+        """Begin an episode with `options["seed_item"]`, else with the iterator's next item, else
+        without one.
 
-        seed: of `np_random`, as in any Gymnasium environment; a component may draw from `self.env.np_random`.
-        Raises SeedsExhausted when the iterator has ended.
+        Raise SeedsExhausted when the iterator has ended.
+
+        seed: the seed of `np_random`, as in any Gymnasium environment; parts draw from
+            `self.env.np_random`.
         """
         super().reset(seed=seed)
         if options is not None and "seed_item" in options:
@@ -121,20 +131,25 @@ class EnvWrapper(
         return obs, {"log": self.logger.logs(), "aux_info": None}
 
     def step(self, action: PolicyActType) -> tuple[ObsType, float, bool, bool, dict[str, Any]]:
-        """One step; info is an InfoDict, with `reward`, at the end `steps_per_episode`, at DEBUG `obs` and `policy_act` in its log."""
+        """Make one step.
+
+        The info is an `InfoDict`. Its log has `reward`, at the end of an episode
+        `steps_per_episode`, and at the level DEBUG `obs` and `policy_act`.
+        """
         obs, reward, terminated, truncated = self.advance(action)
         return obs, reward, terminated, truncated, dict(self.info(obs, action, reward))
 
     def render(self) -> Any:
-        """Simulators have no picture."""
+        """Raise NotImplementedError, because simulators have no picture."""
         raise NotImplementedError(f"{type(self.simulator).__name__} is not rendered")
 
     @property
     def np_random(self) -> np.random.Generator:
-        """Return the generator that simulators, interpreters and rewards draw from.
+        """The generator that simulators, interpreters and rewards draw from.
 
-        In a vectorised environment each episode has one of its own, seeded from the seed plan's seed and the episode's number, so the
-        numbers depend neither on the kind of environment nor on the number of workers.
+        In a vectorised environment each episode has a generator of its own, seeded from the seed
+        plan's seed and the episode's number. So the numbers depend neither on the kind of
+        environment nor on the number of workers.
         """
         if self._entropy is not None:
             self.np_random = np.random.default_rng(self._entropy)
@@ -147,7 +162,7 @@ class EnvWrapper(
     def begin(self, item: Any, entropy: tuple[int, int] | None = None) -> ObsType:
         """Begin an episode with an item, or with NO_ITEM, and return its first observation.
 
-        entropy: seeds `np_random` for this episode; None: `np_random` keeps its state.
+        entropy: the seed of `np_random` for this episode; None: `np_random` keeps its state.
         """
         self._entropy = entropy
         self.logger.reset()
@@ -157,19 +172,23 @@ class EnvWrapper(
             self.simulator = simulator
             self.status = _fresh_status(None if item is NO_ITEM else item)
             simulator.env = self
-            self._may_truncate = _may_truncate(simulator)
+            kind: Any = type(simulator)
+            self._may_truncate = kind.truncated is not _NEVER_TRUNCATED
             self._state = simulator.get_state()
             obs = self.state_interpreter(self._state)
         except StopIteration as error:
             self.simulator = None
             raise RuntimeError(
-                "StopIteration in a simulator or an interpreter; it ends nothing, so let none escape"
+                "StopIteration in a simulator or an interpreter ends no episode; catch it there"
             ) from error
         self.status["obs_history"].append(obs)
         return obs
 
     def advance(self, action: PolicyActType) -> tuple[ObsType, float, bool, bool]:
-        """What `step` does, without its info: observation, reward, terminated, truncated."""
+        """Make one step, without building an info.
+
+        Return observation, reward, terminated, truncated.
+        """
         simulator, status = self.simulator, self.status
         if simulator is None or status["done"]:
             raise ResetNeeded("the environment has no episode under way; call reset() first")
@@ -199,12 +218,12 @@ class EnvWrapper(
                 self.aux_info = self.aux_info_collector(state)
         except StopIteration as error:
             raise RuntimeError(
-                "StopIteration in a simulator or an interpreter; it ends nothing, so let none escape"
+                "StopIteration in a simulator or an interpreter ends no episode; catch it there"
             ) from error
         return obs, reward, ended and not truncated, truncated
 
     def info(self, obs: ObsType, action: PolicyActType, reward: float) -> InfoDict:
-        """What is to be said of the step just made."""
+        """Return the info of the step just made."""
         logger = self.logger
         if self.status["done"]:
             logger.add_scalar("steps_per_episode", self.status["cur_step"])
@@ -212,10 +231,6 @@ class EnvWrapper(
         logger.add_any("obs", obs, LogLevel.DEBUG)
         logger.add_any("policy_act", action, LogLevel.DEBUG)
         return {"log": logger.logs(), "aux_info": self.aux_info}
-
-
-def _may_truncate(simulator: Any) -> bool:
-    return type(simulator).truncated is not Simulator.truncated  # pyright: ignore[reportUnknownMemberType] -- of any simulator
 
 
 def _fresh_status(item: Any) -> EnvWrapperStatus[Any, Any, Any]:

@@ -1,9 +1,11 @@
-"""Order execution: trade an amount of one asset within some time, at a better price than its average.
+"""Order execution: trade an amount of one asset within a given time, at a better price than its
+average.
 
-Lives here: a simulator on bars of the past (`SingleAssetOrderExecutionSimple`), what a policy sees and may do (interpreters), what that is
-worth (rewards), a recurrent network, where bars and orders come from, and runs from configuration files. The trainer and the policies are
-`leyden.rl`'s, which knows nothing of this package. Only `Recurrent` needs torch, and it is loaded when it is named.
-To add a component, subclass the class of its kind, and name yours in a configuration by its `module_path`.
+Lives here: a simulator on historical bars (`SingleAssetOrderExecutionSimple`), interpreters,
+rewards, a recurrent network, readers of bars and orders, and runs from configuration files. The
+trainer and the policies are those of `leyden.rl`, which knows nothing of this package. Only
+`Recurrent` needs torch, which is loaded when the name is first used. To add a component, subclass
+the class of its kind and name yours in a configuration by its `module_path`.
 """
 
 from leyden.extras import lazy_package

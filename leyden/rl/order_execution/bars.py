@@ -1,7 +1,8 @@
-"""Bars (what the market did in each tick) from Parquet or CSV files, and the part of them that one order can see.
+"""Bars, the market's prices and volumes in each tick, and the part of them that an order can see.
 
-A file `<stock_id>.parquet` or `<stock_id>.csv` has a column `datetime` or `date`, then numbers: `close` and `volume` at least. Qlib's names
-(`$close`) mean the same. It knows no order and no simulator. To read another format, add it to `_READERS`.
+A file `<stock_id>.parquet` or `<stock_id>.csv` has a column `datetime` or `date`, then columns of
+numbers, at least `close` and `volume`. Qlib's names (`$close`) are accepted too. This module knows
+no order and no simulator. To read another format, add a line to `_READERS`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ _KEPT_FILES: Final = 64
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """The bars of one asset, in order.
+    """The bars of one asset, in order of time.
 
-    times: datetime64[us], (n,), increasing: when each tick begins. columns: float64, (n,) each, without `$`.
-    Raises ConfigError unless they fit, and have close and volume.
+    Raise ConfigError unless all lengths are equal, times increase, and there are close and volume.
+
+    times: datetime64[us], (n,), the beginnings of the ticks. columns: float64, (n,) each, without
+        `$`.
     """
 
     times: Array
@@ -61,33 +64,39 @@ class Bars:
         return len(self.times)
 
     def __getitem__(self, name: str) -> Array:
-        """A column, (n,), by its name with or without `$`. Raises ConfigError for one that is not there."""
+        """Return a column, (n,), by its name with or without `$`.
+
+        Raise ConfigError for an unknown one.
+        """
         try:
             return self.columns[name.removeprefix("$")]
         except KeyError:
             raise ConfigError(f"{self.source} has no column {name!r}; it has {', '.join(self.columns)}") from None
 
     def between(self, start: Time, end: Time) -> slice:
-        """Where the bars of [start, end) are."""
+        """Return the indices of the bars of [start, end)."""
         first, last = np.searchsorted(self.times, np.array([start, end]))
         return slice(int(first), int(last))
 
     def days(self, start: Time, end: Time) -> slice:
-        """Where the bars are of all calendar days that [start, end) touches."""
+        """Return the indices of the bars of all calendar days that [start, end) touches."""
         microsecond = np.timedelta64(1, "us")
         first = start.astype("datetime64[D]")
         last = (end - microsecond).astype("datetime64[D]") + np.timedelta64(1, "D")
         return self.between(first, last)
 
     def matrix(self, names: Sequence[str], part: slice) -> Array:
-        """float64, (rows, names): these columns of these rows."""
+        """Return some columns of some rows, float64, (rows, names)."""
         rows = len(range(*part.indices(len(self))))
         return np.stack([self[name][part] for name in names], axis=1) if names else np.zeros((rows, 0))
 
 
 @dataclass(frozen=True, eq=False)
 class IntradayBacktestData:
-    """The bars of the days that an order touches, (ticks,) each; for daily bars those are the order's days."""
+    """The bars of the days that an order touches, (ticks,) each.
+
+    For daily bars they are the bars of the order.
+    """
 
     bars: Bars
     part: slice
@@ -98,31 +107,35 @@ class IntradayBacktestData:
         return self.part.stop - self.part.start
 
     def get_time_index(self) -> Array:
-        """When each tick begins."""
+        """Return the beginning of each tick."""
         return self.bars.times[self.part]
 
     def get_deal_price(self) -> Array:
-        """What a unit is traded at in each tick: its close."""
+        """Return the price of a unit in each tick, which is the close."""
         return self.bars["close"][self.part]
 
     def get_volume(self) -> Array:
-        """What the market traded in each tick."""
+        """Return the market's volume in each tick."""
         return self.bars["volume"][self.part]
 
     @property
     def today(self) -> Array:
-        """(ticks, feature_columns_today)."""
+        """The features of these days, (ticks, feature_columns_today)."""
         return self.bars.matrix(self.feature_columns_today, self.part)
 
     @property
     def yesterday(self) -> Array:
-        """(ticks, feature_columns_yesterday)."""
+        """The features of the time before, (ticks, feature_columns_yesterday)."""
         return previous_features(self.bars, self.feature_columns_yesterday, self.part)
 
 
 def previous_features(bars: Bars, names: Sequence[str], part: slice) -> Array:
-    """(ticks, names): columns of what was before. A name that the bars have is read from them, in Qlib's way: a column whose rows hold what
-    was a day before; of a name such as `close_1`, which they do not have, the values of `close` in as many bars before the first."""
+    """Return columns of the time before, (ticks, names).
+
+    A column that the bars have is read from them, as Qlib does: its rows hold the values of a day
+    before. For a name such as `close_1` that they do not have, the values are those of `close` in
+    as many bars before the first.
+    """
     length = part.stop - part.start
     out = np.zeros((length, len(names)))
     for place, name in enumerate(names):
@@ -136,10 +149,34 @@ def previous_features(bars: Bars, names: Sequence[str], part: slice) -> Array:
     return out
 
 
-def load_bars(data_dir: str | Path, stock_id: str) -> Bars:
-    """The bars in `<data_dir>/<stock_id>.parquet` or `.csv`. Kept in memory until the file changes.
+def check_one_source(data_dir: str | Path | None, data: Bars | Mapping[str, Bars] | None) -> None:
+    """Raise ConfigError unless exactly one of the two is given."""
+    if (data_dir is None) == (data is None):
+        raise ConfigError("give either data_dir, a directory of files of bars, or data, the bars themselves")
 
-    Raises ConfigError, naming file and fault.
+
+def bars_of(stock_id: str, data_dir: str | Path | None, data: Bars | Mapping[str, Bars] | None) -> Bars:
+    """Return the bars of a stock from a directory, or from `data`: the bars by stock, or the bars
+    of the one stock.
+    """
+    check_one_source(data_dir, data)
+    if data_dir is not None:
+        return load_bars(data_dir, stock_id)
+    if isinstance(data, Bars):
+        return data
+    assert data is not None
+    if stock_id not in data:
+        raise ConfigError(
+            f"data has no bars of {stock_id}; it has those of {', '.join(sorted(data)[:5]) or 'no stock'}"
+        )
+    return data[stock_id]
+
+
+def load_bars(data_dir: str | Path, stock_id: str) -> Bars:
+    """Return the bars in `<data_dir>/<stock_id>.parquet` or `.csv`, which are cached until the file
+    changes.
+
+    Raise ConfigError, which names the file.
     """
     folder = Path(data_dir)
     found = [path for suffix in _READERS if (path := folder / f"{stock_id}{suffix}").is_file()]
@@ -168,7 +205,10 @@ def _cached_bars(path: str, mtime_ns: int, size: int) -> Bars:
 
 
 def read_table(path: Path) -> dict[str, Array]:
-    """The columns of a CSV (as text) or Parquet file. Raises ConfigError for a file that is neither, or damaged."""
+    """Return the columns of a CSV file (as text) or Parquet file.
+
+    Raise ConfigError for any other file, or a damaged one.
+    """
     try:
         reader = _READERS[path.suffix]
     except KeyError:
@@ -217,7 +257,7 @@ def _times(column: Array, path: str) -> Array:
 
 
 def _numbers(column: Array, name: str, path: str) -> Array | None:
-    """None for a column of names, as the asset's own."""
+    """Return a column as float64; None if it holds names, such as the asset's."""
     if column.dtype.kind in "biuf":
         return column.astype(np.float64)
     texts = [str(value).strip() for value in column]

@@ -1,13 +1,16 @@
-"""Configuration files of `leyden rl`: YAML or JSON, sections as in Qlib's, checked key by key before anything is started.
+"""Configuration files of `leyden rl`: YAML or JSON, with sections as in Qlib's.
 
-    _base_: common.yaml            # or a list; this file's values come before theirs, the first one's before the next one's
+    _base_: common.yaml      # or a list; this file's values come first, then those of the first base
     policy:
-      _delete_: true               # replaces the base's `policy` instead of being merged into it
+      _delete_: true         # replaces the base's `policy` instead of being merged into it
       class: PPO
       kwargs: {lr: 0.0001}
 
-It knows which keys there are and how components are made of `{class, module_path, kwargs}`; what is run with them is in `run`.
-To add a key, add a field to its section's model; to give a class a short name, add it to `_CLASSES`.
+Every key is checked before anything is started.
+
+This module knows the keys and makes components of `{class, module_path, kwargs}`; `run` trains and
+tests with them. To add a key, add a field to the model of its section. To give a class a short
+name, add it to `_CLASSES`.
 """
 
 from __future__ import annotations
@@ -131,7 +134,7 @@ class EnvSection(_Section):
 
 
 class SimulatorSection(_Section):
-    """`simulator`: minutes in a bar, minutes in a step, how much of the market's volume a tick may trade."""
+    """`simulator`: minutes in a bar and in a step, and the share of the volume that a tick may trade."""
 
     data_granularity: int = 1
     time_per_step: int = 30
@@ -139,7 +142,10 @@ class SimulatorSection(_Section):
 
 
 class SourceSection(_Section):
-    """`data.source`. order_dir has `train`, `valid` and `test`: a .csv or .parquet each, or directories of such files."""
+    """`data.source`.
+
+    order_dir: has `train`, `valid` and `test`, each a .csv or .parquet file or a directory of them.
+    """
 
     order_dir: str
     feature_root_dir: str
@@ -186,7 +192,10 @@ class RunConfig(_Section):
 
 
 def load_config(path: str | Path) -> RunConfig:
-    """Return the configuration in a file. Raise ConfigError, which names the file, the key and the possible values."""
+    """Return the configuration in a file.
+
+    Raise ConfigError, which names the file, the key and the possible values.
+    """
     content = read_config(path)
     try:
         return _parse(RunConfig, content, "")
@@ -249,7 +258,10 @@ def _refuse_repeats(keys: list[Any]) -> None:
 
 
 def _merged(base: Json, own: Json) -> Json:
-    """Return `own` over `base`, mapping by mapping. A mapping with `_delete_` replaces the base's, which Qlib's parser forgets."""
+    """Return `own` over `base`, mapping by mapping.
+
+    A mapping with `_delete_` replaces the base's, which Qlib's parser forgets.
+    """
     merged = dict(base)
     for name, value in own.items():
         before = merged.get(name)
@@ -278,7 +290,10 @@ _WANTED: Final[Mapping[str, str]] = {
 
 
 def _parse(kind: type[SectionType], content: Any, place: str) -> SectionType:
-    """Return a section, read from the content of the file at `place`. Raise ConfigError for the first key that is wrong."""
+    """Return a section, read from the content of the file at `place`.
+
+    Raise ConfigError for the first key that is wrong.
+    """
     try:
         return kind.model_validate(content)
     except ValidationError as error:

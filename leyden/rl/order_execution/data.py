@@ -1,6 +1,7 @@
-"""Where features and orders come from: `ProcessedDataProvider` for state interpreters, `load_orders` for initial states.
+"""Features and orders: `ProcessedDataProvider` for state interpreters, `load_orders` for initial
+states.
 
-Both read the files that `bars` reads. To take features from elsewhere, subclass `ProcessedDataProvider`.
+Both read the formats of `bars`. To read features from elsewhere, subclass `ProcessedDataProvider`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import ConfigError
-from leyden.rl.order_execution.bars import Bars, load_bars, previous_features, read_table
+from leyden.rl.order_execution.bars import Bars, bars_of, check_one_source, load_bars, previous_features, read_table
 from leyden.rl.order_execution.objects import Order, OrderDir, as_time
 
 Array = NDArray[Any]
@@ -23,26 +24,33 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class IntradayProcessedData:
-    """Features of each tick, (ticks, features): of the order's days, and of the time before them."""
+    """Features of each tick, (ticks, features), of the order's days and of the time before them."""
 
     today: Array
     yesterday: Array
 
 
 class ProcessedDataProvider(ABC):
-    """Features for interpreters. It is asked at every step: keep what costs time."""
+    """Features for interpreters. They are read at every step, so cache what is slow."""
 
     @abstractmethod
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Array) -> IntradayProcessedData:
-        """Of the ticks `time_index`, (ticks,), whose first day is `date`. The caller hides what is not known yet."""
+        """Return the features of the ticks `time_index`, (ticks,), whose first day is `date`.
+
+        The caller hides the future.
+        """
 
 
 class BarsProcessedDataProvider(ProcessedDataProvider):
-    """Columns of files of bars, as they are; write features that learn well (returns, ratios) into files of their own.
+    """Columns of files of bars, unchanged.
 
-    data_dir: has `<stock_id>.parquet` or `.csv`; data: bars by stock, or of the one stock, instead.
-    feature_columns_today: their names. feature_columns_yesterday: the same number of names; `close_1` is what `close` was before; None:
-        those of today, before.
+    Write features that learn well (returns, ratios) into files of their own.
+
+    data_dir: a directory with `<stock_id>.parquet` or `.csv`.
+    data: instead of `data_dir`, the bars by stock, or the bars of the one stock.
+    feature_columns_today: the names of the columns.
+    feature_columns_yesterday: as many names; `close_1` is the column `close` of the time before.
+        None: the columns of today, of the time before.
     """
 
     def __init__(
@@ -53,19 +61,21 @@ class BarsProcessedDataProvider(ProcessedDataProvider):
         *,
         data: Bars | Mapping[str, Bars] | None = None,
     ) -> None:
-        if (data_dir is None) == (data is None):
-            raise ConfigError("give either data_dir, a directory of files of bars, or data, the bars themselves")
+        check_one_source(data_dir, data)
         self._data_dir, self._data = data_dir, data
         self._today = tuple(feature_columns_today)
         before = [f"{name}_1" for name in self._today]
         self._yesterday = tuple(before if feature_columns_yesterday is None else feature_columns_yesterday)
 
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Array) -> IntradayProcessedData:
-        """The columns at these ticks. Raises ConfigError if they are not `feature_dim`, or a tick is not there."""
+        """Return the columns at these ticks.
+
+        Raise ConfigError unless there are `feature_dim` columns and all ticks.
+        """
         for name, columns in (("feature_columns_today", self._today), ("feature_columns_yesterday", self._yesterday)):
             if len(columns) != feature_dim:
                 raise ConfigError(f"{name} has {len(columns)} columns, data_dim is {feature_dim}; they must be equal")
-        bars = self._bars(stock_id)
+        bars = bars_of(stock_id, self._data_dir, self._data)
         first = bars.between(time_index[0], time_index[0]).start
         part = slice(first, first + len(time_index))
         if not np.array_equal(bars.times[part], time_index):
@@ -73,14 +83,6 @@ class BarsProcessedDataProvider(ProcessedDataProvider):
                 f"{bars.source} has not the ticks {time_index[0]} to {time_index[-1]} that the simulator's bars have"
             )
         return IntradayProcessedData(bars.matrix(self._today, part), previous_features(bars, self._yesterday, part))
-
-    def _bars(self, stock_id: str) -> Bars:
-        if self._data_dir is not None:
-            return load_bars(self._data_dir, stock_id)
-        if isinstance(self._data, Bars):
-            return self._data
-        assert self._data is not None
-        return self._data[stock_id]
 
 
 _DIRECTIONS: Final = {"0": OrderDir.SELL, "1": OrderDir.BUY, "sell": OrderDir.SELL, "buy": OrderDir.BUY}
@@ -94,12 +96,16 @@ def load_orders(
     end_time_index: int | None = None,
     tick: np.timedelta64 | None = None,
 ) -> list[Order]:
-    """The orders in a CSV or Parquet file, or in all those of a directory, by name; rows whose amount is 0 are left out.
+    """Return the orders in a CSV or Parquet file, or in all such files of a directory, by name.
 
-    Columns: `stock_id` or `instrument`; `amount`; `direction` or `order_type` (0 or sell, 1 or buy); and either `start_time` and
-    `end_time`, or `date` (or `datetime`): from that day's tick `start_time_index` to the end of its tick `end_time_index - 1`, None: the
-    last one, of the bars in `data_dir`. tick: how long a tick is; one minute unless it says otherwise.
-    Raises ConfigError, naming file, row and fault.
+    Columns: `stock_id` or `instrument`; `amount`; `direction` or `order_type` (0 or sell, 1 or
+    buy); and either `start_time` and `end_time`, or `date` (or `datetime`). A row whose amount is 0
+    is left out. Raise ConfigError, which names file and row.
+
+    data_dir: the bars whose ticks count for a `date`.
+    start_time_index, end_time_index: an order with a `date` lasts from the tick with the first
+        number to the end of the tick before the second one; None: to the day's last tick.
+    tick: the length of a tick; None: one minute.
     """
     path = Path(path)
     files = sorted(each for each in path.iterdir() if each.suffix in (".csv", ".parquet")) if path.is_dir() else [path]

@@ -1,7 +1,7 @@
-"""What a policy sees of an order's execution, and what its action means.
+"""Interpreters of order execution: observations of an order's state, and amounts of actions.
 
-Observations are arrays of 32 bits. A step that has not been made, and a tick whose time has not come, are zeros: nothing of the future is
-shown. To show something else, subclass `StateInterpreter`.
+Observations are arrays of 32 bits. Steps that have not been made and ticks of the future are zeros.
+To observe something else, subclass `StateInterpreter`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Observation = dict[str, Array]
 
 
 class DummyStateInterpreter(StateInterpreter[SAOEState, Observation]):
-    """Shows nothing, to policies that look at nothing (`AllOne`)."""
+    """Observe nothing, for policies that ignore observations (`AllOne`)."""
 
     def __init__(self) -> None:
         limits = np.iinfo(np.int32)
@@ -33,20 +33,21 @@ class DummyStateInterpreter(StateInterpreter[SAOEState, Observation]):
 
     @property
     def observation_space(self) -> spaces.Dict:
-        """One number."""
+        """The space of one number."""
         return self._space
 
     def interpret(self, simulator_state: SAOEState) -> Observation:
-        """Always 1."""
+        """Return 1, always."""
         return {"DUMMY": np.array(1, np.int32)}
 
 
 class CurrentStepStateInterpreter(StateInterpreter[SAOEState, Observation]):
-    """Shows where the order is, and no market.
+    """Observe the progress of the order, and no market.
 
-    `acquiring` (1: buys), `cur_step`, `num_step`, `target` (its amount), `position` (what is left).
+    The numbers are `acquiring` (1 for a purchase), `cur_step`, `num_step`, `target` (the order's
+    amount) and `position` (the amount left).
 
-    max_step: steps of the longest order.
+    max_step: the number of steps of the longest order.
     """
 
     def __init__(self, max_step: int) -> None:
@@ -56,22 +57,28 @@ class CurrentStepStateInterpreter(StateInterpreter[SAOEState, Observation]):
 
     @property
     def observation_space(self) -> spaces.Dict:
-        """Five numbers."""
+        """The space of five numbers."""
         return self._space
 
     def interpret(self, simulator_state: SAOEState) -> Observation:
-        """The numbers. After the last step, `cur_step` is still that of the last one."""
+        """Return the numbers.
+
+        After the last step, `cur_step` is still the number of the last step.
+        """
         return _order_numbers(simulator_state, self.max_step)
 
 
 class FullHistoryStateInterpreter(StateInterpreter[SAOEState, Observation]):
-    """Shows the features of all ticks so far, those of the time before, and all positions so far.
+    """Observe the features of all ticks so far and of the time before, and all positions so far.
 
-    Beside the numbers of `CurrentStepStateInterpreter`: `data_processed`, (data_ticks, data_dim), 0 from the current tick on;
-    `data_processed_prev`, (data_ticks, data_dim); `cur_tick`; `position_history`, (max_step,).
+    In addition to the numbers of `CurrentStepStateInterpreter` there are `data_processed`,
+    (data_ticks, data_dim), 0 from the current tick on; `data_processed_prev`, (data_ticks,
+    data_dim); `cur_tick`; and `position_history`, (max_step,).
 
-    max_step: steps of the longest order. data_ticks: ticks of the longest day (of all its days, for an order over several); shorter ones
-        are filled up with 0. data_dim: features.
+    max_step: the number of steps of the longest order.
+    data_ticks: the number of ticks of the longest day, or of all days of an order over several.
+        Shorter days are filled up with 0.
+    data_dim: the number of features.
     """
 
     def __init__(
@@ -94,11 +101,11 @@ class FullHistoryStateInterpreter(StateInterpreter[SAOEState, Observation]):
 
     @property
     def observation_space(self) -> spaces.Dict:
-        """Nine parts."""
+        """The space of nine parts."""
         return self._space
 
     def interpret(self, simulator_state: SAOEState) -> Observation:
-        """The parts. Raises ConfigError for an order with more ticks or steps than there is room for."""
+        """Return the parts. Raise ConfigError for an order with more ticks or steps than fit."""
         state = simulator_state
         order, ticks = state.order, state.ticks_index
         if len(ticks) > self.data_ticks:
@@ -149,10 +156,11 @@ def _order_numbers(state: SAOEState, max_step: int) -> Observation:
 
 
 class CategoricalActionInterpreter(ActionInterpreter[SAOEState, int, float]):
-    """Action k trades `values[k]` of the order's amount, or what is left if that is less.
+    """Action k trades `values[k]` of the order's amount, or the rest if that is less.
 
-    values: fractions; or a number n, for 0, 1/n, ..., 1. max_step: steps of an order, whose last one trades all that is left; None: the
-    simulator does that.
+    values: fractions, or a number n for 0, 1/n, ..., 1.
+    max_step: the number of steps of an order; its last step trades the rest. None: the simulator
+        does.
     """
 
     def __init__(self, values: int | Sequence[float], max_step: int | None = None) -> None:
@@ -170,20 +178,21 @@ class CategoricalActionInterpreter(ActionInterpreter[SAOEState, int, float]):
 
     @property
     def action_space(self) -> spaces.Discrete:
-        """One action for each value."""
+        """The space of one action for each value."""
         return self._space
 
     def interpret(self, simulator_state: SAOEState, action: int) -> float:
-        """Units to trade."""
+        """Return the units to trade."""
         if self.max_step is not None and simulator_state.cur_step >= self.max_step - 1:
             return simulator_state.position
         return min(simulator_state.position, simulator_state.order.amount * self.action_values[int(action)])
 
 
 class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
-    """An action of 1 trades what is left in equal parts over the steps that are left; 2 twice as much, 0 nothing.
+    """Action 1 trades an equal part of the rest in each remaining step, 2 trades twice as much, 0
+    nothing.
 
-    With `AllOne` it is the baseline: TWAP, the time-weighted average price.
+    With `AllOne` it is the baseline TWAP, the time-weighted average price.
     """
 
     def __init__(self) -> None:
@@ -191,10 +200,13 @@ class TwapRelativeActionInterpreter(ActionInterpreter[SAOEState, float, float]):
 
     @property
     def action_space(self) -> spaces.Box:
-        """A number, 0 or more."""
+        """The space of numbers from 0."""
         return self._space
 
     def interpret(self, simulator_state: SAOEState, action: float) -> float:
-        """Units to trade. The steps are counted as the simulator makes them, also where the first one is shorter."""
+        """Return the units to trade.
+
+        Steps are counted as the simulator makes them, even if the first one is shorter.
+        """
         left = simulator_state.n_steps - simulator_state.cur_step
         return min(simulator_state.position, simulator_state.position / left * float(action))

@@ -1,4 +1,4 @@
-"""`Recurrent`: a network over the whole history that `FullHistoryStateInterpreter` shows. It needs torch.
+"""`Recurrent`: a network over the whole history of `FullHistoryStateInterpreter`. It needs torch.
 
 Shapes: N observations, T ticks, S steps, C features, H hidden.
 """
@@ -18,11 +18,14 @@ _CELLS: dict[str, Any] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
 
 class Recurrent(nn.Module):
-    """Three sources made one: a recurrent net over the market's ticks so far, one over positions so far, and the direction.
+    """A recurrent network over the market's ticks so far, one over the positions so far, and the
+    direction.
 
-    "Universal Trading for Order Execution with Oracle Policy Distillation" (AAAI 2021), without its oracle and with both directions.
+    "Universal Trading for Order Execution with Oracle Policy Distillation" (AAAI 2021), without its
+    oracle and with both directions.
 
-    obs_space: of `FullHistoryStateInterpreter`. output_dim: of its answer, (N, output_dim), which a policy's heads take.
+    obs_space: the space of `FullHistoryStateInterpreter`.
+    output_dim: the width of the output, (N, output_dim), on which a policy puts its heads.
     """
 
     def __init__(
@@ -55,10 +58,13 @@ class Recurrent(nn.Module):
         )
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """(N, output_dim). Ticks and steps after the current ones do not change it."""
+        """Return features, (N, output_dim).
+
+        Ticks and steps after the current ones do not change them.
+        """
         features_NTC = obs["data_processed"].float()
         rows = torch.arange(len(features_NTC), device=features_NTC.device)
-        # a row of zeros in front: what is read at the current tick is what came before it
+        # a row of zeros in front, so that the output at the current tick is that of the ticks before it
         features_NTC = torch.cat((torch.zeros_like(features_NTC[:, :1]), features_NTC), 1)
         market_NTH = self.raw_rnn(self.raw_fc(features_NTC))[0]
         position_NS = obs["position_history"].float() / obs["target"].float().unsqueeze(-1)

@@ -1,6 +1,6 @@
-"""`Order`: what is to be traded until when, the initial state of an episode; and what times and amounts are here.
+"""`Order`: an amount to trade within a time, the initial state of an episode.
 
-Times are `numpy.datetime64` in microseconds, without a time zone: those of the bars.
+Times are `numpy.datetime64` in microseconds, without a time zone, on the clock of the bars.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from leyden.errors import ConfigError
 from leyden.options import check_number
 
 EPS: Final = 1e-12
-"""Amounts smaller than this are none, relative to the order's amount (and to 1, for small ones)."""
+"""Amounts below this count as 0, relative to the order's amount, or to 1 for small orders."""
 
 Time = np.datetime64
 
 
 class OrderDir(IntEnum):
-    """Which way an order goes; the numbers are those of Qlib's order files."""
+    """The direction of an order, numbered as in Qlib's order files."""
 
     SELL = 0
     BUY = 1
@@ -32,8 +32,10 @@ class OrderDir(IntEnum):
 class Order:
     """Trade `amount` of one asset in [start_time, end_time).
 
-    amount: in units of the asset, above 0. start_time, end_time: anything that `numpy.datetime64` takes, as "2020-01-02 09:30".
-    Raises ConfigError for an amount or times that cannot be.
+    Raise ConfigError for an amount or times that are impossible.
+
+    amount: units of the asset, above 0.
+    start_time, end_time: anything that `numpy.datetime64` accepts, such as "2020-01-02 09:30".
     """
 
     stock_id: str
@@ -62,12 +64,14 @@ class Order:
 
     @property
     def sign(self) -> int:
-        """1: buys, -1: sells."""
+        """1 for a purchase, -1 for a sale."""
         return 1 if self.direction == OrderDir.BUY else -1
 
     @property
     def tolerance(self) -> float:
-        """A position smaller than this is none: sums of floats of the order's size are not more exact."""
+        """A position below this counts as 0, because sums of floats of the order's size are not
+        more exact.
+        """
         return EPS * max(1.0, self.amount)
 
     def __str__(self) -> str:
@@ -77,7 +81,10 @@ class Order:
 
 
 def as_time(value: Any, name: str = "time") -> Time:
-    """`value` as `datetime64[us]`. Raises ConfigError, naming it, for what is no time or has a time zone."""
+    """Return `value` as `datetime64[us]`.
+
+    Raise ConfigError, which names it, if it is no time or has a time zone.
+    """
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         raise ConfigError(f"{name} is {value}, with a time zone; give the time on the bars' clock, without one")
     try:

@@ -1,4 +1,4 @@
-"""What a step of an order's execution is worth."""
+"""Rewards of a step of an order's execution. To add one, subclass `Reward`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from leyden.rl.parts import Reward
 
 
 class PAPenaltyReward(Reward[SAOEState]):
-    """The step's price advantage, weighted by what it traded, less a penalty for trading much in few ticks:
+    """The step's price advantage, weighted by the traded amount, less a penalty for trading much in
+    few ticks.
 
     `scale * (pa * dealt / order - penalty * sum over its ticks of (dealt / order)^2)`
 
-    Over an episode, the first parts add up to the order's price advantage in basis points. Logs both parts. (Qlib weighs by what was
-    wanted, which is the same unless the market's volume or the last step changes it.)
+    Over an episode, the first terms add up to the order's price advantage in basis points. Both
+    terms are logged. Qlib weights by the wanted amount, which differs only if the market's volume
+    or the last step changes it.
     """
 
     def __init__(self, penalty: float = 100.0, scale: float = 1.0) -> None:
         self.penalty, self.scale = penalty, scale
 
     def reward(self, simulator_state: SAOEState) -> float:
-        """Raises InvalidTrade if it is no finite number."""
+        """Return the reward. Raise InvalidTrade if it is not finite."""
         whole = simulator_state.order.amount
         step = simulator_state.history_steps.last
         pa = step["pa"] * step["deal_amount"] / whole
@@ -42,11 +44,15 @@ class PAPenaltyReward(Reward[SAOEState]):
 
 
 class PPOReward(Reward[SAOEState]):
-    """At the end 1, 0 or -1: the mean price was better than 1.1 times the day's mean price, better than it, or worse; 0 before.
+    """Rate the order once, at its end, by its mean price; 0 before.
 
-    "An End-to-End Optimal Trade Execution Framework based on Proximal Policy Optimization" (IJCAI 2020).
+    1 if the price is better than 1.1 times the day's mean price, 0 if it is better, else -1.
 
-    max_step: steps of an order. start_time_index, end_time_index: the first and last tick of the days that count for their mean.
+    "An End-to-End Optimal Trade Execution Framework based on Proximal Policy Optimization" (IJCAI
+    2020).
+
+    max_step: the number of steps of an order.
+    start_time_index, end_time_index: the first and last tick of the days that count for their mean.
     """
 
     def __init__(self, max_step: int, start_time_index: int = 0, end_time_index: int = 239) -> None:
@@ -54,7 +60,10 @@ class PPOReward(Reward[SAOEState]):
         self.start_time_index, self.end_time_index = start_time_index, end_time_index
 
     def reward(self, simulator_state: SAOEState) -> float:
-        """Given once, at the order's end. (Qlib's looks at the step before the last, and again at the last.)"""
+        """Return the reward once, at the order's end.
+
+        Qlib gives it at the step before the last, and again at the last.
+        """
         state = simulator_state
         if state.metrics is None and state.cur_step < self.max_step:
             return 0.0

@@ -1,6 +1,7 @@
-"""Train and backtest policies of order execution from a configuration: what `leyden rl train` and `leyden rl backtest` do.
+"""Train and backtest policies of order execution, for `leyden rl train` and `leyden rl backtest`.
 
-It puts the parts together and knows none of their insides. For another kind of simulator, write such a module, or use `Trainer` itself.
+This module puts the components together and knows none of their insides. For another kind of
+simulator, write such a module, or use `Trainer` itself.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import inspect
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,33 +31,37 @@ from leyden.rl.trainer.trainer import Trainer
 from leyden.rl.trainer.vessel import TrainingVessel
 
 _STEPS_OF_A_DAY = 240
-"""The most steps that an episode of interpreters without `max_step` is given room for."""
+"""The steps of an episode that buffers have room for if no interpreter has a `max_step`."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where a training run is."""
+    """The state of a training run when it ended."""
 
     iterations: int
     finished: bool
-    """It made all its iterations, or was stopped early by the validation; not by a signal."""
+    """Whether it made all its iterations, or the validation stopped it early; False after a signal.
+    """
     metrics: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class BacktestResult:
-    """What a backtest measured."""
+    """The means of a backtest over its orders."""
 
     n_orders: int
     pa: float
     """The mean price advantage, in basis points."""
     pa_standard_error: float
     ffr: float
-    """The mean part of the orders that was traded."""
+    """The mean fulfilled fraction of the orders."""
 
 
 class OrdersWriter(LogWriter):
-    """A CSV file with a row for each order, in their order: the order, then all that was logged of its episode. Written at the end."""
+    """A CSV file with a row for each order: the order, then the logged values of its episode.
+
+    The file is written at the end.
+    """
 
     def __init__(self, path: Path, orders: Sequence[Order]) -> None:
         super().__init__()
@@ -64,12 +69,12 @@ class OrdersWriter(LogWriter):
         self.rows: dict[int, dict[str, Any]] = {}
 
     def open(self) -> None:
-        """Begin."""
+        """Begin an empty table."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.rows = {}
 
     def log_episode(self, episode: EpisodeStats) -> None:
-        """An order is done."""
+        """Add the row of an order."""
         index = episode.seed_index
         assert index is not None  # orders are handed out by index
         order = self.orders[index]
@@ -90,7 +95,7 @@ class OrdersWriter(LogWriter):
         }
 
     def write(self, row: Any) -> None:
-        """Rows of stages are for others."""
+        """Ignore the rows of stages."""
 
     def close(self) -> None:
         """Write the file."""
@@ -101,21 +106,21 @@ class OrdersWriter(LogWriter):
             table.writerows(self.rows[index] for index in sorted(self.rows))
 
     def column(self, name: str) -> list[float]:
-        """A logged number of each order."""
+        """Return a logged number of each order."""
         return [float(row[name]) for _, row in sorted(self.rows.items())]
 
 
 def train_orders(
     config: RunConfig, run_dir: Path, *, resume: bool = False, callbacks: Iterable[Callback] = ()
 ) -> TrainResult:
-    """Train; the record of the run, checkpoints and tables of metrics go to `run_dir`.
+    """Train, and write the record of the run, checkpoints and tables of metrics to `run_dir`.
 
-    A signal ends the run after the stage under way, and keeps it.
+    A signal ends the run after the stage under way, and keeps it. Raise ConfigError for an
+    impossible configuration before anything has begun.
 
-    resume: go on from the newest checkpoint there, if there is one.
-    Raises ConfigError before anything has begun, if the configuration cannot be.
+    resume: continue from the newest checkpoint in `run_dir`, if there is one.
     """
-    parts = _Parts(config)
+    agent = _ConfiguredAgent(config)
     options = config.trainer
     validates = options.val_every_n_epoch is not None
     if options.earlystop_patience is not None and not validates:
@@ -126,16 +131,16 @@ def train_orders(
         stopping = EarlyStopping(monitor="val/pa", patience=options.earlystop_patience)
     chosen = [*callbacks, MetricsWriter(run_dir), *([stopping] if stopping else []), checkpoint]
     vessel = TrainingVessel(
-        simulator_fn=parts.simulator_fn,
-        state_interpreter=parts.state_interpreter,
-        action_interpreter=parts.action_interpreter,
-        policy=parts.policy,
-        reward=parts.reward,
-        train_initial_states=parts.orders("train"),
-        val_initial_states=parts.orders("valid") if validates else None,
-        buffer_size=options.buffer_size or max(20_000, options.episode_per_collect * parts.max_step),
+        simulator_fn=agent.simulator_fn,
+        state_interpreter=agent.state_interpreter,
+        action_interpreter=agent.action_interpreter,
+        policy=agent.policy,
+        reward=agent.reward,
+        train_initial_states=agent.orders("train"),
+        val_initial_states=agent.orders("valid") if validates else None,
+        buffer_size=options.buffer_size or max(20_000, options.episode_per_collect * agent.max_step),
         episode_per_iter=options.episode_per_collect,
-        update_kwargs=parts.update_kwargs,
+        update_kwargs=agent.update_kwargs,
         seed=config.runtime.seed,
     )
     trainer = Trainer(
@@ -158,26 +163,27 @@ def train_orders(
 def backtest_orders(config: RunConfig, checkpoint: Path | None, output: Path, *, tag: str = "test") -> BacktestResult:
     """Run each order of `data.source.order_dir/<tag>` once, and write a row for each into `output`.
 
-    checkpoint: a run's directory, one of checkpoints, or one checkpoint; None: the policy as it was made, if it is one that cannot learn.
+    checkpoint: the directory of a run, a directory of checkpoints, or one checkpoint; None: the
+        policy of the configuration, which must be one that does not learn.
     """
-    parts = _Parts(config)
+    agent = _ConfiguredAgent(config)
     if checkpoint is not None:
         inside = checkpoint / "checkpoints"
-        parts.policy.load_state_dict(Trainer.get_policy_state_dict(inside if inside.is_dir() else checkpoint))
-    elif parts.policy.state_dict():
+        agent.policy.load_state_dict(Trainer.get_policy_state_dict(inside if inside.is_dir() else checkpoint))
+    elif agent.policy.state_dict():
         raise ConfigError(
-            f"a {type(parts.policy).__name__} that has learned nothing would be tested; give the run or checkpoint to take it from"
+            f"a {type(agent.policy).__name__} that has learned nothing would be tested; give the run or checkpoint to take it from"
         )
-    orders = parts.orders(tag)
+    orders = agent.orders(tag)
     writer = OrdersWriter(output, orders)
     backtest(
-        simulator_fn=parts.simulator_fn,
-        state_interpreter=parts.state_interpreter,
-        action_interpreter=parts.action_interpreter,
+        simulator_fn=agent.simulator_fn,
+        state_interpreter=agent.state_interpreter,
+        action_interpreter=agent.action_interpreter,
         initial_states=orders,
-        policy=parts.policy,
+        policy=agent.policy,
         logger=writer,
-        reward=parts.reward,
+        reward=agent.reward,
         finite_env_type=config.env.parallel_mode,
         concurrency=config.env.concurrency,
     )
@@ -186,19 +192,11 @@ def backtest_orders(config: RunConfig, checkpoint: Path | None, output: Path, *,
     return BacktestResult(len(advantages), float(np.mean(advantages)), spread, float(np.mean(writer.column("ffr"))))
 
 
-@dataclass
-class _Parts:
-    """What a configuration's components are, made once."""
+class _ConfiguredAgent:
+    """The components of a configuration."""
 
-    config: RunConfig
-    simulator_fn: Callable[..., SingleAssetOrderExecutionSimple] = field(init=False)
-    state_interpreter: Any = field(init=False)
-    action_interpreter: Any = field(init=False)
-    reward: Any = field(init=False)
-    policy: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        config = self.config
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
         sys.path.extend(path for path in config.env.extra_module_paths if path not in sys.path)
         _seed(config.runtime.seed)
         source, simulator = config.data.source, config.simulator
@@ -246,7 +244,10 @@ class _Parts:
 
     @property
     def update_kwargs(self) -> dict[str, Any]:
-        """Return the options that the file gives for the policy's update. Raise ConfigError for one that the policy does not take."""
+        """The options that the file gives for the policy's update.
+
+        Raise ConfigError for an option that the policy does not take.
+        """
         options, policy = self.config.trainer, self.policy
         wanted = {"batch_size": options.batch_size, "repeat": options.repeat_per_collect}
         given = {name: value for name, value in wanted.items() if value is not None}
@@ -261,7 +262,7 @@ class _Parts:
         return given
 
     def orders(self, tag: str) -> list[Order]:
-        """Those of `train`, `valid` or `test`."""
+        """Return the orders of a data set. tag: `train`, `valid` or `test`."""
         source, granularity = self.config.data.source, self.config.simulator.data_granularity
         end = source.default_end_time_index
         root = Path(source.order_dir)
@@ -286,7 +287,7 @@ def _seed(seed: int) -> None:
 
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+    cast(Any, torch).manual_seed(seed)
 
 
 def _on_cuda(network: Any) -> Any:

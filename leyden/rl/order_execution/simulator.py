@@ -1,6 +1,7 @@
-"""`SingleAssetOrderExecutionSimple`: what would have become of an order, tick by tick, on bars of the past.
+"""`SingleAssetOrderExecutionSimple`: the execution of an order, tick by tick, on historical bars.
 
-The market is not moved by the order. It knows no policy: an action is an amount to trade in the next step.
+The order does not move the market. The simulator knows no policy: an action is an amount to trade
+in the next step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from leyden.errors import ConfigError, InvalidTrade, OrderDone
 from leyden.loop import LogLevel
 from leyden.options import check_number
-from leyden.rl.order_execution.bars import Bars, IntradayBacktestData, load_bars
+from leyden.rl.order_execution.bars import Bars, IntradayBacktestData, bars_of
 from leyden.rl.order_execution.objects import Order, OrderDir, Time
 from leyden.rl.order_execution.state import History, SAOEMetrics, SAOEState
 from leyden.rl.parts import Simulator
@@ -25,18 +26,21 @@ BASIS_POINTS = 10_000
 
 
 class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
-    """Executes one order on one asset's bars.
+    """Execute one order on the bars of one asset.
 
-    A step's amount is split evenly over its ticks, each at its close; a tick trades at most `vol_threshold` of the market's volume; the
-    last tick trades all that is left, within that limit. Steps end at multiples of `ticks_per_step` of the day's ticks, so an order that
-    begins between two of them has a shorter first step.
+    The amount of a step is split evenly over its ticks, each at its close. A tick trades at most
+    `vol_threshold` of the market's volume. The last tick trades everything that is left, within
+    that limit. Steps end at multiples of `ticks_per_step` of the day's ticks, so an order that
+    begins between two of them has a shorter first step. Raise ConfigError if the bars have no tick
+    in the order's time.
 
-    data_dir: has `<stock_id>.parquet` or `.csv`; see `load_bars`. data: bars by stock, or of the one stock, instead.
-    feature_columns_today, feature_columns_yesterday: columns that `backtest_data.today` and `.yesterday` hold.
-    data_granularity: minutes (or whatever `ticks_per_step` counts) in a bar.
-    ticks_per_step: a step's length in those; a multiple of data_granularity.
-    vol_threshold: None: no limit.
-    Raises ConfigError if the bars have no tick in the order's time.
+    data_dir: a directory with `<stock_id>.parquet` or `.csv`; see `load_bars`.
+    data: instead of `data_dir`, the bars by stock, or the bars of the one stock.
+    feature_columns_today, feature_columns_yesterday: the columns of `backtest_data.today` and
+        `.yesterday`.
+    data_granularity: the minutes in a bar (or another unit, which `ticks_per_step` shares).
+    ticks_per_step: the minutes in a step; a multiple of data_granularity.
+    vol_threshold: the greatest share of the market's volume; None: no limit.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
             raise ConfigError(
                 f"ticks_per_step is {ticks_per_step}; it must be a multiple of data_granularity, {data_granularity}"
             )
-        bars = _bars(order.stock_id, data_dir, data)
+        bars = bars_of(order.stock_id, data_dir, data)
         self.order = order
         self.ticks_per_step = ticks_per_step // data_granularity
         self.vol_threshold = vol_threshold
@@ -85,13 +89,14 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
 
     @property
     def cur_time(self) -> Time:
-        """When the next step begins."""
+        """The beginning of the next step."""
         return self.ticks_index[self._at] if self._at < self._end else self.order.end_time
 
     def step(self, action: float) -> None:
-        """Trade `action` units, as far as the market lets.
+        """Trade `action` units, up to the market's limit.
 
-        Raises InvalidTrade, and changes nothing, if it is negative or more than is left; OrderDone if there is no further step.
+        Raise InvalidTrade, and change nothing, if the amount is negative or more than is left.
+        Raise OrderDone if there is no further step.
         """
         if self.done():
             raise OrderDone(f"the order to {self.order} is done; its simulator takes no further step")
@@ -113,11 +118,11 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
             self._finish()
 
     def done(self) -> bool:
-        """All is traded, or the time is over."""
+        """Return whether everything is traded, or the time is over."""
         return self.position <= 0 or self._at >= self._end
 
     def get_state(self) -> SAOEState:
-        """Does not change when the simulator does."""
+        """Return the current state, which later steps do not change."""
         return SAOEState(
             order=self.order,
             cur_time=self.cur_time,
@@ -137,7 +142,7 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
         return min(following, self._end)
 
     def _split(self, amount: float, volume: Array, *, last: bool) -> Array:
-        """What each tick trades, (ticks,)."""
+        """Return the amount that each tick trades, (ticks,)."""
         limit = np.inf if self.vol_threshold is None else self.vol_threshold * np.nan_to_num(volume)
         traded = np.minimum(np.full(len(volume), amount / len(volume)), limit)
         if last:
@@ -189,7 +194,7 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
             trade_value=value,
             position=self.position,
             ffr=total / self.order.amount,
-            # Qlib takes the price 0 for a real one: whoever buys nothing is 10,000 basis points better than the market
+            # Qlib takes the price 0 for a real one, so that buying nothing beats the market by 10,000 basis points
             pa=0.0 if nothing else price_advantage(trade_price, self.twap_price, self.order.direction),
         )
 
@@ -210,21 +215,6 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
                 env.logger.add_any(name, value)
 
 
-def _bars(stock_id: str, data_dir: str | Path | None, data: Bars | Mapping[str, Bars] | None) -> Bars:
-    if (data_dir is None) == (data is None):
-        raise ConfigError("give either data_dir, a directory of files of bars, or data, the bars themselves")
-    if data_dir is not None:
-        return load_bars(data_dir, stock_id)
-    if isinstance(data, Bars):
-        return data
-    assert data is not None
-    if stock_id not in data:
-        raise ConfigError(
-            f"data has no bars of {stock_id}; it has those of {', '.join(sorted(data)[:5]) or 'no stock'}"
-        )
-    return data[stock_id]
-
-
 def _mean(price: Array) -> float:
     known = price[~np.isnan(price)]
     return float(known.mean()) if len(known) else 0.0
@@ -235,9 +225,11 @@ def price_advantage(exec_price: float, baseline_price: float, direction: OrderDi
 @overload
 def price_advantage(exec_price: Array, baseline_price: float, direction: OrderDir | int) -> Array: ...
 def price_advantage(exec_price: float | Array, baseline_price: float, direction: OrderDir | int) -> float | Array:
-    """How much better than the baseline, in basis points: `(1 - price / baseline) * 10000` of a purchase, the negative of it of a sale.
+    """Return the advantage over the baseline price, in basis points.
 
-    0 where the baseline is 0 or either price is not known (NaN). Raises ConfigError for a direction that is none.
+    It is `(1 - price / baseline) * 10000` for a purchase, and the negative of that for a sale. It
+    is 0 if the baseline is 0 or either price is unknown (NaN). Raise ConfigError for an unknown
+    direction.
     """
     if direction not in (OrderDir.BUY, OrderDir.SELL):
         raise ConfigError(f"direction is {direction!r}; choose OrderDir.SELL or OrderDir.BUY")

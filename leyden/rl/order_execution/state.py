@@ -1,4 +1,7 @@
-"""What a simulator of order execution says of itself: `SAOEState`, with its histories and metrics (SAOE: single-asset order execution)."""
+"""`SAOEState`, the state of a simulator of order execution, with its histories and metrics.
+
+SAOE, as in Qlib, means single-asset order execution.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +16,43 @@ from leyden.rl.order_execution.objects import Order, OrderDir, Time
 
 
 class SAOEMetrics(TypedDict):
-    """A step, a tick or a whole order in numbers."""
+    """The metrics of a step, a tick or a whole order."""
 
     stock_id: str
     datetime: Any
-    """When it began."""
+    """Its beginning."""
     direction: OrderDir
     market_volume: Any
-    """What the market traded, summed."""
+    """The sum of the market's volume."""
     market_price: Any
-    """The mean of the ticks' prices."""
+    """The mean of the prices of its ticks."""
     amount: Any
-    """What the policy wanted to trade."""
+    """The amount that the policy wanted to trade."""
     inner_amount: Any
-    """What was tried."""
+    """The amount that was attempted."""
     deal_amount: Any
-    """What was traded."""
+    """The amount that was traded."""
     trade_price: Any
-    """The mean price of what was traded; 0 where nothing was."""
+    """The mean price of the traded amount; 0 if nothing was traded."""
     trade_value: Any
-    """Price times amount, summed."""
+    """The sum of price times amount."""
     position: Any
-    """What is left to trade, afterwards."""
+    """The amount that is left to trade afterwards."""
     ffr: Any
-    """Fulfilled: what was traded of the whole order's amount, 0 to 1."""
+    """The fulfilled fraction: the traded amount over the order's amount, 0 to 1."""
     pa: Any
-    """Price advantage over the order's TWAP in basis points; positive is better, whichever the direction."""
+    """The price advantage over the order's TWAP in basis points; positive is better in either
+    direction.
+    """
 
 
 class History(Mapping[str, NDArray[Any]]):
-    """Columns that grow at their end; a longer one is a new `History`, so that a state does not change. Names: those of `SAOEMetrics`.
+    """Columns that grow at their end, with the names of `SAOEMetrics`.
 
-    `history["pa"]` is a column, (rows,); `len(history)` is the number of its rows; `history.last` are the newest rows alone.
+    A longer history is a new `History`, so that states do not change.
+
+    `history["pa"]` is a column, (rows,); `len(history)` is the number of rows; `history.last` holds
+    the newest rows.
     """
 
     def __init__(self, chunks: tuple[SAOEMetrics, ...] = ()) -> None:
@@ -52,12 +60,14 @@ class History(Mapping[str, NDArray[Any]]):
         self._columns: dict[str, NDArray[Any]] = {}
 
     def plus(self, chunk: SAOEMetrics) -> History:
-        """With one row more (its values are scalars), or several (its `datetime` and others are arrays of one length)."""
+        """Return a longer history, by one row (a chunk of scalars) or several (a chunk of arrays of
+        one length).
+        """
         return History((*self._chunks, chunk))
 
     @property
     def last(self) -> SAOEMetrics:
-        """What was added last. Raises LookupError if nothing was."""
+        """The rows that were added last. Raise LookupError if there are none."""
         return self._chunks[-1]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -75,35 +85,37 @@ class History(Mapping[str, NDArray[Any]]):
         return iter(SAOEMetrics.__annotations__)
 
     def __len__(self) -> int:
-        """Rows, not columns."""
+        """Return the number of rows, not of columns."""
         return sum(np.size(chunk["datetime"]) for chunk in self._chunks)
 
 
 class SAOEState(NamedTuple):
-    """Where the execution of an order is."""
+    """The state of an order's execution."""
 
     order: Order
     cur_time: Time
-    """When the next step begins; the order's end when there is none."""
+    """The beginning of the next step; the order's end if there is none."""
     cur_step: int
-    """Steps made."""
+    """The number of steps made."""
     position: float
-    """Left to trade."""
+    """The amount that is left to trade."""
     history_exec: History
     """A row for each tick."""
     history_steps: History
     """A row for each step."""
     metrics: SAOEMetrics | None
-    """Of the whole order; None until it is done."""
+    """The metrics of the whole order; None until it is done."""
     backtest_data: IntradayBacktestData
     ticks_per_step: int
     ticks_index: NDArray[Any]
-    """The ticks of the order's days, (ticks,)."""
+    """The beginnings of the ticks of the order's days, (ticks,)."""
     ticks_for_order: NDArray[Any]
-    """Those of them in which it may trade."""
+    """The beginnings of the ticks in which the order may trade."""
 
     @property
     def n_steps(self) -> int:
-        """Steps from the first to the last tick that it may trade in, however the policy trades."""
+        """The number of steps from the first to the last tick of the order, however the policy
+        trades.
+        """
         first, last = np.searchsorted(self.ticks_index, self.ticks_for_order[[0, -1]])
         return int(last) // self.ticks_per_step - int(first) // self.ticks_per_step + 1

@@ -1,7 +1,8 @@
-"""Policies of Stable-Baselines3 and tianshou 2, acting under our collector.
+"""Policies of Stable-Baselines3 and tianshou 2 that act under Leyden's collector.
 
-They act; they learn in their own library, whose weights these read at each call. Nothing is imported here but what the policy given has
-loaded already. To adapt another library: a subclass of `NonLearnablePolicy` whose `act` calls it with a batch.
+They learn in their own library, and the adapters read their current weights at each call. Nothing
+is imported here that the given policy has not loaded already. To adapt another library, subclass
+`NonLearnablePolicy` and let `act` call the library with a batch.
 """
 
 from __future__ import annotations
@@ -18,22 +19,25 @@ from leyden.rl.policy.base import NonLearnablePolicy, PolicyOutput
 
 
 class Sb3Policy(NonLearnablePolicy):
-    """A Stable-Baselines3 model (`BaseAlgorithm`) or its policy: acts by `predict`, stochastically while exploring."""
+    """A Stable-Baselines3 model (`BaseAlgorithm`) or its policy.
+
+    It acts by `predict`, stochastically while exploring.
+    """
 
     def __init__(self, model: Any) -> None:
-        """Raises ConfigError if it is neither."""
+        """Raise ConfigError if `model` is neither."""
         if not hasattr(model, "predict") or not hasattr(model, "observation_space"):
             raise ConfigError(f"Sb3Policy needs a Stable-Baselines3 model or policy, not {type(model).__name__}")
         super().__init__(model.observation_space, model.action_space)
         self.model = model
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """`predict(obs, deterministic=not explore)`."""
+        """Return `predict(obs, deterministic=not explore)`."""
         actions, _ = self.model.predict(obs, deterministic=not explore)
         return PolicyOutput(np.asarray(actions))
 
     def state_dict(self) -> dict[str, Any]:
-        """The network's weights; Stable-Baselines3 saves the rest itself (`model.save`)."""
+        """Return the network's weights. Stable-Baselines3 saves the rest itself (`model.save`)."""
         return {"model": {name: t.detach().clone() for name, t in _module(self.model).state_dict().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -46,13 +50,15 @@ def _module(model: Any) -> Any:
 
 
 class TianshouPolicy(NonLearnablePolicy):
-    """A policy of tianshou 2, or an algorithm's `policy`: acts by its `forward` on a Batch, mapped to the action space.
+    """A policy of tianshou 2, or the `policy` of an algorithm.
 
-    A tianshou policy explores when it is told that it is within a training step and not otherwise; so is this one.
+    It acts by its `forward`, mapped to the action space.
+
+    A tianshou policy explores only within a training step, so an exploring `act` is marked as one.
     """
 
     def __init__(self, policy: Any) -> None:
-        """Raises ConfigError if it is none."""
+        """Raise ConfigError if `policy` is no policy of tianshou 2."""
         policy = getattr(policy, "policy", policy)
         if not hasattr(policy, "map_action") or not hasattr(policy, "observation_space"):
             raise ConfigError(f"TianshouPolicy needs a policy of tianshou 2, not {type(policy).__name__}")
@@ -60,10 +66,10 @@ class TianshouPolicy(NonLearnablePolicy):
             raise ConfigError("the tianshou policy has no observation_space; give it one when it is made")
         super().__init__(policy.observation_space, policy.action_space)
         self.policy = policy
-        self._data = sys.modules["tianshou.data"]  # loaded by whoever made the policy
+        self._data = sys.modules["tianshou.data"]  # the policy has loaded it
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """`forward`, then exploration noise if exploring, then `map_action`."""
+        """Call `forward`, add exploration noise if exploring, and call `map_action`."""
         import torch
 
         given = self._data.Batch(obs=copied(obs), info=self._data.Batch())
@@ -85,7 +91,7 @@ class TianshouPolicy(NonLearnablePolicy):
         return PolicyOutput(mapped_actions)
 
     def state_dict(self) -> dict[str, Any]:
-        """The policy's weights; its algorithm saves its optimizers itself."""
+        """Return the policy's weights. Its algorithm saves the optimizers itself."""
         return {"model": {name: t.detach().clone() for name, t in self.policy.state_dict().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

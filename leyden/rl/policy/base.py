@@ -1,7 +1,8 @@
-"""What a policy is to a collector and a trainer; policies that learn nothing.
+"""`Policy`, the contract of policies with collectors and trainers, and policies that learn nothing.
 
-A policy maps batches of observations to actions and may learn from what a collector brought. It knows no environment. To add one: subclass
-`Policy` (or `TorchPolicy`, which has the state, the weights and the optimizer step of a torch module).
+A policy maps batches of observations to actions, and may learn from the transitions of a collector.
+It knows no environment. To add one, subclass `Policy`, or `TorchPolicy`, which has the state, the
+weights and the optimizer step of a torch module.
 """
 
 from __future__ import annotations
@@ -25,79 +26,93 @@ _NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 
 class PolicyOutput(NamedTuple):
-    """What a policy decided for a batch of n observations."""
+    """The actions of a policy for a batch of n observations."""
 
     actions: Array
     """(n, ...), in the action space."""
     extras: Mapping[str, Array] = _NOTHING
-    """What learning needs besides, each (n, ...): the behaviour's log-probability `logp`, for example."""
+    """Further values that learning needs, each (n, ...); for example `logp`, the log-probability of
+    the action.
+    """
 
 
 class Policy(NamedOptions, ABC):
-    """Maps observations to actions, and learns."""
+    """Map observations to actions, and learn."""
 
     observation_space: Space
-    """Of one environment."""
+    """The observation space of one environment."""
     action_space: Space
 
     @abstractmethod
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """The actions for a batch (n, ...). explore: False is the policy's behaviour when it is evaluated."""
+        """Return the actions for a batch (n, ...). explore: False: behave as in an evaluation."""
 
     @abstractmethod
     def update(self, buffer: Any, **kwargs: Any) -> Mapping[str, float]:
-        """One update from what was collected into a buffer of `make_buffer`; its metrics, such as loss and grad_norm."""
+        """Learn once from a buffer of `make_buffer`. Return metrics, such as loss and grad_norm."""
 
     @abstractmethod
     def make_buffer(self, size: int | None, num_envs: int) -> RolloutBuffer | ReplayBuffer | None:
-        """Make the buffer that this policy learns from; None: nothing has to be remembered.
+        """Return a new buffer for this policy to learn from; None if it needs no transitions.
 
-        size: transitions, all environments together; None: the buffer's own choice.
+        size: the transitions that it holds, over all environments; None: the buffer's default.
         """
 
     def train(self, mode: bool = True) -> None:
-        """Modules behave as in training (dropout)."""
+        """Let modules behave as in training (dropout)."""
 
     def eval(self) -> None:
-        """Modules behave as in evaluation."""
+        """Let modules behave as in an evaluation."""
         self.train(False)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """ALL that the next act and update depend on but the constructor's arguments: dicts and lists of plain values, tensors, arrays."""
+        """Return everything that the next `act` and `update` depend on, except the constructor's
+        arguments.
+
+        It consists of dicts and lists of plain values, tensors and arrays.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`'s answer, to the bit. Raises CheckpointError, and changes nothing, for another policy's state."""
+        """Continue exactly from a value of `state_dict`.
+
+        Raise CheckpointError, and change nothing, for another policy's state.
+        """
 
 
 class NonLearnablePolicy(Policy):
-    """A rule: it acts, and an update changes nothing. Subclasses implement `act`."""
+    """A rule that acts and does not learn. Subclasses implement `act`."""
 
     def __init__(self, obs_space: Space, action_space: Space) -> None:
         self.observation_space = obs_space
         self.action_space = action_space
 
     def update(self, buffer: Any, **kwargs: Any) -> Mapping[str, float]:
-        """Nothing to learn."""
+        """Learn nothing, and return no metrics."""
         return {}
 
     def make_buffer(self, size: int | None, num_envs: int) -> None:
-        """Nothing to remember."""
+        """Return None, because a rule needs no transitions."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to load."""
+        """Load nothing."""
 
 
 class AllOne(NonLearnablePolicy):
-    """The same action always, `fill_value` in every component (Qlib's baseline: 1 trades all there is)."""
+    """Always the same action, with `fill_value` in every component.
+
+    Qlib's baseline is 1, which trades everything.
+    """
 
     def __init__(self, obs_space: Space, action_space: Space, fill_value: float = 1.0) -> None:
-        """Raises ConfigError if the action space does not contain that action, or has no array as an action."""
+        """Raise ConfigError if the action space does not contain the action, or if its actions are
+        no arrays.
+        """
         super().__init__(obs_space, action_space)
         if action_space.dtype is None or action_space.shape is None:
             raise ConfigError(f"AllOne needs actions that are one array, not {action_space}")
@@ -109,30 +124,33 @@ class AllOne(NonLearnablePolicy):
             raise ConfigError(f"AllOne: fill_value={fill_value} is no action of {action_space}")
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """(n, ...) times the fill value."""
+        """Return the action for each observation, (n, ...)."""
         n = len(next(leaves(obs)))
         return PolicyOutput(np.broadcast_to(self._action, (n, *self._action.shape)).copy())
 
 
 class RandomPolicy(NonLearnablePolicy):
-    """Actions drawn by the action space's own `sample`; each call is seeded by (seed, its number), so its state is two numbers."""
+    """Random actions, drawn by the action space's own `sample`.
+
+    The seed and the number of the call seed each call, so the state is two numbers.
+    """
 
     def __init__(self, obs_space: Space, action_space: Space, seed: int = 0) -> None:
         super().__init__(obs_space, action_space)
-        self._draws = copy.deepcopy(action_space)  # a space's generator belongs to whoever made it
+        self._draws = copy.deepcopy(action_space)  # the generator of the given space is its maker's
         self._seed = seed
         self._n_calls = 0
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """One draw for each observation, exploring or not."""
+        """Draw an action for each observation, exploring or not."""
         self._draws.seed(int(np.random.SeedSequence([self._seed, self._n_calls]).generate_state(1)[0]))
         self._n_calls += 1
         return PolicyOutput(np.stack([self._draws.sample() for _ in range(len(next(leaves(obs))))]))
 
     def state_dict(self) -> dict[str, Any]:
-        """The seed and how often it has acted."""
+        """Return the seed and the number of calls so far."""
         return {"seed": self._seed, "n_calls": self._n_calls}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Draw on from there."""
+        """Continue the draws of `state_dict`."""
         self._seed, self._n_calls = int(state["seed"]), int(state["n_calls"])

@@ -1,6 +1,6 @@
-"""Deep Q-learning in plain torch: double estimates, n steps, a target network, epsilon-greedy exploration.
+"""Deep Q-learning in plain torch: double, n-step, with a target network and epsilon-greedy exploration.
 
-It knows a replay buffer and a network; not where transitions come from.
+It knows a replay buffer and a network, and no environment.
 
 Shapes: n observations, B sampled transitions, A actions.
 """
@@ -24,7 +24,7 @@ from leyden.maths.returns import n_step
 from leyden.rl.batch import Batch, select
 from leyden.rl.buffer import ReplayBuffer
 from leyden.rl.policy.base import PolicyOutput
-from leyden.rl.policy.networks import QNetwork, default_body, feature_size
+from leyden.rl.policy.networks import QNetwork, default_body, feature_size, from_numpy
 from leyden.rl.policy.torch_policy import TorchPolicy
 
 Space = gymnasium.Space[Any]
@@ -35,8 +35,9 @@ class DQN(TorchPolicy):
 
     The arguments have Qlib's names, but defaults of their own.
 
-    target = sum of n rewards + discount^n * Q_target(s', argmax_a Q(s', a)), where the sum stops at an episode's end; an episode that
-    a limit cut off is continued by the value of its last observation, one that ended is not.
+    target = sum of n rewards + discount^n * Q_target(s', argmax_a Q(s', a)), where the sum stops at
+    the end of an episode. The value of the last observation continues an episode that a limit cut
+    off, but not an episode that terminated.
     """
 
     module: QNetwork
@@ -66,12 +67,13 @@ class DQN(TorchPolicy):
         estimation_step: n.
         target_update_freq: optimizer steps between copies to the target network; 0, Qlib's default:
             no target network, Q is its own target.
-        is_double: the network chooses the next action, the target network judges it; without a
-            target network it has no effect.
+        is_double: the network chooses the next action, and the target network values it; without a
+            target network there is no difference.
         clip_loss_grad: Huber's loss (its gradient is at most 1) instead of the squared error.
         max_grad_norm: longer gradients are scaled to this norm; None: never.
-        exploration: the probability of a random action while exploring: constant, or (first, last, decisions until it is the last), linear.
-        reward_normalization: only False; a bootstrapped target has no scale of its own, so scale the reward.
+        exploration: the probability of a random action while exploring: a constant, or (first,
+            last, number of actions over which it falls linearly from first to last).
+        reward_normalization: only False, because a bootstrapped target has no scale of its own.
         seed and num_threads: see `PPO`.
         """
         super().__init__(obs_space, action_space, seed=seed, num_threads=num_threads)
@@ -101,7 +103,7 @@ class DQN(TorchPolicy):
         self.clip_loss_grad = clip_loss_grad
         self.max_grad_norm = max_grad_norm
         self.n_explored = 0
-        """Decisions taken while exploring."""
+        """The number of actions taken while exploring."""
         self._n_actions = int(action_space.n)
         self._start = int(action_space.start)
         body = default_body(obs_space, activation=nn.ReLU, seed=seed) if network is None else network
@@ -112,16 +114,19 @@ class DQN(TorchPolicy):
 
     @property
     def epsilon(self) -> float:
-        """The probability of a random action, now."""
+        """The current probability of a random action."""
         first, last, over = self._schedule
         return last if self.n_explored >= over else first + (last - first) * self.n_explored / over
 
     def make_buffer(self, size: int | None, num_envs: int) -> ReplayBuffer:
-        """Transitions of many collects: keep it, and its state."""
+        """Return a buffer for the transitions of many collects."""
         return ReplayBuffer(size, num_envs)
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """The best actions, some replaced by random ones while exploring. Raises EngineError for NaN."""
+        """Return the best actions, some replaced by random ones while exploring.
+
+        Raise EngineError for NaN.
+        """
         with self._threads(), torch.inference_mode():
             values = self.module(self._tensors(obs)).cpu()
             best, actions = values.max(-1)
@@ -136,9 +141,13 @@ class DQN(TorchPolicy):
         return PolicyOutput(actions.numpy() + self._start)
 
     def update(self, buffer: Any, *, batch_size: int = 64, repeat: float = 8.0, **kwargs: Any) -> dict[str, float]:
-        """Learn from sampled transitions: as many minibatches as use each new transition `repeat` times on average (the replay ratio).
+        """Learn from sampled transitions. Return the means over minibatches.
 
-        Raises ConfigError for an empty buffer, or another option; EngineError, naming the network, for what is not finite.
+        Raise ConfigError for an empty buffer or another option. Raise EngineError, which names the
+        network, if a loss or gradient is not finite.
+
+        repeat: how often each new transition is used on average (the replay ratio), which decides
+            the number of minibatches.
         """
         if kwargs:
             raise ConfigError(f"DQN.update has no option {', '.join(kwargs)}; it takes batch_size and repeat")
@@ -166,14 +175,14 @@ class DQN(TorchPolicy):
     def _loss(self, buffer: ReplayBuffer, at_B: np.ndarray[Any, np.dtype[np.int64]]) -> Tensor:
         targets = self.targets(buffer, at_B)
         values = self.module(self._tensors(select(buffer.obs, at_B)))
-        taken = torch.from_numpy(buffer.actions[at_B].astype(np.int64) - self._start)  # pyright: ignore[reportUnknownMemberType]
+        taken = from_numpy(buffer.actions[at_B].astype(np.int64) - self._start)
         chosen = values.gather(-1, taken.to(self.device)[:, None])[:, 0]
         if self.clip_loss_grad:
             return nn.functional.smooth_l1_loss(chosen, targets)
         return (chosen - targets).square().mean()
 
     def targets(self, buffer: ReplayBuffer, at_B: np.ndarray[Any, np.dtype[np.int64]]) -> Tensor:
-        """What Q of the transitions at these places is regressed to, (B,)."""
+        """Return the regression targets of Q for the transitions at these indices, (B,)."""
         sums, last, factor = n_step(
             buffer.rewards, buffer.successor, at_B, n=self.estimation_step, discount=self.discount_factor
         )
@@ -190,7 +199,9 @@ class DQN(TorchPolicy):
         return numbers[0] + numbers[1] * value
 
     def train(self, mode: bool = True) -> None:
-        """The target network always behaves as in evaluation."""
+        """Let the network behave as in training; the target network always behaves as in an
+        evaluation.
+        """
         self.module.train(mode)
         if self.target is not None:
             self.target.eval()

@@ -1,12 +1,13 @@
-"""Networks: observations of any space as tensors, the default multilayer perceptron, the actor-critic and the Q-network around a body.
+"""Networks: the default perceptron, the actor-critic and the Q-network; observations as tensors.
 
-A body is a torch module from a batch of observations to features (n, d); users bring their own. It knows no algorithm.
+Actor-critic and Q-network are heads on a body: a torch module from a batch of observations to
+features (n, d), which may be a user's own. This module knows no algorithm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import gymnasium
@@ -16,26 +17,32 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from leyden.errors import ConfigError
-from leyden.rl.batch import Batch, is_space
+from leyden.rl.batch import Array, Batch, is_space
 
 Space = gymnasium.Space[Any]
 Tensors: TypeAlias = "Tensor | dict[str, Tensors] | tuple[Tensors, ...]"
+from_numpy: Callable[[Array], Tensor] = cast(Any, torch).from_numpy  # torch leaves it untyped
 
 
 def to_tensors(batch: Batch, device: torch.device | None = None) -> Tensors:
-    """A batch as tensors of the same structure; floating numbers become float32, others keep their type. No copy where none is needed."""
+    """Return a batch as tensors of the same structure, without a copy if none is needed.
+
+    Floating-point numbers become float32; other numbers keep their type.
+    """
     if isinstance(batch, dict):
         return {name: to_tensors(part, device) for name, part in batch.items()}
     if isinstance(batch, tuple):
         return tuple(to_tensors(part, device) for part in batch)
-    tensor = torch.from_numpy(batch)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+    tensor = from_numpy(batch)
     if tensor.dtype == torch.float64 or tensor.dtype == torch.float16:
         tensor = tensor.float()
     return tensor if device is None else tensor.to(device)
 
 
 class _Flatten(nn.Module):
-    """Observations of a space as one vector each: Discrete ones one-hot, the rest as float32."""
+    """Flatten observations of a space to one vector each: Discrete parts one-hot, others as
+    float32.
+    """
 
     def __init__(self, space: Space) -> None:
         super().__init__()
@@ -86,7 +93,11 @@ def _flattened(space: Any, obs: Tensors) -> Tensor:
 def default_body(
     space: Any, hidden: Sequence[int] = (64, 64), *, activation: type[nn.Module] = nn.Tanh, seed: int = 0
 ) -> nn.Module:
-    """A perceptron over the flattened observation, orthogonal weights with gain sqrt(2), biases 0 (`output_dim`: its last width)."""
+    """Return a perceptron over the flattened observation, with orthogonal weights of gain sqrt(2)
+    and biases of 0.
+
+    Its `output_dim` is the last width.
+    """
     flatten = _Flatten(space)
     plain = is_space(space, spaces.Box) and len(space.shape) == 1 and space.dtype in (np.float32, np.float64)
     layers: list[nn.Module] = [] if plain else [flatten]
@@ -96,12 +107,15 @@ def default_body(
         layers += [_linear(width, size, math.sqrt(2), generator), activation()]
         width = size
     body = nn.Sequential(*layers)
-    body.output_dim = width  # type: ignore[assignment] # what `feature_size` reads
+    cast(Any, body).output_dim = width  # read by `feature_size`
     return body
 
 
 def feature_size(network: nn.Module, space: Space) -> int:
-    """`network.output_dim`, or what it makes of one observation of zeros. Raises ConfigError unless that is (1, d)."""
+    """Return `network.output_dim`, or the number of features for one observation of zeros.
+
+    Raise ConfigError unless these features have the shape (1, d).
+    """
     declared = getattr(network, "output_dim", None)
     if isinstance(declared, int):
         return declared
@@ -127,20 +141,24 @@ def _one_sample(space: Any, device: torch.device) -> Tensors:
 
 
 def _linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
-    # made without the draws of torch's process-wide generator
-    layer = cast(nn.Linear, nn.utils.skip_init(cast(Any, nn.Linear), inputs, outputs))  # pyright: ignore[reportUnknownMemberType]
+    # skip_init, because the usual initialisation draws from torch's process-wide generator
+    layer = cast(nn.Linear, cast(Any, nn.utils).skip_init(nn.Linear, inputs, outputs))
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 class ActorCritic(nn.Module):
-    """Distribution parameters and values; the bodies are two networks, or one that both heads share."""
+    """Distribution parameters and values from two bodies, or from one that both heads share."""
 
     def __init__(
         self, actor: nn.Module, critic: nn.Module, *, n_features: int, n_outputs: int, gaussian: bool, seed: int
     ) -> None:
-        """n_outputs: logits of a categorical distribution, or means of a Gaussian one with a learned log standard deviation (first 0)."""
+        """n_outputs: the number of logits of a categorical distribution, or of means of a Gaussian
+            one.
+
+        gaussian: learn a log standard deviation for each output, which begins at 0.
+        """
         super().__init__()
         generator = torch.Generator().manual_seed(seed + 1)
         self.actor = actor
@@ -151,22 +169,22 @@ class ActorCritic(nn.Module):
         self.log_std: nn.Parameter | None = nn.Parameter(torch.zeros(n_outputs)) if gaussian else None
 
     def forward(self, obs: Tensors) -> tuple[Tensor, Tensor]:
-        """Distribution parameters (n, n_outputs) and values (n,)."""
+        """Return distribution parameters (n, n_outputs) and values (n,)."""
         features = self.actor(obs)
         others = features if self.shared else self.critic(obs)
         return self.actor_head(features), self.critic_head(others)[:, 0]
 
     def policy(self, obs: Tensors) -> Tensor:
-        """Distribution parameters alone."""
+        """Return distribution parameters alone, (n, n_outputs)."""
         return self.actor_head(self.actor(obs))
 
     def value(self, obs: Tensors) -> Tensor:
-        """Values alone, (n,)."""
+        """Return values alone, (n,)."""
         return self.critic_head(self.critic(obs))[:, 0]
 
 
 class QNetwork(nn.Module):
-    """One value for each action."""
+    """A network with one value for each action."""
 
     def __init__(self, body: nn.Module, *, n_features: int, n_actions: int, seed: int) -> None:
         super().__init__()
@@ -174,15 +192,17 @@ class QNetwork(nn.Module):
         self.head = _linear(n_features, n_actions, 1.0, torch.Generator().manual_seed(seed + 1))
 
     def forward(self, obs: Tensors) -> Tensor:
-        """(n, n_actions)"""
+        """Return the values of all actions, (n, n_actions)."""
         return self.head(self.body(obs))
 
 
 class FlatParameters:
-    """All trained parameters of a module in one vector, which they become views of, and their gradients in another.
+    """All trained parameters of a module as views of one vector, and their gradients as views of
+    another.
 
-    An optimizer step and a gradient's norm are then one kernel each: a small network has many more tensors than work. The arithmetic of
-    an elementwise optimizer is the same. The module must not be moved to another device or type afterwards.
+    An optimizer step and a gradient's norm then take one kernel each, which is faster for a small
+    network of many tensors. An elementwise optimizer computes the same numbers. Do not move the
+    module to another device or type afterwards.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -206,7 +226,7 @@ class FlatParameters:
             p.grad = grad
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views of a vector of that layout, by parameter."""
+        """Return views of such a vector, by parameter."""
         views: dict[str, Tensor] = {}
         at = 0
         for name, shape in self.shapes.items():

@@ -1,7 +1,9 @@
-"""Proximal policy optimisation (arXiv:1707.06347) in plain torch, for Discrete and Box action spaces.
+"""Proximal policy optimisation (arXiv:1707.06347) in plain torch, for Discrete and Box action
+spaces.
 
-It knows a rollout buffer of whole episodes and a network; not where episodes come from. The clipped objective is that of the LLM half
-(`leyden.maths.losses`), advantages are in `leyden.maths.returns`; the distributions are two small classes here.
+It knows a rollout buffer of whole episodes and a network, and no environment. The clipped objective
+is shared with the training of language models (`leyden.maths.losses`), advantages are in
+`leyden.maths.returns`, and the distributions are two small classes here.
 
 Shapes: n observations, S samples of a collect, A actions or action components.
 """
@@ -25,20 +27,23 @@ from leyden.maths.returns import RunningMoments, gae
 from leyden.rl.batch import Array, Batch, is_space
 from leyden.rl.buffer import RolloutBuffer
 from leyden.rl.policy.base import PolicyOutput
-from leyden.rl.policy.networks import ActorCritic, Tensors, default_body, feature_size
+from leyden.rl.policy.networks import ActorCritic, Tensors, default_body, feature_size, from_numpy
 from leyden.rl.policy.torch_policy import TorchPolicy
 
 Space = gymnasium.Space[Any]
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
-_FIGURES = ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
+_METRICS = ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
 
 
 class PPO(TorchPolicy):
-    """Clipped surrogate, clipped values, generalised advantages; names and defaults are Qlib's.
+    """Clipped surrogate, clipped values, generalised advantages.
 
-    Actions of a bounded Box: the Gaussian lives in [-1, 1] and is scaled to the bounds; what lies outside is cut off for the
-    environment only, so log-probabilities stay those of what was drawn. An episode that a limit cut off is continued by the value of
-    its last observation; one that ended is not.
+    Names and defaults are those of Qlib.
+
+    For a bounded Box the Gaussian lives in [-1, 1] and is scaled to the bounds. Actions beyond them
+    are clipped for the environment only, so log-probabilities are those of the drawn actions. The
+    value of the last observation continues an episode that a limit cut off, but not an episode that
+    terminated.
     """
 
     module: ActorCritic
@@ -66,13 +71,17 @@ class PPO(TorchPolicy):
         seed: int = 0,
         num_threads: int | None = 1,
     ) -> None:
-        """network: observations, as tensors in their structure, to features (n, d) for actor and critic; None: two perceptrons 64-64.
+        """network: maps observations, as tensors in their structure, to features (n, d) for actor
+            and critic; None: two perceptrons 64-64.
 
-        reward_normalization: the critic learns returns divided by the running standard deviation of all returns.
-        max_batch_size: most observations whose values are computed at once. deterministic_eval: the likeliest action if not exploring.
-        weight_file: what `torch.save` wrote of a module, a policy or a trainer. seed: of the default network's weights and all draws.
-        num_threads: torch's threads in `act` and `update`; None: as torch is set. More than 1 pays
-            for large networks on the CPU.
+        reward_normalization: the critic learns returns divided by the running standard deviation of
+            all returns.
+        max_batch_size: the most observations whose values are computed at once.
+        deterministic_eval: take the likeliest action when not exploring.
+        weight_file: a file of `torch.save` with a module, a policy or a trainer.
+        seed: the seed of the default network's weights and of all draws.
+        num_threads: torch's threads in `act` and `update`; None: torch's own setting. More than 1
+            pays for large networks on the CPU.
         """
         super().__init__(obs_space, action_space, seed=seed, num_threads=num_threads)
         if network is not None:
@@ -107,11 +116,14 @@ class PPO(TorchPolicy):
         self._own(module.to(device), lr=lr, weight_decay=weight_decay, weight_file=weight_file)
 
     def make_buffer(self, size: int | None, num_envs: int) -> RolloutBuffer:
-        """One collect."""
+        """Return a buffer for one collect."""
         return RolloutBuffer(size, num_envs)
 
     def act(self, obs: Batch, *, explore: bool) -> PolicyOutput:
-        """Draw actions, or take the most likely ones; extras: `logp` (n,) and `sample`, what was drawn. Raises EngineError for NaN."""
+        """Draw actions, or take the most likely ones. Raise EngineError for NaN.
+
+        The extras are `logp`, (n,), and `sample`, the draw before it is mapped to the action space.
+        """
         with self._threads(), torch.inference_mode():
             outputs = self.module.policy(self._tensors(obs))
             if self._device is not None:
@@ -124,9 +136,12 @@ class PPO(TorchPolicy):
         return PolicyOutput(self._actions.to_env(extras["sample"]), extras)
 
     def update(self, buffer: Any, *, batch_size: int = 256, repeat: int = 4, **kwargs: Any) -> dict[str, float]:
-        """`repeat` passes over the collect in minibatches of `batch_size` (a remainder joins the last one); means over them.
+        """Pass `repeat` times over the collect in minibatches of `batch_size`.
 
-        Raises ConfigError for an empty buffer, or another option; EngineError, naming the network, for what is not finite.
+        Return the means over minibatches.
+
+        A remainder joins the last minibatch. Raise ConfigError for an empty buffer or another
+        option. Raise EngineError, which names the network, if a loss or gradient is not finite.
         """
         if kwargs:
             raise ConfigError(f"PPO.update has no option {', '.join(kwargs)}; it takes batch_size and repeat")
@@ -141,7 +156,7 @@ class PPO(TorchPolicy):
         obs = self._tensors(buffer.flat(buffer.obs))
         data, explained = self._targets(buffer, obs)
         n = len(data["logp"])
-        totals = torch.zeros(len(_FIGURES), device=self.device)
+        totals = torch.zeros(len(_METRICS), device=self.device)
         norms = 0.0
         n_batches = 0
         for _ in range(repeat):
@@ -149,16 +164,19 @@ class PPO(TorchPolicy):
             shuffled, columns = _rows(obs, order), {name: tensor[order] for name, tensor in data.items()}
             for start, stop in _minibatches(n, batch_size):
                 part = {name: tensor[start:stop] for name, tensor in columns.items()}
-                loss, figures = self._loss(_rows(shuffled, slice(start, stop)), part)
+                loss, metrics = self._loss(_rows(shuffled, slice(start, stop)), part)
                 norms += self._step(loss, self.max_grad_norm)
-                totals += figures
+                totals += metrics
                 n_batches += 1
-        means = cast(list[float], (totals / n_batches).tolist())  # pyright: ignore[reportUnknownMemberType]
-        metrics = dict(zip(_FIGURES, means, strict=True))
-        return {**metrics, "grad_norm": norms / n_batches, "explained_variance": explained}
+        means = cast("list[float]", cast(Any, totals / n_batches).tolist())
+        return {
+            **dict(zip(_METRICS, means, strict=True)),
+            "grad_norm": norms / n_batches,
+            "explained_variance": explained,
+        }
 
     def _loss(self, obs: Tensors, part: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The loss of one minibatch, and its figures."""
+        """Return the loss of one minibatch, and the values of `_METRICS`."""
         outputs, values = self.module(obs)
         logp, entropy = self._actions.evaluate(outputs, self.module.log_std, part["sample"])
         advantages = part["advantages"]
@@ -174,11 +192,13 @@ class PPO(TorchPolicy):
         loss = policy_loss + self.vf_coef * value_loss - self.ent_coef * entropy
         with torch.no_grad():
             n = len(advantages)
-            figures = torch.stack([loss, policy_loss, value_loss, entropy, terms.kl_sum() / n, terms.n_clipped() / n])
-        return loss, figures
+            metrics = torch.stack([loss, policy_loss, value_loss, entropy, terms.kl_sum() / n, terms.n_clipped() / n])
+        return loss, metrics
 
     def _targets(self, buffer: RolloutBuffer, obs: Tensors) -> tuple[dict[str, Tensor], float]:
-        """What the losses are taken against, each (S,), and how much of the returns' variance the values explain."""
+        """Return the columns that the losses compare with, each (S,), and the explained variance of
+        the returns.
+        """
         rows, mask = buffer.n_rows, buffer.mask[: buffer.n_rows]
         scale = self._returns.scale if self._returns is not None else 1.0
         predicted_S = self._values(obs)
@@ -209,7 +229,7 @@ class PPO(TorchPolicy):
 
         samples = cast(Array, buffer.flat(buffer.extras["sample"]))
         return {
-            "sample": torch.from_numpy(samples).to(self.device),  # pyright: ignore[reportUnknownMemberType]
+            "sample": from_numpy(samples).to(self.device),
             "logp": tensor(cast(Array, buffer.flat(buffer.extras["logp"]))),
             "advantages": tensor(advantages_S),
             "returns": tensor(returns_S / scale),
@@ -246,15 +266,18 @@ class _Distribution(Protocol):
     n_outputs: int
 
     def draw(self, outputs: Tensor, log_std: Tensor | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """A sample of each (n, ...) and its log-probability (n,); the most likely one without a generator."""
+        """Return samples (n, ...) and their log-probabilities (n,).
+
+        generator: None: the most likely samples.
+        """
         ...
 
     def evaluate(self, outputs: Tensor, log_std: Tensor | None, sample: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies, each (n,)."""
+        """Return log-probabilities and entropies, each (n,)."""
         ...
 
     def to_env(self, sample: Array) -> Array:
-        """Actions of the space."""
+        """Return samples as actions of the space."""
         ...
 
 
@@ -327,7 +350,7 @@ def _distribution(space: Any) -> _Distribution:
 
 
 def _minibatches(n: int, batch_size: int) -> list[tuple[int, int]]:
-    """Bounds of the minibatches of n samples; a remainder joins the last."""
+    """Return the bounds of the minibatches of n samples. A remainder joins the last."""
     starts = list(range(0, max(1, n - n % batch_size), batch_size))
     return [(start, start + batch_size if start != starts[-1] else n) for start in starts]
 

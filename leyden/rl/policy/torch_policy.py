@@ -29,6 +29,7 @@ from leyden.options import check_number
 from leyden.rl.batch import Batch, leaves
 from leyden.rl.policy.base import Policy
 from leyden.rl.policy.networks import FlatParameters, Tensors, to_tensors
+from leyden.utils.json import is_object
 
 Space = gymnasium.Space[Any]
 _FORMAT = 1
@@ -37,13 +38,13 @@ logger = logging.getLogger(__name__)
 
 
 class TorchPolicy(Policy):
-    """A torch module that acts and learns."""
+    """A policy with a torch module."""
 
     module: Any
-    """The torch module; subclasses say which."""
+    """The torch module. Subclasses declare its class."""
 
     def __init__(self, obs_space: Space, action_space: Space, *, seed: int, num_threads: int | None) -> None:
-        """seed: of the generator that draws actions and minibatches.
+        """seed: the seed of the generator that draws actions and minibatches.
 
         num_threads: torch's threads while the policy acts and learns, on the CPU; None: torch's own
             setting.
@@ -55,7 +56,7 @@ class TorchPolicy(Policy):
         self._num_threads = num_threads
         self._network_name = "the default network"
         self.n_updates = 0
-        """Optimizer steps so far."""
+        """The number of optimizer steps so far."""
 
     def _own(self, module: nn.Module, *, lr: float, weight_decay: float, weight_file: Path | str | None) -> None:
         if weight_file is not None:
@@ -69,7 +70,7 @@ class TorchPolicy(Policy):
         self.optimizer = torch.optim.Adam([self.flat.vector], lr=lr, weight_decay=weight_decay, fused=True)
 
     def train(self, mode: bool = True) -> None:
-        """Modules behave as in training."""
+        """Let modules behave as in training."""
         self.module.train(mode)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
@@ -78,10 +79,13 @@ class TorchPolicy(Policy):
         return to_tensors(obs, self._device)
 
     def _step(self, loss: Tensor, max_grad_norm: float | None) -> float:
-        """One optimizer step; the gradient's norm before it is clipped. Raises EngineError, and steps not, if that is not finite."""
+        """Take one optimizer step. Return the gradient's norm before clipping.
+
+        Raise EngineError, without a step, if the norm is not finite.
+        """
         gradient = self.flat.gradient
         gradient.zero_()
-        loss.backward()  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+        cast(Any, loss).backward()
         norm = float(gradient.dot(gradient).sqrt())
         if not math.isfinite(norm):
             raise EngineError(
@@ -90,7 +94,7 @@ class TorchPolicy(Policy):
             )
         if max_grad_norm and norm > max_grad_norm:
             gradient.mul_(max_grad_norm / (norm + 1e-6))
-        self.optimizer.step()  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+        cast(Any, self.optimizer).step()
         self.n_updates += 1
         return norm
 
@@ -107,7 +111,9 @@ class TorchPolicy(Policy):
             torch.set_num_threads(before)
 
     def _not_finite(self, obs: Batch) -> EngineError:
-        """Why an output is not finite: the observation, or else the weights."""
+        """Return an error that says why an output is not finite: the observation, or else the
+        weights.
+        """
         for leaf in leaves(obs):
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                 rows = np.flatnonzero(~np.isfinite(leaf.reshape(len(leaf), -1)).all(axis=1)).tolist()
@@ -130,7 +136,7 @@ class TorchPolicy(Policy):
         pass
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer, generator and counters, copied."""
+        """Return copies of weights, optimizer, generator and counters."""
         moments = cast(dict[str, Any], self.optimizer.state.get(self.flat.vector, {}))
         return {
             "policy": type(self).__name__,
@@ -147,7 +153,10 @@ class TorchPolicy(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Policy`."""
+        """Continue exactly from a value of `state_dict`.
+
+        Raise CheckpointError, and change nothing, for another policy's state.
+        """
         name = type(self).__name__
         if state.get("policy") != name or state.get("format") != _FORMAT:
             raise CheckpointError(
@@ -177,7 +186,7 @@ class TorchPolicy(Policy):
                 "step": step.detach().clone().to(self.device),
                 **{key: moment.detach().clone().to(self.device) for key, moment in moments.items()},
             }
-        if first_lr != self._lr:  # as with every other argument, the one that this policy was made with counts
+        if first_lr != self._lr:  # arguments of the constructor are no part of the state
             logger.warning(
                 "%s: the saved run began with lr=%g; this one continues with its own, lr=%g", name, first_lr, self._lr
             )
@@ -199,9 +208,11 @@ def _check_fits(model: Mapping[str, Tensor], module: nn.Module, name: str) -> No
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
-    """The weights in a file of `torch.save`: a module's, a policy's state, or a trainer's checkpoint. Executes no code.
+    """Return the weights in a file of `torch.save`: a module's, a policy's or a trainer's.
 
-    Raises CheckpointError if it cannot be read, or holds none.
+    No code in it is executed.
+
+    Raise CheckpointError if the file cannot be read or holds no weights.
     """
     try:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
@@ -210,11 +221,11 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
             f"weight_file {path} cannot be read as plain weights: {type(error).__name__}: {error}"
         ) from error
     for key in ("vessel", "policy", "model"):
-        if isinstance(found, dict) and isinstance(found.get(key), dict):  # pyright: ignore[reportUnknownMemberType]
-            found = found[key]  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(found, dict) or not found or not all(isinstance(value, Tensor) for value in found.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        if is_object(found) and is_object(found.get(key)):
+            found = found[key]
+    if not is_object(found) or not found or not all(isinstance(value, Tensor) for value in found.values()):
         raise CheckpointError(f"weight_file {path} holds no weights by name")
-    return cast(dict[str, Tensor], found)
+    return found
 
 
 def _set_weights(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:

@@ -1,7 +1,9 @@
-"""Training: vessels (what is trained, and how), the trainer that runs them, and two functions for the usual case.
+"""Training: vessels (a policy and how it is trained), the trainer, and two functions for the usual
+case.
 
-It knows policies, environments and the loop of `leyden.loop`; no algorithm. To train in another
-way, write a vessel. The callbacks that `qlib.rl.trainer` has are importable from here too.
+Nothing here knows an algorithm: policies learn, and the loop is that of `leyden.loop`. To train in
+another way, subclass `TrainingVesselBase`. The callbacks of `qlib.rl.trainer` can be imported from
+here too.
 """
 
 from leyden.extras import missing_extra

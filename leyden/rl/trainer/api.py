@@ -1,4 +1,7 @@
-"""`train` and `backtest`: one call each, without a vessel of your own. Their positional arguments are Qlib's."""
+"""`train` and `backtest`: one call each, without a vessel of your own.
+
+Their positional arguments are those of Qlib.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,12 @@ def train(
     vessel_kwargs: Mapping[str, Any] | None = None,
     trainer_kwargs: Mapping[str, Any] | None = None,
 ) -> Trainer:
-    """Train `policy` on these initial states. Return the trainer, whose `metrics` are those of the last iteration.
+    """Train `policy` on these initial states.
 
-    vessel_kwargs: of `TrainingVessel`. trainer_kwargs: of `Trainer`; it needs `max_iters`, or a callback that ends the run.
+    Return the trainer, whose `metrics` are those of the last iteration.
+
+    vessel_kwargs: further arguments of `TrainingVessel`.
+    trainer_kwargs: arguments of `Trainer`, at least `max_iters` or a callback that ends the run.
     """
     vessel = TrainingVessel(
         simulator_fn=simulator_fn,

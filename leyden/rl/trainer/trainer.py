@@ -113,14 +113,14 @@ class Trainer(TrainLoop):
         )
         me = weakref.proxy(self)  # neither the buffer nor the vessel keeps the trainer alive
 
-        def hear(on_episode: bool, on_collect: bool, log_buffer: LogBuffer) -> None:
+        def update_metrics(on_episode: bool, on_collect: bool, log_buffer: LogBuffer) -> None:
             me._metrics_callback(on_episode, on_collect, log_buffer)
 
         def report(done: int, total: int, **counts: float) -> None:
             me.progress(done, total, **counts)
 
         self._report = report
-        self._buffer = LogBuffer(hear, self._min_loglevel())
+        self._buffer = LogBuffer(update_metrics, self._min_loglevel())
         self.writers.append(self._buffer)
 
     # ---- where the run is ----------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Trainer(TrainLoop):
         self.current_episode = 0
         """Training episodes that have ended in this run."""
         self.total_steps = 0
-        """Environment steps of these episodes."""
+        """The environment steps of these episodes."""
         self._has_record = False
 
     @property
@@ -171,8 +171,8 @@ class Trainer(TrainLoop):
 
         The first Ctrl-C ends the run after the stage under way and keeps it. Raises CheckpointError
         for a checkpoint that is damaged or of another vessel, and ConfigError for a stage that the
-        vessel lacks, both before anything has begun. Raises ConfigError for a `run_dir` that holds a run
-        already, unless `resume` is true.
+        vessel lacks, both before anything has begun. Raises ConfigError for a `run_dir` that holds
+        a run already, unless `resume` is true.
         """
         exit_if_starting()
         if self._started_at is not None:
@@ -302,7 +302,10 @@ class Trainer(TrainLoop):
     # ---- stages --------------------------------------------------------------------------------------------------------
 
     def venv_from_iterator(self, iterator: SeedsLike) -> FiniteVectorEnv:
-        """Make environments of this trainer's vessel over these initial states. Close them, or use them in `with`."""
+        """Make environments of this trainer's vessel over these initial states.
+
+        Close them, or use them in `with`.
+        """
         vessel = self.vessel
         if vessel is None:
             raise ConfigError(
@@ -323,7 +326,8 @@ class Trainer(TrainLoop):
         )
 
     def _draw_worker_seeds(self) -> None:
-        """Draw the seeds of the workers' generators before a checkpoint's random states are restored.
+        """Draw the seeds of the workers' generators before a checkpoint's random states are
+        restored.
 
         The restore then ends with exactly the saved states.
         """
@@ -354,7 +358,10 @@ class Trainer(TrainLoop):
         make_seeds: Callable[[], Seeds],
         run: Callable[[FiniteVectorEnv], object],
     ) -> Mapping[str, MetricValue]:
-        """Run one stage. Return its metrics: of its episodes, of the vessel, and the run's totals."""
+        """Run one stage.
+
+        Return its metrics: of its episodes, of the vessel, and the run's totals.
+        """
         vessel.iteration = self._iteration()
         self._buffer.clear()
         with _entered(make_seeds()) as iterator:
@@ -431,7 +438,9 @@ def _entered(seeds: Seeds) -> AbstractContextManager[SeedsLike]:
 
 
 def _describe_states(states: Any) -> dict[str, Any] | None:
-    """Return the length and the digest of initial states; None for states that have no length, such as a generator."""
+    """Return the length and the digest of initial states; None for states that have no length, such
+    as a generator.
+    """
     has_items = hasattr(states, "__len__") and hasattr(states, "__getitem__")
     return describe_dataset(states) if has_items else None
 

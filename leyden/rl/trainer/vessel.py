@@ -19,7 +19,7 @@ import numpy as np
 
 from leyden.errors import CheckpointError, ConfigError
 from leyden.loop import Stage
-from leyden.options import NamedOptions
+from leyden.options import NamedOptions, check_number
 from leyden.rl.buffer import Buffer, ReplayBuffer
 from leyden.rl.collector import Collector, CollectResult
 from leyden.rl.env import FiniteVectorEnv
@@ -48,11 +48,13 @@ _STAGES: Final[Mapping[Stage, tuple[str, str, str]]] = {
 """The methods of each stage, and the argument of `TrainingVessel` that makes the stage possible."""
 
 Seeds: TypeAlias = "SeedsLike | AbstractContextManager[SeedsLike]"
-"""What a seed iterator is: a `SeedPlan`, a `DataQueue` (entered while it is used), or any iterable of initial states."""
+"""The initial states of a stage: a `SeedPlan`, a `DataQueue` (entered while it is used), or any
+iterable.
+"""
 
 
 class SeedIteratorNotAvailable(ConfigError):
-    """A stage was asked for whose initial states the vessel does not have."""
+    """A vessel has no initial states for a stage."""
 
 
 def _report_nothing(done: int, total: int, **counts: float) -> None:
@@ -61,7 +63,10 @@ def _report_nothing(done: int, total: int, **counts: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """The iteration under way, as a vessel needs to know it. Its defaults serve a vessel that is used without a trainer."""
+    """The iteration under way, as a vessel needs to know it.
+
+    Its defaults serve a vessel that is used without a trainer.
+    """
 
     number: int = 0
     """The iterations that have been completed."""
@@ -72,7 +77,7 @@ class Iteration:
 
 
 class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
-    """A policy with all that it needs to act and to learn.
+    """A policy with everything that it needs to act and to learn.
 
     simulator_fn: makes a simulator of an initial state. reward: None: every reward is 0.
     """
@@ -100,7 +105,10 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
 
     @property
     def trainer(self) -> Trainer:
-        """The trainer of this vessel, for code of yours: Leyden's own reads `iteration`. Raise ConfigError before `assign_trainer`."""
+        """The trainer of this vessel, for users' code; Leyden itself reads `iteration`.
+
+        Raise ConfigError before `assign_trainer`.
+        """
         trainer = self._trainer()
         if trainer is None:
             raise ConfigError(f"{type(self).__name__} has no trainer; Trainer.fit and Trainer.test assign themselves")
@@ -161,18 +169,20 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
         raise NotImplementedError(f"{type(self).__name__} does not say how it is tested; write `test`")
 
     def log(self, name: str, value: Any) -> None:
-        """Write a value of this iteration to the log (INFO); of an array, its mean."""
+        """Write a value of this iteration, or the mean of an array, to the log (INFO)."""
         if isinstance(value, np.ndarray | Sequence) and not isinstance(value, str):
             value = float(np.mean(cast("Sequence[float]", value)))
         logger.info("[Iter %d] %s = %s", self.iteration.number, name, value)
 
     def log_dict(self, data: Mapping[str, Any]) -> None:
-        """`log` for each."""
+        """Call `log` for each value."""
         for name, value in data.items():
             self.log(name, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next stage depends on, as `leyden.loop.state_files` can hold it."""
+        """Return everything that the next stage depends on, in types that `leyden.loop.state_files`
+        can save.
+        """
         return {"policy": self.policy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -194,9 +204,10 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
     train_initial_states, val_initial_states, test_initial_states: sequences with length and index;
         None: that stage is not available. Training states are shuffled anew in each pass, and each
         stage continues after the previous one. The others are taken in order.
-    buffer_size: steps that the policy's buffer holds; None: PPO's grows with the collect, DQN's has room for 20,000.
-    update_kwargs: given to `policy.update`.
-    seed: of the shuffling.
+    buffer_size: the steps that the policy's buffer holds; None: PPO's grows with the collect, DQN's
+        holds 20,000.
+    update_kwargs: arguments of `policy.update`.
+    seed: the seed of the shuffling.
     """
 
     def __init__(
@@ -224,8 +235,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
             reward=reward,
             aux_info_collector=aux_info_collector,
         )
-        if episode_per_iter < 1:
-            raise ConfigError(f"episode_per_iter is {episode_per_iter}; it must be at least 1")
+        check_number("episode_per_iter", episode_per_iter, at_least=1, whole=True)
         for name, states in (
             ("train_initial_states", train_initial_states),
             ("val_initial_states", val_initial_states),
@@ -260,7 +270,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         super().require_stage(stage)
 
     def train_seed_iterator(self) -> Seeds:
-        """One plan for all training stages: a pass ends before the next begins, over as many stages as it takes."""
+        """Return the one plan of all training stages. A pass over it may take several stages."""
         if self.train_initial_states is None:
             return super().train_seed_iterator()
         if self._plan is None or self._plan_of != self.iteration.fast_dev_run:
@@ -273,13 +283,13 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         return self._plan
 
     def val_seed_iterator(self) -> Seeds:
-        """Each initial state once, in order."""
+        """Return each initial state once, in order."""
         if self.val_initial_states is None:
             return super().val_seed_iterator()
         return SeedPlan(self._few("val_initial_states", self.val_initial_states))
 
     def test_seed_iterator(self) -> Seeds:
-        """Each initial state once, in order."""
+        """Return each initial state once, in order."""
         if self.test_initial_states is None:
             return super().test_seed_iterator()
         return SeedPlan(self._few("test_initial_states", self.test_initial_states))
@@ -333,7 +343,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
             return collector.collect(n_episode=n_episode, explore=explore, on_progress=progress)
 
     def _few(self, name: str, states: Items[InitialStateType]) -> Items[InitialStateType]:
-        """All of them, or as many as `fast_dev_run` says, chosen at random by `seed`."""
+        """Return all states, or `fast_dev_run` of them, chosen at random by `seed`."""
         n = self.iteration.fast_dev_run
         if n is None or n >= len(states):
             return states
@@ -342,7 +352,10 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         return [states[int(index)] for index in chosen]
 
     def state_dict(self) -> dict[str, Any]:
-        """The policy, where the seeds are, and a replay buffer; what a rollout buffer holds is used up within its stage."""
+        """Return the states of the policy, the seeds and a replay buffer.
+
+        A rollout buffer is used up within its stage.
+        """
         kept = self._buffer if isinstance(self._buffer, ReplayBuffer) else None
         return {
             "policy": self.policy.state_dict(),
@@ -351,7 +364,7 @@ class TrainingVessel(TrainingVesselBase[InitialStateType]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a value of `state_dict`; a state with nothing but a policy is enough."""
+        """Continue from a value of `state_dict`. A state with only a policy is enough."""
         self.policy.load_state_dict(state["policy"])
         self._to_load = state.get("seeds")
         self._plan = self._buffer = None

@@ -221,7 +221,7 @@ class Vague(Walk):
     ("simulator", "sight", "item", "says"),
     [
         (Shared, Raw, 3, "return a copy"),
-        (Fickle, Sight, 3, "answers differently"),
+        (Fickle, Sight, 3, "returns another state"),
         (Over, Sight, 3, "before the first step"),
         (Vague, Sight, 3, "True or False"),
         (Unlucky, Sight, ("raise", "construct", 3), "a first reset: OSError: the quarry is closed"),
