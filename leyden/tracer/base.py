@@ -17,7 +17,8 @@ from leyden.instrumentation.route import MODEL_HOSTS
 from leyden.options import NamedOptions
 from leyden.store.base import LightningStore
 from leyden.tracer.context import TraceContext, last_trace
-from leyden.tracer.trace import OpenSpan, StatusCode, active_trace
+from leyden.tracer.current import active_trace
+from leyden.tracer.trace import OpenSpan, StatusCode
 from leyden.types import Span, SpanStatus
 
 

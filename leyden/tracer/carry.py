@@ -86,7 +86,7 @@ class _CarriedRun:
     """Stands in for a process's `run`, and travels with it."""
 
     def __init__(self, process: multiprocessing.process.BaseProcess, trace: Trace) -> None:
-        self._process, self._carried = process, _carried(trace)
+        self._process, self._carried = process, trace.packed()
 
     def __call__(self) -> None:
         vars(self._process).pop("run", None)
@@ -113,7 +113,7 @@ def _carrying_process_submit(original: Callable[..., Future[Any]]) -> Callable[.
         trace = CURRENT.get()
         if trace is None:
             return original(self, fn, *args, **kwargs)
-        carried = _carried(trace)
+        carried = trace.packed()
         with _nobodys():
             return original(self, carried.run, fn, *args, **kwargs)
 
@@ -135,15 +135,9 @@ def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, func, *args, **kwargs)
         if isinstance(self, multiprocessing.pool.ThreadPool):
             return original(self, _InContext(func), *args, **kwargs)
-        return original(self, functools.partial(_carried(trace).run, func), *args, **kwargs)
+        return original(self, functools.partial(trace.packed().run, func), *args, **kwargs)
 
     return give
-
-
-def _carried(trace: Trace) -> Any:
-    from leyden.tracer.remote import Carried  # it opens traces, which this serves
-
-    return Carried.of(trace)
 
 
 # ---- programs ------------------------------------------------------------------------------------------------------------

@@ -1,17 +1,22 @@
-"""Open and close a trace, with `with` or `async with`.
+"""Open and close a trace, with `with` or `async with`, here or in a process to which it was carried.
 
-Opening makes it the current trace of this context; closing delivers all of it. It knows traces, deliveries and the carrying into threads
-and processes, and no way of making spans.
+Opening makes it the current trace of this context; closing delivers all of its spans. This module
+puts a trace together with its outbox, its address and the way into threads and processes. It makes
+no spans.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import os
+import pickle
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace as otel_trace
@@ -19,11 +24,15 @@ from opentelemetry import trace as otel_trace
 from leyden.errors import ConfigError, LeydenError
 from leyden.instrumentation.route import MODEL_HOSTS, ROUTE_KEY
 from leyden.tracer import carry
+from leyden.tracer.current import current_trace
 from leyden.tracer.delivery import SpanSink, background_loop, open_outbox
-from leyden.tracer.trace import CURRENT, LOCAL, OTEL_KEY, Trace, current_trace
+from leyden.tracer.remote import SpansAddress, below
+from leyden.tracer.trace import CURRENT, LOCAL, OTEL_KEY, SPANS_URL, Address, Trace
 from leyden.types import Span
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _LAST: ContextVar[Trace | None] = ContextVar("leyden_last_trace", default=None)
 
@@ -101,7 +110,15 @@ class TraceContext:
         if self._store is not None and loop is not None:
             outbox = open_outbox(self._store, loop, f"attempt {attempt_id!r} of rollout {rollout_id!r}")
         self._held = held
-        self._trace = trace = Trace(self._name or rollout_id, rollout_id, attempt_id, outbox, url=self._url)
+        self._trace = trace = Trace(
+            self._name or rollout_id,
+            rollout_id,
+            attempt_id,
+            outbox,
+            url=self._url,
+            open_address=_open_address,
+            pack=Carried.of,
+        )
         trace.route.model_hosts = self._model_hosts
         trace.prepare = self._prepare or trace.prepare
         context = otel_context.set_value(ROUTE_KEY, trace.route, otel_context.set_value(OTEL_KEY, trace))
@@ -129,8 +146,92 @@ class TraceContext:
         return self._trace
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A trace on its way to another process, picklable. Implements `CarriedTrace`."""
+
+    name: str
+    rollout_id: str
+    attempt_id: str
+    environment: dict[str, str]
+    model_hosts: tuple[str, ...]
+    route: tuple[str | None, str | None]
+    prepare: bytes | None
+
+    @classmethod
+    def of(cls, trace: Trace) -> Carried:
+        """Pack a trace, at the step that is under way here."""
+        try:
+            prepare = pickle.dumps(trace.prepare)
+        except Exception:  # noqa: BLE001 -- a tracer of the user's may be anything; the emitters work without it
+            prepare = None
+        route = trace.route
+        return cls(
+            trace.name,
+            trace.rollout_id,
+            trace.attempt_id,
+            trace.environment(),
+            tuple(route.model_hosts),
+            (route.base_url, route.api_key),
+            prepare,
+        )
+
+    def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """Call a function in the trace, in the process where this has arrived.
+
+        All spans that it recorded are delivered when this returns.
+        """
+        with _variables(self.environment), self._trace():
+            return function(*args, **kwargs)
+
+    @contextmanager
+    def _trace(self) -> Generator[None]:
+        url = self.environment[SPANS_URL]
+        # A tracer's own `prepare`, of which the tracer is `__self__`; what it keeps open around its traces is kept open here too.
+        prepare: Any = None if self.prepare is None else pickle.loads(self.prepare)
+        around = getattr(getattr(prepare, "__self__", None), "while_open", nullcontext)
+        if prepare is not None:
+            prepare()
+        with TraceContext(
+            self.name,
+            SpansAddress(url),
+            self.rollout_id,
+            self.attempt_id,
+            prepare=prepare,
+            around=around,
+            model_hosts=self.model_hosts,
+            url=url,
+        ) as trace:
+            trace.route.base_url, trace.route.api_key = self.route
+            token = otel_context.attach(below(self.environment["TRACEPARENT"], trace))
+            try:
+                yield
+            finally:
+                otel_context.detach(token)
+
+
+@contextmanager
+def _variables(environment: dict[str, str]) -> Generator[None]:
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _open_address(trace: Trace) -> Address:
+    from leyden.tracer.receiver import Receiver  # loads a server, which few traces need
+
+    return Receiver(trace)
+
+
 def last_trace() -> list[Span]:
-    """The spans of the current trace; where none is open, of the last one that this context opened; else none."""
+    """Return the spans of the current trace, or of the last one that this context opened, or []."""
     trace = current_trace() or _LAST.get()
     return [] if trace is None else list(trace.spans)
 

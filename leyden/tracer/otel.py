@@ -35,7 +35,8 @@ from leyden import semconv
 from leyden.instrumentation import MODEL_HOSTS, in_use, instrument
 from leyden.store.base import LightningStore
 from leyden.tracer.base import Tracer
-from leyden.tracer.trace import Trace, current_trace, trace_of
+from leyden.tracer.current import current_trace, trace_of
+from leyden.tracer.trace import Trace
 from leyden.types import Attributes, Span, SpanEvent, SpanStatus
 from leyden.utils.otel import attribute_value, links_text, seconds
 

@@ -1,7 +1,8 @@
-"""A trace in another process than its own: what travels there, and the way of its spans back.
+"""A trace in another process than its own: the way of its spans back, and the trace of a whole process.
 
-Spans go to the address of the trace (`Trace.address`), in the batches in which they would go to a store, and all of them are there when the
-work that was carried ends, or the process does. It knows traces and their addresses, and not how a process is started (`carry.py`).
+Spans go to the address of the trace (`Trace.address`), in the batches in which they would go to a
+store. All of them have arrived when the carried work ends, or the process does. This module knows
+traces and their addresses, and not how a process is started (`carry.py`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,9 @@ import asyncio
 import atexit
 import logging
 import os
-import pickle
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from opentelemetry import context as otel_context
@@ -24,7 +22,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from pydantic import TypeAdapter
 
 from leyden.errors import LeydenError, StoreError, UnknownAttempt
-from leyden.tracer.context import TraceContext
 from leyden.tracer.delivery import Outbox, background_loop, open_outbox
 from leyden.tracer.trace import SPANS, SPANS_URL, Trace
 from leyden.types import Span
@@ -39,14 +36,14 @@ _BATCH = 200
 _SECONDS = 30.0
 
 
-class _SpansAt:
-    """Brings spans to the address of a trace."""
+class SpansAddress:
+    """Sends spans to the address of a trace."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     async def add_many_spans(self, spans: Sequence[Span], /) -> Sequence[Span]:
-        """Take all. Raises UnknownAttempt where the attempt is over, StoreError where nobody answers; safe to repeat."""
+        """Send all spans. Raise UnknownAttempt if the attempt is over, StoreError if the address does not answer. Safe to repeat."""
         for start in range(0, len(spans), _BATCH):
             body = _SPANS.dump_json(list(spans[start : start + _BATCH]))
             try:
@@ -60,7 +57,7 @@ class _SpansAt:
 
 
 async def _post(url: str, body: bytes) -> tuple[int, str]:
-    """By hand: it works at a process's very end, where no thread can be started, and costs such a process no import."""
+    """Send one request, by hand, because no thread can be started at a process's very end, and a library costs imports."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
@@ -73,69 +70,8 @@ async def _post(url: str, body: bytes) -> tuple[int, str]:
         writer.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """What another process needs to go on with a trace; can be pickled."""
-
-    name: str
-    rollout_id: str
-    attempt_id: str
-    environment: dict[str, str]
-    model_hosts: tuple[str, ...]
-    route: tuple[str | None, str | None]
-    prepare: bytes | None
-
-    @classmethod
-    def of(cls, trace: Trace) -> Carried:
-        """Of a trace, at the step that is under way here."""
-        try:
-            prepare = pickle.dumps(trace.prepare)
-        except Exception:  # noqa: BLE001 -- a tracer of the user's may be anything; the emitters work without it
-            prepare = None
-        route = trace.route
-        return cls(
-            trace.name,
-            trace.rollout_id,
-            trace.attempt_id,
-            trace.environment(),
-            tuple(route.model_hosts),
-            (route.base_url, route.api_key),
-            prepare,
-        )
-
-    def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Call a function in the trace, in the process where this has arrived; what it recorded is delivered when this returns."""
-        with _variables(self.environment), self._trace():
-            return function(*args, **kwargs)
-
-    @contextmanager
-    def _trace(self) -> Generator[None]:
-        url = self.environment[SPANS_URL]
-        # A tracer's own `prepare`, of which the tracer is `__self__`; what it keeps open around its traces is kept open here too.
-        prepare: Any = None if self.prepare is None else pickle.loads(self.prepare)
-        around = getattr(getattr(prepare, "__self__", None), "while_open", nullcontext)
-        if prepare is not None:
-            prepare()
-        with TraceContext(
-            self.name,
-            _SpansAt(url),
-            self.rollout_id,
-            self.attempt_id,
-            prepare=prepare,
-            around=around,
-            model_hosts=self.model_hosts,
-            url=url,
-        ) as trace:
-            trace.route.base_url, trace.route.api_key = self.route
-            token = otel_context.attach(_below(self.environment["TRACEPARENT"], trace))
-            try:
-                yield
-            finally:
-                otel_context.detach(token)
-
-
-def _below(traceparent: str, trace: Trace) -> otel_context.Context:
-    """The current context, with a step of another process as the one under way."""
+def below(traceparent: str, trace: Trace) -> otel_context.Context:
+    """Return the current context, with a step of another process as the current span."""
     context = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
     step = otel_trace.get_current_span(context).get_span_context()
     if step.is_valid:
@@ -143,22 +79,8 @@ def _below(traceparent: str, trace: Trace) -> otel_context.Context:
     return context
 
 
-@contextmanager
-def _variables(environment: dict[str, str]) -> Generator[None]:
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 class _ProcessTrace:
-    """The trace of a process that was started in one, by the variables that it was started with."""
+    """The trace of a process that was started in one, from the variables that it was started with."""
 
     current: Trace | None = None
     pid = 0
@@ -166,7 +88,10 @@ class _ProcessTrace:
 
 
 def process_trace() -> Trace | None:
-    """The trace of this whole process, opened by the first call; delivered at the process's end. None where a variable is missing."""
+    """Return the trace of this whole process, or None if a variable is missing.
+
+    The first call opens it. It is delivered at the process's end.
+    """
     if _ProcessTrace.pid != os.getpid():
         with _ProcessTrace.lock:
             if _ProcessTrace.pid != os.getpid():
@@ -180,9 +105,9 @@ def _open_process_trace() -> Trace | None:
     url, rollout_id, attempt_id = (os.environ.get(name) for name in wanted)
     if not url or not rollout_id or not attempt_id:
         return None
-    outbox = open_outbox(_SpansAt(url), background_loop(), f"attempt {attempt_id!r} of rollout {rollout_id!r}")
+    outbox = open_outbox(SpansAddress(url), background_loop(), f"attempt {attempt_id!r} of rollout {rollout_id!r}")
     trace = Trace(rollout_id, rollout_id, attempt_id, outbox, url=url)
-    _below(os.environ.get("TRACEPARENT", ""), trace)
+    below(os.environ.get("TRACEPARENT", ""), trace)
     atexit.register(_close, outbox, os.getpid())
     return trace
 

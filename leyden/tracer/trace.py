@@ -1,10 +1,9 @@
-"""`Trace`: the record of one attempt while it is made, and which trace is the current one.
+"""`Trace`: the record of one attempt while it is made.
 
-The current trace is a context variable, so hundreds of attempts run in one process, each in its own tasks and threads. It is kept in
-OpenTelemetry's context as well, which code that carries that context by hand (into a thread pool of its own) brings along.
-
-What Leyden's emitters record is made here, without OpenTelemetry's SDK: no sampler, limit or switch of the user's can lose a reward.
-A trace knows its attempt, its way to the store and what other processes need to record in it; it does not know which tracer opened it.
+Spans of Leyden's emitters are made here, without OpenTelemetry's SDK, so that no sampler, limit or
+switch of the user's can lose a reward. A trace knows its attempt, its outbox, and the variables that
+other processes need to record in it. It does not know which tracer opened it, how it is carried into
+another process, or how its address is served: whoever opens it hands these in (`context.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import Any, Final, Literal, Protocol, cast
 from urllib.parse import quote
 
 from opentelemetry import context as otel_context
@@ -31,9 +30,6 @@ from leyden.tracer.delivery import Outbox
 from leyden.types import Attributes, Span, SpanEvent, SpanStatus, get_reward_value
 from leyden.utils import ids
 from leyden.utils.text import describe_error, storable
-
-if TYPE_CHECKING:
-    from leyden.tracer.receiver import Receiver
 
 logger = logging.getLogger(__name__)
 
@@ -69,15 +65,44 @@ class OpenSpan:
         self.status = SpanStatus(status_code="ERROR", description=_one_line(error))
 
 
-class Trace:
-    """The spans of one attempt, in the order in which they ended.
+class Address(Protocol):
+    """The place to which other processes send the spans of one trace."""
 
-    url: where other processes send spans of this trace; None: to an address of its own, opened when the first one needs it.
-    """
+    url: str
+
+    def close(self) -> None:
+        """Take no more spans."""
+        ...
+
+
+class CarriedTrace(Protocol):
+    """What travels to another process, so that work there is recorded in the trace."""
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function in the trace, in the process where this has arrived."""
+        ...
+
+
+class Trace:
+    """The spans of one attempt, in the order in which they ended."""
 
     def __init__(
-        self, name: str, rollout_id: str, attempt_id: str, outbox: Outbox | None, *, url: str | None = None
+        self,
+        name: str,
+        rollout_id: str,
+        attempt_id: str,
+        outbox: Outbox | None,
+        *,
+        url: str | None = None,
+        open_address: Callable[[Trace], Address] | None = None,
+        pack: Callable[[Trace], CarriedTrace] | None = None,
     ) -> None:
+        """
+        outbox: delivers the spans; None: they stay in `spans`.
+        url: where other processes send spans of this trace; None: to an address of its own.
+        open_address: opens that address when the first process needs it.
+        pack: makes what travels to another process. A trace without it is not carried.
+        """
         self.name = name
         self.rollout_id = rollout_id
         self.attempt_id = attempt_id
@@ -94,8 +119,8 @@ class Trace:
         """What makes another process's steps noticed there; it can be pickled, or is left out."""
         self._root_id = self.trace_id[:16]
         """Stands for the trace where W3C demands the id of a step and none is under way; no span has it."""
-        self._url = url
-        self._receiver: Receiver | None = None
+        self._url, self._open_address, self._pack = url, open_address, pack
+        self._address: Address | None = None
         self._lock = threading.Lock()
 
     def add(self, span: Span) -> None:
@@ -165,9 +190,9 @@ class Trace:
     def close_address(self) -> None:
         """Take no more spans of other processes."""
         with self._lock:
-            if self._receiver is not None:
-                self._receiver.close()
-                self._receiver = None
+            if self._address is not None:
+                self._address.close()
+                self._address = None
 
     def _recording(self) -> dict[str, str]:
         place = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
@@ -186,15 +211,26 @@ class Trace:
         }
 
     def address(self) -> str:
-        """Where other processes send spans of this trace: OTLP, and Leyden's own. It answers until the trace is closed."""
+        """Return the URL to which other processes send spans of this trace, as OTLP or in Leyden's form.
+
+        It is served until the trace is closed. Raise NoActiveTrace for a trace that no `TraceContext` opened.
+        """
         with self._lock:
             if self._url is not None:
                 return self._url
-            if self._receiver is None:
-                from leyden.tracer.receiver import Receiver  # a server, which few traces need
+            if self._address is None:
+                if self._open_address is None:
+                    raise NoActiveTrace(
+                        f"the trace {self.name!r} takes no spans of other processes; open it with trace_context"
+                    )
+                self._address = self._open_address(self)
+            return self._address.url
 
-                self._receiver = Receiver(self)
-            return self._receiver.url
+    def packed(self) -> CarriedTrace:
+        """Return what travels to another process. Raise NoActiveTrace for a trace that no `TraceContext` opened."""
+        if self._pack is None:
+            raise NoActiveTrace(f"the trace {self.name!r} cannot be carried; open it with trace_context")
+        return self._pack(self)
 
     def _parent(self) -> tuple[str, str | None]:
         """The trace id and span id of the step under way here; this trace's own id and None where there is none."""
@@ -226,42 +262,6 @@ class Trace:
             start_time=start,
             end_time=end,
         )
-
-
-def current_trace() -> Trace | None:
-    """The trace that is open here, None where there is none."""
-    trace = CURRENT.get()
-    if trace is None:
-        trace = trace_of(otel_context.get_current())
-    return trace if trace is not None else inherited_trace()
-
-
-def inherited_trace() -> Trace | None:
-    """The trace in which this whole process was started (see `Trace.environment`), None where there is none."""
-    if SPANS_URL not in os.environ:
-        return None
-    from leyden.tracer.remote import process_trace  # needed in such processes only
-
-    return process_trace()
-
-
-def trace_of(context: otel_context.Context) -> Trace | None:
-    """The trace that an OpenTelemetry context was made in, None where there was none."""
-    trace = context.get(OTEL_KEY)
-    return trace if isinstance(trace, Trace) else None
-
-
-def active_trace(what: str) -> Trace:
-    """The trace that is open here. Raises NoActiveTrace, which says that `what` needs one and how to open it."""
-    trace = current_trace()
-    if trace is None:
-        raise NoActiveTrace(
-            f"{what} was called where no trace is open. A runner opens one for each attempt; elsewhere, open one with "
-            "`with OtelTracer().trace_context():` (or `async with`). In a thread that existed before the trace, run the call in a "
-            "copy of the agent's context: contextvars.copy_context().run(...); a process made by a bare os.fork() has no trace, one "
-            "made by multiprocessing or subprocess has"
-        )
-    return trace
 
 
 def _nothing() -> None:

@@ -20,8 +20,9 @@ from uuid import uuid4
 from leyden import semconv
 from leyden.errors import ConfigError
 from leyden.instrumentation import HTTP_CLIENTS, MODEL_HOSTS, Instrumentation
+from leyden.tracer.current import current_trace
 from leyden.tracer.otel import OtelTracer
-from leyden.tracer.trace import OpenSpan, current_trace
+from leyden.tracer.trace import OpenSpan
 from leyden.utils.extras import install_extra
 from leyden.utils.text import as_json
 
