@@ -30,6 +30,7 @@ from leyden.algorithm.policy_gradient.batch import Group, RolloutData, build_ste
 from leyden.demo.game import NUMBERS, Game
 from leyden.demo.run import WEIGHTS
 from leyden.engine import EmbeddedBackend, OptimParams, PolicyLoss, SamplingParams
+from leyden.maths import ESTIMATORS
 from leyden.types import TrainingSequence, Triplet, TripletPrompt, TripletResponse
 
 PEER = "bench-trl"
@@ -158,7 +159,7 @@ def training_batch(episodes: Sequence[Episode], *, merged: bool = True) -> list[
         for index, episode in enumerate(episodes)
     ]
     groups = [Group(rollouts[start : start + GROUP_SIZE]) for start in range(0, len(rollouts), GROUP_SIZE)]
-    step = build_step(groups, scale_advantages=True)
+    step = build_step(groups, ESTIMATORS["grpo"])
     (batch,) = minibatches(step.rollouts, size=len(step.rollouts), seed=0, step=0, epoch=0)
     return batch
 

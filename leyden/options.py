@@ -71,6 +71,12 @@ def check_flag(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {value!r}; possible: True, False")
 
 
+def check_choice(name: str, value: object, possible: Collection[str]) -> None:
+    """Raise ConfigError, with the nearest possible name, unless `value` is one of the possible ones."""
+    if not isinstance(value, str) or value not in possible:
+        raise ConfigError(f"{name} is {value!r}; {nearest(str(value), possible)}")
+
+
 def check_path(name: str, value: object, *, example: str) -> None:
     """Raise InvalidArgument unless `value` is a path; `example` is one."""
     if not isinstance(value, str | os.PathLike):

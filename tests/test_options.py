@@ -182,13 +182,17 @@ for name in sys.argv[1:]:
 """
 
 
+def test_a_loss_is_configured_without_torch() -> None:
+    command = [sys.executable, "-c", WITHOUT_PACKAGES, "leyden.maths.losses", "leyden.engine:PolicyLoss"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+
+
 def test_a_module_or_name_whose_extra_is_not_installed_says_which_extra() -> None:
     needs = {
         "leyden.rl:PPO": "rl",
         "leyden.rl.policy:PPO": "rl",
         "leyden.rl.order_execution:Order": "rl",
         "leyden.rl.trainer": "rl",
-        "leyden.maths.losses": "torch",
     }
     command = [sys.executable, "-c", WITHOUT_PACKAGES, *needs]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -212,7 +216,9 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: ly.PolicyGradient(backend(), n_steps="5"), "n_steps is '5'; it must be a whole number"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.PolicyGradient(backend(), rollouts_per_task="4"), "rollouts_per_task is '4'"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.PolicyGradient(backend(), temperature="1"), "temperature is '1'"),  # pyright: ignore[reportArgumentType]
-    (lambda: ly.PolicyGradient(backend(), scale_advantages="no"), "scale_advantages is 'no'; possible: True, False"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.PolicyGradient(backend(), advantages="gpro"), "advantages is 'gpro'; did you mean 'grpo'?"),
+    (lambda: ly.PolicyGradient(backend(), advantages=True), "advantages is True; possible: grpo, dr_grpo"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.PolicyLoss("pop"), "loss is 'pop'; did you mean 'ppo'?"),
     (lambda: ly.PolicyGradient(backend(), optim=1e-4), r"optim is 0.0001; give OptimParams(...)"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.PolicyGradient(backend(), loss="ppo"), "loss is 'ppo'; give PolicyLoss(...)"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.PolicyGradient(backend(), agent_match=3), "agent_match is 3, which is no regular expression"),  # pyright: ignore[reportArgumentType]

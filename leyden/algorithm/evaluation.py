@@ -21,6 +21,7 @@ from leyden.algorithm.base import Algorithm, Dataset
 from leyden.engine.base import PolicyBackend
 from leyden.errors import ConfigError
 from leyden.gateway import UpstreamModel
+from leyden.options import check_number
 from leyden.types import (
     EnqueueRolloutRequest,
     NamedResources,
@@ -151,8 +152,8 @@ class Evaluation(Algorithm):
         timeout_seconds: float | None = 600.0,
         price_per_million: tuple[float, float] | None = None,
     ) -> None:
-        if repeats < 1:
-            raise ConfigError(f"repeats is {repeats}; it must be at least 1")
+        check_number("repeats", repeats, at_least=1, whole=True)
+        check_number("timeout_seconds", timeout_seconds, above=0, or_none="no limit")
         self.repeats, self.timeout_seconds, self.price_per_million = repeats, timeout_seconds, price_per_million
         self._backend, self._models = backend, list(models)
         self._llms, self._resources = dict(llms or {}), dict(resources or {})

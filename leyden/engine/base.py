@@ -7,14 +7,13 @@ nothing of rollouts, rewards or the store. To add one, implement the protocol an
 from __future__ import annotations
 
 import asyncio
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-from leyden.errors import ConfigError
+from leyden.maths.losses import PolicyLoss
 from leyden.options import NamedOptions, check_number, named_options
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.arguments import KeepsArguments
@@ -36,12 +35,10 @@ class SamplingParams:
     """The same prompt, weights and seed give the same response in a deterministic backend."""
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ConfigError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ConfigError(f"temperature is {self.temperature}; it must be 0 or more")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        check_number("max_tokens", self.max_tokens, at_least=1, whole=True)
+        check_number("temperature", self.temperature, at_least=0)
+        check_number("top_p", self.top_p, above=0, at_most=1)
+        check_number("seed", self.seed, whole=True, or_none="a draw of the backend's own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +53,6 @@ class Sample:
     policy_versions: list[int]
     """Shape (R,): the policy's version when the token was drawn."""
     finish_reason: Literal["stop", "length"]
-
-
-@named_options
-@dataclass(frozen=True, slots=True)
-class PolicyLoss:
-    """The clipped policy-gradient loss (PPO, arXiv:1707.06347, eq. 7), summed with each token's weight.
-
-    loss = - sum_t w_t * min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t),  r_t = exp(logp_t - behaviour logp_t)
-    """
-
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    """A wider upper bound keeps exploration (DAPO, arXiv:2503.14476)."""
-    temperature: float = 1.0
-    """The temperature at which the behaviour log-probabilities were taken."""
 
 
 @named_options

@@ -20,7 +20,7 @@ from torch import Tensor
 from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyLoss
 from leyden.engine.forward.base import ModelForward
 from leyden.errors import ConfigError, EngineError
-from leyden.maths.losses import clipped_surrogate
+from leyden.maths.losses import LOSSES
 from leyden.types import TrainingSequence
 
 
@@ -201,9 +201,7 @@ def policy_loss(logits_NV: Tensor, targets: _Targets, loss: PolicyLoss) -> tuple
     """The summed, weighted loss (`PolicyLoss` has the formula), and figures summed over the N tokens."""
     logprobs_NV = torch.log_softmax(logits_NV.float() / loss.temperature, dim=-1)
     logprobs_N = logprobs_NV.gather(-1, targets.ids_N[:, None])[:, 0]
-    terms = clipped_surrogate(
-        logprobs_N, targets.behaviour_N, targets.advantages_N, clip_low=loss.clip_low, clip_high=loss.clip_high
-    )
+    terms = LOSSES[loss.name](logprobs_N, targets.behaviour_N, targets.advantages_N, loss)
     summed = -(targets.weights_N * terms.objective_N).sum()
     with torch.no_grad():
         figures = torch.stack(

@@ -9,7 +9,10 @@ from leyden.host.http import Refusal
 
 
 def bad_request(message: str, *, status: int = 400, param: str | None = None, code: str = "") -> Refusal:
-    """Return the refusal of a request. param, code: the fields of OpenAI's error object; code "" leaves it null."""
+    """Return the refusal of a request.
+
+    param, code: the fields of OpenAI's error object; code "" leaves it null.
+    """
     return Refusal(status, code, message, param=param)
 
 

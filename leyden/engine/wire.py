@@ -1,16 +1,19 @@
-"""Requests in OpenAI's wire format, checked and read. Pure functions; they know no model and no server.
+"""Validate requests in OpenAI's wire format and read them into a `CompletionRequest`.
 
-`return_token_ids` is vLLM's convention. To accept a new field, add its check to `_FIELDS` and read it in `_request`.
-Messages and tools have a module of their own, `conversation`.
+Pure functions; they know no model and no server. `return_token_ids` is vLLM's convention.
+`conversation` reads messages and tools.
+
+To accept a new field, add it to a body model with its type, its default and a description of the
+values that it takes, which the error message quotes. Then read it in `_request`.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leyden.dialects import Json
 from leyden.engine.conversation import read_messages, read_response_format, read_tool_choice, read_tools
@@ -21,7 +24,7 @@ Kind = Literal["chat.completion", "text_completion"]
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A chat or text completion that was asked for."""
+    """A validated request for a chat or text completion."""
 
     kind: Kind
     model: str
@@ -70,6 +73,78 @@ class CompletionRequest:
         return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
 
 
+Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+Count = Annotated[int | None, Field(ge=1, description="an integer of at least 1")]
+Flag = Annotated[bool, Field(description="true or false")]
+Zero = Annotated[float, Field(ge=0, le=0, description="0 (nothing else is supported)")]
+No = Annotated[Literal[False], Field(description="false (nothing else is supported)")]
+
+
+class _StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: Any = None
+    include_obfuscation: Any = None
+
+
+class _Body(BaseModel):
+    """The fields that chat and text completions share. A description says what a field must be.
+
+    A field whose type is Any does not change the response, or is validated where it is read.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    model: Annotated[str, Field(min_length=1, description="a string")]
+    max_tokens: Count = None
+    temperature: Annotated[float, Field(ge=0, le=1000, description="a number from 0 to 1000")] = 1.0
+    top_p: Annotated[float, Field(ge=1e-6, le=1, description="a number from 1e-06 to 1")] = 1.0
+    stop: Annotated[Text | list[Text] | None, Field(description="a string or a list of strings")] = None
+    stop_token_ids: Annotated[TokenIds | None, Field(description="a list of token ids")] = None
+    seed: Annotated[int | None, Field(ge=-(2**63), le=2**64, description=f"an integer from {-(2**63)} to {2**64}")] = (
+        None
+    )
+    n: Annotated[int, Field(ge=1, le=128, description="an integer from 1 to 128")] = 1
+    stream: Flag = False
+    stream_options: Annotated[_StreamOptions | None, Field(description="an object with 'include_usage'")] = None
+    return_token_ids: Flag = False
+    frequency_penalty: Zero = 0
+    presence_penalty: Zero = 0
+    logit_bias: Annotated[Json | None, Field(max_length=0, description="{} (nothing else is supported)")] = None
+    user: Any = None
+
+
+class _ChatBody(_Body):
+    messages: Annotated[list[Any], Field(description="a list")]
+    max_completion_tokens: Count = None
+    logprobs: Flag = False
+    top_logprobs: Zero = 0
+    tools: Annotated[list[Any] | None, Field(description="a list")] = None
+    tool_choice: Any = "auto"
+    parallel_tool_calls: Flag = True
+    response_format: Annotated[Json | None, Field(description="an object")] = None
+    metadata: Any = None
+    store: No = False
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+
+
+class _TextBody(_Body):
+    prompt: Annotated[
+        Text | Annotated[TokenIds, Field(min_length=1)], Field(description="a string or a list of token ids")
+    ]
+    max_tokens: Count = 16
+    logprobs: Annotated[
+        Annotated[float, Field(ge=0, le=0)] | Literal[False] | None,
+        Field(union_mode="left_to_right", description="0 (nothing else is supported)"),
+    ] = None
+    """The number of alternatives to each token. With 0, only the sampled tokens have log-probabilities."""
+    echo: No = False
+    best_of: Annotated[Literal[1], Field(description="1 (nothing else is supported)")] = 1
+
+
 def parse_request(body: bytes, kind: Kind) -> CompletionRequest:
     """Read a request's body. Raise Refusal, which names the field and its value."""
     try:
@@ -84,172 +159,54 @@ def parse_request(body: bytes, kind: Kind) -> CompletionRequest:
         raise bad_request(f"the request body is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise bad_request(f"the request body must be a JSON object, got {type(data).__name__}")
-    fields = cast(Json, data)
-    checks = _CHAT_FIELDS if kind == "chat.completion" else _TEXT_FIELDS
-    for name, value in fields.items():
-        check = checks.get(name)
-        if check is None:
-            raise bad_request(f"{name!r} is not supported here; remove it from the request", param=name)
-        if value is not None and (wanted := check(value)):
-            raise bad_request(f"{name!r} must be {wanted}, got {shown(value)}", param=name)
-    required = ("model", "messages" if kind == "chat.completion" else "prompt")
-    for name in required:
-        if fields.get(name) is None:
-            raise bad_request(f"{name!r} is missing", param=name)
-    return _request(fields, kind)
+    return _request(_validated(cast(Json, data), _ChatBody if kind == "chat.completion" else _TextBody))
 
 
-def _request(fields: Json, kind: Kind) -> CompletionRequest:
-    def get(name: str, default: Any) -> Any:
-        value = fields.get(name)
-        return default if value is None else value
+def _validated(given: Json, model: type[_ChatBody | _TextBody]) -> _ChatBody | _TextBody:
+    """Return the body as `model`; null stands for a field's default. Raise Refusal for the first wrong field."""
+    known = model.model_fields
+    try:
+        return model.model_validate(
+            {name: value for name, value in given.items() if value is not None or name not in known}
+        )
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+    problems = {str(each["loc"][0]): each["type"] for each in found}
+    name = next((name for name in given if name in problems), next(iter(problems)))
+    if name not in known:
+        raise bad_request(f"{name!r} is not supported here; remove it from the request", param=name)
+    if given.get(name) is None:
+        raise bad_request(f"{name!r} is missing", param=name)
+    raise bad_request(f"{name!r} must be {known[name].description}, got {shown(given[name])}", param=name)
 
-    chat = kind == "chat.completion"
-    stop: str | list[str] = get("stop", [])
-    logprobs = get("logprobs", False)
-    tools = read_tools(get("tools", []))
-    tool_choice, callable_tools = read_tool_choice(get("tool_choice", "auto"), tools)
+
+def _request(body: _ChatBody | _TextBody) -> CompletionRequest:
+    chat = body if isinstance(body, _ChatBody) else None
+    tools = read_tools((chat and chat.tools) or [])
+    tool_choice, callable_tools = read_tool_choice(chat.tool_choice if chat else "auto", tools)
+    response_format = chat and chat.response_format
+    stop = body.stop or ()
     return CompletionRequest(
-        kind=kind,
-        model=fields["model"],
-        messages=read_messages(fields["messages"]) if chat else [],
+        kind="chat.completion" if chat else "text_completion",
+        model=body.model,
+        messages=read_messages(chat.messages) if chat else [],
         tools=tools,
         tool_choice=tool_choice,
         callable_tools=callable_tools,
-        parallel_tool_calls=get("parallel_tool_calls", True),
-        json_schema=None
-        if tool_choice == "required"
-        else read_response_format(get("response_format", {"type": "text"})),
-        prompt="" if chat else fields["prompt"],
-        max_tokens=get("max_completion_tokens", get("max_tokens", None if chat else 16)),
-        temperature=float(get("temperature", 1.0)),
-        top_p=float(get("top_p", 1.0)),
+        parallel_tool_calls=chat.parallel_tool_calls if chat else True,
+        json_schema=read_response_format(response_format)
+        if response_format is not None and tool_choice != "required"
+        else None,
+        prompt=body.prompt if isinstance(body, _TextBody) else "",
+        max_tokens=(chat and chat.max_completion_tokens) or body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
         stops=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=tuple(get("stop_token_ids", ())),
-        seed=fields.get("seed"),
-        n=get("n", 1),
-        stream=get("stream", False),
-        include_usage=bool(get("stream_options", {}).get("include_usage")),
-        logprobs=logprobs is not False,
-        return_token_ids=get("return_token_ids", False),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        seed=body.seed,
+        n=body.n,
+        stream=body.stream,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        logprobs=chat.logprobs if chat else isinstance(body.logprobs, float),
+        return_token_ids=body.return_token_ids,
     )
-
-
-# Checks return what the value must be, or None when it is right.
-Check = Callable[[Any], str | None]
-
-
-def _number(low: float, high: float) -> Check:
-    def check(value: Any) -> str | None:
-        right = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        return None if right and math.isfinite(value) else f"a number from {low} to {high}"
-
-    return check
-
-
-def _integer(low: int, high: int | None = None) -> Check:
-    def check(value: Any) -> str | None:
-        right = (
-            isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
-        )
-        return (
-            None if right else f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
-        )
-
-    return check
-
-
-def _boolean(value: Any) -> str | None:
-    return None if isinstance(value, bool) else "true or false"
-
-
-def _list(value: Any) -> str | None:
-    """A list; what it holds is checked where it is read."""
-    return None if isinstance(value, list) else "a list"
-
-
-def _object(value: Any) -> str | None:
-    """An object; what it holds is checked where it is read."""
-    return None if isinstance(value, dict) else "an object"
-
-
-def _string(value: Any) -> str | None:
-    return None if isinstance(value, str) and value else "a string"
-
-
-def _only(*values: Any) -> Check:
-    """A field that is understood, of which only the values that change nothing are supported."""
-
-    def check(value: Any) -> str | None:
-        return None if value in values else f"{' or '.join(map(shown, values))} (nothing else is supported)"
-
-    return check
-
-
-def _anything(_: Any) -> None:
-    """A field that says nothing about the answer, or that is checked where it is read."""
-
-
-def _prompt(value: Any) -> str | None:
-    if isinstance(value, str) and value:
-        return None
-    return None if value and _token_ids(value) is None else "a string or a list of token ids"
-
-
-def _token_ids(value: Any) -> str | None:
-    right = isinstance(value, list) and all(type(token) is int and token >= 0 for token in cast(list[Any], value))
-    return None if right else "a list of token ids"
-
-
-def _stop(value: Any) -> str | None:
-    if _string(value) is None:
-        return None
-    right = isinstance(value, list) and all(_string(item) is None for item in cast(list[Any], value))
-    return None if right else "a string or a list of strings"
-
-
-def _stream_options(value: Any) -> str | None:
-    right = isinstance(value, dict) and set(cast(Json, value)) <= {"include_usage", "include_obfuscation"}
-    return None if right else "an object with 'include_usage'"
-
-
-_FIELDS: dict[str, Check] = {
-    "model": _string,
-    "max_tokens": _integer(1),
-    "temperature": _number(0, 1000),
-    "top_p": _number(1e-6, 1),
-    "stop": _stop,
-    "stop_token_ids": _token_ids,
-    "seed": _integer(-(2**63), 2**64),
-    "n": _integer(1, 128),
-    "stream": _boolean,
-    "stream_options": _stream_options,
-    "return_token_ids": _boolean,
-    "frequency_penalty": _only(0),
-    "presence_penalty": _only(0),
-    "logit_bias": _only({}),
-    "user": _anything,
-}
-_CHAT_FIELDS: dict[str, Check] = {
-    **_FIELDS,
-    "messages": _list,
-    "max_completion_tokens": _integer(1),
-    "logprobs": _boolean,
-    "top_logprobs": _only(0),
-    "tools": _list,
-    "tool_choice": _anything,
-    "parallel_tool_calls": _boolean,
-    "response_format": _object,
-    "metadata": _anything,
-    "store": _only(False),
-    "service_tier": _anything,
-    "safety_identifier": _anything,
-    "prompt_cache_key": _anything,
-}
-_TEXT_FIELDS: dict[str, Check] = {
-    **_FIELDS,
-    "prompt": _prompt,
-    "logprobs": _only(0),
-    "echo": _only(False),
-    "best_of": _only(1),
-}

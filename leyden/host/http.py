@@ -1,8 +1,10 @@
-"""The kit that HTTP applications are written with: read a request within limits, check its sender, reply or refuse.
+"""The kit that HTTP applications are written with: read a request within limits, check its sender,
+reply or refuse.
 
-An application is an ASGI callable. It checks the request with `SiteGuard`, `bearer_token` and `check_method`, reads the body with
-`read_body`, and replies with `send_reply`. Each of these raises `Refusal`, which the application gives the form that its clients
-read. `on_disconnect` watches for a client that leaves. This module knows no routes and no sockets; `asgi` serves an application.
+An application is an ASGI callable. `SiteGuard`, `check_method` and `read_body` raise `Refusal`, and
+so do its own checks (`bearer_token`, `is_secret`). It catches the refusal and replies with an error
+in the form that its clients read (`send_reply`). `on_disconnect` watches for a client that leaves.
+This module knows no routes and no sockets; `asgi` serves an application.
 """
 
 from __future__ import annotations
@@ -34,15 +36,24 @@ JSON: Final = (b"content-type", b"application/json")
 MAX_BODY_BYTES: Final = 64 * 2**20
 """The default limit of one request's body, as sent and unpacked."""
 MAX_JSON_PARTS: Final = 500_000
-"""The most objects and lists in one JSON body. Each takes two bytes to send and some 500 bytes of memory once it is parsed."""
+"""The most objects and lists in one JSON body.
+
+Each takes two bytes to send and some 500 bytes of memory once it is parsed.
+"""
 _DRAIN: Final = 8
-"""A refused body is read and dropped up to this many times the limit, so that the client gets to read the reply."""
+"""A refused body is drained up to this many times the limit, so that the client reads the reply."""
 _GZIP_MEMBERS: Final = 2000
-"""The most gzip members of one body. An empty member takes 20 bytes to send and costs as much as 64 KiB."""
+"""The most gzip members of one body.
+
+An empty member takes 20 bytes to send and costs as much as 64 KiB.
+"""
 _OWN_PAGE: Final = (b"same-origin", b"none")
-"""Values of Sec-Fetch-Site for a page of this server, and for the user (a typed address, a bookmark)."""
+"""Values of Sec-Fetch-Site for a page of this server, and for an address that the user typed."""
 _JSON_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""A string of JSON, or the beginning of one that never ends. It never backtracks, so it reads each byte once."""
+"""A string of JSON, or the beginning of one that never ends.
+
+It never backtracks, so it reads each byte once.
+"""
 
 
 class Refusal(Exception):
@@ -130,13 +141,18 @@ def check_method(scope: Scope, *allowed: str) -> None:
 
 
 def bearer_token(authorization: bytes | None) -> bytes:
-    """Return the token of an `Authorization: Bearer` header; empty if the header is missing or of another scheme."""
+    """Return the token of an `Authorization: Bearer` header; empty if the header is missing or of
+    another scheme.
+    """
     scheme, _, token = (authorization or b"").partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else b""
 
 
 def is_secret(given: bytes, secret: bytes) -> bool:
-    """Return whether a client gave the secret. The time that it takes does not depend on how much of it is right."""
+    """Return whether a client gave the secret.
+
+    The time that it takes does not depend on how much of it is right.
+    """
     return hmac.compare_digest(given, secret)
 
 
@@ -148,7 +164,10 @@ async def disconnected(receive: Receive) -> None:
 
 @contextmanager
 def on_disconnect(receive: Receive, leave: Callable[[], object]) -> Generator[asyncio.Task[None]]:
-    """Call `leave` once if the client leaves during the block, whose body it has sent already. The task is done then."""
+    """Call `leave` once if the client leaves during the block, whose body it has sent already.
+
+    The task is done then.
+    """
 
     async def watch() -> None:
         await disconnected(receive)
@@ -164,16 +183,17 @@ def on_disconnect(receive: Receive, leave: Callable[[], object]) -> Generator[as
 class SiteGuard:
     """Refuse requests that a web page of another site may have made.
 
-    A page can send a POST without a body, or with one of plain text, to any address that its browser reaches, without a
-    preflight request. The browser names the page in `Origin` or `Sec-Fetch-Site`, which no page can change or leave out.
-    Programs send neither header. A correct token makes no difference: no reply allows other origins (CORS), so a browser
-    never sends the token for the page of another site.
+    A page can send a POST without a body, or with one of plain text, to any address that its
+    browser reaches, without a preflight request. The browser names the page in `Origin` or
+    `Sec-Fetch-Site`, which no page can change or leave out. Programs send neither header. A correct
+    token makes no difference: no reply allows other origins (CORS), so a browser never sends the
+    token for the page of another site.
     """
 
     def __init__(self, *, local_only: bool, also: Iterable[str] = ()) -> None:
         """
-        local_only: refuse every `Host` that is not a name of this machine, because another site can point its own name to
-            127.0.0.1 (DNS rebinding). Servers without a token need this.
+        local_only: refuse every `Host` that is not a name of this machine, because another site can
+            point its own name to 127.0.0.1 (DNS rebinding). Servers without a token need this.
         also: further host names that a server with `local_only` is called by.
         """
         self._names = frozenset(name.lower() for name in also) if local_only else None
@@ -214,20 +234,27 @@ class SiteGuard:
 
 
 def _follows_a_link(scope: Mapping[str, Any]) -> bool:
-    """Return whether the browser opens a page of this server by a link on another site, which cannot read the page."""
+    """Return whether the browser opens a page of this server by a link on another site, which
+    cannot read the page.
+    """
     headers = dict(scope["headers"])
     opens = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
     return opens and scope["method"] == "GET"
 
 
 def _is_at(origin: bytes, host: bytes | None) -> bool:
-    """Return whether an origin (`http://localhost:4747`) is at `host` (`localhost:4747`). A proxy may have changed the scheme."""
+    """Return whether an origin (`http://localhost:4747`) is at `host` (`localhost:4747`).
+
+    A proxy may have changed the scheme.
+    """
     return host is not None and origin.lower().partition(b"://")[2] == host.lower()
 
 
 @lru_cache(maxsize=64)
 def _host_name(host: bytes) -> tuple[str, bool]:
-    """Return the name in a `Host` header, in lower case without its port, and whether it always means this machine."""
+    """Return the name in a `Host` header, in lower case without its port, and whether it always
+    means this machine.
+    """
     text = host.decode("latin-1")
     try:
         name = urlsplit(f"//{text}").hostname or ""
@@ -244,7 +271,8 @@ async def read_body(
     max_bytes: the limit of the body, as sent and unpacked.
     option: the option that raises this limit, for the message.
     unpack: decompress gzip; without it a body is returned as it came.
-    Raise Refusal (413 for a body that is too large, 400 and 415 for one that cannot be unpacked) and ClientGone.
+    Raise Refusal (413 for a body that is too large, 400 and 415 for one that cannot be unpacked)
+    and ClientGone.
     """
     encoding = headers.get(b"content-encoding", b"identity").lower() if unpack else b"identity"
     if encoding not in (b"identity", b"gzip"):
@@ -326,7 +354,9 @@ def _too_large(max_bytes: int, option: str | None) -> Refusal:
 
 
 def has_too_many_parts(body: bytes) -> bool:
-    """Return whether a JSON body has more than `MAX_JSON_PARTS` objects and lists, counted before anything is parsed."""
+    """Return whether a JSON body has more than `MAX_JSON_PARTS` objects and lists, counted before
+    anything is parsed.
+    """
     if len(body) <= MAX_JSON_PARTS or body.count(b"{") + body.count(b"[") <= MAX_JSON_PARTS:
         return False
     outside = _JSON_STRING.sub(b"", body)  # a string may hold any number of brackets

@@ -1,9 +1,13 @@
-"""Pure advantages, returns and losses: numbers in, numbers out.
+"""Advantages, returns and losses as pure functions of numbers.
 
-It knows no spans, no store and no framework. What needs NumPy (`returns`) or torch (`losses`) is a module of its own that only its users
-import. To add an estimator, add a function with its source and a test against an independent formula.
+This package knows no spans, store or framework. Each kind has a module: `advantages` (lists of floats),
+`returns` (NumPy arrays) and `losses` (torch tensors). NumPy is imported by `returns` only, so that
+the rest works without it.
+
+To add an estimator or a loss, add its function to the module, with its source in the docstring, and
+its name to the registry (`ESTIMATORS`, `LOSSES`); test it against an independent formula.
 """
 
-from leyden.maths.advantages import group_advantages
+from leyden.maths.advantages import ESTIMATORS, Estimator
 
-__all__ = ["group_advantages"]
+__all__ = ["ESTIMATORS", "Estimator"]

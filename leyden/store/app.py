@@ -1,7 +1,8 @@
-"""The store as an ASGI application: each request calls one method of the store and replies with its result or its error.
+"""The store as an ASGI application: each request calls one method of the store and replies with its
+result or its error.
 
-It knows HTTP and the table of `wire.py`; no socket, no thread, no database. A reply never holds a traceback: an unexpected
-error is logged under a number, and the reply names that number.
+It knows HTTP and the table of `wire.py`; no socket, no thread, no database. A reply never holds a
+traceback: an unexpected error is logged under a number, and the reply names that number.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ _PUBLIC: Final[Mapping[str, Callable[[], bytes]]] = {
     f"{PREFIX}/health": lambda: b'{"status":"ok"}',
     "/openapi.json": openapi_json,
 }
-"""Paths that need no token, because they show nothing of the store, and the JSON that a GET returns."""
+"""Paths that need no token, because they show nothing of the store, and the JSON that a GET
+returns.
+"""
 _CLAIM: Final = "dequeue_many_rollouts"
 
 View = Callable[[RequestMetrics], Awaitable[HttpReply]]
@@ -71,7 +74,9 @@ View = Callable[[RequestMetrics], Awaitable[HttpReply]]
 
 @runtime_checkable
 class InJson(Protocol):
-    """A store that writes some results as JSON directly, which costs less than to make objects and serialize those."""
+    """A store that writes some results as JSON directly, which costs less than to make objects and
+    serialize those.
+    """
 
     @property
     def answered_in_json(self) -> Container[str]:
@@ -79,7 +84,10 @@ class InJson(Protocol):
         ...
 
     def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> Awaitable[bytes]:
-        """Return the result of a method as JSON. packed: in the form of LEYDEN_JSON. Raise what the method raises."""
+        """Return the result of a method as JSON.
+
+        packed: in the form of LEYDEN_JSON. Raise what the method raises.
+        """
         ...
 
 
@@ -99,9 +107,11 @@ class StoreApp:
         metrics: RequestMetrics | None = None,
     ) -> None:
         """
-        token: the secret that a client must send as `Authorization: Bearer`; None admits every client.
+        token: the secret that a client must send as `Authorization: Bearer`; None admits every
+            client.
         guard: refuses requests of other sites' pages; None: a guard that accepts any host name.
-        max_body_bytes: the limit of one request, as sent and unpacked; a larger one is refused with 413.
+        max_body_bytes: the limit of one request, as sent and unpacked; a larger one is refused with
+            413.
         handlers: further handlers of POST, by path; they need the token.
         claims_from: until it is open the queue looks empty; None: it is open.
         views: further handlers of GET, by path; they need the token.
@@ -122,7 +132,10 @@ class StoreApp:
         """Ids of the latest claims that clients have undone."""
 
     def stop_waiting(self) -> None:
-        """Reply to every waiting request now, because the server stops. Call it in the loop that serves."""
+        """Reply to every waiting request now, because the server stops.
+
+        Call it in the loop that serves.
+        """
         self._stopping = True
         for task in self._waiting:
             task.cancel()
@@ -145,7 +158,9 @@ class StoreApp:
             reply = _unexpected(scope, error)
         seconds = None if scope.get("waits") else time.perf_counter() - started
         self._metrics.add(scope.get("asked", "other"), reply.status, seconds)
-        await _send(send, reply, headers)
+        if len(reply.body) >= _COMPRESS_FROM and b"gzip" in headers.get(b"accept-encoding", b""):
+            reply = await _compressed(reply)
+        await send_reply(send, reply.body, status=reply.status, headers=reply.headers)
 
     async def _reply(self, scope: Scope, headers: RequestHeaders, receive: Receive) -> HttpReply:
         self._guard.check(scope)
@@ -182,7 +197,10 @@ class StoreApp:
         return _cached(headers, payload) if route.cached else HttpReply(route.status, payload, JSON)
 
     async def _call(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
-        """Return the method's result. Raise what the method raises; ClientGone if the client leaves a method that waits."""
+        """Return the method's result.
+
+        Raise what the method raises; ClientGone if the client leaves a method that waits.
+        """
         if route.method == _CLAIM:
             return await self._claim(route, arguments, receive)
         if route.method == "undo_claim" and not arguments.get("unless_repeated"):
@@ -192,8 +210,8 @@ class StoreApp:
     async def _claim(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
         """Claim rollouts, and undo the claim if its reply reaches no client.
 
-        A client that chose the claim's id may repeat the request on another connection, whose reply counts. Its request to undo
-        the claim may arrive before the claim does.
+        A client that chose the claim's id may repeat the request on another connection, whose reply
+        counts. Its request to undo the claim may arrive before the claim does.
         """
         chosen = arguments.get("claim_id")
         claim_id = arguments["claim_id"] = ids.claim_id() if chosen is None else chosen
@@ -226,7 +244,10 @@ class StoreApp:
         return await self._store.dequeue_many_rollouts(timeout_seconds=timeout_seconds, **arguments)
 
     async def _while_connected(self, operation: Awaitable[Any], receive: Receive) -> Any:
-        """Return the operation's result. If the client leaves first, cancel the operation and raise ClientGone."""
+        """Return the operation's result.
+
+        If the client leaves first, cancel the operation and raise ClientGone.
+        """
         working, gone = asyncio.ensure_future(operation), asyncio.ensure_future(disconnected(receive))
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._waiting.add(task)
@@ -286,13 +307,17 @@ async def _fitting(route: Route, result: Awaitable[T]) -> T:
 
 
 def _may_wait(parameter: str, arguments: Mapping[str, Any]) -> bool:
-    """Return whether the method may wait: its parameter is not 0, or is None for no limit (the default of `timeout`)."""
+    """Return whether the method may wait: its parameter is not 0, or is None for no limit (the
+    default of `timeout`).
+    """
     seconds = arguments.get(parameter, None if parameter == "timeout" else 0.0)
     return seconds is None or seconds > 0
 
 
 def _check_content_type(headers: RequestHeaders) -> None:
-    """Raise Refusal (415) for anything but JSON: a page of another site can send other types without a preflight request."""
+    """Raise Refusal (415) for anything but JSON: a page of another site can send other types
+    without a preflight request.
+    """
     given = headers.get(b"content-type", b"")
     if given.partition(b";")[0].strip().lower() != b"application/json":
         raise Refusal(
@@ -321,13 +346,10 @@ def _unexpected(scope: Scope, error: Exception) -> HttpReply:
     )
 
 
-async def _send(send: Send, reply: HttpReply, headers: RequestHeaders) -> None:
-    """Send a reply, compressed if it is large and the client accepts that."""
-    body, extra = reply.body, reply.headers
-    if len(body) >= _COMPRESS_FROM and b"gzip" in headers.get(b"accept-encoding", b""):
-        body = await asyncio.to_thread(_gzip, body) if len(body) >= _THREAD_FROM else _gzip(body)
-        extra = (*extra, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
-    await send_reply(send, body, status=reply.status, headers=extra)
+async def _compressed(reply: HttpReply) -> HttpReply:
+    body = reply.body
+    body = await asyncio.to_thread(_gzip, body) if len(body) >= _THREAD_FROM else _gzip(body)
+    return HttpReply(reply.status, body, *reply.headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
 
 
 def _gzip(body: bytes) -> bytes:

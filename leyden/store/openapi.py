@@ -1,7 +1,8 @@
 """The OpenAPI document of the REST interface, which a server shows at `/openapi.json`.
 
-It is made from `wire.ROUTES` and the annotations and docstrings of the protocol, so it describes what the server does. Routes outside of
-that table have a function each here. `docs/rest.md` is the page to read.
+It is made from `wire.ROUTES` and the annotations and docstrings of the protocol, so it describes
+what the server does. Routes outside of that table have a function each here. `docs/rest.md` is the
+page to read.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ Key = tuple[Route, str]
 
 
 def _schemas() -> tuple[Mapping[Key, Schema], Schema]:
-    """Return the JSON schema of each parameter, body and result in the table, and the definitions that they share."""
+    """Return the JSON schema of each parameter, body and result in the table, and the definitions
+    that they share.
+    """
     adapters: dict[Key, TypeAdapter[Any]] = {}
     for route in ROUTES:
         adapters[route, "return"] = route.answer

@@ -1,7 +1,9 @@
-"""Count the requests to a store server and how long they took, in memory, from the start of the server.
+"""Count the requests to a store server and how long they took, in memory, from the start of the
+server.
 
-It knows no HTTP beyond a status, and no format in which a monitor reads the counts (`leyden/monitor/prometheus.py`). Counting is on the
-path of every request, in the one event loop that serves: a dict and a bisection, without a lock.
+It knows no HTTP beyond a status, and no format in which a monitor reads the counts
+(`leyden/monitor/prometheus.py`). Counting is on the path of every request, in the one event loop
+that serves: a dict and a bisection, without a lock.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Receive the spans of a trace from other processes: one HTTP server on the loopback address for this process, with one secret path for
-each receiver.
+"""Receive the spans of a trace from other processes: one HTTP server on the loopback address for
+this process, with one secret path for each receiver.
 
 | request | does |
 |---|---|
 | `POST /<secret>/v1/traces` | records spans, OTLP/HTTP in protobuf or JSON |
 | `POST /<secret>/spans` | records spans as JSON, in the form of Leyden's own processes (`remote.py`) |
 
-A path is served while its receiver is open. Its spans go into the trace with the attempt's other spans, so that they are in the store
-when the attempt is reported. The server starts with the first receiver and ends with the process. It knows one trace for each path and
-not the sender. To serve more below a secret path, give the receiver handlers.
+A path is served while its receiver is open. Its spans go into the trace with the attempt's other
+spans, so that they are in the store when the attempt is reported. The server starts with the first
+receiver and ends with the process. It knows one trace for each path and not the sender. To serve
+more below a secret path, give the receiver handlers.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class Receiver:
         self._server.open.pop(self._secret, None)
 
     async def add_many_spans(self, spans: Sequence[Span]) -> None:
-        """Add spans of the attempt, each once, because an exporter repeats a request whose reply was lost.
+        """Add spans of the attempt, each once, because an exporter repeats a request whose reply
+        was lost.
 
         Raise UnknownAttempt, and add none, if one belongs to another attempt.
         """

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from leyden.adapter import merge_triplets
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData, build_step, minibatches, task_indices
+from leyden.maths import ESTIMATORS
+from leyden.maths.advantages import dr_grpo, grpo
 from leyden.types import TrainingSequence, Triplet, TripletPrompt, TripletResponse
 
 TOKENS = st.lists(st.integers(0, 50), min_size=1, max_size=4)
@@ -54,9 +56,9 @@ def weight(sequences: list[TrainingSequence]) -> float:
     return math.fsum(value for sequence in sequences for value in sequence.weights)
 
 
-@given(groups(), st.booleans())
-def test_groups_are_trained_on_counted_as_flat_or_counted_as_small(batch: list[Group], scale: bool) -> None:
-    step = build_step(batch, scale_advantages=scale)
+@given(groups(), st.sampled_from(sorted(ESTIMATORS)))
+def test_groups_are_trained_on_counted_as_flat_or_counted_as_small(batch: list[Group], advantages: str) -> None:
+    step = build_step(batch, ESTIMATORS[advantages])
     trained = [
         group for group in batch if len(group.rollouts) > 1 and len({rollout.reward for rollout in group.rollouts}) > 1
     ]
@@ -70,7 +72,7 @@ def test_groups_are_trained_on_counted_as_flat_or_counted_as_small(batch: list[G
 
 @given(groups())
 def test_only_sampled_tokens_have_a_weight_and_an_advantage(batch: list[Group]) -> None:
-    for rollout in build_step(batch, scale_advantages=True).rollouts:
+    for rollout in build_step(batch, grpo).rollouts:
         for sequence in rollout.sequences:
             assert (
                 len(sequence.token_ids) == len(sequence.logprobs) == len(sequence.weights) == len(sequence.advantages)
@@ -83,7 +85,7 @@ def test_only_sampled_tokens_have_a_weight_and_an_advantage(batch: list[Group]) 
 def test_minibatches_partition_the_rollouts_and_each_weighs_one(
     batch: list[Group], size: int, seed: int, step: int, epoch: int
 ) -> None:
-    data = build_step(batch, scale_advantages=False)
+    data = build_step(batch, dr_grpo)
     if not data.rollouts:
         return
     cut = minibatches(data.rollouts, size=size, seed=seed, step=step, epoch=epoch)
@@ -97,7 +99,7 @@ def test_minibatches_partition_the_rollouts_and_each_weighs_one(
 
 @given(groups())
 def test_in_one_minibatch_each_rollout_weighs_the_same_however_many_turns_it_took(batch: list[Group]) -> None:
-    data = build_step(batch, scale_advantages=False)
+    data = build_step(batch, dr_grpo)
     if not data.rollouts:
         return
     (sequences,) = minibatches(data.rollouts, size=len(data.rollouts), seed=0, step=0, epoch=0)
@@ -130,7 +132,7 @@ def test_merging_the_calls_of_a_conversation_changes_no_token_of_the_loss(attemp
         rollouts = [
             RolloutData(f"ro-{place}", float(place), trajectories(calls)) for place, calls in enumerate(attempts)
         ]
-        return build_step([Group(rollouts)], scale_advantages=True).rollouts
+        return build_step([Group(rollouts)], grpo).rollouts
 
     merged = step_of(merge_triplets)
     apart = step_of(lambda calls: [trajectory for call in calls for trajectory in merge_triplets([call])])
@@ -171,6 +173,6 @@ def test_seeds_and_epochs_give_other_orders() -> None:
 def test_minibatches_are_about_as_large_as_asked(n_rollouts: int, size: int, expected: list[int]) -> None:
     call = Triplet(prompt=TripletPrompt(token_ids=[1]), response=TripletResponse(token_ids=[2], logprobs=[-1.0]))
     rollouts = [RolloutData(f"ro-{n}", float(n), merge_triplets([call])) for n in range(n_rollouts)]
-    data = build_step([Group(rollouts)], scale_advantages=False)
+    data = build_step([Group(rollouts)], dr_grpo)
     cut = minibatches(data.rollouts, size=size, seed=0, step=0, epoch=0)
     assert sorted(map(len, cut)) == sorted(expected)

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import leyden as ly  # noqa: E402
 from leyden.demo.run import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError, EngineError, NoTrainingData  # noqa: E402
 from leyden.loop import LogWriter  # noqa: E402
+from leyden.maths import ESTIMATORS  # noqa: E402
 from leyden.store import InMemoryLightningStore, SqliteLightningStore  # noqa: E402
 from leyden.types import AttemptedRollout, failure_reason, find_final_reward  # noqa: E402
 
@@ -249,6 +250,22 @@ def test_calls_that_cannot_be_trained_on_are_told_and_never_pass_in_silence(
     ly.Trainer(algorithm=policy_gradient(rows), store="memory").fit(agent, ["bad", "good"])
     assert (rows.train[0]["refused_calls"], rows.train[0]["trained_tokens"] > 0) == (3, True)
     assert reason in caplog.text
+
+
+def test_an_estimator_is_one_function_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: list[list[float]] = []
+
+    def best_only(rewards_G: Sequence[float]) -> list[float]:
+        groups.append(list(rewards_G))
+        return [float(reward == max(rewards_G)) for reward in rewards_G]
+
+    monkeypatch.setitem(ESTIMATORS, "best_only", best_only)
+    rows = Rows()
+    algorithm = policy_gradient(rows, advantages="best_only", tasks_per_step=1)
+    ly.Trainer(algorithm=algorithm, store="memory").fit(agent_of(plays_well), ["good"])
+    assert [len(rewards) for rewards in groups] == [3]
+    # On the first minibatch every ratio is 1, so the loss is minus the mean advantage: one of three is 1.
+    assert rows.train[0]["loss"] == pytest.approx(-1 / 3, abs=1e-3)
 
 
 # ---- agents that do unusual things, which is their right --------------------------------------------------------------------

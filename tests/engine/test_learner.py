@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.engine import OptimParams, PolicyLoss
+from leyden.engine import EmbeddedBackend, OptimParams, PolicyLoss
+from leyden.engine.control import control_handlers, read_answer, write_sequences
 from leyden.engine.forward.cached import CachedForward
 from leyden.engine.forward.layout import LayoutForward
 from leyden.engine.learner import Learner, micro_batches
 from leyden.errors import ConfigError
+from leyden.maths.losses import LOSSES, LossTerms
 from leyden.types import TrainingSequence
 from tests.engine import tiny
 
@@ -116,6 +119,38 @@ def test_the_gradient_is_that_of_the_formula():
     wanted = {name: p.grad for name, p in twin.named_parameters()}
     for name, got in gradient(ours).items():
         torch.testing.assert_close(got, wanted[name], atol=1e-4, rtol=1e-3)
+
+
+def reinforce(logprobs_N: Any, behaviour_N: Any, advantages_N: Any, constants: PolicyLoss) -> LossTerms:
+    log_ratio_N = (logprobs_N - behaviour_N).detach()
+    return LossTerms(logprobs_N * advantages_N, log_ratio_N.exp(), log_ratio_N, log_ratio_N.exp())
+
+
+async def test_a_loss_is_one_function_and_one_line_over_the_wire_too(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match="loss is 'reinforce'"):
+        PolicyLoss("reinforce")
+    monkeypatch.setitem(LOSSES, "reinforce", reinforce)
+    model, batch, loss = tiny.model(), a_batch(4), PolicyLoss("reinforce")
+    wanted = 0.0
+    for s in batch:
+        with torch.no_grad():
+            table = model(input_ids=torch.tensor([s.token_ids])).logits[0].double().log_softmax(-1)
+        for t in range(1, len(s.token_ids)):
+            wanted -= s.weights[t] * s.advantages[t] * float(table[t - 1, s.token_ids[t]])
+    result = learner(model).forward_backward(batch, loss)
+    assert result.loss == pytest.approx(wanted, rel=1e-4)
+    assert result.clip_fraction == 0
+
+    backend = EmbeddedBackend(model, tokenizer=tiny.tokenizer(), device="cpu", max_length=128)
+    async with backend:
+        handler = control_handlers(backend)["/control/forward_backward"]
+        payload = {"sequences": write_sequences(batch), "loss": asdict(loss)}
+        reply = await handler(json.dumps(payload).encode(), {})
+        assert read_answer(reply.body)["loss"] == pytest.approx(wanted, rel=1e-4)
+        payload["loss"]["name"] = "reinforced"
+        reply = await handler(json.dumps(payload).encode(), {})
+        with pytest.raises(ConfigError, match="did you mean 'reinforce'"):
+            read_answer(reply.body)
 
 
 @pytest.mark.parametrize("way", [LayoutForward, CachedForward])

@@ -9,30 +9,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyden.errors import ConfigError
-from leyden.maths import group_advantages
+from leyden.maths import ESTIMATORS
+from leyden.maths.advantages import dr_grpo, grpo
 
 rewards = st.lists(st.floats(-100, 100), min_size=2, max_size=32)
 
 
 @given(rewards)
-def test_advantages_are_rewards_less_their_mean(values: list[float]) -> None:
-    assert group_advantages(values, scale=False) == pytest.approx(
-        [value - statistics.fmean(values) for value in values], abs=1e-9
-    )
+def test_dr_grpo_is_the_reward_less_the_mean(values: list[float]) -> None:
+    assert dr_grpo(values) == pytest.approx([value - statistics.fmean(values) for value in values], abs=1e-9)
 
 
 @given(rewards)
-def test_scaled_advantages_are_divided_by_the_sample_deviation(values: list[float]) -> None:
+def test_grpo_is_divided_by_the_sample_deviation(values: list[float]) -> None:
     expected = [(value - statistics.fmean(values)) / (statistics.stdev(values) + 1e-4) for value in values]
-    assert group_advantages(values, scale=True) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert grpo(values) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @given(rewards, st.floats(-10, 10))
 def test_a_constant_added_to_every_reward_changes_nothing(values: list[float], shift: float) -> None:
-    shifted = group_advantages([value + shift for value in values], scale=False)
-    assert shifted == pytest.approx(group_advantages(values, scale=False), abs=1e-6)
+    shifted = dr_grpo([value + shift for value in values])
+    assert shifted == pytest.approx(dr_grpo(values), abs=1e-6)
 
 
-def test_one_rollout_is_no_group() -> None:
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_one_rollout_is_no_group(name: str) -> None:
     with pytest.raises(ConfigError, match="at least 2 rollouts"):
-        group_advantages([1.0], scale=False)
+        ESTIMATORS[name]([1.0])

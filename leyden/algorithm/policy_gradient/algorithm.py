@@ -28,7 +28,8 @@ from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatc
 from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend, PolicyLoss
 from leyden.errors import ConfigError, InvalidArgument, NoTrainingData
 from leyden.gateway import UpstreamModel
-from leyden.options import check_flag, check_number
+from leyden.maths import ESTIMATORS
+from leyden.options import check_choice, check_number
 from leyden.runs.config import weights_of
 from leyden.types import (
     EnqueueRolloutRequest,
@@ -76,7 +77,9 @@ class PolicyGradient(IterativeAlgorithm):
     tasks_per_step, rollouts_per_task: a step samples their product; the rollouts of one task are a group.
     minibatch_size: rollouts in each optimizer step, about; None: all rollouts of the step.
     epochs: passes over the step's rollouts.
-    scale_advantages: divide by the group's standard deviation.
+    advantages: estimator of the advantages, a name of `leyden.maths.ESTIMATORS`. "grpo" divides the
+        centred rewards by the group's standard deviation, "dr_grpo" does not.
+    loss: the loss of the sampled tokens, with its constants.
     warmup_steps: steps over which the learning rate rises from a fraction to its full value.
     temperature, max_tokens: suggested to the agent in its LLM's sampling_parameters.
     timeout_seconds, max_attempts: of each rollout.
@@ -99,7 +102,7 @@ class PolicyGradient(IterativeAlgorithm):
         rollouts_per_task: int = 16,
         minibatch_size: int | None = None,
         epochs: int = 1,
-        scale_advantages: bool = True,
+        advantages: str = "grpo",
         loss: PolicyLoss | None = None,
         optim: OptimParams | None = None,
         warmup_steps: int = 5,
@@ -130,7 +133,7 @@ class PolicyGradient(IterativeAlgorithm):
         check_number("timeout_seconds", timeout_seconds, above=0, or_none="no limit")
         check_number("warmup_steps", warmup_steps, at_least=0, whole=True)
         check_number("seed", seed, whole=True)
-        check_flag("scale_advantages", scale_advantages)
+        check_choice("advantages", advantages, ESTIMATORS)
         for name, given, kind in (("loss", loss, PolicyLoss), ("optim", optim, OptimParams)):
             if given is not None and not isinstance(given, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidArgument(f"{name} is {given!r}; give {kind.__name__}(...)")
@@ -144,7 +147,7 @@ class PolicyGradient(IterativeAlgorithm):
         self.backend = backend
         self.tasks_per_step, self.rollouts_per_task = tasks_per_step, rollouts_per_task
         self.minibatch_size = minibatch_size or tasks_per_step * rollouts_per_task
-        self.epochs, self.scale_advantages, self.warmup_steps = epochs, scale_advantages, warmup_steps
+        self.epochs, self.advantages, self.warmup_steps = epochs, advantages, warmup_steps
         self.loss = replace(loss or PolicyLoss(), temperature=temperature)
         self.optim = optim or OptimParams()
         self._chose_optim = optim is not None
@@ -215,7 +218,7 @@ class PolicyGradient(IterativeAlgorithm):
             raise NoTrainingData(f"step {iteration + 1} has nothing to train on. {_explanation(collected)}")
         if collected.refused_calls:
             logger.warning("step %d does not train on all of its rollouts. %s", iteration + 1, _explanation(collected))
-        data = build_step(self._groups(collected), scale_advantages=self.scale_advantages)
+        data = build_step(self._groups(collected), ESTIMATORS[self.advantages])
         self._warn(
             self._watch.look(
                 iteration + 1,

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from leyden.maths import group_advantages
+from leyden.maths import Estimator
 from leyden.types import TrainingSequence, Trajectory
 
 
@@ -63,8 +63,11 @@ def task_indices(n_tasks: int, step: int, *, tasks_per_step: int, seed: int) -> 
     return chosen
 
 
-def build_step(groups: Sequence[Group], *, scale_advantages: bool) -> StepData:
-    """Advantages within each group; groups without spread, or with one rollout, are counted and left out."""
+def build_step(groups: Sequence[Group], estimate: Estimator) -> StepData:
+    """Return the rollouts with their advantages, estimated within each group.
+
+    Groups with one rollout, or with equal rewards, are counted and left out: they give no gradient.
+    """
     step = StepData()
     for group in groups:
         if len(group.rollouts) < 2:
@@ -74,7 +77,7 @@ def build_step(groups: Sequence[Group], *, scale_advantages: bool) -> StepData:
         if max(rewards) == min(rewards):
             step.flat_groups += 1
             continue
-        for rollout, advantage in zip(group.rollouts, group_advantages(rewards, scale=scale_advantages), strict=True):
+        for rollout, advantage in zip(group.rollouts, estimate(rewards), strict=True):
             step.rollouts.append(TrainedRollout(_sequences(rollout, advantage), advantage))
     return step
 

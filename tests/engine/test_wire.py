@@ -1,0 +1,79 @@
+"""Fields of a request's body: which values are taken, and how the others are refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from leyden.engine.wire import CompletionRequest, Kind, parse_request
+from leyden.host.http import Refusal
+
+CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "policy", "prompt": "hi"}
+
+
+def parse(kind: Kind, **fields: Any) -> CompletionRequest:
+    return parse_request(json.dumps((CHAT if kind == "chat.completion" else TEXT) | fields).encode(), kind)
+
+
+REFUSED: list[tuple[Kind, str, list[Any], str]] = [
+    ("chat.completion", "temperature", [True, "3", math.nan, math.inf, -1, 10**400], "must be a number from 0 to 1000"),
+    ("chat.completion", "top_p", [True, "1", math.nan, 0, 1.1], "must be a number from 1e-06 to 1"),
+    ("chat.completion", "max_tokens", [True, "3", math.nan, 0, 1.5], "must be an integer of at least 1"),
+    ("chat.completion", "max_completion_tokens", [True, "3", 0], "must be an integer of at least 1"),
+    ("chat.completion", "seed", [True, "3", 2**64 + 1, -(2**63) - 1], "must be an integer from "),
+    ("chat.completion", "n", [True, "3", 0, 129], "must be an integer from 1 to 128"),
+    ("chat.completion", "stream", [1, "true"], "must be true or false"),
+    ("chat.completion", "stop", [3, [""], [3]], "must be a string or a list of strings"),
+    ("chat.completion", "stop_token_ids", [3, [-1], [True], ["3"]], "must be a list of token ids"),
+    ("chat.completion", "stream_options", [True, {"usage": True}], "must be an object with 'include_usage'"),
+    ("chat.completion", "response_format", ["json"], "must be an object"),
+    ("chat.completion", "tools", [{}], "must be a list"),
+    ("chat.completion", "messages", [None], "is missing"),
+    ("chat.completion", "top_logprobs", [2], r"must be 0 \(nothing else is supported\)"),
+    ("chat.completion", "logit_bias", [{"5": 1}], r"must be {} \(nothing else is supported\)"),
+    ("chat.completion", "prompt", ["hi", None], "is not supported here"),
+    (
+        "text_completion",
+        "prompt",
+        [3, "", [], [-1], [True], ["a"] * 100_000],
+        "must be a string or a list of token ids",
+    ),
+    ("text_completion", "logprobs", [1, True], r"must be 0 \(nothing else is supported\)"),
+    ("text_completion", "best_of", [2], r"must be 1 \(nothing else is supported\)"),
+    ("text_completion", "messages", [[]], "is not supported here"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "says"),
+    [(kind, name, value, says) for kind, name, values, says in REFUSED for value in values],
+    ids=lambda value: f"{value!r:.20}",
+)
+def test_a_wrong_field_is_refused_by_its_name_and_value(kind: Kind, name: str, value: Any, says: str) -> None:
+    with pytest.raises(Refusal, match=f"^'{name}' {says}") as refused:
+        parse(kind, **{name: value})
+    assert (refused.value.status, refused.value.param) == (400, name)
+    assert len(str(refused.value)) < 250
+
+
+def test_of_several_wrong_fields_the_first_of_the_body_is_named() -> None:
+    with pytest.raises(Refusal, match="'n'"):
+        parse("chat.completion", n=0, temperature="hot")
+    with pytest.raises(Refusal, match="'temperature'"):
+        parse("chat.completion", temperature="hot", n=0)
+
+
+def test_null_stands_for_the_default() -> None:
+    names = ("temperature", "top_p", "n", "stop", "seed", "stream", "stream_options", "logprobs", "max_tokens")
+    for kind in ("chat.completion", "text_completion"):
+        assert parse(kind, **dict.fromkeys(names)) == parse(kind)
+    assert (parse("chat.completion").max_tokens, parse("text_completion").max_tokens) == (None, 16)
+
+
+def test_log_probabilities_are_a_flag_for_chats_and_a_number_for_texts() -> None:
+    assert [parse("chat.completion", logprobs=value).logprobs for value in (True, False)] == [True, False]
+    assert [parse("text_completion", logprobs=value).logprobs for value in (0, False, None)] == [True, False, False]
