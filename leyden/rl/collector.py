@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import ConfigError, SimulatorError
+from leyden.options import check_number
 from leyden.rl.batch import Array, Batch, copied, select, write
 from leyden.rl.buffer import Buffer
 from leyden.rl.episode import EpisodeLost
@@ -113,8 +114,7 @@ class Collector:
         began = time.perf_counter()
         venv, policy, buffer = self.venv, self.policy, self.buffer
         n_envs = venv.num_envs
-        if n_episode is not None and n_episode < 1:
-            raise ConfigError(f"collect(n_episode={n_episode}): ask for at least 1, or None for all seeds")
+        check_number("n_episode", n_episode, at_least=1, whole=True, or_none="all seeds")
         if venv.alive.any():
             raise ConfigError(
                 f"environments {np.flatnonzero(venv.alive).tolist()} have episodes under way, left by a collect that failed; "

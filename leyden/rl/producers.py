@@ -66,7 +66,7 @@ class Producers:
     def receive(self) -> Any:
         """Wait for the item that was requested first of those not yet received.
 
-        Raises the data set's own error, SimulatorError if the item kills its producers, and
+        Raise the data set's own error, SimulatorError if the item kills its producers, and
         DataQueueClosed after `close`.
         """
         producer = self._producers[self._received % len(self)]

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import CheckpointError, ConfigError
+from leyden.options import check_number
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -87,8 +88,7 @@ class SeedPlan(Generic[T]):
         shuffle: whether each pass has an order of its own, which `seed` and the number of the pass
             decide.
         """
-        if repeat < -1:
-            raise ConfigError(f"repeat={repeat}; passes over the data set are 0 or more, -1 is for ever")
+        check_number("repeat", repeat, at_least=-1, whole=True)
         if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
             raise ConfigError(
                 f"a SeedPlan needs a length and items by index, {type(items).__name__} has not both; make a list of it"

@@ -214,7 +214,10 @@ def _array_check(space: AnySpace, ok: Callable[[NDArray[Any]], bool]) -> Check:
             if shape != () or not isinstance(x, np.generic | float | int):
                 ask(x)
                 return
-            x = np.asarray(x, dtype)  # what Gymnasium makes of a number, with a warning
+            try:
+                x = np.asarray(x, dtype)  # as Gymnasium does, with a warning
+            except OverflowError:
+                raise _refuse(space, x) from None
         kind = x.dtype
         if x.shape != shape or not (kind is dtype or np.can_cast(kind, dtype)) or not ok(x):
             raise _refuse(space, x)

@@ -121,7 +121,7 @@ def test_an_empty_data_set_is_exhausted_even_when_it_is_repeated_for_ever() -> N
 def test_a_plan_needs_a_length_and_a_sensible_repeat() -> None:
     with pytest.raises(ConfigError, match="make a list"):
         SeedPlan(iter("ab"))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="repeat=-2"):
+    with pytest.raises(ConfigError, match="repeat is -2"):
         SeedPlan("ab", repeat=-2)
 
 

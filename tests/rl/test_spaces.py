@@ -131,6 +131,15 @@ def spoil(draw: Any, x: Any) -> Any:
     return draw(ODD)
 
 
+@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
+@pytest.mark.parametrize("number", [300, -300, 2**62, 2**70])
+def test_a_number_that_does_not_fit_the_dtype_is_not_in_the_space(number: int) -> None:
+    space = spaces.Box(-2, 2, (), np.int8)
+    assert not space.contains(number)
+    with pytest.raises(GymSpaceValidationError, match="does not contain it"):
+        checker(space)(number)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data(), SPACES, st.integers(0, 2**31))
 def test_the_check_answers_as_the_space_does(data: st.DataObject, space: Any, seed: int) -> None:

@@ -86,10 +86,10 @@ def check_simulator(
             before, shown = obs, _copy(obs)
             simulator = env.simulator
             assert simulator is not None
-            answers: dict[str, Any] = {"done()": simulator.done(), "truncated()": simulator.truncated()}
-            for name, answer in answers.items():
-                if not isinstance(answer, bool | np.bool_):
-                    problems.append(f"{name} is {answer!r} after {doing}; it must be True or False")
+            flags: dict[str, Any] = {"done()": simulator.done(), "truncated()": simulator.truncated()}
+            for name, flag in flags.items():
+                if not isinstance(flag, bool | np.bool_):
+                    problems.append(f"{name} is {flag!r} after {doing}; it must be True or False")
             if not np.isfinite(reward):
                 problems.append(f"the reward of {doing} is {reward}")
             if bool(simulator.done() or simulator.truncated()) != (terminated or truncated):

@@ -34,10 +34,10 @@ EnvFactory: TypeAlias = Callable[[], AnyEnv]
 Start: TypeAlias = tuple[int, Seed[Any]]
 """The number of an environment within its group, and the seed of its next episode."""
 Infos: TypeAlias = dict[int, dict[str, Any]]
-_OWN: Final = ("reward", "steps_per_episode")
-"""Metrics of every episode; no logged value may have such a name."""
+_EPISODE_METRICS: Final = ("reward", "steps_per_episode")
+"""The metrics of every episode, whose names no logged value may have."""
 _NUMBERS: Final[tuple[type[Any], ...]] = (float, int, np.floating, np.integer)
-_LEYDENS: Final = ("episode", "lost", "note")
+_RESERVED_KEYS: Final = ("episode", "lost", "note")
 """Keys of a step's info that vectorised environments write.
 
 Gymnasium environments' values under these keys are dropped.
@@ -230,7 +230,7 @@ class _Slot:
 
 
 class _WrapperSlot(_Slot):
-    """An `EnvWrapper`, stepped without building the info that nobody reads."""
+    """An `EnvWrapper`, stepped without building an info unless a writer wants steps."""
 
     def __init__(self, env: EnvWrapper[Any, Any, Any, Any, Any], *, wants_steps: bool) -> None:
         super().__init__(wants_steps=wants_steps)
@@ -252,7 +252,7 @@ class _WrapperSlot(_Slot):
         info: dict[str, Any] | None = None
         if logs := self._logger.logs():
             for name, (_, value) in logs.items():
-                if name in _OWN:
+                if name in _EPISODE_METRICS:
                     raise InvalidMetrics(f"metric {name!r} was logged; that is the environment's own, use another name")
                 if type(value) is float:
                     self._sums[name] = self._sums.get(name, 0.0) + value
@@ -330,17 +330,17 @@ class _GymSlot(_Slot):
         return obs, reward, terminated, truncated, info
 
     def _info(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the environment's info without the keys of `_LEYDENS`, and add up the numbers of
+        """Return the environment's info without the keys of `_RESERVED_KEYS`, and add up the numbers of
         its `log`.
         """
-        info = {name: value for name, value in given.items() if name not in _LEYDENS}
+        info = {name: value for name, value in given.items() if name not in _RESERVED_KEYS}
         log = info.pop("log", None)
         if isinstance(log, Mapping):
             logged = info["log"] = {
                 str(name): _with_level(value) for name, value in cast("Mapping[Any, Any]", log).items()
             }
             for name, (_, value) in logged.items():
-                if isinstance(value, _NUMBERS) and name not in _OWN:
+                if isinstance(value, _NUMBERS) and name not in _EPISODE_METRICS:
                     self._sums[name] = self._sums.get(name, 0.0) + float(cast(Any, value))
                     self._counts[name] = self._counts.get(name, 0) + 1
         return info

@@ -60,21 +60,13 @@ class WorkerGenerators:
                 seeder(sequence)
 
 
-def _seed_random(sequence: np.random.SeedSequence) -> None:
-    random.seed(sequence.generate_state(8).tobytes())
-
-
-def _seed_numpy(sequence: np.random.SeedSequence) -> None:
-    np.random.seed(sequence.generate_state(8))
-
-
 def _seed_torch(sequence: np.random.SeedSequence) -> None:
     torch: Any = sys.modules["torch"]
     torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
 
 
 _SEEDERS: Final[dict[str, Callable[[np.random.SeedSequence], None]]] = {
-    "random": _seed_random,
-    "numpy": _seed_numpy,
+    "random": lambda sequence: random.seed(sequence.generate_state(8).tobytes()),
+    "numpy": lambda sequence: np.random.seed(sequence.generate_state(8)),
     "torch": _seed_torch,
 }

@@ -408,7 +408,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
         for env, info in infos.items():
             if (note := info.pop("note", None)) is not None and not self._noted:
                 self._noted = True
-                logger.warning("environment %d: %s (said once)", env, note)
+                logger.warning("environment %d: %s (logged once)", env, note)
 
     def _error(self, failure: EnvFailure, seed: Seed[Any], first: str = "") -> SimulatorError:
         times = self._losses.get(seed.number, 1)
@@ -481,7 +481,7 @@ def _watch(of: weakref.ref[FiniteVectorEnv], quiet_seconds: float, ended: thread
         waits = looks - 1
         if where is not None and waits and waits & (waits - 1) == 0:  # after 1, 2, 4, 8 times so long
             logger.warning(
-                "%s said nothing for %g s. It goes on; step_timeout_seconds (of 'subproc' and 'shmem') ends a simulator that hangs",
+                "%s not returned for %g s. It continues; step_timeout_seconds (of 'subproc' and 'shmem') ends a simulator that hangs",
                 where[1],
                 quiet_seconds * waits,
             )

@@ -169,9 +169,9 @@ class Trainer(TrainLoop):
             in its `checkpoints/`, if there is one. Its recorded metrics are cut there. Another
             policy class is refused, other differences are logged.
 
-        The first Ctrl-C ends the run after the stage under way and keeps it. Raises CheckpointError
+        The first Ctrl-C ends the run after the stage under way and keeps it. Raise CheckpointError
         for a checkpoint that is damaged or of another vessel, and ConfigError for a stage that the
-        vessel lacks, both before anything has begun. Raises ConfigError for a `run_dir` that holds
+        vessel lacks, both before anything has begun. Raise ConfigError for a `run_dir` that holds
         a run already, unless `resume` is true.
         """
         exit_if_starting()
@@ -364,7 +364,8 @@ class Trainer(TrainLoop):
         """
         vessel.iteration = self._iteration()
         self._buffer.clear()
-        with _entered(make_seeds()) as iterator:
+        seeds = make_seeds()
+        with seeds if isinstance(seeds, AbstractContextManager) else nullcontext(seeds) as iterator:
             if self._venv is None:
                 self._venv = self.venv_from_iterator(iterator)
             else:
@@ -429,12 +430,6 @@ class Trainer(TrainLoop):
     def get_policy_state_dict(ckpt_path: str | Path) -> dict[str, Any]:
         """Return the policy's state in a checkpoint, for a policy that is used elsewhere."""
         return open_checkpoint(ckpt_path).vessel_state["policy"]
-
-
-def _entered(seeds: Seeds) -> AbstractContextManager[SeedsLike]:
-    if isinstance(seeds, AbstractContextManager):
-        return seeds
-    return nullcontext(seeds)
 
 
 def _describe_states(states: Any) -> dict[str, Any] | None:

@@ -155,8 +155,8 @@ def test_an_environment_that_says_nothing_is_named(kind: Any, caplog: pytest.Log
         vectorize_env(factory(Pausing), kind, 4, seeds=range(4), quiet_seconds=0.1) as venv,
     ):
         assert len(play(venv)) == 4
-    (first, *_) = [record.message for record in caplog.records if "said nothing" in record.message]
-    assert "environment 3" in first and "at step 1 of the episode of seed 3, has said nothing for 0.1 s" in first
+    (first, *_) = [record.message for record in caplog.records if "not returned" in record.message]
+    assert "environment 3" in first and "at step 1 of the episode of seed 3, has not returned for 0.1 s" in first
     assert ("(worker " in first) == (kind in ("subproc", "shmem"))
 
 
