@@ -1,8 +1,8 @@
 """Check a request before any model sees it: its JSON, and the types of its fields.
 
 A server would reject a malformed request with an error of its own, or read it differently than the
-gateway's record says. The tables hold the fields that a dialect's API defines, each with the JSON
-types that it takes; null is the same as leaving a field out. The server checks all other fields,
+gateway's record says. Each dialect has a table of the fields that its API defines, with the JSON
+types that they take; null is the same as leaving a field out. The server checks all other fields,
 and the values themselves.
 """
 
@@ -44,80 +44,13 @@ _NAMES: Mapping[Types, str] = {
 _OF_OBJECTS = ("messages", "tools")
 """Fields whose lists hold only objects."""
 
-_SAMPLING: FieldTypes = {
+SAMPLING: FieldTypes = {
     "stream": BOOLEAN,
     "stream_options": OBJECT,
     "temperature": NUMBER,
     "top_p": NUMBER,
     "metadata": OBJECT,
     "user": STRING,
-}
-_OPENAI: FieldTypes = {
-    **_SAMPLING,
-    "n": INTEGER,
-    "seed": INTEGER,
-    "max_tokens": INTEGER,
-    "stop": TEXT_OR_LIST,
-    "presence_penalty": NUMBER,
-    "frequency_penalty": NUMBER,
-    "logit_bias": OBJECT,
-    "return_token_ids": BOOLEAN,
-}
-CHAT: FieldTypes = {
-    **_OPENAI,
-    "messages": LIST,
-    "max_completion_tokens": INTEGER,
-    "logprobs": BOOLEAN,
-    "top_logprobs": INTEGER,
-    "tools": LIST,
-    "tool_choice": TEXT_OR_OBJECT,
-    "parallel_tool_calls": BOOLEAN,
-    "response_format": OBJECT,
-    "reasoning_effort": STRING,
-    "store": BOOLEAN,
-}
-COMPLETIONS: FieldTypes = {
-    **_OPENAI,
-    "prompt": TEXT_OR_LIST,
-    "suffix": STRING,
-    "echo": BOOLEAN,
-    "best_of": INTEGER,
-    "logprobs": (bool, int),
-}
-EMBEDDINGS: FieldTypes = {
-    "input": TEXT_OR_LIST,
-    "encoding_format": STRING,
-    "dimensions": INTEGER,
-    "user": STRING,
-}
-RESPONSES: FieldTypes = {
-    **_SAMPLING,
-    "input": TEXT_OR_LIST,
-    "instructions": STRING,
-    "max_output_tokens": INTEGER,
-    "previous_response_id": STRING,
-    "store": BOOLEAN,
-    "include": LIST,
-    "reasoning": OBJECT,
-    "text": OBJECT,
-    "tools": LIST,
-    "tool_choice": TEXT_OR_OBJECT,
-    "parallel_tool_calls": BOOLEAN,
-    "top_logprobs": INTEGER,
-    "background": BOOLEAN,
-    "truncation": STRING,
-}
-MESSAGES: FieldTypes = {
-    **_SAMPLING,
-    "messages": LIST,
-    "system": TEXT_OR_LIST,
-    "max_tokens": INTEGER,
-    "top_k": INTEGER,
-    "stop_sequences": LIST,
-    "tools": LIST,
-    "tool_choice": OBJECT,
-    "thinking": OBJECT,
-    "output_config": OBJECT,
 }
 
 

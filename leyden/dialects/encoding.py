@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-Json = dict[str, Any]
+from leyden.utils.json import Json
 
 DONE = b"[DONE]"
 """The data of the event that ends a stream of chunks."""

@@ -6,6 +6,7 @@ either case the call is told in chat too, which is what is recorded. No I/O.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,6 @@ from leyden.dialects.base import Dialect
 from leyden.dialects.chat import Hidden, StreamAssembler, chunks_of, echoes, prepare, visible
 from leyden.dialects.checks import check_types
 from leyden.dialects.encoding import DONE, Json, dump, parse, sse_event
-from leyden.dialects.errors import error_message
 from leyden.errors import Untranslatable
 
 _MISREAD = (AttributeError, KeyError, TypeError, ValueError)
@@ -211,3 +211,14 @@ def _told(translate: Callable[[Json], Json], body: Json) -> Json:
         return translate(body)
     except _MISREAD:
         return body
+
+
+def error_message(raw: bytes) -> str:
+    """Return the message in an upstream's error body, in any dialect; the body itself if it has none."""
+    try:
+        body: Any = json.loads(raw)
+        found: Any = body.get("error", body)
+        message: Any = found if isinstance(found, str) else found.get("message")
+    except (ValueError, AttributeError, RecursionError):
+        message = None
+    return message if isinstance(message, str) else raw.decode("utf-8", "replace")

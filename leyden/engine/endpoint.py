@@ -132,11 +132,11 @@ class Endpoint:
             assert self._chat is not None and self._grammars is not None, "the prompt was made by a chat template"
             # Not in the event loop: a tokenizer's first grammar takes a second.
             constraints = await asyncio.to_thread(self._grammars.constraints, request, self._chat.parser)
-        call = _Call(self._generations(request, prompt.token_ids, constraints))
+        call = _PendingResponse(self._generations(request, prompt.token_ids, constraints))
         call.bind()
         self._decoder.submit(call.generations)
         streams = [
-            _Stream(index, generation, reply)
+            _ChoiceStream(index, generation, reply)
             for index, (generation, reply) in enumerate(zip(call.generations, replies, strict=True))
         ]
         with on_disconnect(receive, call.cancel):
@@ -149,7 +149,12 @@ class Endpoint:
                 call.cancel()
 
     async def _whole(
-        self, request: CompletionRequest, prompt: Prompt, call: _Call, streams: list[_Stream], send: Send
+        self,
+        request: CompletionRequest,
+        prompt: Prompt,
+        call: _PendingResponse,
+        streams: list[_ChoiceStream],
+        send: Send,
     ) -> None:
         if not await call.finished():
             return
@@ -157,9 +162,14 @@ class Endpoint:
         await send_reply(send, response(request, _response_id(request), prompt.token_ids, choices, self._piece))
 
     async def _stream(
-        self, request: CompletionRequest, prompt: Prompt, call: _Call, streams: list[_Stream], send: Send
+        self,
+        request: CompletionRequest,
+        prompt: Prompt,
+        call: _PendingResponse,
+        streams: list[_ChoiceStream],
+        send: Send,
     ) -> None:
-        """One chunk for each token as it is sampled; the text may lag behind its tokens until it is certain."""
+        """Send one chunk for each token as it is sampled. The text may lag behind its tokens until it is certain."""
         response_id = _response_id(request)
         first: list[int] | None = prompt.token_ids
         started = False
@@ -186,8 +196,8 @@ class Endpoint:
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    def _take(self, request: CompletionRequest, stream: _Stream, prompt: Prompt) -> Choice | None:
-        """Return the new part of a stream. The end is remembered before the client can continue the conversation."""
+    def _take(self, request: CompletionRequest, stream: _ChoiceStream, prompt: Prompt) -> Choice | None:
+        """Return the new part of a stream. Its end is recorded before the client can continue the conversation."""
         choice = stream.take()
         if stream.ended and choice is not None and self._chat is not None and stream.reply is not None:
             self._chat.ended(request, prompt, stream.generation.token_ids, stream.reply)
@@ -251,10 +261,10 @@ class Endpoint:
                 temperature=request.temperature,
                 top_p=request.top_p,
                 stop_ids=options.eos_ids.union(request.stop_token_ids),
-                # Several answers to one seed are to differ from each other, and each to be the same every time.
+                # The responses to one seed differ from each other, and each is the same every time.
                 seed=None if request.seed is None else request.seed + index,
                 loop=loop,
-                notify=_nobody,
+                notify=_ignore,
                 streams=request.stream,
                 ends_text=self._ends_text(request),
                 constraint=constraint,
@@ -263,7 +273,7 @@ class Endpoint:
         ]
 
     def _ends_text(self, request: CompletionRequest) -> Callable[[Sequence[int]], bool] | None:
-        """Return the check that ends a response besides its tokens: stop strings, and the first of no parallel calls."""
+        """Return a check that ends a response by its text: a stop string, or the first call where parallel calls are off."""
         stops, text, chat = request.stops, self._text, self._chat
         if text is None or chat is None:
             return None
@@ -278,8 +288,8 @@ class Endpoint:
         return self._text.piece(token_id) if self._text else (f"token_id:{token_id}", [])
 
 
-class _Call:
-    """The generations of one request, and waiting for them."""
+class _PendingResponse:
+    """The generations of one request, and the wait for them."""
 
     def __init__(self, generations: list[Generation]) -> None:
         self.generations = generations
@@ -304,7 +314,7 @@ class _Call:
         self._notified()
 
     async def news(self) -> bool:
-        """Wait until something has changed. False: the caller has gone. Raises the error that ended a generation."""
+        """Wait for a change. Return False if the client has left. Raise the error that ended a generation."""
         if not self._news:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -316,18 +326,18 @@ class _Call:
         return not self._cancelled
 
     async def finished(self) -> bool:
-        """Wait until all are done. False: the caller has gone."""
+        """Wait until all generations are done. Return False if the client has left."""
         while await self.news():
             if all(generation.done for generation in self.generations):
                 return True
         return False
 
 
-class _Stream:
-    """How much of one generation has been handed out."""
+class _ChoiceStream:
+    """The part of one generation that has been sent."""
 
     def __init__(self, index: int, generation: Generation, reply: Reply | None) -> None:
-        """index: which choice it is. reply: None if there is no tokenizer."""
+        """index: the index of the choice. reply: None if there is no tokenizer."""
         self._index = index
         self.generation = generation
         self.reply = reply
@@ -336,7 +346,7 @@ class _Stream:
         self.ended = False
 
     def take(self) -> Choice | None:
-        """Return what is new since the last time, None when nothing is."""
+        """Return the part since the last call, or None if there is none."""
         generation = self.generation
         finish_reason: str | None = generation.finish_reason  # read first: when it is set, the tokens are complete
         n = len(generation.logprobs)
@@ -365,12 +375,12 @@ class _Stream:
 
 _COMPLETIONS: Mapping[str, Kind] = {"/v1/chat/completions": "chat.completion", "/v1/completions": "text_completion"}
 _CONTROL_BYTES = 8 * 2**30
-"""The most of one training call, whose caller has the control key."""
+"""The limit of one training call, whose caller has the control key."""
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
-def _nobody() -> None:
-    """Nobody is waiting yet."""
+def _ignore() -> None:
+    """Do nothing: no request waits yet."""
 
 
 def _check_key(scope: Scope, wanted: str | None) -> None:

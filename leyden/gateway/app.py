@@ -1,6 +1,6 @@
-"""The routes of the gateway, and who may call.
+"""The gateway's ASGI application: its routes, and the check of each caller's key.
 
-A raw ASGI application: it knows HTTP, and leaves admission to `attempts` and the way of a call to the model and back to `relay`.
+It knows HTTP; `attempts` admits calls, and `relay` brings them to a model and back.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from leyden.dialects import DIALECTS, Dialect, dump
 from leyden.errors import StoreError
 from leyden.gateway.asgi import (
     attempt_of_headers,
+    client_dialect,
     given_key,
     read_request,
     send_refusal,
     sent_time,
-    speaks_anthropic,
     trace_parent,
 )
 from leyden.gateway.attempts import AttemptKey, Attempts, trace_id_of
@@ -46,8 +46,7 @@ from leyden.host.http import (
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
 
 _REST_SECONDS = 2.0
-"""How long the usage and the end of a stream may take after its finish reason, once nobody waits for them."""
-_ROUTES = {dialect.path: dialect for dialect in DIALECTS.values()}
+"""How long the usage and the end of a stream may take after its finish reason, once its client has left."""
 
 
 class GatewayApp:
@@ -74,6 +73,9 @@ class GatewayApp:
         self._guard = guard
         self._max_body_bytes = max_body_bytes
         self._calls: dict[asyncio.Task[Any], Exchange] = {}
+        self._routes = {dialect.path: dialect for dialect in DIALECTS.values()}
+        self._kept_routes = {f"{dialect.path}/": dialect for dialect in DIALECTS.values() if dialect.conversations}
+        """Prefixes of the routes of single responses that are kept."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -81,26 +83,26 @@ class GatewayApp:
         except ClientGone:
             return
         except Refusal as refusal:
-            await send_refusal(send, refusal, DIALECTS["messages" if speaks_anthropic(scope) else "chat"])
+            await send_refusal(send, refusal, client_dialect(scope))
 
     @property
     def remembers(self) -> bool:
-        """Whether `end_attempt` may have something to forget. May be asked from any thread."""
+        """Whether `end_attempt` may have state to drop. Safe from any thread."""
         return self._relay.remembers or self._recorder.remembers
 
     def cancel_calls(self) -> None:
-        """Give up the calls under way: each is recorded and answered with an error."""
+        """Cancel the calls under way. Each is recorded and gets an error as its reply."""
         for task in self._calls:
             task.cancel()
 
     def end_attempt(self, rollout_id: str, attempt_id: str) -> None:
-        """Give up the calls that the agent left under way, so that the attempt's record is complete when it is flushed."""
+        """Cancel the calls that the agent left under way, so that the attempt's record is complete when it is flushed."""
         self._relay.forget((rollout_id, attempt_id))
         self._recorder.forget((rollout_id, attempt_id))
         for task, exchange in self._calls.items():
             if exchange.key == (rollout_id, attempt_id):
                 exchange.attempt_over = True
-                _give_up(exchange, task)
+                _cancel_unwanted(exchange, task)
 
     # ---- routes ------------------------------------------------------------------------------------------------------
 
@@ -121,31 +123,36 @@ class GatewayApp:
             case ["rollout", rollout_id, "attempt", attempt_id, rest] if rest.startswith("v1/"):
                 route = rest.removeprefix("v1/")
                 key = unquote(rollout_id), unquote(attempt_id)
-                if self._token is not None:  # else a key proves nothing, and the URL is said anew with each call
+                if self._token is not None:  # without a token a key proves nothing, and the URL of each call counts
                     _check_same(key, key_of)
             case _:
                 route = path.removeprefix("v1/")
                 key = key_of or attempt_of_headers(scope)
-        kept_id = route.removeprefix("responses/") if route.startswith("responses/") else None
-        if key is None and (route in _ROUTES or kept_id):
+        kept = next((prefix for prefix in self._kept_routes if route.startswith(prefix) and route != prefix), None)
+        if key is None and (route in self._routes or kept):
             raise _no_attempt(path)
-        if key is not None and (dialect := _ROUTES.get(route)):
+        if key is not None and (dialect := self._routes.get(route)):
             check_method(scope, "POST")
             return await self._call(scope, receive, send, *key, dialect)
-        if key is not None and kept_id:
-            return await self._kept_response(scope, send, key, unquote(kept_id))
+        if key is not None and kept:
+            return await self._kept_response(
+                scope, send, key, unquote(route.removeprefix(kept)), self._kept_routes[kept]
+            )
         if route == "models":
             check_method(scope, "GET")
-            return await send_reply(send, self._model_list(anthropic=speaks_anthropic(scope)))
+            return await send_reply(send, dump(client_dialect(scope).models_page(self._model_names())))
         raise Refusal(
             404,
             "route_not_found",
             f"the gateway has no route {method} /{path}; it serves /rollout/{{id}}/attempt/{{id}}/v1/ with "
-            f"{', '.join(_ROUTES)} and models",
+            f"{', '.join(self._routes)} and models",
         )
 
     def _authenticate(self, scope: Scope) -> AttemptKey | None:
-        """The attempt that the client's key names, and opens; None for the token, which opens them all."""
+        """Return the attempt that the client's key names and admits to; None for the token, which admits to all.
+
+        Raise Refusal for any other key.
+        """
         given = given_key(scope)
         if given.startswith(PREFIX.encode()):
             token = None if self._token is None else self._token.decode()
@@ -164,9 +171,7 @@ class GatewayApp:
         return None
 
     async def _finish(self, scope: Scope, send: Send, rollout_id: str, attempt_id: str) -> None:
-        """End an attempt that a runner in another process (`remote.py`) made, and reply when its
-        record is complete.
-        """
+        """End an attempt of a runner in another process (`remote.py`), and reply when its record is complete."""
         if not is_secret(bearer_token(header(scope, b"authorization")), self._control_key().encode()):
             raise Refusal(
                 401,
@@ -182,23 +187,16 @@ class GatewayApp:
             return await send_reply(send, str(error).encode(), status=500)
         await send_reply(send, b"{}")
 
-    async def _kept_response(self, scope: Scope, send: Send, key: AttemptKey, response_id: str) -> None:
+    async def _kept_response(
+        self, scope: Scope, send: Send, key: AttemptKey, response_id: str, dialect: Dialect
+    ) -> None:
+        assert dialect.conversations is not None
         kept = self._relay.kept.get(key, response_id)
         check_method(scope, "GET", "DELETE")
         if scope["method"] == "DELETE":
-            self._relay.kept.forget(key, response_id)
-            return await send_reply(send, dump({"id": response_id, "object": "response", "deleted": True}))
+            self._relay.kept.drop(key, response_id)
+            return await send_reply(send, dump(dialect.conversations.deleted(response_id)))
         await send_reply(send, dump(kept.response))
-
-    def _model_list(self, *, anthropic: bool) -> bytes:
-        names = self._model_names()
-        if anthropic:
-            about = {"type": "model", "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
-            models = [{"id": name, "display_name": name, **about} for name in names]
-            ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-            return dump({"data": models, "has_more": False, **ends})
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "leyden"} for name in names]
-        return dump({"object": "list", "data": models})
 
     # ---- one call ----------------------------------------------------------------------------------------------------
 
@@ -255,7 +253,7 @@ class GatewayApp:
 
         def leave() -> None:
             exchange.disconnected = True
-            _give_up(exchange, task)
+            _cancel_unwanted(exchange, task)
 
         try:
             with on_disconnect(receive, leave):
@@ -264,7 +262,7 @@ class GatewayApp:
             del self._calls[task]
 
     async def _record_late(self, rollout_id: str, attempt_id: str, dialect: Dialect, refusal: Refusal) -> None:
-        """Leave the refused call in the record of the attempt that it came too late for."""
+        """Record a call that came after the end of its attempt, as an error."""
         now = time.time()
         call = ModelCall(
             rollout_id=rollout_id,
@@ -281,8 +279,8 @@ class GatewayApp:
         await self._recorder.put(call)
 
 
-def _give_up(exchange: Exchange, task: asyncio.Task[Any]) -> None:
-    """Cancel a call that nobody waits for; one whose answer stands has a moment for the rest of its stream, which proves it."""
+def _cancel_unwanted(exchange: Exchange, task: asyncio.Task[Any]) -> None:
+    """Cancel a call whose client has left. A response that is complete has a moment for the rest of its stream, which proves it."""
     if not exchange.answered:
         task.cancel()
     elif not exchange.recorded:
@@ -290,6 +288,7 @@ def _give_up(exchange: Exchange, task: asyncio.Task[Any]) -> None:
 
 
 def _check_same(of_url: AttemptKey, of_key: AttemptKey | None) -> None:
+    """Raise Refusal (403) if the API key is of another attempt than the URL."""
     if of_key is not None and of_key != of_url:
         raise Refusal(
             403,

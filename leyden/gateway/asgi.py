@@ -15,8 +15,8 @@ from urllib.parse import unquote
 import aiohttp
 
 from leyden import semconv
-from leyden.dialects import DIALECTS, Dialect
-from leyden.host.http import JSON, Receive, Refusal, Scope, Send, bearer_token, header, read_body, send_reply
+from leyden.dialects import DIALECTS, Dialect, dialect_of_client
+from leyden.host.http import JSON, Receive, Refusal, Scope, Send, header, read_body, send_reply
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -25,11 +25,9 @@ _ONE_HOP = {
     *("upgrade", "host", "content-length", "expect"),
 }
 _HOP_BY_HOP = _ONE_HOP | {"content-encoding"}
-"""Of bodies that are read on the way."""
+"""Headers that end here when the gateway reads the body."""
 _OF_THE_GATEWAY = {
-    "authorization",
     "api-key",
-    "x-api-key",
     "cookie",
     "origin",
     "sec-fetch-dest",
@@ -40,18 +38,19 @@ _OF_THE_GATEWAY = {
     "x-leyden-attempt",
     "x-leyden-sent",
 }
-"""What the agent tells the gateway, not the model's server; the connection to the latter chooses its own
-compression."""
-_NOT_UPSTREAM = frozenset(name.encode() for name in _HOP_BY_HOP | _OF_THE_GATEWAY)
+"""Headers for the gateway, not for the model's server. The connection to that server chooses its own compression."""
+_KEY_HEADERS = tuple(
+    dict.fromkeys((each.key_header.encode(), each.key_scheme.lower().encode()) for each in DIALECTS.values())
+)
+"""The headers in which clients send their key, with the scheme before it."""
+_NOT_UPSTREAM = frozenset(name.encode() for name in _HOP_BY_HOP | _OF_THE_GATEWAY) | {name for name, _ in _KEY_HEADERS}
 _NOT_DOWNSTREAM = frozenset(_HOP_BY_HOP)
 _ONE_HOP_BYTES = frozenset(name.encode() for name in _ONE_HOP)
-_ANTHROPIC_VERSION = "2023-06-01"
-"""The only one there is; a client of OpenAI's does not say it."""
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
 def trace_parent(scope: Scope) -> tuple[str, str] | None:
-    """W3C trace context: (trace id, the caller's span id)."""
+    """Return the W3C trace context, (trace id, the caller's span id), or None."""
     found = _TRACEPARENT.fullmatch(header(scope, b"traceparent") or b"")
     return (found[1].decode(), found[2].decode()) if found else None
 
@@ -59,24 +58,20 @@ def trace_parent(scope: Scope) -> tuple[str, str] | None:
 def sent_time(scope: Scope, arrived: float) -> float | None:
     """Return when the agent's process sent the call, in Unix seconds by its clock, or None.
 
-    arrived: when the call came in, by this machine's clock. A client on this machine has the same
-    clock, so it need not say when it sent the call.
+    arrived: when the call came in, by this machine's clock. A client on this machine has the same clock, so it need not send the time.
     """
-    if header(scope, b"x-leyden-sent") is None and _is_near(scope.get("client")):
+    given, client = header(scope, b"x-leyden-sent"), scope.get("client")
+    if given is None and client is not None and client[0] in ("127.0.0.1", "::1"):
         return arrived
     try:
-        sent = float(header(scope, b"x-leyden-sent") or b"nan")
+        sent = float(given or b"nan")
     except ValueError:
         return None
     return sent if math.isfinite(sent) else None
 
 
-def _is_near(client: tuple[str, int] | None) -> bool:
-    return client is not None and client[0] in ("127.0.0.1", "::1")
-
-
 def attempt_of_headers(scope: Scope) -> tuple[str, str] | None:
-    """(rollout id, attempt id), percent-encoded in `x-leyden-rollout` and `x-leyden-attempt`, else in W3C's `baggage`."""
+    """Return (rollout id, attempt id), percent-encoded in `x-leyden-rollout` and `x-leyden-attempt` or in W3C's `baggage`."""
     rollout, attempt = header(scope, b"x-leyden-rollout"), header(scope, b"x-leyden-attempt")
     if not (rollout and attempt):
         members = (
@@ -87,29 +82,34 @@ def attempt_of_headers(scope: Scope) -> tuple[str, str] | None:
     return (unquote(_text(rollout)), unquote(_text(attempt))) if rollout and attempt else None
 
 
-def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a client of Anthropic's asks; all of them say the version of the API that they speak."""
-    return header(scope, b"anthropic-version") is not None
-
-
 def given_key(scope: Scope) -> bytes:
-    """Return the API key that the client sent, in the header of OpenAI's clients or of Anthropic's."""
-    return bearer_token(header(scope, b"authorization")) or header(scope, b"x-api-key") or b""
+    """Return the API key that the client sent, in the header of any dialect; empty if there is none."""
+    for name, scheme in _KEY_HEADERS:
+        value = header(scope, name)
+        if value is not None and value[: len(scheme)].lower() == scheme and (key := value[len(scheme) :].strip()):
+            return key
+    return b""
 
 
 def upstream_headers(scope: Scope, api_key: str | None, dialect: Dialect) -> list[tuple[str, str]]:
-    """The agent's headers as the upstream gets them. dialect: the one that the upstream is spoken to in."""
+    """Return the agent's headers as the upstream gets them, and the upstream's key.
+
+    dialect: the one in which the upstream is called.
+    """
     given = cast(Iterable[tuple[bytes, bytes]], scope["headers"])
     headers = as_text((name, value) for name, value in given if name not in _NOT_UPSTREAM)
-    if dialect is DIALECTS["messages"]:
-        if not speaks_anthropic(scope):
-            headers.append(("anthropic-version", _ANTHROPIC_VERSION))
-        return headers if api_key is None else [*headers, ("x-api-key", api_key)]
-    return headers if api_key is None else [*headers, ("authorization", f"Bearer {api_key}")]
+    if dialect.mark is not None and header(scope, dialect.mark[0].encode()) is None:
+        headers.append(dialect.mark)
+    return [*headers, *dialect.auth_headers(api_key)]
+
+
+def client_dialect(scope: Scope) -> Dialect:
+    """Return the dialect of the client, for a reply that does not depend on the route."""
+    return dialect_of_client(name for name, _ in cast(Iterable[tuple[bytes, bytes]], scope["headers"]))
 
 
 def downstream_headers(response: aiohttp.ClientResponse) -> Headers:
-    """The upstream's headers as the agent gets them; the length and framing of the body are its new server's matter."""
+    """Return the upstream's headers in the form for the agent. The gateway frames the body itself."""
     return [
         (name.lower(), value)
         for name, value in response.raw_headers
@@ -118,12 +118,12 @@ def downstream_headers(response: aiohttp.ClientResponse) -> Headers:
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """All that one hop does not keep to itself, for what goes on as it is."""
+    """Return the headers that are not for one hop only, for a message that is passed on unchanged."""
     return [(name, value) for name, value in headers if name.lower() not in _ONE_HOP_BYTES]
 
 
 def as_text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Headers as aiohttp takes them, which writes UTF-8."""
+    """Return headers as aiohttp takes them, which writes UTF-8."""
     return [(_text(name), _text(value)) for name, value in headers]
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from leyden.errors import LeydenError
 from leyden.gateway.upstream import UpstreamModel
-from leyden.monitor.upstreams import REPORT_SECONDS, upstream_subject
+from leyden.monitor.metrics import REPORT_SECONDS, upstream_subject
 from leyden.redaction import redact
 from leyden.store.base import LightningStore
 from leyden.types import Sample

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from leyden.dialects import DIALECTS, DONE, Passage, sse_event
+from leyden.dialects import CHAT, DONE, Passage, sse_event
 from leyden.gateway.asgi import Headers, Scope
 from leyden.gateway.transport import Answer, ServerGone
 from leyden.gateway.upstream import UpstreamModel
@@ -75,7 +75,7 @@ class LitellmTransport:
                     result = await function(**given, timeout=self._timeout_seconds, max_retries=0, num_retries=0)
                 except openai.APIStatusError as error:
                     status = int(getattr(error, "status_code", None) or _SERVER_ERROR)
-                    answer: Answer = _Whole(DIALECTS["chat"].error(status, str(error)), status=status)
+                    answer: Answer = _Whole(CHAT.error(status, str(error)), status=status)
                 else:
                     answer = _Streamed(result) if given.get("stream") is True else _Whole(_json(result))
                 began = True
@@ -126,7 +126,7 @@ class _Streamed:
 
 def _not_askable(name: str) -> _Whole:
     message = f"{name} is nothing that an agent may tell LiteLLM; whoever runs the gateway can give it in the model's litellm_params"
-    error = DIALECTS["chat"].error(_BAD_REQUEST, message, code="unsupported_parameter", param=name)
+    error = CHAT.error(_BAD_REQUEST, message, code="unsupported_parameter", param=name)
     return _Whole(error, status=_BAD_REQUEST)
 
 

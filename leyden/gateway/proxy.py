@@ -453,7 +453,7 @@ class LLMProxy(NamedOptions):
             await stop.wait()
             reporting.cancel()
             await asyncio.gather(
-                *(server.stop(grace_seconds=_STOP_GRACE_SECONDS, give_up=app.cancel_calls) for server in servers)
+                *(server.stop(grace_seconds=_STOP_GRACE_SECONDS, cancel=app.cancel_calls) for server in servers)
             )
             recorder.close()
             await writing

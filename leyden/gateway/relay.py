@@ -18,7 +18,6 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from leyden.dialects import (
-    DIALECTS,
     Passage,
     PassageStream,
     WrongType,
@@ -286,8 +285,8 @@ class Relay:
             seed = seed_for(self._options.deterministic_seed, exchange.sampling_key, call.call_index or 0)
         try:
             whole = request
-            if client is not upstream and client is DIALECTS["responses"]:
-                whole = self.kept.whole(exchange.key, request)
+            if client is not upstream and client.conversations is not None:
+                whole = self.kept.whole(exchange.key, request, client.conversations)
                 exchange.keep = whole
             return Passage(
                 client,
@@ -386,11 +385,12 @@ class Relay:
         """Keep a response whose client may refer to it."""
         call, request = exchange.call, exchange.keep
         exchange.keep = None
-        if request is None or call.error is not None or call.response is None:
+        conversations = passage.client.conversations
+        if request is None or conversations is None or call.error is not None or call.response is None:
             return
         response = passage.client.answer_from_chat(call.response, passage.request)
         n_bytes = len(passage.body) + len(dump(response["output"]))
-        self.kept.keep(exchange.key, request, response, n_bytes=n_bytes)
+        self.kept.keep(exchange.key, request, response, conversations, n_bytes=n_bytes)
 
     # ---- how a call ends ---------------------------------------------------------------------------------------------
 

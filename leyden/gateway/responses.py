@@ -1,22 +1,22 @@
-"""The earlier turns of the Responses API, for models whose servers do not keep them.
+"""Responses that a client may continue by id, for models whose servers do not keep them.
 
-A client of that API may send its new turn only, and name the answer before it (`previous_response_id`). Where the request
-is translated, the gateway keeps what was said: in memory, for as long as the attempt lasts, `LIMIT_BYTES` in all. What is
-beyond that is forgotten, oldest first, and a request that refers to it is refused, as OpenAI does after 30 days.
+A client of OpenAI's Responses API may send its new turn only, with the id of the response before it.
+If such a request is translated, the gateway keeps the conversation: in memory, while the attempt
+lasts, `LIMIT_BYTES` in all. Beyond that the oldest responses are dropped, and a request that refers
+to one is refused, as OpenAI does after 30 days.
 
-Everything runs in the gateway's event loop. It knows items of that API, and no HTTP.
+Everything runs in the gateway's event loop. `Dialect.conversations` knows the form of the items.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
 
-from leyden.dialects import Json
-from leyden.dialects.responses import input_items
+from leyden.dialects.dialect import Conversations
 from leyden.gateway.attempts import AttemptKey
 from leyden.host.http import Refusal
+from leyden.utils.json import Json
 
 LIMIT_BYTES = 256 * 2**20
 
@@ -24,13 +24,13 @@ LIMIT_BYTES = 256 * 2**20
 @dataclass(frozen=True, slots=True)
 class _Kept:
     items: list[Json]
-    """The whole conversation, the answer included."""
+    """The conversation, from its first turn to this response."""
     response: Json
     n_bytes: int
 
 
 class KeptResponses:
-    """Answers by attempt and id."""
+    """Responses by attempt and id."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -41,40 +41,40 @@ class KeptResponses:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def whole(self, key: AttemptKey, request: Json) -> Json:
-        """The request with the turns before it, in place of the id that names them. Raises Refusal, Untranslatable."""
-        before: Any = request.get("previous_response_id")
-        if before is None:
-            return request
-        items = self.get(key, before).items
-        return {**request, "previous_response_id": None, "input": [*items, *input_items(request)]}
+    def whole(self, key: AttemptKey, request: Json, conversations: Conversations) -> Json:
+        """Return the request with the earlier turns in place of their id. Raise Refusal, Untranslatable."""
+        before = conversations.previous(request)
+        return request if before is None else conversations.with_history(request, self.get(key, before).items)
 
     def get(self, key: AttemptKey, response_id: str) -> _Kept:
-        """Raises Refusal if it is not there."""
+        """Return a kept response. Raise Refusal if there is none."""
         found = self._kept.get((key, response_id))
         if found is None:
             raise Refusal(
                 404,
                 "previous_response_not_found",
                 f"the gateway keeps no response {response_id!r} of attempt {key[1]!r}: it belongs to another attempt, was sent "
-                "with store=false, or was forgotten; send the whole conversation as `input`",
+                "with store=false, or was dropped; send the whole conversation as `input`",
                 param="previous_response_id",
             )
         return found
 
-    def keep(self, key: AttemptKey, request: Json, response: Json, *, n_bytes: int) -> None:
-        """Keep an answer unless the client said `store: false`. request: the whole one. n_bytes: what it takes."""
-        if request.get("store") is False:
+    def keep(
+        self, key: AttemptKey, request: Json, response: Json, conversations: Conversations, *, n_bytes: int
+    ) -> None:
+        """Keep a response unless the client asked not to. request: with its earlier turns. n_bytes: its size in memory."""
+        items = conversations.items(request, response)
+        if items is None:
             return
-        self.forget(key, response["id"])
-        self._kept[key, response["id"]] = _Kept([*input_items(request), *response["output"]], response, n_bytes)
+        self.drop(key, response["id"])
+        self._kept[key, response["id"]] = _Kept(items, response, n_bytes)
         self._ids.setdefault(key, set()).add(response["id"])
         self._n_bytes += n_bytes
         while self._n_bytes > self._limit_bytes:
-            self.forget(*next(iter(self._kept)))
+            self.drop(*next(iter(self._kept)))
 
-    def forget(self, key: AttemptKey, response_id: str) -> bool:
-        """Whether it was there."""
+    def drop(self, key: AttemptKey, response_id: str) -> bool:
+        """Drop a response, and return whether it was kept."""
         found = self._kept.pop((key, response_id), None)
         if found is None:
             return False
@@ -85,6 +85,6 @@ class KeptResponses:
         return True
 
     def end(self, key: AttemptKey) -> None:
-        """Forget everything of an attempt that is over."""
+        """Drop everything of an attempt that is over."""
         for response_id in list(self._ids.get(key, ())):
-            self.forget(key, response_id)
+            self.drop(key, response_id)

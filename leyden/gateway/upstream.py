@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from leyden.dialects import DIALECTS, Dialect, DialectName
+from leyden.dialects import CHAT, DIALECTS, Dialect
 from leyden.errors import ConfigError
 from leyden.options import named_options
 from leyden.redaction import HIDDEN
 from leyden.types import LLM, ProxyLLM
 from leyden.utils.extras import install_extra
 
-_OF_LITELLM: tuple[DialectName, ...] = ("chat", "completions", "embeddings")
+_OF_LITELLM: tuple[str, ...] = ("chat", "completions", "embeddings")
 _OPENAI_COMPATIBLE = ("openai", "hosted_vllm")
 """LiteLLM's names for servers that speak OpenAI's API."""
 
@@ -41,7 +41,7 @@ class UpstreamModel:
     record_tokens: bool | None = None
     """Ask the server for token ids and log-probabilities (vLLM's `return_token_ids`). Switch it off for a server that
     refuses fields it does not know, such as api.openai.com: its calls are recorded as text only. None: ask, but not LiteLLM."""
-    dialects: tuple[DialectName, ...] = ("chat", "completions", "embeddings")
+    dialects: tuple[str, ...] = ("chat", "completions", "embeddings")
     """What the server speaks, best first. Calls in another dialect are translated. With `record_tokens`, so are those in
     any but chat and completions where the server speaks chat: no other dialect gives token ids."""
 
@@ -123,10 +123,10 @@ class UpstreamModel:
         return self.upstream_model or (self.litellm_params or {}).get("model") or self.model_name
 
     def dialect_for(self, client: Dialect) -> Dialect | None:
-        """The dialect in which the server is asked for what came in `client`; None if it cannot be."""
+        """Return the dialect in which the server is called for a client of another one; None if no translation exists."""
         spoken = [DIALECTS[name] for name in self.dialects]
-        if client.translates and self.record_tokens and DIALECTS["chat"] in spoken:
-            return DIALECTS["chat"]
+        if client.translates and self.record_tokens and CHAT in spoken:
+            return CHAT
         if client in spoken:
             return client
         return next((dialect for dialect in spoken if dialect.translates), None) if client.translates else None

@@ -25,18 +25,17 @@ from urllib.parse import unquote
 import aiohttp
 import yarl
 
-from leyden.dialects import DIALECTS
 from leyden.errors import ConfigError, GatewayError, LeydenError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.asgi import (
     as_text,
     attempt_of_headers,
+    client_dialect,
     end_to_end,
     given_key,
     read_request,
     send_refusal,
     sent_time,
-    speaks_anthropic,
 )
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.proxy import LLMProxy
@@ -52,8 +51,8 @@ logger = logging.getLogger(__name__)
 _SHARED = ("http://", "https://", f"{UNIX_SCHEME}://", "postgresql://", "postgres://")
 """Stores that several processes can open."""
 _AWAY_SECONDS = 15.0
-"""How long a call waits for a worker that is being started again."""
-_LOOK_SECONDS = 0.05
+"""How long a call waits for a worker that is being restarted."""
+_RECONNECT_SECONDS = 0.05
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _RESTART_SECONDS = 1.0
@@ -224,12 +223,12 @@ class _Worker(LLMProxy):
 
 
 class _Dispatch:
-    """The ASGI application at the common socket."""
+    """The ASGI application at the common socket: it serves this worker's attempts and hands on calls of the others."""
 
     def __init__(
         self, app: GatewayApp, sessions: Sequence[aiohttp.ClientSession], index: int, max_body_bytes: int
     ) -> None:
-        """sessions: to each worker."""
+        """sessions: one to each worker, by index."""
         self._app = app
         self._sessions = sessions
         self._index = index
@@ -245,7 +244,7 @@ class _Dispatch:
         except ClientGone:
             return
         except Refusal as refusal:
-            await send_refusal(send, refusal, DIALECTS["messages" if speaks_anthropic(scope) else "chat"])
+            await send_refusal(send, refusal, client_dialect(scope))
 
     async def _hand_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Let another worker reply. If the client leaves, that worker's connection is closed, too."""
@@ -275,7 +274,7 @@ class _Dispatch:
         hosts = [(name, value) for name, value in scope["headers"] if name == b"host"]  # the other worker checks it
         headers = as_text([*hosts, *end_to_end(scope["headers"])])
         if header(scope, b"x-leyden-sent") is None and (sent := sent_time(scope, time.time())) is not None:
-            headers.append(("x-leyden-sent", repr(sent)))  # the other worker does not see where the call came from
+            headers.append(("x-leyden-sent", repr(sent)))  # the other worker does not see the client's address
         deadline = time.monotonic() + _AWAY_SECONDS
         while True:
             try:
@@ -286,18 +285,16 @@ class _Dispatch:
                     headers=headers,
                     allow_redirects=False,
                 )
-            except (
-                aiohttp.ClientConnectorError
-            ) as error:  # it is being started again; nothing of the call has reached it
+            except aiohttp.ClientConnectorError as error:  # it is being restarted; nothing of the call has reached it
                 if time.monotonic() > deadline:
                     raise Refusal(503, "worker_away", f"worker {owner} of the gateway cannot be reached") from error
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_RECONNECT_SECONDS)
             except aiohttp.ClientError as error:
                 raise Refusal(502, "worker_lost", f"worker {owner} of the gateway ended during the call") from error
 
 
 def _session(path: Path) -> aiohttp.ClientSession:
-    """To the worker at this socket; what goes through it stays as it is."""
+    """Return a session to the worker at this socket, which passes headers and bodies unchanged."""
     return aiohttp.ClientSession(
         connector=aiohttp.UnixConnector(str(path), limit=0),
         timeout=aiohttp.ClientTimeout(total=None),
@@ -308,7 +305,7 @@ def _session(path: Path) -> aiohttp.ClientSession:
 
 
 def _attempt_of(scope: Scope) -> AttemptKey | None:
-    """Which attempt a request names, truly or not: its owner judges that."""
+    """Return the attempt that a request names. Its owner checks the claim."""
     match raw_path(scope).strip("/").split("/", 4):
         case ["rollout", rollout_id, "attempt", attempt_id, _]:
             return unquote(rollout_id), unquote(attempt_id)

@@ -1,11 +1,10 @@
 """Serve an ASGI application on a listening socket, with uvicorn's HTTP protocol and without its effects on the process.
 
-`uvicorn.Server` sets the levels and handlers of the process's loggers, installs signal handlers and wakes ten times a
-second to see whether to stop. That is right for a program, but wrong for a library in another
-program.
+`uvicorn.Server` configures the process's loggers, installs signal handlers and wakes ten times a second to see whether to stop. That is
+right for a program, but wrong for a library in another program.
 
-uvicorn waits for its clients without limit. `ConnectionLimits` says how long a client of ours may take. One timer for each server
-looks at all its connections, so that a request costs nothing more. This module knows no routes.
+uvicorn waits for its clients without limit. `ConnectionLimits` bounds the time that a client may take. One timer for each server checks
+all its connections, so that a request costs nothing more. This module knows no routes; `http` is the kit of applications.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ import os
 import resource
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -32,18 +32,19 @@ from leyden.host.listening import loop_factory
 
 logger = logging.getLogger(__name__)
 
-_LOOK_AGAIN_SECONDS = 0.005
+_IDLE_POLL_SECONDS = 0.005
 _HEAD_BYTES = 64 * 2**10
-"""The most of a request's first line and headers, which are held until they are complete. h11 has the same limit."""
+"""The most bytes of a request's first line and headers, which are buffered until they are complete. h11 has the same limit."""
 _HEADER_FIELDS = 1000
-"""The most header fields of a request whose body is coming in, the trailers behind a chunked body included."""
+"""The most header fields of a request, including the trailers of a chunked body."""
 _PIPELINED = 100
-"""The most requests that wait for their turn on one connection. Each takes 2 kB and only 20 bytes to send."""
-_LOOKS = 8
+"""The most requests that wait for their turn on one connection. Each takes 2 kB of memory and 20 bytes to send."""
+_CHECKS_PER_LIMIT = 8
 """How often the connections are checked within the shortest limit."""
 _SPARE_DESCRIPTORS = 64
-"""File descriptors that clients leave to the rest of the process, or an eighth of its limit if that is less."""
-_COMPLAINT_SECONDS = 60.0
+"""File descriptors reserved for the rest of the process, or an eighth of its limit if that is less."""
+_REPORT_SECONDS = 60.0
+"""The least time between two reports of closed connections in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,12 @@ class ConnectionLimits:
     """Limits on the time a client may take. The server closes slower connections and logs how many."""
 
     head_seconds: float = 30.0
-    """Time for the whole head of a request, from the opening of a connection, later from the first
-    byte.
-    """
+    """Time for the whole head of a request, from the opening of the connection, or later from the head's first byte."""
     stall_seconds: float = 60.0
-    """In each such period a body must bring `stall_bytes` or its end, and a waiting answer must be fetched as fast. The time in which
-    the server does not read, or has nothing to send, does not count."""
+    """A period in which a client must send `stall_bytes` of a body, or its end, and must fetch as much of a reply that waits. The time
+    in which the server does not read, or has nothing to send, does not count."""
     stall_bytes: int = 64 * 2**10
+    """Bytes for each `stall_seconds`."""
 
 
 class AsgiServer:
@@ -73,7 +73,8 @@ class AsgiServer:
     ) -> None:
         """
         keep_alive_seconds: how long an idle connection stays open.
-        http: the parser; "auto" takes httptools where it is installed (the `fast` extra).
+        limits: how long a client may take; None: the defaults of ConnectionLimits.
+        http: the parser; "auto" chooses httptools if it is installed (the `fast` extra).
         """
         self._config = _Config(
             app,
@@ -86,30 +87,30 @@ class AsgiServer:
             timeout_keep_alive=keep_alive_seconds,
         )
         self._state = ServerState()
-        self._watch = _Watch(self._state, limits or ConnectionLimits())
+        self._slow_clients = _SlowClients(self._state, limits or ConnectionLimits())
         self._protocol_class: Any = _H11Protocol if http == "h11" else _Protocol
         self._server: asyncio.Server | None = None
 
     async def start(self, listener: socket.socket) -> None:
-        """Take connections from `listener`, which belongs to the server from here on."""
+        """Accept connections from `listener`, which belongs to the server from here on."""
         self._config.load()
         loop = asyncio.get_running_loop()
         if listener.family == socket.AF_UNIX:
             self._server = await loop.create_unix_server(self._protocol, sock=listener, backlog=2048)
         else:
             self._server = await loop.create_server(self._protocol, sock=listener, backlog=2048)
-        self._watch.start(loop, listener)
+        self._slow_clients.start(loop, listener)
 
     @property
     def connections(self) -> int:
         """Return how many connections are open."""
         return len(self._state.connections)
 
-    async def stop(self, *, grace_seconds: float, give_up: Callable[[], object]) -> None:
-        """Take no more connections and end those there are.
+    async def stop(self, *, grace_seconds: float, cancel: Callable[[], object] = lambda: None) -> None:
+        """Accept no more connections and close the open ones.
 
-        Answers under way have `grace_seconds`; then `give_up` is called, which must end them, and a second later the
-        connections that still hold on are broken.
+        Requests under way have `grace_seconds`. Then `cancel` is called, which must end them, and a second later the remaining
+        connections are aborted.
         """
         if self._server is None:
             return
@@ -117,26 +118,26 @@ class AsgiServer:
         for connection in list(self._state.connections):
             connection.shutdown()
         if not await self._idle_within(grace_seconds):
-            give_up()
+            cancel()
             if not await self._idle_within(1.0):
                 for connection in list(self._state.connections):
                     connection.transport.abort()
                 await asyncio.sleep(0)
-        self._watch.stop()
+        self._slow_clients.stop()
 
     async def _idle_within(self, seconds: float) -> bool:
-        """uvicorn has no event for its last connection; this is asked only while stopping."""
+        """Return whether all connections close in time. It polls, because uvicorn has no event for its last connection."""
         deadline = asyncio.get_running_loop().time() + seconds
         while self._state.connections or self._state.tasks:
             if asyncio.get_running_loop().time() >= deadline:
                 return False
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+            await asyncio.sleep(_IDLE_POLL_SECONDS)
         return True
 
     def _protocol(self) -> asyncio.Protocol:
         protocol = self._protocol_class(config=self._config, server_state=self._state, app_state={})
         protocol.access_log = False
-        protocol.watch = self._watch
+        protocol.slow_clients = self._slow_clients
         return protocol
 
 
@@ -148,36 +149,56 @@ class _Awaited(Enum):
     FETCH = "did not fetch an answer"
 
 
-_Untyped: Any = object  # the mixin's `super()` is one of uvicorn's protocols, which are not typed
+if TYPE_CHECKING:
+
+    class _UvicornProtocol:
+        """The members of uvicorn's protocols that are used here. uvicorn does not type them."""
+
+        loop: asyncio.AbstractEventLoop
+        transport: asyncio.Transport
+        client: tuple[str, int] | None
+        flow: Any
+        cycle: Any
+        headers: list[tuple[bytes, bytes]] | None
+        pipeline: deque[Any]
+        timeout_keep_alive_task: asyncio.TimerHandle | None
+
+        def connection_made(self, transport: Any) -> None: ...
+        def data_received(self, data: bytes) -> None: ...
+        def pause_writing(self) -> None: ...
+        def send_400_response(self, msg: str) -> None: ...
+        def on_message_begin(self) -> None: ...
+        def on_headers_complete(self) -> None: ...
+        def on_body(self, body: bytes) -> None: ...
+else:
+    _UvicornProtocol = object
 
 
-class _Limited(_Untyped):
-    """A protocol of uvicorn's that reports the action it waits for, so that `_Watch` can time it."""
+class _Limited(_UvicornProtocol):
+    """A mixin of uvicorn's protocols that reports the action it waits for, so that `_SlowClients` can time it."""
 
-    watch: _Watch
+    slow_clients: _SlowClients
     _body_bytes = 0
     """Bytes received on this connection so far."""
     _pauses = 0
-    """How often the client did not read fast enough."""
+    """How often writing paused because the client did not read fast enough."""
     _opened_at = 0.0
     _seen: tuple[_Awaited, object] | None = None
-    """The action awaited at the watch's last check: its kind, and which request or pause it
-    concerns.
-    """
+    """The action awaited at the last check: its kind, and the request or pause that it concerns."""
     _seen_since = 0.0
     _seen_progress = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(_Joined(transport))  # pyright: ignore[reportUnknownMemberType] -- see _Untyped
+        super().connection_made(_Joined(transport))
         self._opened_at = self.loop.time()
-        self.watch.make_room(self)
+        self.slow_clients.make_room(self)
 
     def pause_writing(self) -> None:
         self._pauses += 1
-        super().pause_writing()  # pyright: ignore[reportUnknownMemberType] -- see _Untyped
+        super().pause_writing()
 
     def overdue(self, now: float, limits: ConnectionLimits) -> _Awaited | None:
-        """Return the action that the client is late with; None if it is in time."""
+        """Return the action that the client is late with, or None if it is in time."""
         found = self._awaited()
         if found is None:
             self._seen = None
@@ -195,9 +216,7 @@ class _Limited(_Untyped):
         return kind
 
     def _awaited(self) -> tuple[_Awaited, object, int] | None:
-        """Return the client's next action, its request and its progress; None if the server acts
-        next.
-        """
+        """Return the client's next action, its request and its progress, or None if the server acts next."""
         transport, flow, cycle = self.transport, self.flow, self.cycle
         if transport.is_closing() or flow.write_paused:
             return _Awaited.FETCH, self._pauses, -transport.get_write_buffer_size()
@@ -219,7 +238,7 @@ class _Limited(_Untyped):
         return self.cycle is not None, self._opened_at
 
     def end(self, late: _Awaited) -> None:
-        """Close the connection. A client whose request is half sent gets the reason."""
+        """Close the connection. A client that has sent part of a body gets the reason."""
         if late is _Awaited.FETCH:
             self.transport.abort()
             return
@@ -241,21 +260,21 @@ _AutoBase: Any = AutoHTTPProtocol  # uvicorn types it as a bare asyncio.Protocol
 
 
 class _H11Protocol(_Limited, _H11Base):
-    """h11 bounds heads and trailers itself, and parses one request at a time."""
+    """The protocol on h11, which bounds heads and trailers itself and parses one request at a time."""
 
     def data_received(self, data: bytes) -> None:
         self._body_bytes += len(data)
-        super().data_received(data)  # pyright: ignore[reportUnknownMemberType] -- see _Untyped
+        super().data_received(data)
 
 
 class _HttpToolsProtocol(_Limited, _AutoBase):
-    """httptools leaves it to its users to bound heads, trailers and pipelines."""
+    """The protocol on httptools, which leaves it to its users to bound heads, trailers and pipelines."""
 
     _unfinished: int | None = None
-    """Bytes of the head under way; None outside of one."""
+    """Bytes of the head that is being received; None between heads."""
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)  # pyright: ignore[reportUnknownMemberType] -- see _Untyped
+        super().data_received(data)
         if self._unfinished is not None:
             self._unfinished += len(data)
             if self._unfinished > _HEAD_BYTES:
@@ -266,65 +285,59 @@ class _HttpToolsProtocol(_Limited, _AutoBase):
 
     def on_message_begin(self) -> None:
         self._unfinished = 0
-        super().on_message_begin()  # pyright: ignore[reportUnknownMemberType] -- see _Untyped
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._unfinished = None
         if len(self.pipeline) >= _PIPELINED:
             raise _TooManyRequests  # the parser stops, and uvicorn answers 400
-        super().on_headers_complete()  # pyright: ignore[reportUnknownMemberType] -- see _Untyped
+        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        super().on_body(body)  # pyright: ignore[reportUnknownMemberType] -- see _Untyped
+        super().on_body(body)
 
 
 _Protocol = _H11Protocol if AutoHTTPProtocol is H11Protocol else _HttpToolsProtocol
 
 
 class _TooManyRequests(Exception):
-    """More requests wait on one connection than a client has reason to send ahead."""
+    """A client has sent more requests ahead on one connection than are served."""
 
 
-class _Watch:
-    """Close connections of one server whose clients take too long, and count them in the log."""
+class _SlowClients:
+    """Closes connections of one server whose clients take too long, and reports their number in the log."""
 
     def __init__(self, state: ServerState, limits: ConnectionLimits) -> None:
-        self._state = state
+        self._connections = cast("set[_Limited]", state.connections)
         self._limits = limits
-        self._interval = min(limits.head_seconds, limits.stall_seconds) / _LOOKS
+        self._interval = min(limits.head_seconds, limits.stall_seconds) / _CHECKS_PER_LIMIT
         self._timer: asyncio.TimerHandle | None = None
         self._clock = 0.0
-        """Seconds in which this server could have read from clients.
-
-        It stops while the process stands still.
-        """
-        self._looked_at = 0.0
-        self._complaints: dict[str, tuple[int, str]] = {}
-        """Each complaint, how often it occurred, and the last client that caused it."""
-        self._complained_at = float("-inf")
+        """Seconds in which this server could have read from clients. It stands still while the process is suspended."""
+        self._checked_at = 0.0
+        self._counts: dict[str, tuple[int, str]] = {}
+        """How often each event occurred since the last report, and the last client that caused it."""
+        self._reported_at = float("-inf")
 
     def start(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
-        """Watch the connections until `stop`."""
-        self._looked_at = loop.time()
-        self._timer = loop.call_later(self._interval, self._look, loop, listener)
+        """Check the connections regularly until `stop`."""
+        self._checked_at = loop.time()
+        self._timer = loop.call_later(self._interval, self._check, loop, listener)
 
     def stop(self) -> None:
-        """End the timer, and log the counts not yet reported."""
+        """Stop the timer, and log the counts not yet reported."""
         if self._timer is not None:
             self._timer.cancel()
-            self._complain()
+            self._report()
 
-    def make_room(self, newcomer: Any) -> None:
-        """Close idle connections, or else the new one, when the process runs short of file
-        descriptors.
-        """
+    def make_room(self, newcomer: _Limited) -> None:
+        """Close idle connections, or else the new one, if the process runs short of file descriptors."""
         opened, most = newcomer.transport.get_extra_info("socket"), _most_descriptors()
         spare = min(_SPARE_DESCRIPTORS, most // 8)
         if opened is None or opened.fileno() < most - spare:
             return
-        connections: Any = self._state.connections
-        idle = [one for one in connections if one is not newcomer and one.idle]
+        idle = [one for one in self._connections if one is not newcomer and one.idle]
         idle.sort(key=lambda one: one.idle_order)
         for connection in idle[:spare] or [newcomer]:
             connection.transport.abort()
@@ -333,14 +346,13 @@ class _Watch:
                 f"closed {which} because this process may open no more than {most} files (ulimit -n)", connection
             )
 
-    def _look(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         now = loop.time()
-        self._timer = loop.call_later(self._interval, self._look, loop, listener)
-        self._clock += min(now - self._looked_at, 2 * self._interval)
-        self._looked_at = now
+        self._timer = loop.call_later(self._interval, self._check, loop, listener)
+        self._clock += min(now - self._checked_at, 2 * self._interval)
+        self._checked_at = now
         limits = self._limits
-        connections: Any = list(self._state.connections)
-        for connection in connections:
+        for connection in list(self._connections):
             if late := connection.overdue(self._clock, limits):
                 connection.end(late)
                 within = limits.head_seconds if late is _Awaited.HEAD else limits.stall_seconds
@@ -349,19 +361,19 @@ class _Watch:
             os.close(os.dup(listener.fileno()))
         except OSError:
             self._count(f"turned new clients away because all {_most_descriptors()} files are open (ulimit -n)")
-        if self._complaints and now - self._complained_at >= _COMPLAINT_SECONDS:
-            self._complained_at = now
-            self._complain()
+        if self._counts and now - self._reported_at >= _REPORT_SECONDS:
+            self._reported_at = now
+            self._report()
 
-    def _count(self, complaint: str, connection: Any = None) -> None:
+    def _count(self, event: str, connection: _Limited | None = None) -> None:
         client = None if connection is None else connection.client
-        times = self._complaints.get(complaint, (0, ""))[0]
-        self._complaints[complaint] = times + 1, "" if client is None else f", the last of {client[0]}:{client[1]}"
+        times = self._counts.get(event, (0, ""))[0]
+        self._counts[event] = times + 1, "" if client is None else f", the last of {client[0]}:{client[1]}"
 
-    def _complain(self) -> None:
-        for complaint, (times, last) in self._complaints.items():
-            logger.warning("%s (%d times%s)", complaint, times, last)
-        self._complaints.clear()
+    def _report(self) -> None:
+        for event, (times, last) in self._counts.items():
+            logger.warning("%s (%d times%s)", event, times, last)
+        self._counts.clear()
 
 
 def _most_descriptors() -> int:
@@ -370,10 +382,10 @@ def _most_descriptors() -> int:
 
 
 class _Joined:
-    """A transport that sends what is written in one turn of the event loop together.
+    """A transport that sends all writes of one turn of the event loop together.
 
-    uvicorn writes the head of an answer and then its body. To send each of them wakes the client twice, and a send is a third of
-    what a small answer costs.
+    uvicorn writes the head of a reply and then its body. Two sends would wake the client twice, and a send is a third of the cost of a
+    small reply.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -385,7 +397,7 @@ class _Joined:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send it with the next, or by itself when this turn is over."""
+        """Send the data with the next write, or alone when this turn is over."""
         self._held.append(data)
         if len(self._held) == 1:
             self._call_soon(self._send)
@@ -393,21 +405,21 @@ class _Joined:
             self._send()
 
     def close(self) -> None:
-        """Send the rest, then close."""
+        """Send the buffered data, then close."""
         self._send()
         self._transport.close()
 
     def _send(self) -> None:
         if self._held:
             held, self._held = self._held, []
-            if not self._transport.is_closing():  # the client may have gone meanwhile, and uvloop's raises then
+            if not self._transport.is_closing():  # the client may have left meanwhile, and uvloop raises then
                 self._transport.writelines(held)
 
 
 class AsgiThread:
-    """Serves `app` on a thread and an event loop of its own, so that a busy program never holds an answer up.
+    """Serves `app` on a thread and an event loop of its own, so that a busy program never delays a reply.
 
-    With the `fast` extra installed it uses uvloop and httptools.
+    With the `fast` extra it uses uvloop and httptools.
     """
 
     def __init__(
@@ -423,9 +435,9 @@ class AsgiThread:
         http: Literal["auto", "h11"] = "auto",
     ) -> None:
         """
-        name: of the thread.
-        limits, http: as of AsgiServer.
-        grace_seconds: how long answers under way may take when it stops; a second later their connections are broken.
+        name: the name of the thread.
+        keep_alive_seconds, limits, http: see AsgiServer.
+        grace_seconds: how long requests under way may take when the server stops; a second later their connections are aborted.
         on_stop: called in the thread's loop before that, to end requests that only wait.
         lifespan: a context that is entered in that loop before the first request and left after the last.
         """
@@ -442,7 +454,7 @@ class AsgiThread:
         self._server: AsgiServer | None = None
 
     def start(self, listener: socket.socket) -> None:
-        """Serve on `listener`, which belongs to the thread from here on. Raises what kept it from starting."""
+        """Serve on `listener`, which belongs to the thread from here on. Raise the error that keeps it from starting."""
         ready: concurrent.futures.Future[Callable[[], object]] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(listener, ready), name=self._name, daemon=True)
         self._thread.start()
@@ -454,7 +466,7 @@ class AsgiThread:
         return 0 if self._server is None else self._server.connections
 
     def stop(self) -> None:
-        """Take no more requests, end those under way, end the thread. Blocks until then; safe to repeat."""
+        """Accept no more requests, end those under way, and join the thread. Safe to repeat."""
         if self._thread is not None:
             self._stop()
             self._thread.join()
@@ -483,9 +495,9 @@ class AsgiThread:
             ready.set_result(stop)
             await ending.wait()
             self._on_stop()
-            await server.stop(grace_seconds=self._grace_seconds, give_up=lambda: None)
+            await server.stop(grace_seconds=self._grace_seconds)
 
 
 class _Config(uvicorn.Config):
     def configure_logging(self) -> None:
-        """The loggers belong to the program that this runs in."""
+        """Do nothing: the loggers belong to the program that this runs in."""

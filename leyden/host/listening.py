@@ -1,6 +1,6 @@
-"""Where a server listens: ports and Unix sockets, and who can reach them.
+"""The addresses that servers listen at: ports and Unix sockets, and which machines reach them.
 
-It knows no protocol. Who listens says in its own error what an address that cannot be had means.
+It knows no protocol. A server that cannot have its address raises an error of its own.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
 UNIX_SCHEME: Final = "http+unix"
-"""Of URLs whose host is the path of a Unix socket, quoted."""
+"""The scheme of URLs whose host is the path of a Unix socket, percent-encoded."""
 _BACKLOG = 2048
-_ANSWER_SECONDS = 1.0
+_CONNECT_SECONDS = 1.0
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises OSError when the address cannot be had."""
+    """Return a listening socket. port: 0 chooses a free one. Raise OSError if the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """A listening Unix socket that only this user can reach; one that nobody listens on any more is replaced.
+    """Return a listening Unix socket that only this user can reach. It replaces a socket on which no process listens any more.
 
-    Raises OSError when the path cannot be had, with EADDRINUSE where somebody listens.
+    Raise OSError if the path cannot be had, with EADDRINUSE if another process listens there.
     """
     _remove_dead(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(path))
-        path.chmod(0o600)  # nobody can connect before `listen`
+        path.chmod(0o600)  # no client can connect before `listen`
         listener.listen(_BACKLOG)
     except BaseException:
         listener.close()
@@ -46,14 +46,14 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def _remove_dead(path: Path) -> None:
-    """Remove a socket that a killed process left. Anything else stays where it is, and `bind` refuses the path."""
+    """Remove a socket that a killed process left. Any other file stays, and `bind` refuses the path."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.settimeout(_ANSWER_SECONDS)  # one that listens and is too busy to answer is alive
+        caller.settimeout(_CONNECT_SECONDS)  # a server that is too busy to accept is alive
         try:
             caller.connect(str(path))
         except ConnectionRefusedError:
@@ -63,12 +63,12 @@ def _remove_dead(path: Path) -> None:
 
 
 def unix_url(path: Path) -> str:
-    """The URL of a server on a Unix socket."""
+    """Return the URL of a server on a Unix socket."""
     return f"{UNIX_SCHEME}://{quote(str(path), safe='')}"
 
 
 def socket_path_of(url: str) -> str | None:
-    """The socket's path in such a URL; None for a URL that is not one."""
+    """Return the path in the URL of a Unix socket; None for any other URL."""
     parts = urlsplit(url)
     path = unquote(parts.netloc)
     whole = parts.scheme == UNIX_SCHEME and path.startswith("/") and not (parts.path or parts.query or parts.fragment)
@@ -76,7 +76,7 @@ def socket_path_of(url: str) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that is bound to `host`."""
+    """Return whether only this machine reaches a server that is bound to `host`."""
     if host == "localhost":
         return True
     try:
@@ -89,12 +89,15 @@ _ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def reachable(host: str) -> str:
-    """Where this machine reaches a server that is bound to `host`: an address for all addresses is none to connect to."""
+    """Return the host at which this machine reaches a server that is bound to `host`, which may stand for all addresses."""
     return _ALL_ADDRESSES.get(host, host)
 
 
-def beside(url: str, neighbour: str) -> str:
-    """`url`, at the host of `neighbour` where its own stands for all addresses of a machine; this machine's if that is no web address."""
+def at_host_of(neighbour: str, url: str) -> str:
+    """Return `url` with the host of `neighbour` in place of a host that stands for all addresses of a machine.
+
+    A neighbour that is no HTTP URL is on this machine. A `url` with any other host is returned unchanged.
+    """
     parts = urlsplit(url)
     host = parts.hostname or ""
     if host not in _ALL_ADDRESSES:
@@ -105,12 +108,12 @@ def beside(url: str, neighbour: str) -> str:
 
 
 def netloc(host: str, port: int) -> str:
-    """`host:port` as it stands in a URL."""
+    """Return `host:port` in the form of a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes a server's event loop: uvloop where it is installed (the `fast` extra), else asyncio's own."""
+    """Return the factory of uvloop's event loop if it is installed (the `fast` extra), else None for asyncio's own."""
     try:
         import uvloop
     except ImportError:

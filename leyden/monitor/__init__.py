@@ -1,8 +1,9 @@
-"""Is everything well? Workers' health, figures of machines, alerts, metrics for Prometheus.
+"""Watch a running system: the health of workers, metrics of machines, alerts, and the page for Prometheus.
 
-Lives here: what a machine and a process do (`system.py`, `gpu.py`), whether a worker is well (`health.py`), when to raise an alert
-(`rules.py`), who is told and what is done (`alert.py`, `actions.py`), the schedule that brings them together (`monitor.py`), and the page
-that Prometheus reads (`prometheus.py`, imported on its own). It knows the store, and neither runners nor strategies.
+Lives here: the names of all metrics (`metrics.py`), the probe of a machine, its GPUs and a process (`system.py`, `gpu.py`), the health of
+a worker (`health.py`), the rules that raise alerts (`rules.py`), sinks and actions for alerts (`alert.py`, `actions.py`), the schedule that
+brings them together (`monitor.py`), and the page that Prometheus reads (`prometheus.py`, imported on its own). It knows the store, and
+neither runners nor strategies. A new rule, sink or action is a class or function of the user's own, passed to `Monitor`.
 """
 
 from leyden.monitor.actions import PauseClaiming, RestartWorker

@@ -1,4 +1,4 @@
-"""An alert, and who is told of it: sinks hear of it, actions do something about it."""
+"""Alerts, the sinks that are notified of them, and the actions taken while they are raised."""
 
 from __future__ import annotations
 
@@ -14,66 +14,66 @@ from leyden.store.base import LightningStore
 logger = logging.getLogger(__name__)
 
 ALERT_PREFIX = "alert:"
-"""Of the series that says when a rule's alert is raised: 1 while it is, 0 when it is resolved."""
+"""Prefix of the series that records a rule's alerts: 1 while one is raised, 0 when it is resolved."""
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What a rule found about one subject, from when on, and until when."""
+    """A rule's finding about one subject, from its beginning to its end."""
 
     rule: str
     severity: Severity
-    figure: str
+    metric: str
     comparison: Comparison
     value: float
     limit: float
     worker_id: str | None
-    """Whom it is about; None: the store, its machine, or all workers together."""
+    """The subject; None: the store, its machine, or all workers together."""
     since: float
     """Unix seconds."""
     until: float | None = None
-    """Unix seconds; None: it is still raised."""
+    """Unix seconds; None while the alert is raised."""
 
     @property
     def resolved(self) -> bool:
-        """Whether it is over."""
+        """Whether the alert has ended."""
         return self.until is not None
 
     def __str__(self) -> str:
-        who = "" if self.worker_id is None else f" of {self.worker_id}"
+        subject = "" if self.worker_id is None else f" of {self.worker_id}"
         if self.until is not None:
-            return f"{self.rule}{who} is resolved after {self.until - self.since:.0f} s"
-        return f"{self.rule}{who}: {self.figure} is {self.value:.4g} (limit: {self.comparison} {self.limit:.4g})"
+            return f"{self.rule}{subject} is resolved after {self.until - self.since:.0f} s"
+        return f"{self.rule}{subject}: {self.metric} is {self.value:.4g} (limit: {self.comparison} {self.limit:.4g})"
 
 
 Sink = Callable[[Alert], Awaitable[None] | None]
-"""Told of each alert twice: when it is raised and when it is resolved. A function, or a coroutine function."""
+"""A function or coroutine function that is notified of each alert twice: when it is raised and when it is resolved."""
 
 
 class Action(Protocol):
-    """Does something while an alert is raised. What it raises is logged and goes no further."""
+    """Acts on the system while an alert is raised. An exception of an action is logged and goes no further."""
 
     async def raised(self, store: LightningStore, alert: Alert) -> None:
-        """The alert was raised."""
+        """Act on an alert that was raised."""
         ...
 
     async def resolved(self, store: LightningStore, alert: Alert) -> None:
-        """It is resolved, or the monitor ends, or begins and finds it left behind by one that was killed."""
+        """Undo the action: the alert is resolved, the monitor ends, or a killed monitor left the alert behind."""
         ...
 
 
 def log_alert(alert: Alert) -> None:
-    """The sink that writes to the log, at the level of the alert's severity."""
+    """Write the alert to the log, at the level of its severity."""
     logger.log(logging.INFO if alert.resolved else _LEVELS[alert.severity], "alert %s", alert)
 
 
-async def tell(sink: Sink, alert: Alert) -> None:
-    """Call a sink of either kind; what it raises is logged."""
+async def notify(sink: Sink, alert: Alert) -> None:
+    """Call a sink of either kind. Its exceptions are logged."""
     try:
-        answer = sink(alert)
-        if inspect.isawaitable(answer):
-            await answer
+        result = sink(alert)
+        if inspect.isawaitable(result):
+            await result
     except Exception:
-        logger.exception("a sink failed on the alert %s; the others are told", alert.rule)
+        logger.exception("a sink failed on the alert %s; the others are notified", alert.rule)

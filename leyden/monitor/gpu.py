@@ -1,8 +1,6 @@
-"""Read load, memory and temperature of NVIDIA GPUs from the driver's library, without a package or
-a process.
+"""Read load, memory and temperature of NVIDIA GPUs from the driver's library, without a package or a process.
 
-It knows the few calls of NVML that this takes. Without a driver there are no numbers, which is no
-error.
+It knows the few calls of NVML that this takes. Without a driver there are no metrics, which is no error.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-_OF_THE_CHIP = 0
+_CHIP_SENSOR = 0
 """NVML_TEMPERATURE_GPU, the sensor on the chip."""
 
 
@@ -25,35 +23,33 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-def gpu_figures() -> Mapping[str, float]:
-    """Return the metrics of the GPUs that CUDA_VISIBLE_DEVICES shows to this process; empty without
-    a GPU.
+def gpu_metrics() -> Mapping[str, float]:
+    """Return the metrics of the GPUs that CUDA_VISIBLE_DEVICES shows to this process; empty without a GPU.
 
-    `gpu_percent` and `gpu_memory_percent` are maxima over the GPUs. Metrics of one GPU carry its
-    index in the machine:
+    `gpu_percent` and `gpu_memory_percent` are maxima over the GPUs. Metrics of one GPU carry its index in the machine:
     `gpu_device_percent:0`. Values that a GPU does not report are left out.
     """
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for position, device in enumerate(_visible()):
         number = ctypes.c_uint()
         index = number.value if _call("nvmlDeviceGetIndex", device, ctypes.byref(number)) else position
-        own = dict(_figures_of(device))
-        figures |= {f"gpu_device_{name}:{index}": value for name, value in own.items()}
+        own = dict(_device_metrics(device))
+        metrics |= {f"gpu_device_{name}:{index}": value for name, value in own.items()}
         if total := own.get("memory_total_bytes"):
             own["memory_percent"] = 100.0 * own["memory_used_bytes"] / total
         for name in own.keys() & {"percent", "memory_percent"}:
-            figures[f"gpu_{name}"] = max(own[name], figures.get(f"gpu_{name}", 0.0))
-    return figures
+            metrics[f"gpu_{name}"] = max(own[name], metrics.get(f"gpu_{name}", 0.0))
+    return metrics
 
 
-def _figures_of(device: ctypes.c_void_p) -> Iterator[tuple[str, float]]:
+def _device_metrics(device: ctypes.c_void_p) -> Iterator[tuple[str, float]]:
     utilization, memory, celsius = _Utilization(), _Memory(), ctypes.c_uint()
     if _call("nvmlDeviceGetUtilizationRates", device, ctypes.byref(utilization)):
         yield "percent", float(utilization.gpu)
     if _call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory)):
         yield "memory_used_bytes", float(memory.used)
         yield "memory_total_bytes", float(memory.total)
-    if _call("nvmlDeviceGetTemperature", device, ctypes.c_uint(_OF_THE_CHIP), ctypes.byref(celsius)):
+    if _call("nvmlDeviceGetTemperature", device, ctypes.c_uint(_CHIP_SENSOR), ctypes.byref(celsius)):
         yield "temperature_celsius", float(celsius.value)
 
 
@@ -79,13 +75,13 @@ def _visible() -> Iterator[ctypes.c_void_p]:
 
 
 def _call(function: str, *arguments: Any) -> bool:
-    """Whether it could be done; a device may not support a question (MIG)."""
+    """Call a function of NVML and return whether it succeeded. A device may not support it (MIG)."""
     return getattr(_library(), function)(*arguments) == 0
 
 
 @cache
 def _library() -> Any:
-    """NVML, ready to be asked; None without a driver."""
+    """Load and initialise NVML. Return None without a driver."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
         return library if library.nvmlInit_v2() == 0 else None

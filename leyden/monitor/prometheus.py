@@ -19,10 +19,8 @@ from prometheus_client.registry import Collector
 
 from leyden.host.http import HttpReply
 from leyden.monitor.alert import ALERT_PREFIX
-from leyden.monitor.health import WORKER_FIGURES, WorkerHealth, figures_of, health_of
-from leyden.monitor.monitor import STORE_FIGURES
-from leyden.monitor.system import FIGURES
-from leyden.monitor.upstreams import UPSTREAM_FIGURES
+from leyden.monitor.health import WorkerHealth, health_of, heartbeat_metrics
+from leyden.monitor.metrics import STORE_METRICS, SYSTEM_METRICS, UPSTREAM_METRICS, WORKER_METRICS
 from leyden.store.app import View
 from leyden.store.base import LightningStore, StoreStatistics
 from leyden.store.request_metrics import BUCKET_SECONDS, RequestMetrics
@@ -33,7 +31,7 @@ _CONTENT_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=ut
 _STATUSES = ("queuing", "preparing", "running", "requeuing", "succeeded", "failed", "cancelled")
 _RECENT_SECONDS = 60.0
 """Older samples are not shown."""
-_ABOUT = {**FIGURES, **WORKER_FIGURES, **STORE_FIGURES}
+_ABOUT = {**SYSTEM_METRICS, **WORKER_METRICS, **STORE_METRICS}
 
 
 def metrics(store: LightningStore) -> Mapping[str, View]:
@@ -56,7 +54,7 @@ async def exposition(store: LightningStore, requests: RequestMetrics) -> bytes:
         _Scrape(
             *_of_statistics(statistics),
             _of_health(workers, now),
-            *_of_figures(workers, samples, now),
+            *_of_heartbeats(workers, samples, now),
             *_of_gateways(samples),
             _of_alerts(samples),
             *_of_requests(requests),
@@ -103,17 +101,17 @@ def _of_health(workers: Iterable[Worker], now: float) -> Metric:
     return family
 
 
-def _of_figures(workers: Iterable[Worker], samples: Iterable[Sample], now: float) -> Iterator[Metric]:
+def _of_heartbeats(workers: Iterable[Worker], samples: Iterable[Sample], now: float) -> Iterator[Metric]:
     """Yield the metrics of each worker's last heartbeat, and a monitor's last measurements of the store."""
     latest: dict[str, dict[tuple[str, str], float]] = {}
     for worker in workers:
         if health_of(worker, now) == "healthy":
-            for figure, value in figures_of(worker, _ABOUT).items():
-                name, _, gpu = figure.partition(":")
+            for full_name, value in heartbeat_metrics(worker, _ABOUT).items():
+                name, _, gpu = full_name.partition(":")
                 latest.setdefault(name, {})[worker.worker_id, gpu] = value
     for sample in samples:
         name, _, gpu = sample.name.partition(":")
-        if name in _ABOUT and (sample.worker_id is None or name in STORE_FIGURES):
+        if name in _ABOUT and (sample.worker_id is None or name in STORE_METRICS):
             latest.setdefault(name, {})[sample.worker_id or "", gpu] = sample.value
     latest.pop("queue_length", None)  # `_of_statistics` has the store's own count
     for name, values in sorted(latest.items()):
@@ -127,11 +125,11 @@ def _of_gateways(samples: Iterable[Sample]) -> Iterator[Metric]:
     latest: dict[str, dict[tuple[str, str], float]] = {}
     for sample in samples:
         name, _, reason = sample.name.partition(":")
-        if name in UPSTREAM_FIGURES:
+        if name in UPSTREAM_METRICS:
             latest.setdefault(name, {})[sample.worker_id or "", reason] = sample.value
     for name, values in sorted(latest.items()):
         subject = "upstream" if name.startswith("upstream") else "gateway"
-        yield _by_subject(f"leyden_{name}", UPSTREAM_FIGURES[name], values, subject, "reason")
+        yield _by_subject(f"leyden_{name}", UPSTREAM_METRICS[name], values, subject, "reason")
 
 
 def _by_subject(

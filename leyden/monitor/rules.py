@@ -1,7 +1,7 @@
-"""When to raise an alert: pure functions of time series.
+"""Rules that decide when an alert is raised: pure functions of time series.
 
 A rule judges the series of one subject (a worker, or the store with its machine) at one moment. It knows no store and no clock. To add a
-kind of rule, write a class with what `Rule` says; to change a limit, give `Monitor` other rules than DEFAULT_RULES.
+kind of rule, write a class with the members of `Rule`; to change a limit, give `Monitor` other rules than DEFAULT_RULES.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 
 from leyden.errors import ConfigError
 from leyden.monitor.health import MISSED_HEARTBEATS
@@ -20,27 +20,27 @@ Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", "<"]
 
 Point = tuple[float, float]
-"""A moment in Unix seconds, and the figure then."""
+"""A time in Unix seconds, and the value then."""
 Series = Mapping[str, Sequence[Point]]
-"""The points of one subject by the name of the figure, each in the order of time."""
+"""The points of one subject by the name of the metric, each in the order of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a rule found."""
+    """A rule's judgement of one subject."""
 
     firing: bool
     value: float
     limit: float
-    """What the value was compared with."""
+    """The limit that the value was compared with."""
 
 
 class Rule(Protocol):
-    """Judges one subject's series."""
+    """Judges the series of one subject."""
 
     @property
     def name(self) -> str:
-        """Of the alerts that it raises, unique among the rules of a monitor."""
+        """The name of the rule and of its alerts, unique among the rules of a monitor."""
         ...
 
     @property
@@ -49,17 +49,17 @@ class Rule(Protocol):
     def comparison(self) -> Comparison: ...
 
     @property
-    def figures(self) -> Sequence[str]:
-        """The series that it reads; the first is what its alerts are about."""
+    def metrics(self) -> Sequence[str]:
+        """The series that the rule reads; its alerts are about the first."""
         ...
 
     @property
     def reach_seconds(self) -> float:
-        """How old a point may be that it still looks at."""
+        """The age of the oldest point that the rule reads."""
         ...
 
     def judge(self, series: Series, now: float) -> Verdict | None:
-        """None: too little is known to say."""
+        """Return the judgement, or None if there are too few points."""
         ...
 
 
@@ -67,9 +67,9 @@ class Rule(Protocol):
 class AlertRule:
     """A limit: the mean of `metric` over the last `window_seconds` is above (or below) `threshold`.
 
-    window_seconds: 0 looks at the latest point alone, however old it is.
-    minimum_count: of points in the window, or of what `per` counts; with fewer nothing is said.
-    per: judge a share instead: by how much the counter `metric` has grown in the window, per growth of this counter.
+    window_seconds: 0 reads the latest point alone, however old it is.
+    minimum_count: the fewest points in the window, or the least growth of `per`, that allow a judgement.
+    per: judge a share instead: the growth of the counter `metric` in the window, divided by the growth of this counter.
     """
 
     name: str
@@ -82,7 +82,7 @@ class AlertRule:
     per: str | None = None
 
     def __post_init__(self) -> None:
-        _check(self.name, self.figures, self.comparison, self.severity, self.window_seconds, self.minimum_count)
+        _check(self.name, self.metrics, self.comparison, self.severity, self.window_seconds, self.minimum_count)
         check_number(f"rule {self.name!r}: threshold", self.threshold)
         if self.per is not None and not self.window_seconds:
             raise ConfigError(
@@ -90,7 +90,7 @@ class AlertRule:
             )
 
     @property
-    def figures(self) -> Sequence[str]:
+    def metrics(self) -> Sequence[str]:
         return (self.metric,) if self.per is None else (self.metric, self.per)
 
     @property
@@ -98,7 +98,7 @@ class AlertRule:
         return self.window_seconds
 
     def judge(self, series: Series, now: float) -> Verdict | None:
-        """See Rule."""
+        """Return the judgement, or None if there are too few points."""
         start, points = now - self.window_seconds, series.get(self.metric, ())
         values = [value for _, value in (within(points, start, now) if self.window_seconds else list(points)[-1:])]
         if self.per is None:
@@ -115,11 +115,11 @@ class AlertRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnomalyRule:
-    """What is unlike before: the median of `metric` over the window is far above (or below) its median over the time before that.
+    """A change: the median of `metric` over the window is far above (or below) its median over the history before the window.
 
-    Far is `deviations` robust standard deviations (1.4826 median absolute deviations) of that time, and at least `least_change`.
-    history_seconds: how long that time is.
-    minimum_count: of points in that time; with fewer nothing is said.
+    Far means `deviations` robust standard deviations (1.4826 median absolute deviations) of the history, and at least `least_change`.
+    history_seconds: the length of the history.
+    minimum_count: the fewest points in the history that allow a judgement.
     """
 
     name: str
@@ -133,13 +133,13 @@ class AnomalyRule:
     severity: Severity = "info"
 
     def __post_init__(self) -> None:
-        _check(self.name, self.figures, self.comparison, self.severity, self.window_seconds, self.minimum_count)
+        _check(self.name, self.metrics, self.comparison, self.severity, self.window_seconds, self.minimum_count)
         check_number(f"rule {self.name!r}: least_change", self.least_change, at_least=0)
         check_number(f"rule {self.name!r}: deviations", self.deviations, at_least=0)
         check_number(f"rule {self.name!r}: history_seconds", self.history_seconds, above=0)
 
     @property
-    def figures(self) -> Sequence[str]:
+    def metrics(self) -> Sequence[str]:
         return (self.metric,)
 
     @property
@@ -147,7 +147,7 @@ class AnomalyRule:
         return self.window_seconds + self.history_seconds
 
     def judge(self, series: Series, now: float) -> Verdict | None:
-        """See Rule."""
+        """Return the judgement, or None if there are too few points."""
         start, points = now - self.window_seconds, series.get(self.metric, ())
         recent = [value for _, value in within(points, start, now)]
         history = [value for time, value in within(points, start - self.history_seconds, start) if time < start]
@@ -162,12 +162,12 @@ class AnomalyRule:
 
 
 def increase(values: Sequence[float]) -> float:
-    """By how much a counter has grown; one that fell has begun again from 0."""
+    """Return the growth of a counter. A counter that fell has restarted from 0."""
     return sum(after - before if after >= before else after for before, after in pairwise(values))
 
 
 def within(points: Sequence[Point], start: float, end: float) -> list[Point]:
-    """The points of `[start, end]`."""
+    """Return the points of `[start, end]`."""
     return [point for point in points if start <= point[0] <= end]
 
 
@@ -176,16 +176,16 @@ def _exceeds(value: float, comparison: Comparison, limit: float) -> bool:
 
 
 def _check(
-    name: str, figures: Sequence[str], comparison: str, severity: str, window_seconds: float, minimum_count: int
+    name: Any, metrics: Sequence[Any], comparison: str, severity: str, window_seconds: float, minimum_count: int
 ) -> None:
-    if not (isinstance(name, str) and name.isascii() and name.replace("_", "").isalnum()):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+    if not (isinstance(name, str) and name.isascii() and name.replace("_", "").isalnum()):
         raise ConfigError(f"a rule is named by letters, digits and underscores, got {name!r}")
     if comparison not in get_args(Comparison):
         raise ConfigError(f"rule {name!r}: comparison is {comparison!r}; possible: '>', '<'")
     if severity not in get_args(Severity):
         raise ConfigError(f"rule {name!r}: severity is {severity!r}; possible: {', '.join(get_args(Severity))}")
-    if wrong := [figure for figure in figures if not (isinstance(figure, str) and figure)]:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"rule {name!r}: {wrong[0]!r} is no name of a figure; docs/monitoring.md lists them")
+    if wrong := [metric for metric in metrics if not (isinstance(metric, str) and metric)]:
+        raise ConfigError(f"rule {name!r}: {wrong[0]!r} is no name of a metric; docs/monitoring.md lists them")
     check_number(f"rule {name!r}: window_seconds", window_seconds, at_least=0)
     check_number(f"rule {name!r}: minimum_count", minimum_count, at_least=1, whole=True)
 

@@ -1,7 +1,7 @@
-"""Batches of observations: arrays whose first dimensions count samples, in the shape of their space.
+"""Batches of observations: arrays whose first dimensions count samples, in the structure of their space.
 
-A batch of a Dict space is a dict of batches, one of a Tuple space a tuple of batches (structs of arrays, never arrays of structs). It knows
-no environment and no policy.
+A batch of a Dict space is a dict of batches, a batch of a Tuple space a tuple of batches: structs of
+arrays, never arrays of structs. This module knows no environment and no policy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Batch: TypeAlias = "Array | dict[str, Batch] | tuple[Batch, ...]"
 
 
 def mapped(batch: Batch, change: Callable[[Array], Array]) -> Batch:
-    """The batch with `change` applied to each of its arrays."""
+    """Return the batch with `change` applied to each of its arrays."""
     if isinstance(batch, dict):
         return {name: mapped(part, change) for name, part in batch.items()}
     if isinstance(batch, tuple):
@@ -26,7 +26,7 @@ def mapped(batch: Batch, change: Callable[[Array], Array]) -> Batch:
 
 
 def leaves(batch: Batch) -> Iterator[Array]:
-    """Its arrays, in order."""
+    """Yield the arrays of a batch, in order."""
     if isinstance(batch, dict):
         for part in batch.values():
             yield from leaves(part)
@@ -38,17 +38,22 @@ def leaves(batch: Batch) -> Iterator[Array]:
 
 
 def copied(batch: Batch) -> Batch:
-    """A copy of all its arrays."""
-    return mapped(batch, np.copy)
+    """Return a batch of copied arrays."""
+    return mapped(batch, np.ndarray.copy)
+
+
+def select(batch: Batch, where: Any) -> Batch:
+    """Return the samples at some indices. where: anything that indexes NumPy's arrays; a slice selects views."""
+    return mapped(batch, lambda array: array[where])
 
 
 def allocate(like: Batch, leading: tuple[int, ...], *, drop: int = 1) -> Batch:
-    """Zeros of shape (*leading, ...): the types of `like` without its first `drop` dimensions."""
+    """Return zeros of shape (*leading, ...), with the structure and dtypes of `like` without its first `drop` dimensions."""
     return mapped(like, lambda array: np.zeros((*leading, *array.shape[drop:]), array.dtype))
 
 
 def write(target: Batch, where: Any, source: Batch) -> None:
-    """`target[where] = source` in each array; `where` is anything that indexes NumPy's arrays."""
+    """Set `target[where] = source` in each array. where: anything that indexes NumPy's arrays; `...`: everything."""
     if isinstance(target, dict):
         assert isinstance(source, dict)
         for name, part in target.items():
@@ -62,7 +67,7 @@ def write(target: Batch, where: Any, source: Batch) -> None:
 
 
 def stacked(samples: list[Batch]) -> Batch:
-    """One batch (n, ...) of n single observations of one structure."""
+    """Return one batch (n, ...) of n single observations, which have one structure."""
     first = samples[0]
     if isinstance(first, dict):
         dicts = cast("list[dict[str, Batch]]", samples)
@@ -74,7 +79,7 @@ def stacked(samples: list[Batch]) -> Batch:
 
 
 def same_shape(one: Batch, other: Batch) -> bool:
-    """Whether structure, shapes and dtypes agree."""
+    """Return whether structure, shapes and dtypes agree."""
     if isinstance(one, dict):
         return isinstance(other, dict) and one.keys() == other.keys() and all(same_shape(one[k], other[k]) for k in one)
     if isinstance(one, tuple):
@@ -83,5 +88,5 @@ def same_shape(one: Batch, other: Batch) -> bool:
 
 
 def is_space(space: Any, *kinds: type) -> bool:
-    """isinstance, without a type checker's narrowing: the parameters of Gymnasium's generic spaces would be unknown."""
+    """Return `isinstance(space, kinds)`, without the narrowing that leaves type checkers unknown parameters of Gymnasium's spaces."""
     return isinstance(space, kinds)

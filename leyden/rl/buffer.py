@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import CheckpointError, ConfigError
-from leyden.rl.batch import Array, Batch, allocate, copied, mapped, same_shape, stacked, write
+from leyden.rl.batch import Array, Batch, allocate, copied, mapped, same_shape, select, stacked, write
 
 Ids = NDArray[np.int64]
 _FIRST_SIZE = 1024
@@ -237,7 +237,7 @@ class ReplayBuffer:
             self._allocated = True
         self._ids = self._everyone if ids is None else ids
         self._slots = (self._position + self._everyone[: len(self._ids)]) % self.size
-        write(self.obs, self._slots, obs if ids is None else mapped(obs, lambda array: array[ids]))
+        write(self.obs, self._slots, obs if ids is None else select(obs, ids))
         self.actions[self._slots] = actions
 
     def happened(
@@ -250,7 +250,7 @@ class ReplayBuffer:
         ids, slots = self._ids, self._slots
         if not len(ids):
             return
-        write(self.next_obs, slots, mapped(obs, lambda array: array[ids]))
+        write(self.next_obs, slots, select(obs, ids))
         self.rewards[slots] = rewards[ids]
         self.terminated[slots] = terminated[ids]
         self.successor[slots] = -1
@@ -265,7 +265,7 @@ class ReplayBuffer:
     def _forget_decisions(self, kept: NDArray[np.bool_]) -> None:
         """Of what was just decided, keep these, in the first of its slots."""
         old, self._ids, self._slots = self._slots[kept], self._ids[kept], self._slots[: int(kept.sum())]
-        write(self.obs, self._slots, copied(mapped(self.obs, lambda array: array[old])))
+        write(self.obs, self._slots, copied(select(self.obs, old)))
         self.actions[self._slots] = self.actions[old].copy()
 
     def set_num_envs(self, num_envs: int) -> None:
@@ -286,8 +286,8 @@ class ReplayBuffer:
             "count": n,
             "n_new": self.n_new,
             "latest": self._latest.copy(),
-            "obs": copied(mapped(self.obs, lambda array: array[:n])),
-            "next_obs": copied(mapped(self.next_obs, lambda array: array[:n])),
+            "obs": copied(select(self.obs, slice(n))),
+            "next_obs": copied(select(self.next_obs, slice(n))),
             "actions": self.actions[:n].copy(),
             "rewards": self.rewards[:n].copy(),
             "terminated": self.terminated[:n].copy(),
@@ -303,7 +303,7 @@ class ReplayBuffer:
                 )
         n = int(state["count"])
         obs = _as_batch(state["obs"])
-        if self._allocated and n and not same_shape(mapped(obs, _row), mapped(self.obs, _row)):
+        if self._allocated and n and not same_shape(select(obs, 0), select(self.obs, 0)):
             raise CheckpointError("the saved replay buffer holds observations of another space")
         if n:
             self.obs, self.next_obs = allocate(obs, (self.size,)), allocate(obs, (self.size,))
@@ -325,10 +325,6 @@ def _check_size(size: int, num_envs: int) -> None:
         raise ConfigError(
             f"a replay buffer of size {size} for {num_envs} environments; it needs room for 2 transitions of each at least"
         )
-
-
-def _row(array: Array) -> Array:
-    return array[0]
 
 
 def _as_batch(value: Any) -> Batch:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import ConfigError, SimulatorError
-from leyden.rl.batch import Array, Batch, copied, mapped, write
+from leyden.rl.batch import Array, Batch, copied, select, write
 from leyden.rl.buffer import Buffer
 from leyden.rl.episode import EpisodeLost
 from leyden.rl.policy.base import Policy
@@ -135,7 +135,7 @@ class Collector:
                 n_begun = len(ended) + int(alive.sum())
                 continue
             ids = None if n_alive == n_envs else np.flatnonzero(alive)
-            output = policy.act(obs if ids is None else mapped(obs, lambda array, at=ids: array[at]), explore=explore)
+            output = policy.act(obs if ids is None else select(obs, ids), explore=explore)
             actions = np.asarray(output.actions)  # a list, or another library's array, is as good
             if actions.shape[:1] != (n_alive,):
                 raise ConfigError(
@@ -193,7 +193,7 @@ class Collector:
             return self.venv.reset(ids)
         kept = copied(obs)
         fresh = self.venv.reset(ids)
-        write(kept, ids, mapped(fresh, lambda array: array[ids]))
+        write(kept, ids, select(fresh, ids))
         return kept
 
 

@@ -21,7 +21,7 @@ from leyden.errors import (
     UnknownResources,
     UnknownRollout,
 )
-from leyden.host.listening import beside
+from leyden.host.listening import at_host_of
 from leyden.litagent import LitAgent, record_result
 from leyden.runner.base import AttemptRecorder, Hook, Runner
 from leyden.runner.calls import AgentTimeout, Debugger, QuitDebugging, call_async, call_sync, call_to_debug
@@ -216,7 +216,7 @@ def _own_copy(resources: NamedResources, *, store_url: str) -> NamedResources:
     copies = {name: resource.model_copy(deep=True) for name, resource in resources.items()}
     for resource in copies.values():
         if isinstance(resource, ProxyLLM):
-            resource.endpoint = beside(resource.endpoint, store_url)
+            resource.endpoint = at_host_of(store_url, resource.endpoint)
     return copies
 
 

@@ -1,7 +1,7 @@
 """`LightningStoreServer`: a store that other processes and machines can use, over HTTP.
 
-It knows sockets and threads; what is answered is in `app.py`, what there is to ask in `wire.py`. To serve something more
-beside the store, give it a view (GET), or `StoreApp` a mount (POST).
+It knows sockets and threads; `app.py` knows requests and replies, `wire.py` the routes. To serve more than the store, give the server
+a view (GET), or `StoreApp` a handler (POST).
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
     from leyden.store.client import LightningStoreClient
 
 _GRACE_SECONDS = 2.0
-"""How long requests under way may go on after `stop`. Those that wait are answered at once."""
+"""How long requests under way may take after `stop`. Waiting requests get their reply at once."""
 
 
 class LightningStoreServer(NamedOptions):
     """Serves `store` between `start` and `stop`, on a thread of its own, and runs its schedule (`Sweeper`).
 
-    The store belongs to whoever opened it: `stop` leaves it open. Pickled, a server becomes a client of itself, so a
-    child process can be given it.
+    `stop` leaves the store open. A pickled server becomes a client of itself, so it can be passed to a child process.
     """
 
     def __init__(
@@ -58,16 +57,16 @@ class LightningStoreServer(NamedOptions):
         connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """
-        port: 0 takes a free one.
-        socket_path: of a Unix socket to serve on instead of a port; only this user reaches it, and `stop` removes it.
-        token: the secret that clients must send. Without one, only this machine is served.
+        port: 0 chooses a free one.
+        socket_path: the path of a Unix socket to serve on instead of a port. Only this user reaches it, and `stop` removes it.
+        token: the secret that clients must send; None serves this machine only.
         insecure: serve other machines without a token.
-        max_body_bytes: of one request; a larger one is refused with 413.
-        retention: the rule by which the store drops finished rollouts; None: it keeps all.
-        claims_from: until it is open the queue looks empty to clients; None: it is open.
-        views: further handlers of GET, such as `monitor.prometheus.metrics`; they need the token.
+        max_body_bytes: the limit of one request; a larger one is refused with 413.
+        retention: the rule by which the store prunes finished rollouts; None keeps all.
+        claims_from: until this latch opens, the queue looks empty to clients; None: it is open.
+        views: further handlers of GET by path, such as `monitor.prometheus.metrics`; they need the token.
         connection_limits: how long a client may take; None: the defaults of `ConnectionLimits`.
-        Raises ConfigError for an address that other machines reach, without token or `insecure`, and for an empty token.
+        Raise ConfigError for an address that other machines reach, unless there is a token or `insecure`, and for an empty token.
         """
         if socket_path is not None and (host, port) != ("127.0.0.1", 0):
             raise ConfigError(
@@ -92,7 +91,7 @@ class LightningStoreServer(NamedOptions):
 
     @property
     def endpoint(self) -> str:
-        """The URL that clients on this machine open. Raises StoreError before `start` if no `port` was given."""
+        """The URL for clients on this machine. Raise StoreError before `start` if no `port` was given."""
         if self._socket_path is not None:
             return unix_url(self._socket_path)
         if not self._port:
@@ -107,11 +106,11 @@ class LightningStoreServer(NamedOptions):
         await asyncio.shield(self.stop())
 
     async def start(self) -> None:
-        """Open the port and serve. Calling it again does nothing. Raises StoreError if the port cannot be had."""
+        """Open the port and serve. Calling it again does nothing. Raise StoreError if the port cannot be had."""
         await asyncio.to_thread(self._start)
 
     async def stop(self) -> None:
-        """Answer what is under way, close the port. Calling it again does nothing; `start` takes the same port again."""
+        """Finish the requests under way and close the port. Calling it again does nothing; `start` opens the same port again."""
         await asyncio.to_thread(self._stop)
 
     async def run_forever(self) -> None:
@@ -121,13 +120,14 @@ class LightningStoreServer(NamedOptions):
             await self._ended.wait_async()
 
     async def announce_end(self, *, within_seconds: float) -> None:
-        """Tell those who wait for it (`LightningStoreClient.wait_for_end`) that there is no more work; return when they have heard
-        it, or after `within_seconds`.
+        """Notify the clients that wait for it (`LightningStoreClient.wait_for_end`) that there is no more work.
+
+        Return when all of them have been notified, or after `within_seconds`.
         """
         await self._end.announce(within_seconds=within_seconds)
 
     def client(self) -> LightningStoreClient:
-        """A client of this server. Raises StoreError before `start` if no `port` was given."""
+        """Return a client of this server. Raise StoreError before `start` if no `port` was given."""
         from leyden.store.client import LightningStoreClient
 
         return LightningStoreClient(self.endpoint, token=self._token)
@@ -168,7 +168,7 @@ class LightningStoreServer(NamedOptions):
             )
             thread.start(listener)
             self._thread = thread
-            self._tell(self.endpoint)
+            self._publish_address(self.endpoint)
 
     def _listen(self) -> socket.socket:
         if self._socket_path is not None:
@@ -196,7 +196,7 @@ class LightningStoreServer(NamedOptions):
                     self._socket_path.unlink(missing_ok=True)  # it still listens, so the path is its own
                 self._thread.stop()
                 self._thread = None
-                self._tell(None)
+                self._publish_address(None)
             self._ended.set()
 
     async def _receive_traces(self, body: bytes, headers: RequestHeaders) -> HttpReply:
@@ -206,8 +206,8 @@ class LightningStoreServer(NamedOptions):
     async def _reply_to_end(self, body: bytes, headers: RequestHeaders) -> HttpReply:
         return HttpReply(200, (await self._end.answer(body)).model_dump_json().encode(), JSON)
 
-    def _tell(self, endpoint: str | None) -> None:
-        """A file says who owns it, so let it say where it is served too."""
+    def _publish_address(self, endpoint: str | None) -> None:
+        # The lock file of a store names its owner; other processes find the server by it.
         if isinstance(self.store, SqliteLightningStore):
             self.store.tell_server(endpoint)
 

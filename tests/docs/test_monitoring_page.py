@@ -1,12 +1,9 @@
-"""The page on monitoring names every rule with its limits, and every figure."""
+"""The page on monitoring names every rule with its limits, and every metric."""
 
 import re
 
 from leyden.monitor import DEFAULT_RULES, AlertRule
-from leyden.monitor.health import WORKER_FIGURES
-from leyden.monitor.monitor import STORE_FIGURES
-from leyden.monitor.system import FIGURES
-from leyden.monitor.upstreams import UPSTREAM_FIGURES
+from leyden.monitor.metrics import STORE_METRICS, SYSTEM_METRICS, UPSTREAM_METRICS, WORKER_METRICS
 from tests.docs.snippets import ROOT
 
 PAGE = (ROOT / "docs" / "monitoring.md").read_text()
@@ -22,7 +19,7 @@ def test_the_rules_are_those_in_the_code():
     said = [
         [
             f"`{rule.name}`",
-            " per ".join(f"`{figure}`" for figure in rule.figures)
+            " per ".join(f"`{metric}`" for metric in rule.metrics)
             + (f" {rule.comparison} {rule.threshold:g}" if isinstance(rule, AlertRule) else " is unlike before"),
             f"{rule.window_seconds:g} s",
             str(rule.minimum_count),
@@ -33,6 +30,6 @@ def test_the_rules_are_those_in_the_code():
     assert rows("| rule |") == said
 
 
-def test_every_figure_is_explained():
-    named = [name for row in rows("| figure |") for name in re.findall(r"`(\w+)`", row[0])]
-    assert sorted(named) == sorted({**FIGURES, **WORKER_FIGURES, **STORE_FIGURES, **UPSTREAM_FIGURES})
+def test_every_metric_is_explained():
+    named = [name for row in rows("| metric |") for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(named) == sorted({**SYSTEM_METRICS, **WORKER_METRICS, **STORE_METRICS, **UPSTREAM_METRICS})

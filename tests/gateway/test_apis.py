@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 
 from leyden import semconv
 from leyden.adapter import LlmProxyTraceToTriplet
+from leyden.dialects import DIALECTS
 from leyden.gateway import LLMProxy, UpstreamModel
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.responses import KeptResponses
@@ -372,16 +373,17 @@ async def test_a_response_of_another_attempt_is_not_told(
 
 
 def test_what_is_kept_has_a_bound_and_ends_with_the_attempt() -> None:
-    kept = KeptResponses(limit_bytes=100)
+    kept, conversations = KeptResponses(limit_bytes=100), DIALECTS["responses"].conversations
+    assert conversations is not None
     keys: list[AttemptKey] = [("ro", "at-1"), ("ro", "at-2")]
     for key in keys:
         for number in range(2):
-            kept.keep(key, {"input": "x"}, {"id": f"r{number}", "output": []}, n_bytes=30)
-    with pytest.raises(Refusal, match="forgotten"):
+            kept.keep(key, {"input": "x"}, {"id": f"r{number}", "output": []}, conversations, n_bytes=30)
+    with pytest.raises(Refusal, match="dropped"):
         kept.get(keys[0], "r0")
     assert kept.get(keys[0], "r1").items == [{"type": "message", "role": "user", "content": "x"}]
     kept.end(keys[1])
     with pytest.raises(Refusal, match="'r1'"):
         kept.get(keys[1], "r1")
-    kept.keep(keys[0], {"input": "x"}, {"id": "r2", "output": []}, n_bytes=70)
+    kept.keep(keys[0], {"input": "x"}, {"id": "r2", "output": []}, conversations, n_bytes=70)
     assert kept.get(keys[0], "r1") and kept.get(keys[0], "r2")

@@ -11,10 +11,9 @@ import pytest
 from leyden.gateway import LLMProxy, UpstreamModel, figures
 from leyden.gateway.figures import Failure, UpstreamFigures
 from leyden.monitor import DEFAULT_RULES, AlertRule, Monitor
-from leyden.monitor.health import base_name
+from leyden.monitor.metrics import UPSTREAM_METRICS, base_name
 from leyden.monitor.monitor import Watch
 from leyden.monitor.prometheus import exposition
-from leyden.monitor.upstreams import UPSTREAM_FIGURES
 from leyden.store import InMemoryLightningStore
 from leyden.store.request_metrics import RequestMetrics
 from leyden.testing import FakeUpstream, Misbehaviour
@@ -83,7 +82,7 @@ def test_a_password_in_an_address_is_in_no_figure() -> None:
     samples = counted.samples("here:1", 3)
     assert "SECRET" not in f"{samples} {counted.statuses()}"
     assert {sample.worker_id for sample in samples} == {"m at http://host/v1 behind here:1", "here:1"}
-    assert {base_name(sample.name) for sample in samples} <= UPSTREAM_FIGURES.keys()
+    assert {base_name(sample.name) for sample in samples} <= UPSTREAM_METRICS.keys()
     assert next(sample.value for sample in samples if sample.name == "upstream_failures:timeout") == 1
 
 
@@ -164,7 +163,7 @@ async def test_a_server_that_is_down_raises_an_alert_and_is_shown_to_prometheus(
         caller = await new_caller(proxy, store)
 
         async def told(*, resolved: bool) -> bool:
-            await watch.look()
+            await watch.check()
             return ("down", subject, resolved) in heard.told
 
         async with caller.client:
@@ -196,5 +195,5 @@ async def test_the_rule_for_servers_fires_after_two_reports_and_reads_no_old_one
         assert not heard.told
         sample = Sample(name="upstream_healthy", time=now - age, value=0.0, worker_id="m at x behind g")
         await store.add_many_samples([sample])
-        await watch.look()
+        await watch.check()
     assert heard.told == [("upstream", "m at x behind g", False)]

@@ -273,7 +273,7 @@ SERVER = """
 import logging, resource, sys
 from leyden.host.asgi import AsgiThread
 from leyden.host.listening import listen
-from tests.utils.test_asgi_limits import App
+from tests.host.test_asgi_limits import App
 
 logging.basicConfig()
 resource.setrlimit(resource.RLIMIT_NOFILE, (96, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

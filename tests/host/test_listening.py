@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leyden.host.listening import beside
+from leyden.host.listening import at_host_of
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ from leyden.host.listening import beside
     ],
 )
 def test_an_address_for_all_addresses_is_that_of_its_neighbour(url: str, neighbour: str, expected: str) -> None:
-    assert beside(url, neighbour) == expected
+    assert at_host_of(neighbour, url) == expected

@@ -267,6 +267,6 @@ async def test_a_process_that_is_not_ours_is_left_alone(caplog: pytest.LogCaptur
         await store.update_worker("first-process", mine | {"pid": 1})
         await store.update_worker("elsewhere", mine | {"host": "elsewhere"})
         await store.update_worker("says-little", {"process_cpu_percent": 50.0})
-        await Watch(monitor, store).look()
+        await Watch(monitor, store).check()
         for worker in await store.query_workers():
             assert f"{worker.worker_id} cannot be restarted from here" in caplog.text

@@ -30,9 +30,9 @@ async def store() -> AsyncIterator[InMemoryLightningStore]:
         yield opened
 
 
-async def beat(store: LightningStore, worker_id: str = "w", **figures: Any) -> None:
+async def beat(store: LightningStore, worker_id: str = "w", **metrics: Any) -> None:
     """A heartbeat from another machine."""
-    await store.update_worker(worker_id, {"host": f"host of {worker_id}", **figures})
+    await store.update_worker(worker_id, {"host": f"host of {worker_id}", **metrics})
 
 
 async def alert_series(store: LightningStore, rule: str) -> list[tuple[str | None, float]]:
@@ -44,12 +44,12 @@ async def test_what_it_sees_is_in_the_store_as_time_series(store: InMemoryLightn
     await store.enqueue_rollout(2)
     await store.dequeue_rollout("w")
     watch = Watch(Monitor(), store)
-    await beat(store, cpu_percent=12.5, rollouts_running=1, store_latency_seconds=0.25, own_figure="text", other=7)
+    await beat(store, cpu_percent=12.5, rollouts_running=1, store_latency_seconds=0.25, own_metric="text", other=7)
     before = time.time()
-    await watch.look()
-    await watch.look()  # there was no heartbeat in between
+    await watch.check()
+    await watch.check()  # there was no heartbeat in between
     await beat(store, cpu_percent=13.5)
-    await watch.look()
+    await watch.check()
 
     async def values(name: str, worker_id: str | None) -> list[float]:
         return [s.value for s in await store.query_samples(name=name) if s.worker_id == worker_id]
@@ -62,7 +62,7 @@ async def test_what_it_sees_is_in_the_store_as_time_series(store: InMemoryLightn
     assert await values("store_reachable", None) == [1.0, 1.0, 1.0]
     assert len(await values("store_latency_seconds", None)) == 3
     assert len(await values("memory_percent", None)) == 3
-    assert not await store.query_samples(name="own_figure")
+    assert not await store.query_samples(name="own_metric")
     assert not await store.query_samples(name="other")
     assert all(before - 1 <= s.time <= time.time() + 1 for s in await store.query_samples())
 
@@ -75,7 +75,7 @@ async def test_each_gpu_of_a_worker_is_a_series_and_a_rule_may_be_about_one(stor
     watch = Watch(Monitor(rules=[warm], sinks=[heard]), store)
     for celsius in (70.0, 90.0):
         await beat(store, **{"gpu_device_temperature_celsius:0": 95.0, "gpu_device_temperature_celsius:2": celsius})
-        await watch.look()
+        await watch.check()
     values = [sample.value for sample in await store.query_samples(name="gpu_device_temperature_celsius:2")]
     assert values == [70.0, 90.0]
     assert heard.told == [("warm", "w", False)]
@@ -99,9 +99,9 @@ async def test_an_alert_is_raised_once_and_resolved_once_and_everybody_is_told(
 
     sinks = (broken, log_alert, heard, called.append)
     watch = Watch(Monitor(rules=[HOT], sinks=sinks, actions={"hot": [Noting()]}), store)
-    for figure in (50, 101, 102, 103, 100, 99):
-        await beat(store, cpu_percent=figure)
-        await watch.look()
+    for value in (50, 101, 102, 103, 100, 99):
+        await beat(store, cpu_percent=value)
+        await watch.check()
     assert heard.told == [("hot", "w", False), ("hot", "w", True)]
     raised, resolved = heard.alerts
     assert (raised.value, raised.limit, raised.severity) == (101.0, 100.5, "critical")
@@ -129,7 +129,7 @@ async def test_an_action_that_fails_stops_nothing(
     watch = Watch(Monitor(rules=[HOT], sinks=[heard], actions={"hot": [Failing()]}), store)
     for worker_id in ("a", "b"):
         await beat(store, worker_id, cpu_percent=101)
-    await watch.look()
+    await watch.check()
     assert [worker_id for _, worker_id, _ in heard.told] == ["a", "b"]
     assert "action Failing failed" in caplog.text
 
@@ -139,9 +139,9 @@ async def test_a_machine_speaks_once_however_many_workers_it_has(store: InMemory
     watch = Watch(Monitor(rules=[HOT], sinks=[heard]), store)
     for worker_id, host in {"a": "one", "b": "one", "c": "two", "d": host_name()}.items():
         await store.update_worker(worker_id, {"host": host, "cpu_percent": 101.0, "process_cpu_percent": 5.0})
-    await watch.look()
+    await watch.check()
     await store.update_worker("b", {"host": "one", "cpu_percent": 101.0})  # between two heartbeats of the other
-    await watch.look()
+    await watch.check()
     assert [worker_id for _, worker_id, _ in heard.told] == ["a", "c"]  # the monitor itself speaks for its own machine
     own = await store.query_samples(name="process_cpu_percent")
     assert {s.worker_id for s in own} == {"a", "b", "c", "d", None}
@@ -157,14 +157,14 @@ async def test_attempts_are_counted_over_all_workers_and_their_restarts(store: I
         await beat(store, worker_id, **counts, **more)
 
     await counted("a", 1000, 0, 0)  # before anybody looked
-    await watch.look()
+    await watch.check()
     await counted("a", 1015, 15, 15)
     await counted("b", 10, 10, 10)
-    await watch.look()
+    await watch.check()
     assert heard.told == []
     await counted("a", 5, 4, 4)  # its process was started again
     await counted("b", 11, 10, 10, ended=True)
-    await watch.look()
+    await watch.check()
     totals = {name: (await store.query_samples(name=f"attempts_{name}"))[-1].value for name in ("ended", "completed")}
     assert totals == {"ended": 31.0, "completed": 29.0}
     assert heard.told == [("completion", None, False)]
@@ -175,9 +175,9 @@ async def test_a_worker_that_ended_is_not_missed_and_takes_its_alerts_along(stor
     heard = Heard()
     watch = Watch(Monitor(rules=[HOT], sinks=[heard]), store)
     await beat(store, cpu_percent=101)
-    await watch.look()
+    await watch.check()
     await beat(store, ended=True)
-    await watch.look()
+    await watch.check()
     assert heard.told == [("hot", "w", False), ("hot", "w", True)]
     assert (await store.query_samples(name="workers_alive"))[-1].value == 0
     assert watch.alerts == {}
@@ -192,13 +192,13 @@ async def test_a_store_that_is_away_is_an_alert_until_it_is_back(tmp_path: Path)
         async with LightningStoreClient(server.endpoint, retry_seconds=0.0) as client:
             watch = Watch(Monitor(rules=rules, sinks=[heard]), client)
             await beat(store)
-            await watch.look()
+            await watch.check()
             await server.stop()
-            await watch.look()
-            await watch.look()
+            await watch.check()
+            await watch.check()
             assert heard.told == [("store_lost", None, False)]
             await server.start()
-            await watch.look()
+            await watch.check()
             await server.stop()
     assert heard.told == [("store_lost", None, False), ("store_lost", None, True)]
     async with InMemoryLightningStore() as closed:
@@ -215,9 +215,9 @@ async def test_what_was_measured_before_the_store_went_away_is_written_when_it_i
         async with LightningStoreClient(server.endpoint, retry_seconds=0.0) as client:
             watch = Watch(Monitor(sinks=()), client)
             await server.stop()
-            await watch.look()
+            await watch.check()
             await server.start()
-            await watch.look()
+            await watch.check()
             await server.stop()
         assert [s.value for s in await store.query_samples(name="store_reachable")] == [0.0, 1.0]
 
@@ -230,7 +230,7 @@ async def test_alerts_that_a_killed_monitor_left_behind_are_closed(store: InMemo
     await store.add_many_samples([*left, Sample(name="alert:hot", time=now - 9, value=0.0, worker_id="v")])
     heard = Heard()
     watch = Watch(Monitor(rules=[HOT], sinks=[heard], actions={"hot": [PauseClaiming()]}), store)
-    await watch.look()
+    await watch.check()
     assert (await alert_series(store, "hot"))[-1] == ("w", 0.0)
     assert len(await alert_series(store, "hot")) == 5
     assert not (await store.get_worker_by_id("w")).paused
@@ -250,19 +250,19 @@ async def test_a_pause_holds_until_no_alert_holds_it_and_ends_with_the_monitor(s
     await beat(store, "a", cpu_percent=101)
     await beat(store, "b", cpu_percent=50)
     watch = Watch(monitor, store)
-    await watch.look()
+    await watch.check()
     assert await paused() == [True, False]
     rollout = await store.enqueue_rollout(1)
-    await watch.look()
+    await watch.check()
     assert await paused() == [True, True]
     await beat(store, "a", cpu_percent=50)
-    await watch.look()
+    await watch.check()
     assert await paused() == [True, True]
     await store.update_rollout(rollout.rollout_id, status="cancelled")
-    await watch.look()
+    await watch.check()
     assert await paused() == [False, False]
     await beat(store, "b", cpu_percent=101)
-    await watch.look()
+    await watch.check()
     assert await paused() == [False, True]
     await watch.close()
     assert await paused() == [False, False]

@@ -33,7 +33,7 @@ async def worked(store: LightningStore) -> None:
     await store.update_worker("gone", {"ended": True, "cpu_percent": 3.0})
     hot = AlertRule(name="hot", metric="cpu_percent", comparison=">", threshold=80.0, window_seconds=0.0)
     watch = Watch(Monitor(rules=[hot], sinks=()), store)
-    await watch.look()
+    await watch.check()
 
 
 async def test_the_page_says_what_the_store_knows_in_prometheus_own_format() -> None:

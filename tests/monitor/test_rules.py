@@ -16,7 +16,7 @@ from leyden.monitor.rules import Point, increase
 
 NOW = 1_000_000.0
 RULES = {rule.name: rule for rule in DEFAULT_RULES}
-figures = st.floats(-1e6, 1e6)
+values = st.floats(-1e6, 1e6)
 counts = st.lists(st.integers(0, 1000), min_size=2, max_size=30)
 
 
@@ -26,7 +26,7 @@ def steady(value: float, count: int = 10, every: float = 5.0) -> list[Point]:
 
 
 @pytest.mark.parametrize(
-    ("name", "figure", "comparison", "threshold"),
+    ("name", "metric", "comparison", "threshold"),
     [
         ("cpu", "cpu_percent", ">", 80.0),
         ("memory", "memory_percent", ">", 90.0),
@@ -36,12 +36,12 @@ def steady(value: float, count: int = 10, every: float = 5.0) -> list[Point]:
     ],
 )
 def test_a_gauge_has_the_documented_limit_and_no_other(
-    name: str, figure: str, comparison: str, threshold: float
+    name: str, metric: str, comparison: str, threshold: float
 ) -> None:
     rule = RULES[name]
     beyond = math.nextafter(threshold, math.inf if comparison == ">" else -math.inf)
     assert [
-        verdict.firing for value in (threshold, beyond) if (verdict := rule.judge({figure: steady(value)}, NOW))
+        verdict.firing for value in (threshold, beyond) if (verdict := rule.judge({metric: steady(value)}, NOW))
     ] == [
         False,
         True,
@@ -67,7 +67,7 @@ def test_a_lost_worker_has_missed_more_than_three_heartbeats() -> None:
     rule = RULES["worker_lost"]
     missed = [(NOW - 1, 100.0), (NOW, 3.0)]
     assert [
-        v.firing for points in (missed, [*missed[:1], (NOW, 3.01)]) if (v := rule.judge({rule.figures[0]: points}, NOW))
+        v.firing for points in (missed, [*missed[:1], (NOW, 3.01)]) if (v := rule.judge({rule.metrics[0]: points}, NOW))
     ] == [
         False,
         True,
@@ -80,10 +80,10 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
         if not rule.reach_seconds:
             continue
         old = [(NOW - rule.reach_seconds - 1.0, 1e9), (NOW - rule.reach_seconds - 0.5, -1e9)]
-        assert rule.judge(dict.fromkeys(rule.figures, old), NOW) is None
+        assert rule.judge(dict.fromkeys(rule.metrics, old), NOW) is None
 
 
-@given(st.lists(st.tuples(st.floats(0, 120), figures), max_size=30), figures, st.integers(1, 10))
+@given(st.lists(st.tuples(st.floats(0, 120), values), max_size=30), values, st.integers(1, 10))
 def test_a_limit_is_held_against_the_mean_of_the_window(
     ages: list[tuple[float, float]], threshold: float, least: int
 ) -> None:
@@ -99,7 +99,7 @@ def test_a_limit_is_held_against_the_mean_of_the_window(
         assert verdict.firing == (verdict.value > threshold)
 
 
-@given(st.lists(figures, min_size=1, max_size=20), figures)
+@given(st.lists(values, min_size=1, max_size=20), values)
 def test_below_is_above_in_a_mirror(values: list[float], threshold: float) -> None:
     def judge(sign: float, comparison: Any) -> bool:
         rule = AlertRule(name="x", metric="x", comparison=comparison, threshold=sign * threshold)
@@ -157,7 +157,7 @@ def test_an_anomaly_is_not_hidden_by_outliers_and_not_made_by_a_flutter() -> Non
         ({"window_seconds": -1.0}, "window_seconds is -1.0"),
         ({"minimum_count": 0}, "minimum_count is 0"),
         ({"name": 5}, "letters, digits and underscores"),
-        ({"metric": 5}, "5 is no name of a figure"),
+        ({"metric": 5}, "5 is no name of a metric"),
         ({"threshold": "80"}, "threshold is '80'"),
         ({"threshold": float("nan")}, "threshold is nan"),
         ({"window_seconds": "60"}, "window_seconds is '60'"),

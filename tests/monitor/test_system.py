@@ -1,4 +1,4 @@
-"""What a machine does, as figures: against what is done to it here."""
+"""What a machine does, as metrics: against what is done to it here."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ import psutil
 import pytest
 
 from leyden.monitor import SystemProbe, gpu
-from leyden.monitor.gpu import gpu_figures
-from leyden.monitor.health import base_name
-from leyden.monitor.system import FIGURES
+from leyden.monitor.gpu import gpu_metrics
+from leyden.monitor.metrics import SYSTEM_METRICS, base_name
 
 
-def test_the_figures_are_those_of_the_system(tmp_path: Path) -> None:
+def test_the_metrics_are_those_of_the_system(tmp_path: Path) -> None:
     probe = SystemProbe(tmp_path)
     (tmp_path / "file").write_bytes(b"x" * 2**20)
-    figures = probe.read()
-    assert (figures["pid"], figures["process_start_time"]) == (os.getpid(), psutil.Process().create_time())
-    assert float(figures["disk_free_percent"]) == pytest.approx(100 - psutil.disk_usage(str(tmp_path)).percent, abs=5)
-    assert 0 < float(figures["memory_percent"]) <= 100
-    assert float(figures["process_rss_bytes"]) > 2**20
-    assert {base_name(name) for name in figures} - {"host", "pid", "process_start_time"} <= FIGURES.keys()
-    assert all(isinstance(figures[name], int | float) for name in FIGURES.keys() & figures.keys())
+    metrics = probe.read()
+    assert (metrics["pid"], metrics["process_start_time"]) == (os.getpid(), psutil.Process().create_time())
+    assert float(metrics["disk_free_percent"]) == pytest.approx(100 - psutil.disk_usage(str(tmp_path)).percent, abs=5)
+    assert 0 < float(metrics["memory_percent"]) <= 100
+    assert float(metrics["process_rss_bytes"]) > 2**20
+    assert {base_name(name) for name in metrics} - {"host", "pid", "process_start_time"} <= SYSTEM_METRICS.keys()
+    assert all(isinstance(metrics[name], int | float) for name in SYSTEM_METRICS.keys() & metrics.keys())
 
 
 def test_a_process_that_works_is_seen_to_work() -> None:
@@ -37,9 +36,9 @@ def test_a_process_that_works_is_seen_to_work() -> None:
     end = time.process_time() + 0.3
     while time.process_time() < end:
         pass
-    figures = probe.read()
-    assert float(figures["process_cpu_percent"]) > 1
-    assert 0 < float(figures["cpu_percent"]) <= 100
+    metrics = probe.read()
+    assert float(metrics["process_cpu_percent"]) > 1
+    assert 0 < float(metrics["cpu_percent"]) <= 100
 
 
 def test_two_probes_of_one_process_do_not_take_each_others_time() -> None:
@@ -51,13 +50,13 @@ def test_two_probes_of_one_process_do_not_take_each_others_time() -> None:
     assert float(second.read()["cpu_percent"]) > 0
 
 
-def test_a_directory_that_is_gone_takes_only_its_own_figure(tmp_path: Path) -> None:
+def test_a_directory_that_is_gone_takes_only_its_own_metric(tmp_path: Path) -> None:
     (gone := tmp_path / "gone").mkdir()
     probe = SystemProbe(gone)
     gone.rmdir()
-    figures = probe.read()
-    assert "disk_free_percent" not in figures
-    assert "memory_percent" in figures
+    metrics = probe.read()
+    assert "disk_free_percent" not in metrics
+    assert "memory_percent" in metrics
 
 
 def test_reading_all_of_it_is_cheap() -> None:
@@ -70,8 +69,8 @@ def test_reading_all_of_it_is_cheap() -> None:
 
 
 @pytest.mark.skipif(gpu._library() is not None, reason="this machine has an NVIDIA driver")
-def test_without_a_driver_there_are_no_gpu_figures() -> None:
-    assert gpu_figures() == {}
+def test_without_a_driver_there_are_no_gpu_metrics() -> None:
+    assert gpu_metrics() == {}
 
 
 @pytest.fixture(scope="module")
@@ -85,17 +84,17 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 ASK = """
 import json, os, sys
-from leyden.monitor.gpu import gpu_figures
+from leyden.monitor.gpu import gpu_metrics
 
 for visible in json.loads(sys.argv[1]):
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    print(json.dumps(gpu_figures()))
+    print(json.dumps(gpu_metrics()))
 """
 
 
-def figures_there(nvml: Path, *visible: str | None) -> list[dict[str, float]]:
+def metrics_there(nvml: Path, *visible: str | None) -> list[dict[str, float]]:
     """What a process that finds the library in this folder sees with each value of CUDA_VISIBLE_DEVICES."""
     environment = {**os.environ, "LD_LIBRARY_PATH": str(nvml)}
     command = [sys.executable, "-c", ASK, json.dumps(visible)]
@@ -104,7 +103,7 @@ def figures_there(nvml: Path, *visible: str | None) -> list[dict[str, float]]:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler, which makes the driver's stand-in")
-def test_each_gpu_has_figures_of_its_own_and_the_highest_are_told_too(nvml: Path) -> None:
+def test_each_gpu_has_device_metrics_its_own_and_the_highest_are_told_too(nvml: Path) -> None:
     total = 150754820096
     first = {
         "gpu_device_percent:0": 35,
@@ -121,7 +120,7 @@ def test_each_gpu_has_figures_of_its_own_and_the_highest_are_told_too(nvml: Path
     in_parts = {"gpu_device_memory_used_bytes:1": 15075482009, "gpu_device_memory_total_bytes:1": total}
     everything = {**first, **in_parts, **third, "gpu_percent": 97, "gpu_memory_percent": pytest.approx(50)}
     third_alone = {**third, "gpu_percent": 97, "gpu_memory_percent": pytest.approx(20)}
-    seen = figures_there(nvml, None, "2", "GPU-c", "")
+    seen = metrics_there(nvml, None, "2", "GPU-c", "")
     assert seen == [everything, third_alone, third_alone, {}]
 
 
@@ -132,13 +131,13 @@ def test_a_gpu_that_is_filled_is_seen_to_be_full(monkeypatch: pytest.MonkeyPatch
     context, device, memory = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_ulonglong()
     assert cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
     assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device) == 0
-    before = gpu_figures()
+    before = gpu_metrics()
     assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(8 * 2**30)) == 0
-    after = gpu_figures()
+    after = gpu_metrics()
     assert after["gpu_memory_percent"] > before["gpu_memory_percent"] + 1
     used = [max(v for n, v in f.items() if n.startswith("gpu_device_memory_used_bytes:")) for f in (before, after)]
     assert used[1] >= used[0] + 8 * 2**30
     assert any(0 < value < 120 for name, value in after.items() if name.startswith("gpu_device_temperature_celsius:"))
     assert cuda.cuMemFree_v2(memory) == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpu_figures() == {}
+    assert gpu_metrics() == {}

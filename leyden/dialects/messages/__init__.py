@@ -1,15 +1,6 @@
-"""Anthropic's messages API: requests, answers and streams, to chat and back."""
+"""Anthropic's messages API: the dialect, and its requests, answers and streams to chat and back."""
 
-from leyden.dialects.messages.answer import answer_from_chat, answer_to_chat
-from leyden.dialects.messages.request import DEFAULT_MAX_TOKENS, request_from_chat, request_to_chat
-from leyden.dialects.messages.stream import EventsFromChat, EventsToChat
+from leyden.dialects.messages.dialect import MESSAGES, anthropic_error
+from leyden.dialects.messages.request import DEFAULT_MAX_TOKENS
 
-__all__ = [
-    "DEFAULT_MAX_TOKENS",
-    "EventsFromChat",
-    "EventsToChat",
-    "answer_from_chat",
-    "answer_to_chat",
-    "request_from_chat",
-    "request_to_chat",
-]
+__all__ = ["DEFAULT_MAX_TOKENS", "MESSAGES", "anthropic_error"]

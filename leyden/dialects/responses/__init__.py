@@ -1,18 +1,9 @@
-"""OpenAI's Responses API: requests, answers and streams, to chat and back.
+"""OpenAI's Responses API: the dialect, and its requests, answers and streams to chat and back.
 
-`previous_response_id` is for whoever keeps the earlier items: these functions see one whole request.
+The translations see one whole request. The gateway keeps the earlier items of a conversation and
+puts them in place of `previous_response_id` first.
 """
 
-from leyden.dialects.responses.answer import answer_from_chat, answer_to_chat
-from leyden.dialects.responses.request import input_items, request_from_chat, request_to_chat
-from leyden.dialects.responses.stream import EventsFromChat, EventsToChat
+from leyden.dialects.responses.dialect import RESPONSES
 
-__all__ = [
-    "EventsFromChat",
-    "EventsToChat",
-    "answer_from_chat",
-    "answer_to_chat",
-    "input_items",
-    "request_from_chat",
-    "request_to_chat",
-]
+__all__ = ["RESPONSES"]

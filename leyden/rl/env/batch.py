@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from leyden.errors import ConfigError
 from leyden.loop import EpisodeStats
+from leyden.rl.batch import write
 from leyden.rl.env.group import EnvFailure, Infos, Start
 from leyden.rl.env.layout import Batch
 from leyden.rl.env.vector import FiniteVectorEnv, Mask, Writers
@@ -81,7 +82,7 @@ class FiniteBatchVectorEnv(FiniteVectorEnv):
         except Exception as error:  # noqa: BLE001 -- user code: whatever it raises is answered
             envs = np.flatnonzero(mask)
             return {}, [self._failure(int(env), int(self._lengths[env]), "stepped", error) for env in envs]
-        self._layout.assign(rows.obs, obs)
+        write(rows.obs, ..., obs)
         rows.rewards[...], rows.terminated[...], rows.truncated[...] = rewards, terminated, truncated
         self._totals += rows.rewards
         infos: Infos = {}

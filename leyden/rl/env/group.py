@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from leyden.errors import ConfigError, InvalidMetrics
 from leyden.loop import EpisodeStats, LogLevel
+from leyden.rl.batch import copied, select
 from leyden.rl.data_queue import address_of
 from leyden.rl.env.layout import Batch, Layout
 from leyden.rl.env.wrapper import EnvWrapper
@@ -69,9 +70,9 @@ class Rows(NamedTuple):
         """Rows of their own memory."""
         return cls(layout.allocate(n), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_))
 
-    def part(self, layout: Layout, rows: slice) -> Rows:
-        """A view of some rows."""
-        return Rows(layout.rows(self.obs, rows), self.rewards[rows], self.terminated[rows], self.truncated[rows])
+    def part(self, rows: slice) -> Rows:
+        """Return a view of some rows."""
+        return Rows(select(self.obs, rows), self.rewards[rows], self.terminated[rows], self.truncated[rows])
 
 
 class EnvGroup:
@@ -123,7 +124,7 @@ class EnvGroup:
 
     def step(self, envs: Sequence[int], actions: Batch) -> tuple[Infos, list[EnvFailure]]:
         """Step each of these with its row of `actions`, which stays the caller's."""
-        act = self._actions.reader(self._actions.copy(actions))
+        act = self._actions.reader(copied(actions))
         slots, write, progress = self._slots, self._write, self._progress
         _, rewards, terminated, truncated = self._rows
         infos: Infos = {}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from leyden.errors import ConfigError
+from leyden.rl.batch import select
 from leyden.rl.env.group import EnvFactory, EnvFailure, EnvGroup, Infos, Start, common_seeds
 from leyden.rl.env.layout import Batch
 from leyden.rl.env.split import split, worker_count
@@ -101,7 +102,7 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
             self._close()
             raise
         for group, part in zip(self._groups, self._parts, strict=True):
-            rows = self._rows.part(self._layout, slice(part.start, part.stop))
+            rows = self._rows.part(slice(part.start, part.stop))
             group.open(self._layout, self._action_layout, rows)
 
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
@@ -117,7 +118,7 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
         def step(group: EnvGroup, part: range) -> tuple[Infos, list[EnvFailure]]:
             rows = slice(part.start, part.stop)
-            return group.step(np.flatnonzero(mask[rows]).tolist(), self._action_layout.rows(actions, rows))
+            return group.step(np.flatnonzero(mask[rows]).tolist(), select(actions, rows))
 
         infos: Infos = {}
         failures: list[EnvFailure] = []

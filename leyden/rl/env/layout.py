@@ -1,13 +1,17 @@
-"""How the observations or actions of many environments lie in memory: one array for each leaf of the space, a row for each environment.
+"""Memory layout of the observations or actions of many environments: one array for each leaf of the space, a row for each environment.
 
 A layout is made of a space and knows neither environments nor processes. Box, Discrete, MultiDiscrete and MultiBinary are numbers of a
-fixed size, Dict and Tuple are made of others; everything else is kept as objects, which cannot lie in memory that processes share.
+fixed size; Dict and Tuple consist of other spaces. Samples of any other space are kept as objects, which processes cannot share. What
+needs no space, such as a copy of a batch, is in `leyden.rl.batch`.
+
+`gymnasium.vector.utils` fills whole batches and finds its function for each call by the type of the space. A layout writes one row at a
+time, into memory that workers share, and compiles its functions once.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -19,12 +23,12 @@ from leyden.rl.spaces import AnySpace, checker
 
 Array: TypeAlias = NDArray[Any]
 Batch: TypeAlias = Any
-"""An array (N, ...), or a dict or tuple of batches, as the space is."""
+"""An array (N, ...), or a dict or tuple of batches, in the structure of the space."""
 _ALIGNED = 64
 
 
 def layout_of(space: AnySpace) -> Layout:
-    """The layout of many samples of a space."""
+    """Return the layout of a space."""
     if isinstance(space, spaces.Dict):
         parts = cast("dict[str, AnySpace]", space.spaces)
         return _DictLayout(cast(AnySpace, space), {name: layout_of(part) for name, part in parts.items()})
@@ -37,7 +41,7 @@ def layout_of(space: AnySpace) -> Layout:
 
 
 class Layout(ABC):
-    """How samples of one space lie in memory."""
+    """Memory layout of batches of one space."""
 
     def __init__(self, space: AnySpace) -> None:
         self.space = space
@@ -45,48 +49,38 @@ class Layout(ABC):
     @property
     @abstractmethod
     def unshared(self) -> AnySpace | None:
-        """A part whose samples are objects, which processes cannot share; None where there is none."""
+        """The first part whose samples are objects, which processes cannot share; None if there is none."""
 
     @abstractmethod
     def nbytes(self, n: int) -> int:
-        """The memory that n samples need."""
+        """Return the bytes that n samples need."""
 
     @abstractmethod
     def allocate(self, n: int, memory: Any = None, offset: int = 0) -> Batch:
-        """Room for n samples: of its own, or within `memory` from `offset` on."""
-
-    @abstractmethod
-    def rows(self, batch: Batch, rows: slice) -> Batch:
-        """A view of some samples."""
+        """Return a batch of n samples. memory: where it lies, from `offset` on; None: in memory of its own."""
 
     @abstractmethod
     def writer(self, batch: Batch) -> Callable[[int, Any], None]:
-        """A function that puts a sample into a row."""
+        """Return a function that copies a sample into a row."""
 
     @abstractmethod
     def reader(self, batch: Batch) -> Callable[[int], Any]:
-        """A function that answers the sample in a row, as a view."""
-
-    @abstractmethod
-    def copy(self, batch: Batch) -> Batch:
-        """A batch of its own memory."""
-
-    @abstractmethod
-    def assign(self, target: Batch, source: Batch) -> None:
-        """Copy all samples."""
+        """Return a function that returns the sample in a row, as a view."""
 
     @abstractmethod
     def conform(self, batch: Any, n: int) -> Batch:
-        """What a caller gives for n samples, as a batch. Raises ConfigError for another shape or dtype than the space's."""
+        """Return the n samples that a caller gives, as a batch. Raise ConfigError for another shape or dtype than the space's."""
 
     def check(self, batch: Batch, among: NDArray[np.bool_]) -> None:
-        """Raises GymSpaceValidationError with the first sample, of the rows that are `among`, which is not in the space."""
+        """Raise GymSpaceValidationError for the first sample, in the rows of `among`, that is not in the space."""
         check, read = checker(self.space), self.reader(batch)
         for row in np.flatnonzero(among):
             check(read(int(row)))
 
 
 class _NumberLayout(Layout):
+    """One array of the space's dtype."""
+
     def __init__(self, space: AnySpace) -> None:
         super().__init__(space)
         self._shape = tuple(cast("tuple[int, ...]", space.shape))
@@ -105,9 +99,6 @@ class _NumberLayout(Layout):
             return np.zeros((n, *self._shape), self._dtype)
         return np.ndarray((n, *self._shape), self._dtype, memory, offset)
 
-    def rows(self, batch: Batch, rows: slice) -> Batch:
-        return batch[rows]
-
     def writer(self, batch: Batch) -> Callable[[int, Any], None]:
         if not self._shape:
             return batch.__setitem__
@@ -120,12 +111,6 @@ class _NumberLayout(Layout):
 
     def reader(self, batch: Batch) -> Callable[[int], Any]:
         return batch.__getitem__
-
-    def copy(self, batch: Batch) -> Batch:
-        return batch.copy()
-
-    def assign(self, target: Batch, source: Batch) -> None:
-        target[...] = source
 
     def conform(self, batch: Any, n: int) -> Batch:
         array: Array = batch if type(batch) is np.ndarray else np.asarray(batch)
@@ -154,6 +139,8 @@ class _NumberLayout(Layout):
 
 
 class _ObjectLayout(Layout):
+    """One array of objects."""
+
     @property
     def unshared(self) -> AnySpace | None:
         return self.space
@@ -168,20 +155,11 @@ class _ObjectLayout(Layout):
             self.nbytes(n)
         return np.full(n, None, dtype=object)
 
-    def rows(self, batch: Batch, rows: slice) -> Batch:
-        return batch[rows]
-
     def writer(self, batch: Batch) -> Callable[[int, Any], None]:
         return batch.__setitem__
 
     def reader(self, batch: Batch) -> Callable[[int], Any]:
         return batch.__getitem__
-
-    def copy(self, batch: Batch) -> Batch:
-        return batch.copy()
-
-    def assign(self, target: Batch, source: Batch) -> None:
-        target[...] = source
 
     def conform(self, batch: Any, n: int) -> Batch:
         if len(batch) != n:
@@ -192,27 +170,35 @@ class _ObjectLayout(Layout):
         return array
 
 
-class _DictLayout(Layout):
-    def __init__(self, space: AnySpace, parts: dict[str, Layout]) -> None:
+class _CompoundLayout(Layout):
+    """Parts one after another."""
+
+    def __init__(self, space: AnySpace, parts: Sequence[Layout]) -> None:
         super().__init__(space)
-        self._parts = parts
+        self._members = parts
 
     @property
     def unshared(self) -> AnySpace | None:
-        return next((found for part in self._parts.values() if (found := part.unshared) is not None), None)
+        return next((found for part in self._members if (found := part.unshared) is not None), None)
 
     def nbytes(self, n: int) -> int:
-        return sum(part.nbytes(n) for part in self._parts.values())
+        return sum(part.nbytes(n) for part in self._members)
+
+    def _allocate_members(self, n: int, memory: Any, offset: int) -> list[Batch]:
+        batches: list[Batch] = []
+        for part in self._members:
+            batches.append(part.allocate(n, memory, offset))
+            offset += 0 if memory is None else part.nbytes(n)
+        return batches
+
+
+class _DictLayout(_CompoundLayout):
+    def __init__(self, space: AnySpace, parts: Mapping[str, Layout]) -> None:
+        super().__init__(space, list(parts.values()))
+        self._parts = parts
 
     def allocate(self, n: int, memory: Any = None, offset: int = 0) -> Batch:
-        batch: dict[str, Batch] = {}
-        for name, part in self._parts.items():
-            batch[name] = part.allocate(n, memory, offset)
-            offset += 0 if memory is None else part.nbytes(n)
-        return batch
-
-    def rows(self, batch: Batch, rows: slice) -> Batch:
-        return {name: part.rows(batch[name], rows) for name, part in self._parts.items()}
+        return dict(zip(self._parts, self._allocate_members(n, memory, offset), strict=True))
 
     def writer(self, batch: Batch) -> Callable[[int, Any], None]:
         writers = [(name, part.writer(batch[name])) for name, part in self._parts.items()]
@@ -227,43 +213,18 @@ class _DictLayout(Layout):
         readers = {name: part.reader(batch[name]) for name, part in self._parts.items()}
         return lambda row: {name: read(row) for name, read in readers.items()}
 
-    def copy(self, batch: Batch) -> Batch:
-        return {name: part.copy(batch[name]) for name, part in self._parts.items()}
-
-    def assign(self, target: Batch, source: Batch) -> None:
-        for name, part in self._parts.items():
-            part.assign(target[name], source[name])
-
     def conform(self, batch: Any, n: int) -> Batch:
         if not isinstance(batch, dict) or batch.keys() != self._parts.keys():
             raise ConfigError(f"a batch of {self.space} is a dict with the keys {list(self._parts)}")
         return {name: part.conform(batch[name], n) for name, part in self._parts.items()}
 
 
-class _TupleLayout(Layout):
-    def __init__(self, space: AnySpace, parts: list[Layout]) -> None:
-        super().__init__(space)
-        self._parts = parts
-
-    @property
-    def unshared(self) -> AnySpace | None:
-        return next((found for part in self._parts if (found := part.unshared) is not None), None)
-
-    def nbytes(self, n: int) -> int:
-        return sum(part.nbytes(n) for part in self._parts)
-
+class _TupleLayout(_CompoundLayout):
     def allocate(self, n: int, memory: Any = None, offset: int = 0) -> Batch:
-        batch: list[Batch] = []
-        for part in self._parts:
-            batch.append(part.allocate(n, memory, offset))
-            offset += 0 if memory is None else part.nbytes(n)
-        return tuple(batch)
-
-    def rows(self, batch: Batch, rows: slice) -> Batch:
-        return tuple(part.rows(one, rows) for part, one in zip(self._parts, batch, strict=True))
+        return tuple(self._allocate_members(n, memory, offset))
 
     def writer(self, batch: Batch) -> Callable[[int, Any], None]:
-        writers = [part.writer(one) for part, one in zip(self._parts, batch, strict=True)]
+        writers = [part.writer(one) for part, one in zip(self._members, batch, strict=True)]
 
         def write(row: int, sample: Any) -> None:
             for put, one in zip(writers, sample, strict=True):
@@ -272,17 +233,11 @@ class _TupleLayout(Layout):
         return write
 
     def reader(self, batch: Batch) -> Callable[[int], Any]:
-        readers = [part.reader(one) for part, one in zip(self._parts, batch, strict=True)]
+        readers = [part.reader(one) for part, one in zip(self._members, batch, strict=True)]
         return lambda row: tuple(read(row) for read in readers)
 
-    def copy(self, batch: Batch) -> Batch:
-        return tuple(part.copy(one) for part, one in zip(self._parts, batch, strict=True))
-
-    def assign(self, target: Batch, source: Batch) -> None:
-        for part, mine, other in zip(self._parts, target, source, strict=True):
-            part.assign(mine, other)
-
     def conform(self, batch: Any, n: int) -> Batch:
-        if not isinstance(batch, tuple | list) or len(cast("list[Any]", batch)) != len(self._parts):
-            raise ConfigError(f"a batch of {self.space} is a tuple of {len(self._parts)}")
-        return tuple(part.conform(one, n) for part, one in zip(self._parts, cast("list[Any]", batch), strict=True))
+        members = cast("list[Any]", batch) if isinstance(batch, tuple | list) else []
+        if not isinstance(batch, tuple | list) or len(members) != len(self._members):
+            raise ConfigError(f"a batch of {self.space} is a tuple of {len(self._members)}")
+        return tuple(part.conform(one, n) for part, one in zip(self._members, members, strict=True))

@@ -32,6 +32,7 @@ from leyden.host.child import (
     preload,
     require_importable_main,
 )
+from leyden.rl.batch import select, write
 from leyden.rl.data_queue import active_queue
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
 from leyden.rl.env.group import EnvFactory, EnvFailure, Infos, Rows, Start
@@ -309,12 +310,12 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         everyone = bool(mask.all())
         told: list[tuple[_Worker, list[int]]] = []
         if shared := self._view.rows is not None:
-            self._action_layout.assign(self._view.actions, actions)
+            write(self._view.actions, ..., actions)
             self._view.todo[...] = mask
         for worker in self._workers:
             envs = worker.everyone if everyone else np.flatnonzero(mask[worker.rows]).tolist()
             if envs:
-                worker.tell(SIGNAL if shared else Step(envs, self._action_layout.rows(actions, worker.rows)))
+                worker.tell(SIGNAL if shared else Step(envs, select(actions, worker.rows)))
                 told.append((worker, envs))
         infos: Infos = {}
         failures: list[EnvFailure] = []
@@ -344,8 +345,8 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         return infos, [replace(failure, env=failure.env + start) for failure in answer.failures]
 
     def _copy_rows(self, worker: _Worker, rows: Rows) -> None:
-        mine = self._rows.part(self._layout, worker.rows)
-        self._layout.assign(mine.obs, rows.obs)
+        mine = self._rows.part(worker.rows)
+        write(mine.obs, ..., rows.obs)
         mine.rewards[...], mine.terminated[...], mine.truncated[...] = rows.rewards, rows.terminated, rows.truncated
 
     def _replace(self, worker: _Worker, envs: Sequence[int], doing: str, lost: _Lost) -> list[EnvFailure]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.host.child import Failure, Parent, end_with_parent
+from leyden.rl.batch import select
 from leyden.rl.data_queue import address_of
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
 from leyden.rl.env.group import EnvFailure, EnvGroup, Infos, Rows, Start
@@ -151,9 +152,9 @@ def _serve(
     view = View.of(file, sizes, layout, actions, resize=False)
     file.close()
     mine = slice(part.start, part.stop)
-    rows = Rows.allocate(layout, len(part)) if view.rows is None else view.rows.part(layout, mine)
+    rows = Rows.allocate(layout, len(part)) if view.rows is None else view.rows.part(mine)
     group.open(layout, actions, rows, view.progress[number : number + 1])
-    acts = None if view.rows is None else actions.rows(view.actions, mine)
+    acts = None if view.rows is None else select(view.actions, mine)
     todo, everyone = view.todo[mine], list(range(len(part)))
     sent = rows if view.rows is None else None
     channel.signal()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from leyden.errors import CheckpointError, ConfigError
 from leyden.maths.returns import n_step
-from leyden.rl.batch import Batch, mapped
+from leyden.rl.batch import Batch, select
 from leyden.rl.buffer import ReplayBuffer
 from leyden.rl.policy.base import PolicyOutput
 from leyden.rl.policy.networks import QNetwork, default_body, feature_size
@@ -165,7 +165,7 @@ class DQN(TorchPolicy):
 
     def _loss(self, buffer: ReplayBuffer, at_B: np.ndarray[Any, np.dtype[np.int64]]) -> Tensor:
         targets = self.targets(buffer, at_B)
-        values = self.module(self._tensors(mapped(buffer.obs, lambda array: array[at_B])))
+        values = self.module(self._tensors(select(buffer.obs, at_B)))
         taken = torch.from_numpy(buffer.actions[at_B].astype(np.int64) - self._start)  # pyright: ignore[reportUnknownMemberType]
         chosen = values.gather(-1, taken.to(self.device)[:, None])[:, 0]
         if self.clip_loss_grad:
@@ -178,7 +178,7 @@ class DQN(TorchPolicy):
             buffer.rewards, buffer.successor, at_B, n=self.estimation_step, discount=self.discount_factor
         )
         factor = np.where(buffer.terminated[last], 0.0, factor)
-        obs = self._tensors(mapped(buffer.next_obs, lambda array: array[last]))
+        obs = self._tensors(select(buffer.next_obs, last))
         with torch.no_grad():
             judge = self.module if self.target is None else self.target
             if self.is_double and self.target is not None:

@@ -1,0 +1,111 @@
+"""`Dialect`: everything that the gateway and the fakes need to know of one route of a model server's API.
+
+Chat is the hub: a dialect translates its requests, answers and streams to chat and back, and every
+other dialect comes for free. A dialect also says how its clients are recognised, where they put their
+key, what an error and a list of models look like, and whether the server keeps responses. It is data
+and pure functions; it knows no HTTP server and no agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from leyden.dialects.checks import FieldTypes, Types
+from leyden.utils.json import Json
+
+
+class ErrorBody(Protocol):
+    """Make an error in the form that the dialect's clients read."""
+
+    def __call__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes: ...
+
+
+class ChunksToEvents(Protocol):
+    """Translate chat's chunks to the events of one stream."""
+
+    def feed(self, chunk: Json) -> list[bytes]:
+        """Return the events that one chunk becomes. Raise Untranslatable."""
+        ...
+
+    def end(self) -> list[bytes]:
+        """Return the events after the last chunk."""
+        ...
+
+
+class EventsToChunks(Protocol):
+    """Translate the events of one stream to chat's chunks."""
+
+    ended: bool
+    """Whether the last event has arrived."""
+
+    def feed(self, event: Json) -> list[Json]:
+        """Return the chunks that one event becomes. Raise Untranslatable."""
+        ...
+
+
+class Conversations(Protocol):
+    """Continue responses that the server keeps, so that a client sends its new turn only."""
+
+    def previous(self, request: Json) -> str | None:
+        """Return the id of the response that a request continues."""
+        ...
+
+    def with_history(self, request: Json, items: Sequence[Json]) -> Json:
+        """Return the request with the earlier items in place of the id. Raise Untranslatable."""
+        ...
+
+    def items(self, request: Json, response: Json) -> list[Json] | None:
+        """Return the items of a whole request and its response; None if the client asked not to keep them."""
+        ...
+
+    def deleted(self, response_id: str) -> Json:
+        """Return the answer to a client that deletes a kept response."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One route of an API. The translations are pure functions; each raises Untranslatable."""
+
+    name: str
+    path: str
+    """The route, below the base URL."""
+    operation: str
+    """OpenTelemetry's `gen_ai.operation.name`."""
+    request_to_chat: Callable[[Json], Json]
+    request_from_chat: Callable[[Json], Json]
+    answer_to_chat: Callable[[Json], Json]
+    answer_from_chat: Callable[[Json, Json], Json]
+    """Takes the answer and the client's request."""
+    events_to_chat: Callable[[], EventsToChunks]
+    events_from_chat: Callable[[Json], ChunksToEvents]
+    """Takes the client's request."""
+    error: ErrorBody
+    """An error as the body of an answer."""
+    error_event: ErrorBody
+    """An error as an event of a stream."""
+    models_page: Callable[[Sequence[str]], Json]
+    """The answer to GET `models`, from the models' names."""
+    field_types: FieldTypes = field(default_factory=dict[str, Types])
+    """The JSON types of the fields that the API defines."""
+    translates: bool = True
+    """Whether its calls can be translated to chat. A completion's prompt has no turns, and an embedding no answer."""
+    logprobs: bool | int | None = None
+    """The value of the request's `logprobs` that asks for the log-probability of each sampled token and of no other.
+
+    None: the route returns no tokens.
+    """
+    key_header: str = "authorization"
+    """The header, in lower case, in which clients send their key and servers want it."""
+    key_scheme: str = "Bearer "
+    """Stands before the key in that header."""
+    mark: tuple[str, str] | None = None
+    """A header that every client of this dialect sends and no other client does, with the value that servers want."""
+    conversations: Conversations | None = None
+    """How kept responses are continued; None if the API keeps none."""
+
+    def auth_headers(self, key: str | None) -> list[tuple[str, str]]:
+        """Return the headers that carry a key to a server; none without a key."""
+        return [] if key is None else [(self.key_header, f"{self.key_scheme}{key}")]
