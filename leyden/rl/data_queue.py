@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast
 
 from leyden.errors import ConfigError, DataQueueClosed
+from leyden.options import check_number
 from leyden.rl.producers import Producers, portable
 from leyden.rl.seed import Items, Seed, SeedPlan
 from leyden.utils.pickling import pack
@@ -86,9 +87,11 @@ class DataQueue(Generic[T]):
         queue_maxsize: the most items that are read ahead, and the most that `put` adds before it waits; 0: one for each CPU.
         timeout_seconds: how long a consumer waits for an item before TimeoutError; None: for ever.
         """
-        for name, value in (("producer_num_workers", producer_num_workers), ("queue_maxsize", queue_maxsize)):
-            if value < 0:
-                raise ConfigError(f"{name}={value}; it is 0 or more")
+        check_number("repeat", repeat, at_least=-1, whole=True)
+        check_number("producer_num_workers", producer_num_workers, at_least=0, whole=True)
+        check_number("queue_maxsize", queue_maxsize, at_least=0, whole=True)
+        check_number("seed", seed, whole=True)
+        check_number("timeout_seconds", timeout_seconds, at_least=0, or_none="no limit")
         maxsize = queue_maxsize or os.cpu_count() or 1
         plan: SeedPlan[Any] = SeedPlan(dataset, repeat=repeat, shuffle=shuffle, seed=seed)
         self._home: _Home | None = _Home(dataset, plan, producer_num_workers, maxsize)

@@ -292,9 +292,9 @@ def test_a_vector_environment_draws_from_producers_too(kind: Any) -> None:
 
 
 def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match="queue_maxsize=-1"):
+    with pytest.raises(ConfigError, match="queue_maxsize is -1"):
         DataQueue(range(3), 1, True, 0, -1)
-    with pytest.raises(ConfigError, match="producer_num_workers=-2"):
+    with pytest.raises(ConfigError, match="producer_num_workers is -2"):
         DataQueue(range(3), 1, True, -2)
 
 

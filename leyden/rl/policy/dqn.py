@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from leyden.errors import CheckpointError, ConfigError
 from leyden.maths.returns import n_step
+from leyden.options import check_number
 from leyden.rl.batch import Batch, select
 from leyden.rl.buffer import ReplayBuffer
 from leyden.rl.policy.base import PolicyOutput
@@ -85,11 +86,12 @@ class DQN(TorchPolicy):
             raise ConfigError(
                 "DQN(reward_normalization=True): a bootstrapped target has no scale of its own; scale the reward instead"
             )
-        if estimation_step < 1 or target_update_freq < 0 or lr <= 0 or not 0 <= discount_factor <= 1:
-            raise ConfigError(
-                f"estimation_step={estimation_step} must be at least 1, target_update_freq={target_update_freq} at least 0, "
-                f"lr={lr} above 0 and discount_factor={discount_factor} between 0 and 1"
-            )
+        check_number("lr", lr, above=0)
+        check_number("weight_decay", weight_decay, at_least=0)
+        check_number("discount_factor", discount_factor, at_least=0, at_most=1)
+        check_number("estimation_step", estimation_step, at_least=1, whole=True)
+        check_number("target_update_freq", target_update_freq, at_least=0, whole=True)
+        check_number("max_grad_norm", max_grad_norm, or_none="no clipping")
         first, last, over = (exploration, exploration, 0) if isinstance(exploration, int | float) else exploration
         if not 0 <= first <= 1 or not 0 <= last <= 1 or over < 0:
             raise ConfigError(f"exploration={exploration}: probabilities between 0 and 1, and a number of decisions")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from leyden.errors import CheckpointError, ConfigError
 from leyden.maths.losses import clipped_surrogate, clipped_value_loss
 from leyden.maths.returns import RunningMoments, gae
+from leyden.options import check_number
 from leyden.rl.batch import Array, Batch, is_space
 from leyden.rl.buffer import RolloutBuffer
 from leyden.rl.policy.base import PolicyOutput
@@ -77,10 +78,15 @@ class PPO(TorchPolicy):
         super().__init__(obs_space, action_space, seed=seed, num_threads=num_threads)
         if network is not None:
             self._network_name = f"network {type(network).__name__}"
-        if not 0 <= discount_factor <= 1 or not 0 <= gae_lambda <= 1:
-            raise ConfigError(f"discount_factor={discount_factor} and gae_lambda={gae_lambda} must lie between 0 and 1")
-        if lr <= 0 or eps_clip <= 0 or max_batch_size < 1:
-            raise ConfigError(f"lr={lr}, eps_clip={eps_clip} and max_batch_size={max_batch_size} must be above 0")
+        check_number("lr", lr, above=0)
+        check_number("weight_decay", weight_decay, at_least=0)
+        check_number("discount_factor", discount_factor, at_least=0, at_most=1)
+        check_number("gae_lambda", gae_lambda, at_least=0, at_most=1)
+        check_number("eps_clip", eps_clip, above=0)
+        check_number("max_grad_norm", max_grad_norm, or_none="no clipping")
+        check_number("vf_coef", vf_coef)
+        check_number("ent_coef", ent_coef)
+        check_number("max_batch_size", max_batch_size, at_least=1, whole=True)
         self.discount_factor = discount_factor
         self.gae_lambda = gae_lambda
         self.max_grad_norm = max_grad_norm

@@ -355,7 +355,7 @@ def test_dict_observations_are_read_by_the_default_network_and_by_ones_own(netwo
 def test_what_it_cannot_act_in_and_options_it_has_not_are_refused():
     with pytest.raises(ConfigError, match="MultiBinary"):
         ppo(spaces.MultiBinary(3))
-    with pytest.raises(ConfigError, match="lr=0"):
+    with pytest.raises(ConfigError, match="lr is 0"):
         ppo(lr=0)
     policy = ppo()
     with pytest.raises(ConfigError, match="no option sample_size"):
