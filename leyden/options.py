@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, cast
 
 from leyden.errors import ConfigError, InvalidArgument
@@ -43,8 +44,8 @@ def check_number(
     """
     if value is None and or_none is not None:
         return
-    kinds = int if whole else int | float
-    right = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(cast(float, value))
+    kind = Integral if whole else Real  # NumPy's numbers are of these kinds too
+    right = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(cast(float, value))
     number = cast(float, value)
     if (
         right
@@ -55,9 +56,9 @@ def check_number(
         return
     limits = {"at least": at_least, "above": above, "at most": at_most}
     said = " and ".join(f"{words} {limit:g}" for words, limit in limits.items() if limit is not None)
-    kind = "a whole number" if whole else "a number"
+    wanted = "a whole number" if whole else "a number"
     none = "" if or_none is None else f", or None for {or_none}"
-    raise ConfigError(f"{name} is {value!r}; it must be {f'{kind}, {said}' if said else kind}{none}")
+    raise ConfigError(f"{name} is {value!r}; it must be {f'{wanted}, {said}' if said else wanted}{none}")
 
 
 def check_port(name: str, value: object) -> None:

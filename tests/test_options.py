@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 import leyden as ly
+import leyden.rl as rl
 from leyden.algorithm import IterativeAlgorithm
+from leyden.algorithm.evaluation import Evaluation
+from leyden.engine import SamplingParams
 from leyden.errors import ConfigError, InvalidArgument
 from leyden.execution import SharedMemoryExecutionStrategy
 from leyden.options import check_flag, check_number, check_port, check_token
@@ -252,3 +259,114 @@ def test_a_value_of_the_wrong_kind_is_refused_where_it_is_given(construct: Calla
 def test_a_mistyped_name_of_the_package_is_answered_with_the_nearest() -> None:
     with pytest.raises(AttributeError, match="no attribute 'PolicyGradiant'; did you mean 'PolicyGradient'"):
         getattr(ly, "PolicyGradiant")  # noqa: B009 -- type checkers refuse the attribute
+
+
+WRONG_NUMBERS = ("3", True, math.nan, math.inf, [2])
+Refusal = tuple[functools.partial[Any], str, Any]
+
+
+def numeric_options() -> Iterator[Refusal]:
+    """Each numeric option of the public classes, with every value that is not a number of its kind.
+
+    A name that ends in `?` may be None. Yield what to call, the option's name and the wrong value.
+    """
+
+    def options(
+        of: Callable[..., Any], *args: Any, whole: str = "", number: str = "", **needed: Any
+    ) -> Iterator[Refusal]:
+        for names, others in ((whole, (1.5,)), (number, ())):
+            for name in names.split():
+                option = name.removesuffix("?")
+                for value in (*WRONG_NUMBERS, *others, *(() if name.endswith("?") else (None,))):
+                    yield functools.partial(of, *args, **needed), option, value
+
+    yield from options(
+        ly.Trainer,
+        algorithm="baseline",
+        whole="n_runners? concurrency? max_rollouts? port? max_algorithm_restarts",
+    )
+    yield from options(
+        ly.LLMProxy,
+        whole="port? deterministic_seed? upstream_retries max_body_bytes",
+        number="timeout_seconds keep_alive_seconds pause_wait_seconds",
+    )
+    yield from options(
+        ly.PolicyGradient,
+        backend(),
+        whole="n_steps tasks_per_step rollouts_per_task minibatch_size? epochs warmup_steps max_tokens? max_attempts "
+        "val_every_n_steps? seed",
+        number="temperature timeout_seconds?",
+    )
+    for kind in (ly.EmbeddedBackend, ly.IsolatedBackend):
+        yield from options(
+            kind, "model", whole="max_batch_rows max_length? max_tokens_per_microbatch seed threads? port"
+        )
+    yield from options(ly.OptimParams, number="learning_rate weight_decay max_grad_norm")
+    yield from options(SamplingParams, whole="max_tokens seed?", number="temperature top_p")
+    yield from options(ly.PolicyLoss, number="clip_low clip_high temperature")
+    yield from options(ly.Retention, whole="max_rollouts? max_bytes?", number="max_age_seconds?")
+    yield from options(ly.RolloutConfig, whole="max_attempts", number="timeout_seconds? unresponsive_seconds?")
+    yield from options(ly.Checkpoint, "folder", whole="every_n_iters? keep?", number="time_interval?")
+    yield from options(ly.EarlyStopping, whole="patience", number="min_delta baseline?")
+    yield from options(ly.TrainLoop, whole="max_iters? val_every_n_iters?")
+    yield from options(ly.ConsoleWriter, whole="log_every_n_episode total_episodes?")
+    yield from options(ly.Baseline, whole="n_epochs max_queue_length?", number="train_split polling_interval")
+    yield from options(Evaluation, whole="repeats", number="timeout_seconds?")
+    yield from options(ly.Monitor, number="interval_seconds")
+    yield from options(ly.LitAgentRunner, whole="concurrency max_rollouts?", number="heartbeat_interval")
+    yield from options(SharedMemoryExecutionStrategy, whole="n_runners", number="drain_seconds")
+    yield from options(
+        ly.PostgresLightningStore, "postgresql://host/db", whole="connections", number="patience_seconds"
+    )
+    yield from options(ly.LightningStoreServer, ly.InMemoryLightningStore(), whole="port max_body_bytes")
+    yield from options(ly.LightningStoreClient, "http://127.0.0.1:1", whole="connections", number="retry_seconds")
+    space = gymnasium.spaces.Box(-1, 1, (2,))
+    yield from options(
+        rl.PPO,
+        None,
+        space,
+        gymnasium.spaces.Discrete(2),
+        lr=1e-3,
+        whole="max_batch_size seed num_threads?",
+        number="lr weight_decay discount_factor max_grad_norm? eps_clip vf_coef gae_lambda ent_coef",
+    )
+    yield from options(
+        rl.DQN,
+        None,
+        space,
+        gymnasium.spaces.Discrete(2),
+        lr=1e-3,
+        whole="estimation_step target_update_freq seed num_threads?",
+        number="lr weight_decay discount_factor max_grad_norm?",
+    )
+    yield from options(rl.Trainer, whole="max_iters val_every_n_iters? concurrency fast_dev_run?")
+    yield from options(
+        rl.vectorize_env,
+        "CartPole-v1",
+        whole="concurrency max_retries workers?",
+        number="step_timeout_seconds?",
+    )
+    yield from options(
+        rl.DataQueue, [1], whole="repeat producer_num_workers queue_maxsize seed", number="timeout_seconds?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "value"),
+    [
+        pytest.param(make, option, value, id=f"{make.func.__name__}({option}={value!r})")
+        for make, option, value in numeric_options()
+    ],
+)
+def test_what_is_no_number_of_its_kind_is_refused_by_its_name(make: Any, option: str, value: Any) -> None:
+    given = {"max_iters": 1, option: value} if "max_iters" in inspect.signature(make).parameters else {option: value}
+    with pytest.raises((ConfigError, ValidationError), match=rf"\b(server_)?{option}\b"):
+        make(**given)
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
+def test_whole_numbers_of_numpy_are_whole_numbers(value: Any) -> None:
+    check_number("size", value, at_least=1, whole=True)
+    check_number("share", np.float32(0.5), at_most=1)
+    with pytest.raises(ConfigError, match="size is"):
+        check_number("size", np.bool_(True), whole=True)

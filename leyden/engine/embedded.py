@@ -96,6 +96,7 @@ class EmbeddedBackend(PolicyBackend):
         check_number("max_tokens_per_microbatch", max_tokens_per_microbatch, at_least=1, whole=True)
         check_number("max_length", max_length, at_least=2, whole=True, or_none="the model's context")
         check_number("seed", seed, whole=True)
+        check_number("port", port, at_least=0, at_most=65_535, whole=True)
         check_number("threads", threads, at_least=1, whole=True, or_none="torch's default")
         check_flag("deterministic", deterministic)
         if dtype is not None and dtype not in _DTYPES:

@@ -36,7 +36,7 @@ from leyden.gateway.upstream import UpstreamModel, upstream_models
 from leyden.host.asgi import AsgiServer, ConnectionLimits
 from leyden.host.http import MAX_BODY_BYTES, SiteGuard
 from leyden.host.listening import is_loopback, listen, loop_factory, netloc, reachable
-from leyden.options import NamedOptions, check_number, check_token
+from leyden.options import NamedOptions, check_number, check_port, check_token
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
 from leyden.types import LLM, NamedResources, ProxyLLM
@@ -114,12 +114,12 @@ class LLMProxy(NamedOptions):
         """
         if launch_mode != "thread":
             raise ConfigError(f"launch_mode is {launch_mode!r}; possible: 'thread'")
-        if not timeout_seconds > 0:
-            raise ConfigError(f"timeout_seconds is {timeout_seconds}; it must be above 0")
-        if upstream_retries < 0:
-            raise ConfigError(f"upstream_retries is {upstream_retries}; it must be at least 0")
-        if not keep_alive_seconds > 0:
-            raise ConfigError(f"keep_alive_seconds is {keep_alive_seconds}; it must be above 0")
+        check_port("port", port)
+        check_number("timeout_seconds", timeout_seconds, above=0)
+        check_number("deterministic_seed", deterministic_seed, whole=True, or_none="seeds of the agents' own")
+        check_number("keep_alive_seconds", keep_alive_seconds, above=0)
+        check_number("upstream_retries", upstream_retries, at_least=0, whole=True)
+        check_number("pause_wait_seconds", pause_wait_seconds, at_least=0)
         check_token("token", token, host=host)
         if token is not None and token.startswith(PREFIX):
             raise ConfigError(

@@ -140,6 +140,7 @@ class EarlyStopping(Callback):
     ) -> None:
         check_number("patience", patience, at_least=0, whole=True)
         check_number("min_delta", min_delta, at_least=0)
+        check_number("baseline", baseline, or_none="no value to beat")
         if mode not in ("max", "min"):
             raise ConfigError(f"mode is {mode!r}; choose 'max' or 'min'")
         if compat not in (None, "qlib"):

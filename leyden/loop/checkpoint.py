@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from leyden.errors import CheckpointError, ConfigError
+from leyden.errors import CheckpointError
 from leyden.loop.pth import SavedFile, read_pth
 from leyden.loop.state_files import load_vessel, read_state
+from leyden.options import check_number
 from leyden.utils.atomic import ASIDE, commit_directory, fsync_directory, remove_directory
 
 FORMAT: Final = 1
@@ -93,8 +94,7 @@ class CheckpointStore:
         link_latest: bool = False,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        if keep is not None and keep < 1:
-            raise ConfigError(f"keep is {keep}; at least 1 checkpoint must be kept, or None for all")
+        check_number("keep", keep, at_least=1, whole=True, or_none="all checkpoints")
         self.dirpath, self.keep, self.link_latest = Path(dirpath), keep, link_latest
         self.config: dict[str, Any] = json.loads(json.dumps(dict(config or {})))
 

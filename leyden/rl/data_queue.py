@@ -91,8 +91,11 @@ class DataQueue(Generic[T]):
             one for each CPU.
         timeout_seconds: how long a consumer waits for an item before TimeoutError; None: for ever.
         """
+        check_number("repeat", repeat, at_least=-1, whole=True)
         check_number("producer_num_workers", producer_num_workers, at_least=0, whole=True)
         check_number("queue_maxsize", queue_maxsize, at_least=0, whole=True)
+        check_number("seed", seed, whole=True)
+        check_number("timeout_seconds", timeout_seconds, at_least=0, or_none="no limit")
         maxsize = queue_maxsize or os.cpu_count() or 1
         plan: SeedPlan[Any] = SeedPlan(dataset, repeat=repeat, shuffle=shuffle, seed=seed)
         self._local: _LocalQueue | None = _LocalQueue(dataset, plan, producer_num_workers, maxsize)

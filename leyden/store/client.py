@@ -18,6 +18,7 @@ from functools import wraps
 from typing import Any, Final, Self, TypeVar, cast
 
 from leyden.errors import LeydenError, StoreError
+from leyden.options import check_number
 from leyden.store.base import LightningStore, StoreCapabilities
 from leyden.store.connection import Answer, Connection
 from leyden.store.ending import END, EndAnswer, WaitForEnd
@@ -90,6 +91,8 @@ class LightningStoreClient(WaitingStore):
         compress: None compresses where the server is on another machine.
         Raises ConfigError for a URL that is not one.
         """
+        check_number("retry_seconds", retry_seconds, at_least=0)
+        check_number("connections", connections, at_least=1, whole=True)
         super().__init__(Signals())
         self._token = token if token is not None else os.environ.get(TOKEN_VARIABLE)
         self._options = {"retry_seconds": retry_seconds, "connections": connections, "compress": compress}

@@ -16,7 +16,8 @@ from contextlib import closing
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from leyden.errors import ConfigError, StoreClosed
+from leyden.errors import StoreClosed
+from leyden.options import check_number
 from leyden.store.base import StoreCapabilities
 from leyden.store.listener import Listener
 from leyden.store.notify import Signals
@@ -203,8 +204,8 @@ class PostgresLightningStore(SqlLightningStore):
     def __init__(
         self, url: str, *, durability: Durability = "process", connections: int = 8, patience_seconds: float = 30.0
     ) -> None:
-        if connections < 2:
-            raise ConfigError(f"connections must be at least 2, one for writes and one for reads, got {connections}")
+        check_number("connections", connections, at_least=2, whole=True)  # one for writes and one for reads
+        check_number("patience_seconds", patience_seconds, at_least=0)
         signals = Signals()
         driver = _PostgresDriver(Target.parse(url, durability), connections, patience_seconds, signals)
         super().__init__(driver, signals, durable=True)

@@ -17,7 +17,7 @@ from leyden.errors import ConfigError, StoreError
 from leyden.host.asgi import AsgiThread, ConnectionLimits
 from leyden.host.http import JSON, MAX_BODY_BYTES, HttpReply, RequestHeaders, SiteGuard
 from leyden.host.listening import is_loopback, listen, listen_unix, netloc, reachable, unix_url
-from leyden.options import NamedOptions, check_token
+from leyden.options import NamedOptions, check_number, check_token
 from leyden.store.app import StoreApp, View
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, End
@@ -77,6 +77,8 @@ class LightningStoreServer(NamedOptions):
             raise ConfigError(
                 f"a server has a port or a socket: leave out host and port, or socket_path={str(socket_path)!r}"
             )
+        check_number("port", port, at_least=0, at_most=65_535, whole=True)
+        check_number("max_body_bytes", max_body_bytes, at_least=1, whole=True)
         check_token("token", token, host=host, or_say="insecure=True", insecure=insecure)
         self.store = store
         self._host = host

@@ -27,7 +27,7 @@ from leyden.litagent import LitAgent, check_resources
 from leyden.loop import Callback, LogWriter, ProgressBar
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.monitor import Monitor
-from leyden.options import NamedOptions, check_flag, named_arguments
+from leyden.options import NamedOptions, check_flag, check_number, named_arguments
 from leyden.redaction import redact
 from leyden.runner import AttemptRecorder, Hook, LitAgentRunner, Runner, WorkerBundle
 from leyden.runner.calls import call_sync
@@ -199,6 +199,7 @@ class Trainer(NamedOptions):
         check_flag("dev", dev)
         self._dev = dev
         self.monitor = _optional(_monitor_of(monitor), Monitor, "monitor")
+        check_number("max_algorithm_restarts", max_algorithm_restarts, at_least=0, whole=True)
         self.max_algorithm_restarts = max_algorithm_restarts
         self.callbacks, self.loggers = checked_callbacks(callbacks), checked_loggers(loggers)
         check_flag("progress", progress)

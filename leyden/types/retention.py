@@ -19,11 +19,11 @@ class Retention(NamedFields):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_rollouts: Annotated[int, Field(ge=0)] | None = None
+    max_rollouts: Annotated[int, Field(ge=0, strict=True)] | None = None
     """How many finished rollouts are kept, pinned ones included."""
-    max_age_seconds: Annotated[float, Field(gt=0)] | None = None
+    max_age_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     """How long a rollout is kept after it finished."""
-    max_bytes: Annotated[int, Field(ge=0)] | None = None
+    max_bytes: Annotated[int, Field(ge=0, strict=True)] | None = None
     """About how much room in the database finished rollouts may take together, with their attempts and spans."""
 
     @property

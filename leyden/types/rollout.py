@@ -32,11 +32,11 @@ class RolloutConfig(NamedFields):
 
     model_config = ConfigDict(extra="forbid")
 
-    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     """An attempt that is older than this is over, as `timeout`. None: no limit."""
-    unresponsive_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    unresponsive_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     """An attempt without a heartbeat (a span is one) for this long is `unresponsive`. None: no limit."""
-    max_attempts: int = Field(default=1, ge=1)
+    max_attempts: int = Field(default=1, ge=1, strict=True)
     """How many attempts may be made in all."""
     retry_condition: list[AttemptStatus] = Field(default_factory=list[AttemptStatus], fail_fast=True)
     """The attempt statuses (`failed`, `timeout`, `unresponsive`) after which another attempt is made."""

@@ -44,8 +44,8 @@ class ConsoleWriter(LogWriter):
         total_episodes: int | None = None,
     ) -> None:
         super().__init__(rows=rows, loglevel=loglevel)
-        if log_every_n_episode < 1:
-            raise ConfigError(f"log_every_n_episode is {log_every_n_episode}; it must be at least 1")
+        check_number("log_every_n_episode", log_every_n_episode, at_least=1, whole=True)
+        check_number("total_episodes", total_episodes, at_least=0, whole=True, or_none="an unknown number")
         if isinstance(metrics, str) and metrics != "all":
             raise ConfigError(f"metrics is {metrics!r}; give a list of names, [{metrics!r}], or 'all'")
         check_number("digits", digits, at_least=1, whole=True)

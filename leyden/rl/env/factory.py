@@ -19,6 +19,7 @@ import numpy as np
 from leyden.components import Component, accepts, resolve_name
 from leyden.errors import ConfigError
 from leyden.host.child import StartMethod
+from leyden.options import check_number
 from leyden.rl.env.group import AnyEnv, EnvFactory
 from leyden.rl.env.randomness import WorkerSeeds
 from leyden.rl.env.vector import FiniteVectorEnv, OnWorkerError, Writers
@@ -74,6 +75,8 @@ def vectorize_env(
         ConfigError for an option that this kind does not use, and for an id that Gymnasium does not
         know.
     """
+    check_number("concurrency", concurrency, at_least=1, whole=True)
+    check_number("max_retries", max_retries, at_least=0, whole=True)
     if isinstance(env_factory, str) or callable(env_factory):
         env_factory = [env_factory] * concurrency
     elif concurrency not in (1, len(env_factory)):

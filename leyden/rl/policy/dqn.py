@@ -89,9 +89,11 @@ class DQN(TorchPolicy):
                 "DQN(reward_normalization=True): a bootstrapped target has no scale of its own; scale the reward instead"
             )
         check_number("lr", lr, above=0)
+        check_number("weight_decay", weight_decay, at_least=0)
         check_number("discount_factor", discount_factor, at_least=0, at_most=1)
         check_number("estimation_step", estimation_step, at_least=1, whole=True)
         check_number("target_update_freq", target_update_freq, at_least=0, whole=True)
+        check_number("max_grad_norm", max_grad_norm, or_none="no clipping")
         first, last, over = (exploration, exploration, 0) if isinstance(exploration, int | float) else exploration
         if not 0 <= first <= 1 or not 0 <= last <= 1 or over < 0:
             raise ConfigError(f"exploration={exploration}: probabilities between 0 and 1, and a number of decisions")

@@ -88,9 +88,13 @@ class PPO(TorchPolicy):
         if network is not None:
             self._network_name = f"network {type(network).__name__}"
         check_number("lr", lr, above=0)
+        check_number("weight_decay", weight_decay, at_least=0)
         check_number("discount_factor", discount_factor, at_least=0, at_most=1)
         check_number("gae_lambda", gae_lambda, at_least=0, at_most=1)
         check_number("eps_clip", eps_clip, above=0)
+        check_number("max_grad_norm", max_grad_norm, or_none="no clipping")
+        check_number("vf_coef", vf_coef)
+        check_number("ent_coef", ent_coef)
         check_number("max_batch_size", max_batch_size, at_least=1, whole=True)
         self.discount_factor = discount_factor
         self.gae_lambda = gae_lambda

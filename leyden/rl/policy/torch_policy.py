@@ -49,6 +49,7 @@ class TorchPolicy(Policy):
         num_threads: torch's threads while the policy acts and learns, on the CPU; None: torch's own
             setting.
         """
+        check_number("seed", seed, whole=True)
         check_number("num_threads", num_threads, at_least=1, whole=True, or_none="torch's own setting")
         self.observation_space = obs_space
         self.action_space = action_space
