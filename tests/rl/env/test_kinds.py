@@ -357,7 +357,7 @@ def test_options_that_a_kind_has_no_use_for_are_refused() -> None:
         vectorize_env(factory(), "dummy", 1, step_timeout_seconds=1.0)
     with pytest.raises(ConfigError, match="env_type='forked' is not known; names: dummy, shmem, subproc, thread"):
         vectorize_env(factory(), "forked", 1)
-    with pytest.raises(ConfigError, match="0 environments"):
+    with pytest.raises(ConfigError, match="concurrency is 0; it must be a whole number, at least 1"):
         vectorize_env(factory(), "dummy", 0)
 
 
