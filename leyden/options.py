@@ -45,7 +45,7 @@ def check_number(
     if value is None and or_none is not None:
         return
     kind = Integral if whole else Real  # NumPy's numbers are of these kinds too
-    right = isinstance(value, kind) and type(value) is not bool and math.isfinite(cast(float, value))
+    right = not isinstance(value, bool) and isinstance(cast(Any, value), kind) and math.isfinite(cast(float, value))
     number = cast(float, value)
     if (
         right
