@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import GROUP_FOLDERS
-from tests.groups import GROUPS, TESTS, Group, call, in_order, parts, reason_to_skip
+from tests.groups import GROUPS, TESTS, Group, call, in_order, parts, reason_to_skip, run_pytest
 
 ROOT = Path(__file__).parents[2]
 EMPTY = Group("empty", "dev", 5)
@@ -83,3 +83,35 @@ def test_a_group_folder_is_collected_only_for_its_group(tmp_path: Path):
     asked = subprocess.run([*collect, "-m", "writers"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "only_there" not in default.stdout
     assert "No module named 'only_there'" in asked.stdout
+
+
+def test_a_test_that_passes_alone_the_second_time_is_named_as_unsteady(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    unsteady = tmp_path / "test_unsteady.py"
+    unsteady.write_text(
+        "import pathlib\n"
+        "def test_good(): pass\n"
+        "def test_once():\n"
+        "    seen = pathlib.Path(__file__).with_name('seen')\n"
+        "    first = not seen.exists()\n"
+        "    seen.touch()\n"
+        "    assert not first\n"
+    )
+    broken = tmp_path / "test_broken.py"
+    broken.write_text("def test_bad(): assert False\n")
+    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "-p", "no:asyncio"]
+    ends = time.monotonic() + 60
+    assert run_pytest([*command, unsteady], ["-n", "2"], ends) == 0
+    printed = capfd.readouterr().out
+    assert "unsteady: " in printed and "test_unsteady.py::test_once\n" in printed
+    assert "1 failed, 1 passed" in printed and "1 passed, 1 deselected" in printed
+    assert run_pytest([*command, broken, unsteady], [], ends) == 1
+    assert "unsteady" not in capfd.readouterr().out.replace("test_unsteady", "")
+
+
+def test_a_run_that_did_not_end_is_not_run_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    (tmp_path / "test_unreadable.py").write_text("def\n")
+    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", tmp_path]
+    assert run_pytest(command, [], time.monotonic() + 60) == 2
+    assert "once more" not in capfd.readouterr().out
