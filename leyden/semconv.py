@@ -88,6 +88,9 @@ GEN_AI_OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
 GEN_AI_TOOL_DEFINITIONS: Final = "gen_ai.tool.definitions"
 GEN_AI_REQUEST_PREFIX: Final = "gen_ai.request"
 
+COST: Final = "leyden.cost"
+"""What a model call cost, in the unit of `UpstreamModel.price_per_million`."""
+
 # The number of a model call within its attempt, in the order of arrival, from 0
 CALL_INDEX: Final = "leyden.call_index"
 RETRY_OF: Final = "leyden.retry_of"

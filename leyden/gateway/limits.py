@@ -46,15 +46,29 @@ class Spent:
     tokens: int = 0
     cost: float = 0.0
 
-    def add(self, usage: Any, price_per_million: tuple[float, float] | None) -> None:
-        """usage: of an answer in chat; what is no usage costs nothing."""
-        if not isinstance(usage, dict):
-            return
-        counted = cast(dict[str, Any], usage)
-        n_prompt, n_response = (_count(counted.get(name)) for name in ("prompt_tokens", "completion_tokens"))
-        self.tokens += n_prompt + n_response
-        if price_per_million is not None:
-            self.cost += (n_prompt * price_per_million[0] + n_response * price_per_million[1]) / 1e6
+    def add(self, usage: Any, cost: float | None) -> None:
+        """Add what one call took. usage: of a response in chat form; anything else has no tokens."""
+        self.tokens += sum(_tokens(usage))
+        self.cost += cost or 0.0
+
+
+def cost_of(usage: Any, price_per_million: tuple[float, float] | None) -> float | None:
+    """Return what a call with this usage cost, in the unit of the price; None without a price.
+
+    price_per_million: the price of a million tokens of prompts and of responses.
+    """
+    if price_per_million is None:
+        return None
+    n_prompt, n_response = _tokens(usage)
+    return (n_prompt * price_per_million[0] + n_response * price_per_million[1]) / 1e6
+
+
+def _tokens(usage: Any) -> tuple[int, int]:
+    """Return the tokens of prompt and response; anything but a usage has none."""
+    if not isinstance(usage, dict):
+        return 0, 0
+    counted = cast(dict[str, Any], usage)
+    return _count(counted.get("prompt_tokens")), _count(counted.get("completion_tokens"))
 
 
 def _count(value: Any) -> int:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast, get_args
 
 import aiohttp
 
@@ -39,7 +39,7 @@ from leyden.host.listening import is_loopback, listen, loop_factory, netloc, rea
 from leyden.options import NamedOptions, check_number, check_port, check_token
 from leyden.store.base import LightningStore
 from leyden.store.server import LightningStoreServer
-from leyden.types import LLM, NamedResources, ProxyLLM
+from leyden.types import LLM, NamedResources, ProxyLLM, RolloutMode
 from leyden.utils.attempt_key import NO_TOKEN, PREFIX, attempt_key
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ _CLIENT_KEEP_ALIVE_SECONDS = 75
 _UPSTREAM_KEEP_ALIVE_SECONDS = 3.0
 """Shorter than servers keep one (uvicorn and vLLM: 5 s), for the same reason."""
 _CONNECT_SECONDS = 10.0
-_MODES = ("train", "val", "test")
+_MODES: tuple[str, ...] = get_args(RolloutMode)
 
 
 class LLMProxy(NamedOptions):
@@ -99,8 +99,8 @@ class LLMProxy(NamedOptions):
         of the model after 429, 502, 503 or 504; only before the first byte of an answer.
         pause_wait_seconds: how long a call waits while the gateway is paused, before it gets 429 with Retry-After.
         attempt_limits: what each attempt may spend; a call beyond that gets 429 and is not to be tried again.
-        sampling_overrides: by mode ("train", "val", "test"), fields that replace those of every request of such rollouts, named as the
-        agents' API names them: {"val": {"temperature": 0}}.
+        sampling_overrides: by mode (`train`, `val`, `test`, `live`), fields that replace those of every
+            request of such rollouts, named as the agents' API names them: {"val": {"temperature": 0}}.
         durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
         written behind the answer, and a crash of this process loses the last moments: hundredths of a second, and
         a second or more when the machine is busy.

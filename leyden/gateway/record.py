@@ -45,6 +45,8 @@ class ModelCall:
     """The upstream's answer, in chat too, put together if it was a stream; None when none came."""
     error: str | None = None
     """Why the call failed, if it did."""
+    cost: float | None = None
+    """What the call cost, in the unit of `UpstreamModel.price_per_million`; None if its server has no price."""
     span_id: str = field(default_factory=ids.span_id)
 
 
@@ -64,6 +66,8 @@ def span_of(call: ModelCall) -> Span:
     _describe_request(call.request, attributes)
     if call.response is not None:
         _describe_response(call.response, attributes)
+    if call.cost is not None:
+        attributes[semconv.COST] = call.cost
     name, tokens = semconv.MODEL_CALL, None
     if call.operation == "embeddings":
         name = semconv.EMBEDDINGS

@@ -34,7 +34,7 @@ from leyden.gateway.buffering import Buffering
 from leyden.gateway.exchange import Exchange
 from leyden.gateway.figures import Failure, UpstreamFigures
 from leyden.gateway.gate import Gate
-from leyden.gateway.limits import AttemptLimits
+from leyden.gateway.limits import AttemptLimits, cost_of
 from leyden.gateway.recorder import Recorder
 from leyden.gateway.responses import KeptResponses
 from leyden.gateway.retries import Retries
@@ -400,7 +400,10 @@ class Relay:
         if not exchange.recorded:
             exchange.recorded = True
             exchange.call.end_time = time.time()
-            exchange.spent.add((exchange.call.response or {}).get("usage"), exchange.price_per_million)
+            if exchange.call.response is not None:
+                usage = exchange.call.response.get("usage")
+                exchange.call.cost = cost_of(usage, exchange.price_per_million)
+                exchange.spent.add(usage, exchange.call.cost)
             await (self._recorder.put_durably if self._options.durable else self._recorder.put)(exchange.call)
 
     async def _fail(self, exchange: Exchange, refusal: Refusal) -> None:

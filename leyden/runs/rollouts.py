@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Literal, get_args
 from leyden.errors import ConfigError
 from leyden.runs.reading import Failure, RecordedRun, failure_of
 from leyden.store.base import LightningStore
-from leyden.types import ResourcesUpdate, Rollout, RolloutStatus, find_final_reward
+from leyden.types import AttemptedRollout, ResourcesUpdate, Rollout, RolloutStatus
 
 _PAGE = 200
 """Rollouts whose spans are read at once."""
@@ -78,19 +77,21 @@ async def failures_of(run: RecordedRun, store: LightningStore | None) -> list[Fa
 async def scored_rollouts(
     run: RecordedRun, store: LightningStore, *, order: Literal["best", "worst"], limit: int
 ) -> list[ScoredRollout]:
-    """Return the rollouts with the highest or the lowest final reward. The spans of every finished rollout are read."""
-    sign = 1.0 if order == "best" else -1.0
-    kept: list[tuple[float, int, ScoredRollout]] = []
-    number = 0
-    async for page in _pages(run, store, ["succeeded"]):
-        spans = await store.query_spans_of([rollout.rollout_id for rollout in page])
-        for rollout in page:
-            reward = find_final_reward(spans[rollout.rollout_id])
-            if reward is not None:
-                number -= 1  # of equal rewards, the earlier rollout stays
-                entry = (sign * reward, number, ScoredRollout(rollout, reward))
-                (heapq.heappush if len(kept) < limit else heapq.heappushpop)(kept, entry)
-    return [entry[2] for entry in sorted(kept, key=lambda entry: entry[:2], reverse=True)]
+    """Return the succeeded rollouts with the highest or the lowest final reward."""
+    run_id = None if _has_the_store_for_itself(run) else run.record.run_id
+    found = await store.query_rollouts(
+        run_id=run_id,
+        status_in=["succeeded"],
+        between={"reward": (None, None)},
+        sort_by="reward",
+        sort_order="desc" if order == "best" else "asc",
+        limit=limit,
+    )
+    return [
+        ScoredRollout(rollout, rollout.attempt.reward)
+        for rollout in found
+        if isinstance(rollout, AttemptedRollout) and rollout.attempt.reward is not None
+    ]
 
 
 async def find_rollout(run: RecordedRun, store: LightningStore, beginning: str) -> Rollout:

@@ -30,16 +30,19 @@ from leyden.types import (
     AttemptStatus,
     EnqueueRolloutRequest,
     FilterLogic,
+    Measure,
     MetricPoint,
     NamedResources,
     News,
     PaginatedResult,
+    Range,
     ResourcesUpdate,
     Retention,
     Rollout,
     RolloutConfig,
     RolloutMode,
     RolloutStatus,
+    RolloutSummary,
     RunRecord,
     RunStatus,
     Sample,
@@ -131,6 +134,7 @@ class LightningStore(NamedOptions, ABC):
         attempt_id: str | None = None,
         run_id: str | Unset | None = UNSET,
         group_id: str | None = None,
+        arm: str | None = None,
     ) -> AttemptedRollout:
         """Add a rollout that is claimed already: status `preparing`, attempt 1.
 
@@ -138,6 +142,7 @@ class LightningStore(NamedOptions, ABC):
         run_id: the run that the rollout belongs to; left out, the run whose algorithm makes this
             call (`current_run_id`), if any; None for no run.
         group_id: of the caller's choice, for rollouts of one task that are compared with each other.
+        arm: of the caller's choice, for the sides of an experiment (`control`, `canary`).
         Raises UnknownResources or UnknownRun for an id that is not in the store, ConfigError if
         `rollout_id` is taken. Safe to retry with both ids: a rollout that has the attempt already
         is returned as it is.
@@ -156,6 +161,7 @@ class LightningStore(NamedOptions, ABC):
         pin: str | None = None,
         run_id: str | Unset | None = UNSET,
         group_id: str | None = None,
+        arm: str | None = None,
     ) -> Rollout:
         """Put a new rollout in the queue (`queuing`, no attempt).
 
@@ -174,6 +180,7 @@ class LightningStore(NamedOptions, ABC):
             pin=pin,
             run_id=current_run_id.get() if isinstance(run_id, Unset) else run_id,
             group_id=group_id,
+            arm=arm,
         )
         return (await self.enqueue_many_rollouts([request]))[0]
 
@@ -366,6 +373,11 @@ class LightningStore(NamedOptions, ABC):
         mode_in: Sequence[RolloutMode] | None = None,
         run_id: str | None = None,
         group_id: str | None = None,
+        arm_in: Sequence[str] | None = None,
+        resources_id: str | None = None,
+        resources_version: int | None = None,
+        failure_in: Sequence[str] | None = None,
+        between: Mapping[Measure, Range] | None = None,
         filter_logic: FilterLogic = "and",
         sort_by: str | None = None,
         sort_order: SortOrder = "asc",
@@ -378,8 +390,16 @@ class LightningStore(NamedOptions, ABC):
 
         run_id, group_id: only rollouts of this run or group. They always hold; `filter_logic`
             joins the other filters.
+        failure_in: kinds of failure (`Attempt.failure` of the latest attempt); failed rollouts only.
+        between: ranges of reward, tokens, cost or seconds, each `[start, before)` with None for an
+            open end: `{"reward": (0.5, None)}`. Only finished rollouts have such values, those of
+            their latest attempt: the primary reward, tokens of prompts and responses, the cost of
+            its model calls, its duration.
 
-        `sort_by` is one of rollout_id, start_time, end_time, status, mode, resources_id. Rollouts without a value come last.
+        `sort_by` is one of rollout_id, start_time, end_time, status, mode, resources_id, failure,
+        reward, tokens, cost, seconds. Rollouts without a value come last.
+        A filter or an order by failure or by a measure reads an index of finished rollouts, of the
+        run alone if one is given.
         In the default order, by rollout_id, start_time or end_time, with no filter but `status_in`,
         the cost grows with `limit` and `offset`, not with the store. Sorting waiting rollouts by
         start_time reads the whole queue. In the default order, with `run_id` or `group_id` alone,
@@ -387,6 +407,31 @@ class LightningStore(NamedOptions, ABC):
         rollouts of that run or group. Any other filter or order reads more rollouts.
         The page's total is exact without a filter and with `status_in` alone; see `PaginatedResult.exact`.
         Raises UnknownRun, ConfigError for a bad sort or page. No rollout has an unknown `group_id`.
+        """
+
+    @abstractmethod
+    async def summarise_rollouts(
+        self,
+        *,
+        status_in: Sequence[RolloutStatus] | None = None,
+        mode_in: Sequence[RolloutMode] | None = None,
+        run_id: str | None = None,
+        arm_in: Sequence[str] | None = None,
+        resources_id: str | None = None,
+        resources_version: int | None = None,
+        failure_in: Sequence[str] | None = None,
+        between: Mapping[Measure, Range] | None = None,
+        filter_logic: FilterLogic = "and",
+        measures: Sequence[Measure] = ("reward",),
+        bins: int = 20,
+    ) -> RolloutSummary:
+        """Count the finished rollouts that match, by status and by failure, and summarise measures.
+
+        Each of `measures` (reward, tokens, cost, seconds) has a count, a mean, a least and a greatest
+        value and a histogram of `bins` bins of equal width. The filters are those of
+        `query_rollouts`. The store counts in its database and reads no span: about 50 ms for
+        100,000 rollouts and one measure.
+        Raises UnknownRun, ConfigError for an unknown measure and for `bins` outside 1 to 1,000.
         """
 
     @abstractmethod

@@ -135,6 +135,7 @@ class LightningStoreClient(WaitingStore):
     query_spans_of = _asks(LightningStore.query_spans_of)
     index_span_attribute = _asks(LightningStore.index_span_attribute)
     query_rollouts = _asks(LightningStore.query_rollouts)
+    summarise_rollouts = _asks(LightningStore.summarise_rollouts)
     get_rollout_by_id = _asks(LightningStore.get_rollout_by_id)
     query_attempts = _asks(LightningStore.query_attempts)
     get_latest_attempt = _asks(LightningStore.get_latest_attempt)

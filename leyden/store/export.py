@@ -41,7 +41,6 @@ from leyden.types import (
     RolloutStatus,
     RunRecord,
     Span,
-    find_final_reward,
 )
 from leyden.utils.atomic import ASIDE, commit_directory
 from leyden.utils.extras import install_extra
@@ -66,6 +65,8 @@ _COLUMNS = {
         "resources_id": "string",
         "run_id": "string",
         "group_id": "string",
+        "arm": "string",
+        "resources_version": "int64",
         "reward": "float64",
         "start_time": "float64",
         "end_time": "float64",
@@ -82,6 +83,12 @@ _COLUMNS = {
         "start_time": "float64",
         "end_time": "float64",
         "last_heartbeat_time": "float64",
+        "reward": "float64",
+        "rewards": "string",
+        "prompt_tokens": "int64",
+        "response_tokens": "int64",
+        "cost": "float64",
+        "failure": "string",
         "metadata": "string",
     },
     "spans": {
@@ -308,9 +315,9 @@ async def _record(store: LightningStore, rollout: Rollout, latest_spans: Sequenc
 
 
 def _rollout_row(record: _Record) -> Row:
-    rollout, latest = record.rollout, record.attempts[-1].attempt_id if record.attempts else None
+    rollout = record.rollout
     return vars(rollout) | {
-        "reward": find_final_reward([span for span in record.spans if span.attempt_id == latest]),
+        "reward": record.attempts[-1].reward if record.attempts else None,
         "input": text_of(rollout.input, "the input of a rollout"),
         "config": rollout.config.model_dump_json(),
         "metadata": text_of(rollout.metadata, "the metadata of a rollout"),
@@ -318,7 +325,10 @@ def _rollout_row(record: _Record) -> Row:
 
 
 def _attempt_row(attempt: Attempt) -> Row:
-    return vars(attempt) | {"metadata": text_of(attempt.metadata, "the metadata of an attempt")}
+    return vars(attempt) | {
+        "metadata": text_of(attempt.metadata, "the metadata of an attempt"),
+        "rewards": text_of(attempt.rewards, "the rewards of an attempt"),
+    }
 
 
 def _span_row(span: Span) -> Row:

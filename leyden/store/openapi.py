@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from leyden import __version__
 from leyden.store.base import LightningStore
@@ -179,7 +180,7 @@ def _with_default(schema: Schema, route: Route, name: str) -> Schema:
     default = dict(route.left_out).get(name, route.signature.parameters[name].default)
     if default is inspect.Parameter.empty or isinstance(default, Unset):
         return schema
-    return schema | {"default": default}
+    return schema | {"default": to_jsonable_python(default)}
 
 
 def _health() -> Schema:

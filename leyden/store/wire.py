@@ -284,6 +284,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/rollouts", "start_rollout", status=201),
     Route("GET", "/rollouts", "query_rollouts"),
     Route("POST", "/rollouts/search", "query_rollouts"),
+    Route("POST", "/rollouts/summary", "summarise_rollouts"),
     Route("POST", "/pins/{name}", "pin"),
     Route("POST", "/prune", "prune"),
     Route("GET", "/rollouts/{rollout_id}", "get_rollout_by_id"),

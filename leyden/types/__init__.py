@@ -12,6 +12,7 @@ from leyden.types.lifecycle import (
     check_rollout_transition,
     rollout_after_attempt,
 )
+from leyden.types.outcome import Histogram, Measure, MeasureSummary, Range, RolloutSummary
 from leyden.types.query import UNSET, FilterLogic, News, PaginatedResult, SortOrder, SpanPage, Unset
 from leyden.types.resources import (
     LLM,
@@ -77,6 +78,9 @@ __all__ = [
     "Attributes",
     "EnqueueRolloutRequest",
     "FilterLogic",
+    "Histogram",
+    "Measure",
+    "MeasureSummary",
     "MetricPoint",
     "NamedResources",
     "News",
@@ -84,6 +88,7 @@ __all__ = [
     "Priority",
     "PromptTemplate",
     "ProxyLLM",
+    "Range",
     "Resource",
     "ResourceUnion",
     "Resources",
@@ -93,6 +98,7 @@ __all__ = [
     "RolloutConfig",
     "RolloutMode",
     "RolloutStatus",
+    "RolloutSummary",
     "RunRecord",
     "RunStatus",
     "Sample",

@@ -60,10 +60,14 @@ class Rollout(BaseModel):
     """When it reached a final status."""
     mode: RolloutMode | None = None
     resources_id: str | None = None
+    resources_version: int | None = None
+    """The version of the resources that was the newest when the rollout was enqueued."""
     run_id: str | None = None
     """The run that it belongs to; None if it was enqueued outside of any run."""
     group_id: str | None = None
     """The rollouts of one task that are compared with each other have one group id, of the algorithm's choice."""
+    arm: str | None = None
+    """The side of an experiment that it belongs to, such as `control` or `canary`."""
     status: RolloutStatus = "queuing"
     priority: Priority = 0
     config: RolloutConfig = Field(default_factory=RolloutConfig)
@@ -92,6 +96,17 @@ class Attempt(BaseModel):
     last_heartbeat_time: float | None = None
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
     """`metadata["reason"]` says why a failed attempt failed, `metadata["reason_kind"]` names the kind."""
+    reward: float | None = None
+    """The primary reward of the reward span with the highest sequence id, as `find_final_reward` finds it."""
+    rewards: dict[str, float] = Field(default_factory=dict[str, float])
+    """All rewards of that span by name, the primary one first."""
+    prompt_tokens: int = 0
+    """Tokens of the prompts of the model calls that the gateway recorded, as the model's servers count them."""
+    response_tokens: int = 0
+    cost: float | None = None
+    """Cost of those calls, in the unit of `UpstreamModel.price_per_million`; None if no call had a price."""
+    failure: str | None = None
+    """Why the attempt failed: `metadata["reason_kind"]`, or its status without one. None unless it ended without success."""
 
     @property
     def finished(self) -> bool:
@@ -148,6 +163,8 @@ class EnqueueRolloutRequest(BaseModel):
     (`current_run_id`), if any; a request that a server reads has none."""
     group_id: str | None = None
     """Groups rollouts of one task that an algorithm compares with each other. The caller chooses the id."""
+    arm: str | None = None
+    """The side of an experiment, such as `control` or `canary`, by which rollouts are filtered and summarised."""
 
 
 class UpdateAttemptRequest(BaseModel):

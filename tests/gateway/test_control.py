@@ -96,6 +96,11 @@ async def test_an_attempt_that_has_spent_its_share_is_refused_and_its_siblings_a
         assert f"spent its {word}" in str(refused.status.description)
         spent = [span.tokens for span in answered if span.tokens]
         total = [len(tokens.prompt_ids) + len(tokens.response_ids) for tokens in spent]
+        assert [span.attributes["leyden.cost"] for span in answered] == pytest.approx([n / 1e6 for n in total])
+        attempt = await store.get_latest_attempt(caller.rollout_id)
+        assert attempt is not None
+        assert attempt.prompt_tokens + attempt.response_tokens == sum(total)
+        assert attempt.cost == pytest.approx(sum(total) / 1e6)
         if word != "calls":
             assert sum(total[:-1]) < 30 <= sum(total)
         else:
@@ -131,15 +136,15 @@ async def test_calls_at_once_are_counted_exactly_and_what_they_spend_when_they_a
 
 
 async def test_overrides_are_of_one_mode_alone(upstream: FakeUpstream, store: InMemoryLightningStore) -> None:
-    overrides = {"val": {"temperature": 0, "top_p": 1}}
+    overrides = {"val": {"temperature": 0, "top_p": 1}, "live": {"temperature": 0.1}}
     async with LLMProxy(model_list=[upstream.llm()], store=store, sampling_overrides=overrides) as proxy:
-        for mode in ("train", "val", None):
+        for mode in ("train", "val", "live", None):
             rollout = await store.start_rollout({}, mode=mode)
             caller = Caller(proxy, store, rollout.rollout_id, rollout.attempt.attempt_id)
             async with caller.client:
                 await ask(caller, temperature=0.7)
             temperature = (await caller.span()).attributes[f"{semconv.GEN_AI_REQUEST_PREFIX}.temperature"]
-            assert temperature == upstream.requests[-1]["temperature"] == (0 if mode == "val" else 0.7)
+            assert temperature == upstream.requests[-1]["temperature"] == {"val": 0, "live": 0.1}.get(str(mode), 0.7)
 
 
 class Gatekeeper(InMemoryLightningStore):

@@ -19,6 +19,7 @@ from leyden.store.sql import session
 from leyden.store.sql.body import (
     attempts,
     listing,
+    outcomes,
     resources,
     retention,
     rollouts,
@@ -54,7 +55,11 @@ def test_every_query_that_is_named_is_there() -> None:
 def test_values_by_place_go_where_their_names_are() -> None:
     connection = connect(":memory:", {})
     migrate(connection, "memory://")
-    named = {name: text for name, text in load_queries().items() if "?" not in text and not name.endswith("_columns")}
+    named = {
+        name: text
+        for name, text in load_queries().items()
+        if "?" not in text and not name.endswith("_columns") and name != "finished_rollouts"
+    }
     assert len(named) > 70
     for name, text in named.items():
         statement, values = _queries_by_place()[name]
@@ -346,7 +351,7 @@ def plan(sql: str, parameters: dict[str, Any]) -> str:
 
 BODY = {
     name: function
-    for module in (attempts, listing, resources, retention, rollouts, runs, samples, search, spans, workers)
+    for module in (attempts, listing, outcomes, resources, retention, rollouts, runs, samples, search, spans, workers)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and not name.startswith("_") and function.__module__ == module.__name__
 }

@@ -7,6 +7,7 @@ whose parameters are not written `:name` rewrites the text once, when it is made
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -20,13 +21,19 @@ _NAME_LINE = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 def load_queries(dialect: str | None = None) -> Mapping[str, str]:
     """Every query of `queries.sql`, those of `queries_{dialect}.sql` instead of their namesakes."""
     shared = parse_queries(_text("queries.sql"))
-    return shared if dialect is None else {**shared, **parse_queries(_text(f"queries_{dialect}.sql"), shared)}
+    if dialect is None:
+        return shared
+    own = parse_queries(_text(f"queries_{dialect}.sql"), shared)
+    return {**parse_queries(_text("queries.sql"), instead=own), **own}
 
 
-def parse_queries(text: str, shared: Mapping[str, str] | None = None) -> Mapping[str, str]:
+def parse_queries(
+    text: str, shared: Mapping[str, str] | None = None, *, instead: Mapping[str, str] | None = None
+) -> Mapping[str, str]:
     """The queries of a file in the form above. Raises ValueError for a missing description or a repeated name.
 
     shared: what `{other}` stands for; None: the queries above it in the same file.
+    instead: what it stands for before either.
     """
     queries: dict[str, str] = {}
     parts = _NAME_LINE.split(text)[1:]
@@ -38,7 +45,7 @@ def parse_queries(text: str, shared: Mapping[str, str] | None = None) -> Mapping
         if name in queries:
             raise ValueError(f"query {name!r} is defined twice")
         statement = "\n".join(line for line in lines if not line.startswith("--"))
-        queries[name] = statement.format_map(queries if shared is None else shared)
+        queries[name] = statement.format_map(ChainMap(dict(instead or {}), dict(queries if shared is None else shared)))
     return queries
 
 

@@ -4,11 +4,13 @@
 -- name: rollout_columns
 -- No query: what is read of a rollout, in the order that `rows.py` knows. The same of an attempt and of a span below.
 r.seq, r.rollout_id, r.status, r.mode, r.resources_id, r.input, r.config, r.metadata, r.start_time, r.end_time,
-       r.attempts, r.interrupted, r.priority, (SELECT u.run_id FROM runs u WHERE u.key = r.run), r.group_id
+       r.attempts, r.interrupted, r.priority, (SELECT u.run_id FROM runs u WHERE u.key = r.run), r.group_id, r.arm,
+       r.resources_version
 
 -- name: attempt_columns
 -- No query: of an attempt.
-a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata, a.bytes, a.spans
+a.sequence_id, a.attempt_id, a.status, a.worker_id, a.start_time, a.end_time, a.last_heartbeat_time, a.metadata, a.bytes, a.spans,
+       a.reward, a.rewards, a.prompt_tokens, a.response_tokens, a.cost, a.failure
 
 -- name: span_columns
 -- No query: of a span.
@@ -54,6 +56,50 @@ SELECT r.seq, r.start_time FROM rollouts r
 -- The numbers of finished rollouts with their ends, likewise.
 SELECT r.seq, r.end_time FROM rollouts r
 
+-- name: finished_rollouts
+-- No query: the finished rollouts, read from an index that holds what they came to. SQLite needs to be told the index.
+rollouts r INDEXED BY rollouts_outcomes WHERE r.end_time IS NOT NULL
+
+-- name: select_finished_seqs
+-- The numbers of finished rollouts of a page that is sorted by what they came to; filters, order and limit follow.
+SELECT r.seq FROM {finished_rollouts}
+
+-- name: count_outcomes
+-- How many finished rollouts there are by run, status and failure; filters and their groups follow.
+SELECT r.status, r.failure, count(*) FROM {finished_rollouts}
+
+-- name: summarise_reward
+-- The same, with how many have a reward, and its sum, least and greatest value.
+SELECT r.status, r.failure, count(*), count(r.reward), sum(r.reward), min(r.reward), max(r.reward) FROM {finished_rollouts}
+
+-- name: histogram_of_reward
+-- How many values of reward are in each bin of equal width; filters and the groups follow.
+SELECT CAST((r.reward - :lowest) * :bins_per_unit AS INTEGER) AS bin, count(*) FROM {finished_rollouts}
+
+-- name: summarise_tokens
+-- The same, with how many have a tokens, and its sum, least and greatest value.
+SELECT r.status, r.failure, count(*), count(r.tokens), sum(r.tokens), min(r.tokens), max(r.tokens) FROM {finished_rollouts}
+
+-- name: histogram_of_tokens
+-- How many values of tokens are in each bin of equal width; filters and the groups follow.
+SELECT CAST((r.tokens - :lowest) * :bins_per_unit AS INTEGER) AS bin, count(*) FROM {finished_rollouts}
+
+-- name: summarise_cost
+-- The same, with how many have a cost, and its sum, least and greatest value.
+SELECT r.status, r.failure, count(*), count(r.cost), sum(r.cost), min(r.cost), max(r.cost) FROM {finished_rollouts}
+
+-- name: histogram_of_cost
+-- How many values of cost are in each bin of equal width; filters and the groups follow.
+SELECT CAST((r.cost - :lowest) * :bins_per_unit AS INTEGER) AS bin, count(*) FROM {finished_rollouts}
+
+-- name: summarise_seconds
+-- The same, with how many have a seconds, and its sum, least and greatest value.
+SELECT r.status, r.failure, count(*), count(r.seconds), sum(r.seconds), min(r.seconds), max(r.seconds) FROM {finished_rollouts}
+
+-- name: histogram_of_seconds
+-- How many values of seconds are in each bin of equal width; filters and the groups follow.
+SELECT CAST((r.seconds - :lowest) * :bins_per_unit AS INTEGER) AS bin, count(*) FROM {finished_rollouts}
+
 -- name: get_rollout_key
 -- Where a rollout is, and how far it has come.
 SELECT seq, attempts, status FROM rollouts WHERE rollout_id = :rollout_id
@@ -61,9 +107,9 @@ SELECT seq, attempts, status FROM rollouts WHERE rollout_id = :rollout_id
 -- name: insert_rollout
 -- A new rollout at the end of the queue, or already claimed (`attempts` 1).
 INSERT INTO rollouts (rollout_id, status, mode, priority, resources_id, input, config, metadata, start_time, attempts,
-                      timeout_seconds, unresponsive_seconds, run, group_id)
+                      timeout_seconds, unresponsive_seconds, run, group_id, arm, resources_version)
 VALUES (:rollout_id, :status, :mode, :priority, :resources_id, :input, :config, :metadata, :start_time, :attempts,
-        :timeout_seconds, :unresponsive_seconds, :run, :group_id)
+        :timeout_seconds, :unresponsive_seconds, :run, :group_id, :arm, :resources_version)
 
 -- name: next_in_queue
 -- Those that wait, by priority and age (1000: `OVERTAKES`), each like a row of `select_rollouts` without its attempt. Its transaction lets nobody else take them:
@@ -81,8 +127,22 @@ UPDATE rollouts SET status = 'preparing', attempts = :attempts WHERE seq = :seq
 UPDATE rollouts SET status = :status WHERE seq = :seq
 
 -- name: finish_rollout
--- A rollout ends, and its size is known: its own and that of its attempts.
-UPDATE rollouts SET status = :status, end_time = :end_time, bytes = :bytes WHERE seq = :seq
+-- A rollout ends: its size is known, its own and that of its attempts, and what its latest attempt came to.
+UPDATE rollouts SET status = :status, end_time = :end_time, bytes = :bytes, (reward, tokens, cost, seconds, failure) = (
+    SELECT a.reward, a.prompt_tokens + a.response_tokens, a.cost, a.end_time - a.start_time,
+           CASE WHEN :failed = 1 THEN coalesce(a.failure, 'failed') END
+    FROM attempts a WHERE a.rollout = rollouts.seq AND a.sequence_id = rollouts.attempts)
+WHERE seq = :seq
+
+-- name: set_outcome
+-- A span said what an attempt came to, or what a model call of it took. Values: the reward, all rewards, the number of
+-- their span, tokens of prompts and of responses, the cost; the rollout, the attempt's number.
+UPDATE attempts SET reward = ?, rewards = ?, reward_span = ?, prompt_tokens = ?, response_tokens = ?, cost = ?
+WHERE rollout = ? AND sequence_id = ?
+
+-- name: follow_outcome
+-- A span of a finished rollout's latest attempt said so late.
+UPDATE rollouts SET reward = :reward, tokens = :tokens, cost = :cost WHERE seq = :seq
 
 -- name: sum_attempts
 -- How many bytes the attempts of a rollout take, and how many spans they have.
@@ -94,7 +154,8 @@ UPDATE rollouts SET bytes = bytes + :bytes WHERE seq = :seq
 
 -- name: set_rollout
 -- Everything of a rollout that its user may change.
-UPDATE rollouts SET input = :input, mode = :mode, priority = :priority, resources_id = :resources_id, config = :config, metadata = :metadata,
+UPDATE rollouts SET input = :input, mode = :mode, priority = :priority, resources_id = :resources_id,
+       resources_version = :resources_version, config = :config, metadata = :metadata,
        timeout_seconds = :timeout_seconds, unresponsive_seconds = :unresponsive_seconds
 WHERE seq = :seq
 
@@ -140,7 +201,7 @@ FROM attempts a WHERE a.rollout = :seq
 -- name: set_attempt
 -- Everything of an attempt that may change.
 UPDATE attempts SET status = :status, worker_id = :worker_id, end_time = :end_time,
-       last_heartbeat_time = :last_heartbeat_time, metadata = :metadata
+       last_heartbeat_time = :last_heartbeat_time, metadata = :metadata, failure = :failure
 WHERE rollout = :rollout AND sequence_id = :sequence_id
 
 -- name: claim_again
@@ -176,7 +237,8 @@ WHERE a.end_time IS NULL
 
 -- name: get_span_target
 -- What a span must know of its attempt and rollout, and whether there may be attributes that spans are found by.
-SELECT r.seq, r.status, r.attempts, a.sequence_id, a.status, a.last_span, a.worker_id, EXISTS (SELECT 1 FROM attribute_indexes)
+SELECT r.seq, r.status, r.attempts, a.sequence_id, a.status, a.last_span, a.worker_id, EXISTS (SELECT 1 FROM attribute_indexes),
+       a.reward, a.rewards, a.reward_span, a.prompt_tokens, a.response_tokens, a.cost
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.attempt_id = :attempt_id
 WHERE r.rollout_id = :rollout_id
 
@@ -308,18 +370,18 @@ SELECT count(*) FROM spans s
 -- The resources written last.
 SELECT resources_id, version, create_time, update_time, resources FROM resources ORDER BY key DESC LIMIT 1
 
--- name: get_latest_resources_id
--- Their id.
-SELECT resources_id FROM resources ORDER BY key DESC LIMIT 1
+-- name: get_latest_resources_version
+-- Their id and version.
+SELECT resources_id, version FROM resources ORDER BY key DESC LIMIT 1
 
 -- name: get_resources
 -- The newest version under an id.
 SELECT resources_id, version, create_time, update_time, resources FROM resources
 WHERE resources_id = :resources_id ORDER BY version DESC LIMIT 1
 
--- name: has_resources
--- Whether an id is known.
-SELECT 1 FROM resources WHERE resources_id = :resources_id LIMIT 1
+-- name: get_newest_version
+-- The number of the newest version under an id; no row if there is none.
+SELECT version FROM resources WHERE resources_id = :resources_id ORDER BY version DESC LIMIT 1
 
 -- name: insert_resources
 -- A new version; it is now the latest of all.

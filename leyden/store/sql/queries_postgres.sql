@@ -19,6 +19,26 @@ SELECT r.seq FROM rollouts r WHERE r.run = :run
 -- PostgreSQL chooses the index itself.
 SELECT r.seq FROM rollouts r WHERE r.group_id = :group_id
 
+-- name: finished_rollouts
+-- PostgreSQL chooses the index itself.
+rollouts r WHERE r.end_time IS NOT NULL
+
+-- name: histogram_of_reward
+-- PostgreSQL rounds where it casts.
+SELECT floor((r.reward - :lowest) * :bins_per_unit)::bigint AS bin, count(*) FROM rollouts r WHERE r.end_time IS NOT NULL
+
+-- name: histogram_of_tokens
+-- PostgreSQL rounds where it casts.
+SELECT floor((r.tokens - :lowest) * :bins_per_unit)::bigint AS bin, count(*) FROM rollouts r WHERE r.end_time IS NOT NULL
+
+-- name: histogram_of_cost
+-- PostgreSQL rounds where it casts.
+SELECT floor((r.cost - :lowest) * :bins_per_unit)::bigint AS bin, count(*) FROM rollouts r WHERE r.end_time IS NOT NULL
+
+-- name: histogram_of_seconds
+-- PostgreSQL rounds where it casts.
+SELECT floor((r.seconds - :lowest) * :bins_per_unit)::bigint AS bin, count(*) FROM rollouts r WHERE r.end_time IS NOT NULL
+
 -- name: next_in_queue
 -- Those that wait, by priority and age, but not those that somebody is just taking.
 SELECT {rollout_columns}
@@ -68,7 +88,8 @@ SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('spans', 'key')), 
 
 -- name: get_span_target
 -- There may always be: what begins while spans are inserted is seen by those who look after it.
-SELECT r.seq, r.status, r.attempts, a.sequence_id, a.status, a.last_span, a.worker_id, true
+SELECT r.seq, r.status, r.attempts, a.sequence_id, a.status, a.last_span, a.worker_id, true,
+       a.reward, a.rewards, a.reward_span, a.prompt_tokens, a.response_tokens, a.cost
 FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.attempt_id = :attempt_id
 WHERE r.rollout_id = :rollout_id
 

@@ -40,10 +40,12 @@ M = TypeVar("M", bound=BaseModel)
 SEQ, ROLLOUT_ID, STATUS, MODE, RESOURCES_ID, INPUT, CONFIG, METADATA, START, END, ATTEMPTS, INTERRUPTED, PRIORITY = (
     range(13)
 )
-RUN_ID, GROUP_ID = 13, 14
-ATTEMPT, ATTEMPT_SIZE = 15, slice(23, 25)
-"""The columns of `select_rollouts`. ATTEMPT is the first of its attempt's, and NULL where there is none; ATTEMPT_SIZE are the last of
-them, its bytes and its number of spans."""
+RUN_ID, GROUP_ID, ARM, RESOURCES_VERSION = 13, 14, 15, 16
+ATTEMPT, ATTEMPT_SIZE = 17, slice(25, 27)
+"""The columns of `select_rollouts`. ATTEMPT is the first column of the attempt, NULL if there is none.
+
+ATTEMPT_SIZE: the attempt's bytes and its number of spans.
+"""
 
 KEY, TOKENS_BASE, TOKENS, ATTEMPT_NUMBER, SEQUENCE_ID, ATTRIBUTES, OF_ROLLOUT, OF_ATTEMPT = 0, 1, 2, 3, 4, 14, 17, 18
 """Columns of `select_spans` that are read by themselves; the last two are those of `select_spans_of_all` alone."""
@@ -129,8 +131,10 @@ def rollout_fields(row: Row) -> dict[str, Any]:
         "end_time": end_time,
         "mode": mode,
         "resources_id": resources_id,
+        "resources_version": row[RESOURCES_VERSION],
         "run_id": row[RUN_ID],
         "group_id": row[GROUP_ID],
+        "arm": row[ARM],
         "status": status,
         "priority": row[PRIORITY],
         "config": config_of(row),
@@ -157,7 +161,10 @@ def rollout_from(row: Row) -> Rollout:
 
 def attempt_from(rollout_id: str, row: Row) -> Attempt:
     """A row of `select_attempts`."""
-    sequence_id, attempt_id, status, worker_id, start_time, end_time, last_heartbeat_time, metadata, _, _ = row
+    sequence_id, attempt_id, status, worker_id, start_time, end_time, last_heartbeat_time, metadata, _, _, *came_to = (
+        row
+    )
+    reward, rewards, prompt_tokens, response_tokens, cost, failure = came_to
     return build(
         Attempt,
         {
@@ -170,6 +177,12 @@ def attempt_from(rollout_id: str, row: Row) -> Attempt:
             "worker_id": worker_id,
             "last_heartbeat_time": last_heartbeat_time,
             "metadata": from_text(metadata),
+            "reward": reward,
+            "rewards": from_text(rewards),
+            "prompt_tokens": prompt_tokens,
+            "response_tokens": response_tokens,
+            "cost": cost,
+            "failure": failure,
         },
     )
 

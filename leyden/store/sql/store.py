@@ -18,6 +18,7 @@ from leyden.store.sql import answers
 from leyden.store.sql.body import (
     attempts,
     listing,
+    outcomes,
     resources,
     rollouts,
     runs,
@@ -125,6 +126,7 @@ class SqlLightningStore(WaitingStore):
     query_spans = _reads(LightningStore.query_spans, search.query_spans, then=answers.page)
     query_spans_of = _reads(LightningStore.query_spans_of, search.query_spans_of, then=answers.by_rollout)
     query_rollouts = _reads(LightningStore.query_rollouts, listing.query_rollouts)
+    summarise_rollouts = _reads(LightningStore.summarise_rollouts, outcomes.summarise_rollouts)
     get_rollout_by_id = _reads(LightningStore.get_rollout_by_id, rollouts.get_rollout_by_id)
     query_attempts = _reads(LightningStore.query_attempts, attempts.query_attempts)
     get_latest_attempt = _reads(LightningStore.get_latest_attempt, attempts.get_latest_attempt)

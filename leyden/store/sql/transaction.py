@@ -43,6 +43,15 @@ class SpanTarget:
     worker_id: str | None
     may_have_indexes: bool
     """Whether spans may be found by attributes."""
+    reward: float | None
+    """The primary reward of the attempt's last reward span."""
+    rewards: str
+    """All rewards of that span by name, as JSON; empty without one."""
+    reward_span: int
+    """The number of that span, 0 without one."""
+    prompt_tokens: int
+    response_tokens: int
+    cost: float | None
 
 
 class Transaction(Protocol):

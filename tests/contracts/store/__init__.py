@@ -7,11 +7,24 @@ The tests use the protocol alone. To add a section: a module, and a line here.
 
 import pytest
 
-for section in ("basics", "faults", "queue", "retention", "runs", "samples", "search", "streams", "support", "tokens"):
+for section in (
+    "basics",
+    "faults",
+    "outcomes",
+    "queue",
+    "retention",
+    "runs",
+    "samples",
+    "search",
+    "streams",
+    "support",
+    "tokens",
+):
     pytest.register_assert_rewrite(f"{__name__}.{section}")
 
 from tests.contracts.store.basics import *  # noqa: E402, F403
 from tests.contracts.store.faults import *  # noqa: E402, F403
+from tests.contracts.store.outcomes import *  # noqa: E402, F403
 from tests.contracts.store.queue import *  # noqa: E402, F403
 from tests.contracts.store.retention import *  # noqa: E402, F403
 from tests.contracts.store.runs import *  # noqa: E402, F403

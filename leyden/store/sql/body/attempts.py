@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.sql.body.checks import check_attempt_id, check_id, check_time
 from leyden.store.sql.body.lookup import attempt_row, rollout_key, rollout_row
+from leyden.store.sql.body.outcomes import NO_OUTCOME, failure_of
 from leyden.store.sql.body.workers import follow_attempt
 from leyden.store.sql.pages import order_and_limit, within_reach
 from leyden.store.sql.rows import (
@@ -156,7 +157,7 @@ def new_attempt(
     )
     if worker_id is not None:
         tx.run(f"worker_{heard}", worker_id=worker_id, now=tx.now, rollout_id=rollout_id, attempt_id=attempt_id)
-    new = (sequence_id, attempt_id, "preparing", worker_id, tx.now, None, None, "", 0, 0)
+    new = (sequence_id, attempt_id, "preparing", worker_id, tx.now, None, None, "", 0, 0, *NO_OUTCOME)
     rollout = attempted(row, attempt_from(rollout_id, new))
     rollout.status = "preparing"
     return rollout
@@ -306,6 +307,7 @@ def _write(tx: Transaction, row: Row, before: Attempt, after: Attempt) -> Attemp
 def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -> Attempt:
     if after.status in ATTEMPT_FINISHED and before.end_time is None:
         after.end_time = max(tx.now, before.start_time)  # a clock may go backwards, a record does not
+        after.failure = None if after.status == "succeeded" else failure_of(after)
     tx.run(
         "set_attempt",
         rollout=seq,
@@ -315,6 +317,7 @@ def _write_attempt(tx: Transaction, seq: int, before: Attempt, after: Attempt) -
         end_time=after.end_time,
         last_heartbeat_time=after.last_heartbeat_time,
         metadata=text_of(after.metadata, "the metadata of an attempt") if after.metadata else "",
+        failure=after.failure,
     )
     if (after.status, after.worker_id) != (before.status, before.worker_id):
         follow_attempt(tx, before, after)
@@ -330,7 +333,8 @@ def move_rollout(tx: Transaction, row: Row, status: RolloutStatus) -> None:
         end_time = max(tx.now, row[START])
         attempt_bytes, spans = _size_of_attempts(tx, row)
         size = own_bytes + attempt_bytes
-        tx.run("finish_rollout", seq=row[SEQ], status=status, end_time=end_time, bytes=size)
+        failed = int(status == "failed")
+        tx.run("finish_rollout", seq=row[SEQ], status=status, end_time=end_time, bytes=size, failed=failed)
         tx.tally({cast(Total, status): 1, "attempts": row[ATTEMPTS], "bytes": size, "spans": spans})
         tx.finished.append(row[ROLLOUT_ID])
         return

@@ -11,21 +11,22 @@ all of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
 from typing import Any
 
 from leyden.store.sql.body.lookup import run_key
+from leyden.store.sql.body.outcomes import MEASURES, filter_by_outcome
 from leyden.store.sql.body.statistics import FINAL_STATUSES, count_by_status, count_rollouts
 from leyden.store.sql.pages import Filters, order_and_limit, total_of, within_reach
 from leyden.store.sql.rows import SEQ, rollout_from
 from leyden.store.sql.transaction import Row, Transaction
-from leyden.types import FilterLogic, PaginatedResult, Rollout, RolloutMode, RolloutStatus, SortOrder
+from leyden.types import FilterLogic, Measure, PaginatedResult, Range, Rollout, RolloutMode, RolloutStatus, SortOrder
 
 _NEVER_NULL = {name: f"r.{name}" for name in ("rollout_id", "start_time", "status")}
-_SORTABLE = _NEVER_NULL | {name: f"r.{name}" for name in ("end_time", "mode", "resources_id")}
+_SORTABLE = _NEVER_NULL | {name: f"r.{name}" for name in ("end_time", "mode", "resources_id", "failure", *MEASURES)}
 
 
 def query_rollouts(
@@ -37,6 +38,11 @@ def query_rollouts(
     mode_in: Sequence[RolloutMode] | None = None,
     run_id: str | None = None,
     group_id: str | None = None,
+    arm_in: Sequence[str] | None = None,
+    resources_id: str | None = None,
+    resources_version: int | None = None,
+    failure_in: Sequence[str] | None = None,
+    between: Mapping[Measure, Range] | None = None,
     filter_logic: FilterLogic = "and",
     sort_by: str | None = None,
     sort_order: SortOrder = "asc",
@@ -48,9 +54,19 @@ def query_rollouts(
     others.among("r.rollout_id", rollout_id_in)
     others.contains("r.rollout_id", rollout_id_contains)
     others.among("r.mode", mode_in)
+    filter_by_outcome(
+        others,
+        arm_in=arm_in,
+        resources_id=resources_id,
+        resources_version=resources_version,
+        failure_in=failure_in,
+        between=between,
+    )
     filters = Filters(filter_logic, list(others.conditions), others.parameters)
     filters.among("r.status", status_in)
     tx.expect(None)
+    if group_id is None and (sort_by in MEASURES or ((failure_in or between) and filter_logic == "and")):
+        return _page_of_finished(tx, run_id, filters, sort_by, sort_order, limit, offset)
     if run_id is not None or group_id is not None:
         return _page_of_part(tx, run_id, group_id, filters, order, limit, offset)
     where, parameters = filters.sql(), filters.parameters
@@ -93,6 +109,37 @@ def _page_of_part(
         query, where = "select_rollout_seqs_of_group", filters.sql(*also, begins="AND")
     items = [rollout_from(row) for row in _at(tx, [row[0] for row in tx.page(query, where + order, parameters)])]
     total, exact = total_of(tx, query, where, parameters, found=len(items), limit=limit, offset=offset)
+    return PaginatedResult(items, limit, offset, total, exact)
+
+
+def _page_of_finished(
+    tx: Transaction,
+    run_id: str | None,
+    filters: Filters,
+    sort_by: str | None,
+    sort_order: SortOrder,
+    limit: int,
+    offset: int,
+) -> PaginatedResult[Rollout]:
+    """Return a page by what rollouts came to, from the index of finished rollouts.
+
+    Sorted by a measure, rollouts without a value come last, in the order of arrival.
+    """
+    always = [] if run_id is None else ["r.run = :run"]
+    parameters = filters.parameters if run_id is None else {**filters.parameters, "run": run_key(tx, run_id)}
+    reach = within_reach(-1 if limit == -1 else offset + limit)
+    by_measure = sort_by in MEASURES
+    order = order_and_limit(_SORTABLE, sort_by, sort_order, -1, 0, tie=["r.seq"], never_null=_SORTABLE)
+    have = [f"r.{sort_by} IS NOT NULL"] if by_measure else []
+    where = filters.sql(*always, *have, begins="AND")
+    seqs = [row[0] for row in tx.page("select_finished_seqs", f"{where}{order} LIMIT {reach}", parameters)]
+    if by_measure and len(seqs) < reach:
+        lack = f"(r.end_time IS NULL OR r.{sort_by} IS NULL)"
+        rest = f"{filters.sql(*always, lack)} ORDER BY r.seq {sort_order} LIMIT {reach - len(seqs)}"
+        seqs += [row[0] for row in tx.page("select_rollout_seqs", rest, parameters)]
+    items = [rollout_from(row) for row in _at(tx, seqs[offset:])]
+    query, matching = ("select_rollout_seqs", filters.sql(*always)) if by_measure else ("select_finished_seqs", where)
+    total, exact = total_of(tx, query, matching, parameters, found=len(items), limit=limit, offset=offset)
     return PaginatedResult(items, limit, offset, total, exact)
 
 

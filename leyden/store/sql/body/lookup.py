@@ -36,17 +36,21 @@ def attempt_row(tx: Transaction, rollout_id: str, attempt_id: str) -> Row:
     return row
 
 
-def known_resources_id(tx: Transaction, resources_id: str | None) -> str | None:
-    """The id itself, or the latest one for None (None again if there are no resources). Raises UnknownResources."""
+def known_version(tx: Transaction, resources_id: str | None) -> tuple[str | None, int | None]:
+    """Return an id of resources and its newest version; for None those written last, if any.
+
+    Raises UnknownResources.
+    """
     if resources_id is None:
-        latest = tx.one("get_latest_resources_id")
-        return None if latest is None else latest[0]
-    if tx.one("has_resources", resources_id=resources_id) is None:
+        latest = tx.one("get_latest_resources_version")
+        return (None, None) if latest is None else (latest[0], latest[1])
+    newest = tx.one("get_newest_version", resources_id=resources_id)
+    if newest is None:
         raise UnknownResources(
             f"resources {resources_id!r} are not in {tx.store_url}; write them with add_resources first, "
             "or leave resources_id out for the latest"
         )
-    return resources_id
+    return resources_id, newest[0]
 
 
 def run_key(tx: Transaction, run_id: str) -> int:

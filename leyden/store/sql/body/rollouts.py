@@ -9,7 +9,7 @@ from typing import Any
 from leyden.errors import ConfigError, IllegalTransition
 from leyden.store.sql.body.attempts import move_rollout, new_attempt, started
 from leyden.store.sql.body.checks import check_id
-from leyden.store.sql.body.lookup import known_resources_id, rollout_key, rollout_row, run_key
+from leyden.store.sql.body.lookup import known_version, rollout_key, rollout_row, run_key
 from leyden.store.sql.rows import (
     ATTEMPT,
     INPUT,
@@ -17,6 +17,7 @@ from leyden.store.sql.rows import (
     MODE,
     PRIORITY,
     RESOURCES_ID,
+    RESOURCES_VERSION,
     ROLLOUT_ID,
     SEQ,
     STATUS,
@@ -60,6 +61,7 @@ def start_rollout(
     attempt_id: str | None = None,
     run_id: str | Unset | None = UNSET,
     group_id: str | None = None,
+    arm: str | None = None,
 ) -> AttemptedRollout:
     if rollout_id is not None and tx.one("get_rollout_key", rollout_id=rollout_id) is not None:
         if attempt_id is not None and (again := started(tx, rollout_id, attempt_id)):
@@ -75,8 +77,9 @@ def start_rollout(
         rollout_id=rollout_id,
         run_id=None if isinstance(run_id, Unset) else run_id,
         group_id=group_id,
+        arm=arm,
     )
-    used = known_resources_id(tx, resources_id)
+    used = known_version(tx, resources_id)
     run = None if request.run_id is None else run_key(tx, request.run_id)
     row = _insert(tx, request, used, run, status="preparing")
     return new_attempt(tx, row, sequence_id=1, worker_id=worker_id, attempt_id=attempt_id)
@@ -86,14 +89,14 @@ def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequ
     tx.expect(len(rollouts))
     tx.lock(request.rollout_id for request in rollouts if request.rollout_id is not None)
     answer: list[Rollout] = []
-    resources: dict[str | None, str | None] = {}
+    resources: dict[str | None, tuple[str | None, int | None]] = {}
     runs: dict[str, int] = {}
     for request in rollouts:
         rollout = _present(tx, request.rollout_id)
         if rollout is None:
             given = request.resources_id
             if given not in resources:
-                resources[given] = known_resources_id(tx, given)
+                resources[given] = known_version(tx, given)
             run_id = request.run_id
             if run_id is not None and run_id not in runs:
                 runs[run_id] = run_key(tx, run_id)
@@ -140,8 +143,9 @@ def update_rollout(
         check_rollout_transition(rollout_id, row[STATUS], status)
         _check_worked_on(row, status)
         move_rollout(tx, row, status)
-    if not isinstance(resources_id, Unset) and resources_id is not None:
-        known_resources_id(tx, resources_id)
+    version = row[RESOURCES_VERSION]
+    if not isinstance(resources_id, Unset):
+        version = None if resources_id is None else known_version(tx, resources_id)[1]
     given = (input, mode, resources_id, config, metadata, priority)
     if not all(isinstance(value, Unset) for value in given):
         tx.run(
@@ -151,6 +155,7 @@ def update_rollout(
             mode=row[MODE] if isinstance(mode, Unset) else mode,
             priority=row[PRIORITY] if isinstance(priority, Unset) else priority,
             resources_id=row[RESOURCES_ID] if isinstance(resources_id, Unset) else resources_id,
+            resources_version=version,
             metadata=row[METADATA] if isinstance(metadata, Unset) else text_of(metadata, "the metadata of a rollout"),
             **_config_columns(config_of(row) if isinstance(config, Unset) else config),
         )
@@ -179,15 +184,22 @@ def _check_worked_on(row: Row, status: RolloutStatus) -> None:
 
 
 def _insert(
-    tx: Transaction, request: EnqueueRolloutRequest, resources_id: str | None, run: int | None, *, status: RolloutStatus
+    tx: Transaction,
+    request: EnqueueRolloutRequest,
+    resources: tuple[str | None, int | None],
+    run: int | None,
+    *,
+    status: RolloutStatus,
 ) -> Row:
     """Insert a new rollout and return it as a row of `select_rollouts` without an attempt.
 
-    run: the key of `request.run_id`.
+    resources: the id and the version of its resources, if any. run: the key of `request.run_id`.
     """
     _check_priority(request.priority)
     check_id("rollout_id", request.rollout_id)
     check_id("group_id", request.group_id)
+    check_id("arm", request.arm)
+    resources_id, version = resources
     rollout_id = request.rollout_id or ids.rollout_id()
     task = text_of(request.input, "the input of a rollout")
     metadata = text_of(request.metadata, "the metadata of a rollout") if request.metadata else ""
@@ -206,12 +218,14 @@ def _insert(
         attempts=attempts,
         run=run,
         group_id=request.group_id,
+        arm=request.arm,
+        resources_version=version,
         **config,
     )
     tx.tally({"enqueued": 1})
     return (
         *(seq, rollout_id, status, request.mode, resources_id, task, config["config"], metadata, tx.now, None),
-        *(attempts, 0, request.priority, request.run_id, request.group_id),
+        *(attempts, 0, request.priority, request.run_id, request.group_id, request.arm, version),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from leyden.store.sql.body.checks import check_span
 from leyden.store.sql.body.lookup import unknown_attempt, unknown_rollout
+from leyden.store.sql.body.outcomes import add_to_outcome
 from leyden.store.sql.body.span_index import index_values
 from leyden.store.sql.body.tokens import TokenWriter
 from leyden.store.sql.pages import Filters
@@ -110,6 +111,7 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
     tx.spans = True
     if target.may_have_indexes:
         index_values(tx, rollout, attempt, added)
+    add_to_outcome(tx, target, added)
     target.last_span = last_span
     if target.status == "running" and target.rollout_status not in ROLLOUT_FINISHED:  # most spans: nothing else moves
         tx.put("beat_heart", (last_span, taken, len(added), tx.now, rollout, attempt))

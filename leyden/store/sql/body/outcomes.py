@@ -1,0 +1,213 @@
+"""What attempts and rollouts came to: rewards, tokens, cost and failures, kept in columns as spans arrive.
+
+An attempt's columns follow each span that carries a reward or is a recorded model call. A rollout gets those of its
+latest attempt when it finishes, and again if a reward arrives later. Filters, orders and summaries read one index of
+finished rollouts and no span. To add a measure: columns in a migration, two queries, a line in `_QUERIES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+from leyden import semconv
+from leyden.errors import ConfigError
+from leyden.options import check_number
+from leyden.store.sql.body.lookup import run_key
+from leyden.store.sql.pages import Filters
+from leyden.store.sql.rows import text_of
+from leyden.store.sql.transaction import SpanTarget, Transaction
+from leyden.types import (
+    ROLLOUT_FINISHED,
+    Attempt,
+    FilterLogic,
+    Histogram,
+    Measure,
+    MeasureSummary,
+    Range,
+    RolloutMode,
+    RolloutStatus,
+    RolloutSummary,
+    Span,
+    get_reward_value,
+    get_rewards_from_span,
+)
+
+NO_OUTCOME = (None, "", 0, 0, None, None)
+"""The outcome columns of an attempt that has just begun, in the order of `attempt_columns`."""
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+_RECORDED_CALLS = frozenset({semconv.MODEL_CALL, semconv.EMBEDDINGS})
+_MOST_TOKENS = 2**53
+_MOST_BINS = 1000
+_QUERIES: Mapping[Measure, tuple[str, str]] = {
+    "reward": ("summarise_reward", "histogram_of_reward"),
+    "tokens": ("summarise_tokens", "histogram_of_tokens"),
+    "cost": ("summarise_cost", "histogram_of_cost"),
+    "seconds": ("summarise_seconds", "histogram_of_seconds"),
+}
+"""The queries that summarise a measure and count its histogram."""
+
+
+def add_to_outcome(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -> None:
+    """Let the attempt's columns follow new spans of it, and the rollout's if it has finished with this attempt."""
+    changed = False
+    for span in spans:
+        if span.name in _RECORDED_CALLS:
+            _add_call(target, span)
+            changed = True
+        if span.sequence_id >= target.reward_span and (reward := get_reward_value(span)) is not None:
+            target.reward = reward
+            target.rewards = text_of(get_rewards_from_span(span), "the rewards of a span")
+            target.reward_span = span.sequence_id
+            changed = True
+    if not changed:
+        return
+    outcome = (target.reward, target.rewards, target.reward_span, target.prompt_tokens, target.response_tokens)
+    tx.put("set_outcome", (*outcome, target.cost, target.rollout, target.attempt))
+    if target.rollout_status in ROLLOUT_FINISHED and target.attempt == target.attempts:
+        tokens = target.prompt_tokens + target.response_tokens
+        tx.run("follow_outcome", seq=target.rollout, reward=target.reward, tokens=tokens, cost=target.cost)
+
+
+def _add_call(target: SpanTarget, span: Span) -> None:
+    """Add the tokens and the cost of a recorded model call."""
+    said = span.attributes
+    target.prompt_tokens += _count(said.get(semconv.GEN_AI_INPUT_TOKENS))
+    target.response_tokens += _count(said.get(semconv.GEN_AI_OUTPUT_TOKENS))
+    cost = said.get(semconv.COST)
+    if isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost < math.inf:
+        target.cost = (target.cost or 0.0) + cost
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
+
+
+def failure_of(attempt: Attempt) -> str:
+    """Return why an attempt that ended without success failed: its kind of reason, or its status without one."""
+    kind = attempt.metadata.get("reason_kind")
+    return kind if isinstance(kind, str) and 0 < len(kind) <= 200 else attempt.status
+
+
+def filter_by_outcome(
+    filters: Filters,
+    *,
+    arm_in: Sequence[str] | None,
+    resources_id: str | None,
+    resources_version: int | None,
+    failure_in: Sequence[str] | None,
+    between: Mapping[Measure, Range] | None,
+) -> None:
+    """Add the conditions by which `query_rollouts` and `summarise_rollouts` choose rollouts by what they came to.
+
+    Raises ConfigError for an unknown measure and for a range that holds nothing.
+    """
+    filters.among("r.arm", arm_in)
+    filters.equal("r.resources_id", resources_id)
+    filters.equal("r.resources_version", resources_version)
+    filters.among("r.failure", failure_in)
+    for measure, ends in (between or {}).items():
+        check_measure("between", measure)
+        column, parts, values = f"r.{measure}", list[str](), list[float]()
+        for sign, end in zip((">=", "<"), ends, strict=True):
+            if end is None:
+                continue
+            if math.isnan(end):
+                raise ConfigError(f"between: the range {ends!r} of {measure!r} holds nothing; give numbers, or None")
+            parts.append(f"{column} {sign} {{}}")
+            values.append(end)
+        filters.condition(f"({' AND '.join(parts or [f'{column} IS NOT NULL'])})", *values)
+
+
+def check_measure(parameter: str, measure: str) -> None:
+    """Raise ConfigError for a measure that there is not."""
+    if measure not in MEASURES:
+        raise ConfigError(f"{parameter}: no measure {measure!r}; there are {', '.join(MEASURES)}")
+
+
+def summarise_rollouts(
+    tx: Transaction,
+    *,
+    status_in: Sequence[RolloutStatus] | None = None,
+    mode_in: Sequence[RolloutMode] | None = None,
+    run_id: str | None = None,
+    arm_in: Sequence[str] | None = None,
+    resources_id: str | None = None,
+    resources_version: int | None = None,
+    failure_in: Sequence[str] | None = None,
+    between: Mapping[Measure, Range] | None = None,
+    filter_logic: FilterLogic = "and",
+    measures: Sequence[Measure] = ("reward",),
+    bins: int = 20,
+) -> RolloutSummary:
+    check_number("bins", bins, at_least=1, at_most=_MOST_BINS, whole=True)
+    for measure in measures:
+        check_measure("measures", measure)
+    filters = Filters(filter_logic)
+    filters.among("r.status", status_in)
+    filters.among("r.mode", mode_in)
+    filter_by_outcome(
+        filters,
+        arm_in=arm_in,
+        resources_id=resources_id,
+        resources_version=resources_version,
+        failure_in=failure_in,
+        between=between,
+    )
+    tx.expect(None)
+    always: list[str] = []
+    parameters = filters.parameters
+    if run_id is not None:
+        always.append("r.run = :run")
+        parameters["run"] = run_key(tx, run_id)
+    where = filters.sql(*always, begins="AND")
+    summary = RolloutSummary(finished=0)
+    for measure in measures or (None,):
+        query = "count_outcomes" if measure is None else _QUERIES[measure][0]
+        # In the order of the index, so that the groups need no sorting.
+        rows = tx.page(query, f"{where} GROUP BY r.run, r.status, r.failure", parameters)
+        if not summary.finished:
+            for status, failure, count, *_ in rows:
+                summary.finished += count
+                summary.by_status[status] = summary.by_status.get(status, 0) + count
+                if failure is not None:
+                    summary.by_failure[failure] = summary.by_failure.get(failure, 0) + count
+        found = [row[3:] for row in rows if len(row) > 3 and row[3]]
+        if measure is not None and found:
+            count = sum(row[0] for row in found)
+            lowest, highest = float(min(row[2] for row in found)), float(max(row[3] for row in found))
+            mean = min(max(math.fsum(row[1] for row in found) / count, lowest), highest)
+            summary.measures[measure] = MeasureSummary(
+                count=count,
+                mean=mean,
+                minimum=lowest,
+                maximum=highest,
+                histogram=_histogram(tx, measure, where, parameters, (lowest, highest), count, bins),
+            )
+    return summary
+
+
+def _histogram(
+    tx: Transaction,
+    measure: Measure,
+    where: str,
+    parameters: Mapping[str, object],
+    ends: tuple[float, float],
+    count: int,
+    bins: int,
+) -> Histogram:
+    """Count the `count` values of a measure in bins of equal width between its ends.
+
+    Equal values, and values whose range is too large or too small to be divided, are in one bin.
+    """
+    lowest, highest = ends
+    width = (highest - lowest) / bins
+    if not (0 < width < math.inf and 1 / width < math.inf):
+        return Histogram(edges=[lowest, highest], counts=[count])
+    counts = [0] * bins
+    given = {**parameters, "lowest": lowest, "bins_per_unit": 1 / width}
+    having = f"{where} AND r.{measure} IS NOT NULL GROUP BY bin"
+    for place, found in tx.page(_QUERIES[measure][1], having, given):
+        counts[min(max(place, 0), bins - 1)] += found  # the highest value belongs to the last bin
+    return Histogram(edges=[lowest + index * width for index in range(bins)] + [highest], counts=counts)
