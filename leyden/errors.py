@@ -60,6 +60,10 @@ class UnknownWorker(LeydenError, ValueError):
     """A worker id that this store has never seen."""
 
 
+class LabelMoved(LeydenError, ValueError):
+    """A label is not where the caller expected it, so it was not moved."""
+
+
 class IllegalTransition(LeydenError, ValueError):
     """A status change that the lifecycle does not allow; the record is unchanged."""
 

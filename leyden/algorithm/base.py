@@ -13,7 +13,7 @@ from leyden.errors import ConfigError
 from leyden.options import NamedOptions
 from leyden.runs import Run
 from leyden.store.base import LightningStore
-from leyden.types import NamedResources
+from leyden.types import GATEWAY_SCHEME, LLM, NamedResources
 from leyden.utils.arguments import KeepsArguments
 from leyden.utils.latch import Latch
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from leyden.gateway import LLMProxy
 
 T = TypeVar("T")
+Model = TypeVar("Model", bound=LLM)
 
 Dataset = Sequence[T]
 """Tasks: anything with a length and items (a list, a Hugging Face data set)."""
@@ -137,6 +138,17 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     def get_llm_proxy(self) -> LLMProxy | None:
         """The gateway; None when there is none."""
         return self._llm_proxy
+
+    async def publish_endpoint(self, llm: Model) -> Model:
+        """Tell the store where a model of this run listens, and return the model without its address.
+
+        The returned resource names the run instead. An attempt gets the address of the moment at which
+        it starts, so rollouts that were enqueued before a restart find the gateway of the new process,
+        and the resources keep their version.
+        """
+        name = self.get_run().run_id
+        await self.get_store().set_endpoint(name, llm.endpoint, api_key=llm.api_key)
+        return llm.model_copy(update={"endpoint": f"{GATEWAY_SCHEME}{name}", "api_key": None})
 
     def set_initial_resources(self, resources: NamedResources | None) -> None:
         """Give the resources that the user starts with, or None."""

@@ -214,9 +214,10 @@ class Evaluation(Algorithm):
                 raise ConfigError("Evaluation needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
             proxy.update_model_list(models)
             for name, (model, sampling) in self._llms.items():
-                resources[name] = proxy.as_resource(model=model, sampling_parameters=dict(sampling))
+                llm = proxy.as_resource(model=model, sampling_parameters=dict(sampling))
+                resources[name] = await self.publish_endpoint(llm)
         resources_id = ids.derived_id("rs", self.get_run().run_id, "evaluation")
-        await self.get_store().update_resources(resources_id, resources)
+        await self.get_store().update_resources(resources_id, resources, author=self.get_run().run_id)
         return resources_id
 
     async def _measure(self, tasks: Dataset[Any], resources_id: str) -> list[EvaluatedRollout]:

@@ -28,6 +28,8 @@ from leyden.runner.calls import AgentTimeout, Debugger, QuitDebugging, call_asyn
 from leyden.store.base import LightningStore
 from leyden.tracer import Tracer, current_trace
 from leyden.types import (
+    GATEWAY_SCHEME,
+    LLM,
     AttemptedRollout,
     AttemptStatus,
     NamedResources,
@@ -214,7 +216,12 @@ def _own_copy(resources: NamedResources, *, store_url: str) -> NamedResources:
     A gateway at an address that stands for all of its machine's (0.0.0.0) is beside the store, where this process reaches that.
     """
     copies = {name: resource.model_copy(deep=True) for name, resource in resources.items()}
-    for resource in copies.values():
+    for name, resource in copies.items():
+        if isinstance(resource, LLM) and resource.endpoint.startswith(GATEWAY_SCHEME):
+            raise MissingResource(
+                f"resource {name!r} is a model at {resource.endpoint}, and nobody has said where that listens; the "
+                f"algorithm that serves it calls set_endpoint({resource.endpoint.removeprefix(GATEWAY_SCHEME)!r}, ...)"
+            )
         if isinstance(resource, ProxyLLM):
             resource.endpoint = at_host_of(store_url, resource.endpoint)
     return copies

@@ -143,12 +143,11 @@ class LitAgentRunner(Runner[T]):
             )
             logger.debug("%s: claimed %s", self.worker_name, [rollout.rollout_id for rollout in rollouts])
             # Nothing is awaited between a claim and its attempts, or a stop in between would leave claims that nobody reports.
-            ids = {rollout.resources_id for rollout in rollouts}
-            reading = {
-                resources_id: asyncio.ensure_future(_read_resources(store, resources_id)) for resources_id in ids
-            }
+            versions = {(rollout.resources_id, rollout.resources_version) for rollout in rollouts}
+            reading = {version: asyncio.ensure_future(_read_resources(store, *version)) for version in versions}
             for rollout in rollouts:
-                resources = asyncio.shield(reading[rollout.resources_id])  # its siblings read the same
+                version = rollout.resources_id, rollout.resources_version
+                resources = asyncio.shield(reading[version])  # its siblings read the same
                 running.start(attempts.run(rollout, resources), InFlight(attempts.agent_name, rollout, store))
 
     async def step(
@@ -162,7 +161,7 @@ class LitAgentRunner(Runner[T]):
         attempts, store = self._attempt_runner(), self._bound_store()
         resources_id = (await store.add_resources(resources)).resources_id if resources is not None else None
         rollout = await store.start_rollout(input, mode=mode, resources_id=resources_id, worker_id=self.worker_name)
-        outcome = await attempts.run(rollout, _read_resources(store, rollout.resources_id))
+        outcome = await attempts.run(rollout, _read_resources(store, rollout.resources_id, rollout.resources_version))
         if outcome.error is not None:
             raise outcome.error
         return await store.get_rollout_by_id(rollout.rollout_id)
@@ -208,10 +207,13 @@ class LitAgentRunner(Runner[T]):
                 )
 
 
-async def _read_resources(store: LightningStore, resources_id: str | None) -> NamedResources | None:
-    update = (
-        await store.get_latest_resources() if resources_id is None else await store.get_resources_by_id(resources_id)
-    )
+async def _read_resources(
+    store: LightningStore, resources_id: str | None, version: int | None
+) -> NamedResources | None:
+    if resources_id is None:
+        update = await store.get_latest_resources()
+    else:
+        update = await store.get_resources_by_id(resources_id, version=version)
     return None if update is None else update.resources
 
 

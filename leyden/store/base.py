@@ -568,27 +568,51 @@ class LightningStore(NamedOptions, ABC):
     # ---- resources -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def add_resources(self, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
-        """Write resources under a new id (version 1); they become the latest.
+    async def add_resources(
+        self,
+        resources: NamedResources,
+        *,
+        resources_id: str | None = None,
+        parent: tuple[str, int] | None = None,
+        author: str | None = None,
+    ) -> ResourcesUpdate:
+        """Write resources under a new id, as version 1. They become the latest.
 
-        With an id that is there and equal content: answers what is there, so it is safe to retry with an id. Raises ConfigError for
-        other content.
+        parent: the id and version that they were made from.
+        author: who wrote them, such as a run's id.
+        An id that is there with equal content is returned as it is, so the call is safe to retry with
+        an id. Raises ConfigError for an id with other content, UnknownResources for an unknown parent.
         """
 
     @abstractmethod
-    async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
-        """Write the next version under an id (the first one if it is new); it becomes the latest.
+    async def update_resources(
+        self,
+        resources_id: str,
+        resources: NamedResources,
+        *,
+        parent: tuple[str, int] | None = None,
+        author: str | None = None,
+    ) -> ResourcesUpdate:
+        """Write the next version under an id, or the first one of a new id. It becomes the latest.
 
-        The latest resources of all, written again with the same id and content, are answered as they are: safe to retry.
+        parent: the id and version that it was made from; None means the newest version under this id.
+        author: who wrote it, such as a run's id.
+        If the latest resources of all have this id and this content, they are returned as they are,
+        so the call is safe to retry. Raises UnknownResources for an unknown parent.
         """
 
     @abstractmethod
-    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate:
-        """The newest version under an id. Raises UnknownResources."""
+    async def get_resources_by_id(self, resources_id: str, *, version: int | None = None) -> ResourcesUpdate:
+        """Return one version under an id, by default the newest.
+
+        An address `gateway://NAME` in it is replaced by the current one (`set_endpoint`), here and
+        wherever resources are read.
+        Raises UnknownResources for an id or a version that is not in the store.
+        """
 
     @abstractmethod
     async def get_latest_resources(self) -> ResourcesUpdate | None:
-        """The resources written last; None when there are none."""
+        """Return the resources written last, or None if there are none."""
 
     @abstractmethod
     async def query_resources(
@@ -596,12 +620,61 @@ class LightningStore(NamedOptions, ABC):
         *,
         resources_id: str | None = None,
         resources_id_contains: str | None = None,
+        all_versions: bool = False,
         sort_by: str | None = None,
         sort_order: SortOrder = "asc",
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[ResourcesUpdate]:
-        """The newest version of each id that matches, in the order written. Raises ConfigError for a bad sort or page."""
+        """Return the newest version of each id that matches, in the order in which they were written.
+
+        all_versions: return all versions of these ids.
+        `sort_by` is one of resources_id, version, create_time, update_time.
+        Raises ConfigError for a bad sort or page.
+        """
+
+    @abstractmethod
+    async def set_label(
+        self,
+        label: str,
+        resources_id: str,
+        version: int,
+        *,
+        expected: tuple[str, int] | Unset | None = UNSET,
+    ) -> None:
+        """Put a label, such as `production`, on one version of resources, and take it off the one before.
+
+        expected: the id and version that the label must be on now, None for a label that must be new.
+            Left out, the label moves wherever it is. Of several callers that expect the same
+            version, one moves the label.
+        Retention keeps a version that has a label.
+        Raises LabelMoved if the label is elsewhere, UnknownResources for a version that is not in the
+        store, ConfigError for a label without 1 to 200 printable characters. Safe to retry: a label
+        that is already on the new version stays there.
+        """
+
+    @abstractmethod
+    async def get_labelled_resources(self, label: str) -> ResourcesUpdate | None:
+        """Return the version that a label is on, or None if there is no such label."""
+
+    @abstractmethod
+    async def get_labels(self) -> dict[str, tuple[str, int]]:
+        """Return the id and the version that each label is on."""
+
+    @abstractmethod
+    async def remove_label(self, label: str) -> None:
+        """Remove a label, if it is there. Safe to retry."""
+
+    @abstractmethod
+    async def set_endpoint(self, name: str, base_url: str, *, api_key: str | None = None) -> None:
+        """Say where the models behind a name listen from now on.
+
+        A `ProxyLLM` or `LLM` whose endpoint is `gateway://NAME` gets this base URL and key each time
+        it is read. So resources keep their content and their version when a gateway starts again at
+        another address, and an attempt calls the address of the moment at which it starts.
+        base_url: as `LLM.endpoint` has it, ending in `/v1`.
+        Raises ConfigError for a name without 1 to 200 printable characters. Safe to retry.
+        """
 
     # ---- workers -------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, NotRequired
-from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes
+from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes, urlencode
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
@@ -29,6 +29,7 @@ import leyden.errors
 from leyden.errors import (
     ConfigError,
     IllegalTransition,
+    LabelMoved,
     LeydenError,
     StoreError,
     UnknownAttempt,
@@ -55,6 +56,7 @@ _STATUS: dict[type[LeydenError], int] = {
     UnknownRun: 404,
     UnknownWorker: 404,
     IllegalTransition: 409,
+    LabelMoved: 409,
     ConfigError: 400,
     StoreError: 503,
 }
@@ -236,9 +238,12 @@ class Route:
         raise AssertionError(f"{self.method} was called in a way that its signature allows and `bind` does not")
 
     def path_of(self, arguments: Mapping[str, Any]) -> str:
-        """The path of one call. Raises ConfigError for an id that no URL can hold."""
+        """Return the path of one call, with the query of a GET. Raise ConfigError for an id that no URL can hold."""
         parts = [_quoted(arguments[part[1:-1]], part) if part[0] == "{" else part for part in self.segments]
-        return f"{PREFIX}/{'/'.join(parts)}"
+        asked: dict[str, Any] = {}
+        if self.verb == "GET":
+            asked = {name: arguments[name] for name in self.elsewhere if arguments.get(name) is not None}
+        return f"{PREFIX}/{'/'.join(parts)}" + (f"?{urlencode(asked)}" if asked else "")
 
     def body_of(self, arguments: Mapping[str, Any]) -> bytes:
         """The body of one call. Raises ConfigError for a value that is not JSON, naming it."""
@@ -316,6 +321,11 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/resources/search", "query_resources"),
     Route("GET", "/resources/latest", "get_latest_resources", cached=True),
     Route("GET", "/resources/{resources_id}", "get_resources_by_id", cached=True),
+    Route("GET", "/labels", "get_labels"),
+    Route("GET", "/labels/{label}", "get_labelled_resources", cached=True),
+    Route("POST", "/labels/{label}", "set_label"),
+    Route("POST", "/labels/{label}/remove", "remove_label"),
+    Route("POST", "/endpoints/{name}", "set_endpoint"),
     Route("POST", "/resources/{resources_id}", "update_resources"),
     # workers
     Route("GET", "/workers", "query_workers"),

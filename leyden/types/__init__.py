@@ -15,6 +15,7 @@ from leyden.types.lifecycle import (
 from leyden.types.outcome import Histogram, Measure, MeasureSummary, Range, RolloutSummary
 from leyden.types.query import UNSET, FilterLogic, News, PaginatedResult, SortOrder, SpanPage, Unset
 from leyden.types.resources import (
+    GATEWAY_SCHEME,
     LLM,
     NamedResources,
     PromptTemplate,
@@ -23,6 +24,7 @@ from leyden.types.resources import (
     Resources,
     ResourcesUpdate,
     ResourceUnion,
+    digest_of,
 )
 from leyden.types.retention import Retention
 from leyden.types.rollout import (
@@ -66,6 +68,7 @@ __all__ = [
     "ATTEMPT_FINISHED",
     "ATTEMPT_TRANSITIONS",
     "FINAL_RUN_STATUSES",
+    "GATEWAY_SCHEME",
     "LLM",
     "OVERTAKES",
     "ROLLOUT_FINISHED",
@@ -123,6 +126,7 @@ __all__ = [
     "check_attempt_transition",
     "check_rollout_transition",
     "current_run_id",
+    "digest_of",
     "failure_reason",
     "find_final_reward",
     "find_reward_spans",

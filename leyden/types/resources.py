@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import string
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from urllib.parse import quote
@@ -23,6 +25,10 @@ class Resource(NamedFields):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
+GATEWAY_SCHEME = "gateway://"
+"""`ProxyLLM.endpoint` of a model whose address the store knows by a name; see `LightningStore.set_endpoint`."""
+
+
 class LLM(Resource):
     """A model that speaks OpenAI's protocol at a base URL."""
 
@@ -30,7 +36,8 @@ class LLM(Resource):
 
     resource_type: Literal["llm"] = "llm"
     endpoint: str
-    """The base URL, as an OpenAI client takes it (it ends in `/v1`)."""
+    """The base URL, as an OpenAI client takes it (it ends in `/v1`), or `gateway://NAME`, which a store replaces by the
+    base URL that `set_endpoint(NAME, ...)` gave, each time it is read."""
     model: str
     api_key: str | None = Field(default=None, repr=False)
     sampling_parameters: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -175,3 +182,24 @@ class ResourcesUpdate(BaseModel):
     update_time: float
     version: int = Field(ge=1)
     resources: NamedResources
+    parent: tuple[str, int] | None = None
+    """The id and the version that this one was made from."""
+    author: str | None = None
+    """Who wrote it: a run's id, an algorithm, a person."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what an agent can see, 64 hexadecimal digits: equal content has equal digests in any process.
+
+        The address and the key of a model are left out, because they change without the content.
+        """
+        return digest_of(self.resources)
+
+
+def digest_of(resources: NamedResources) -> str:
+    """Return the SHA-256 of what an agent can see of resources: everything but addresses and keys of models."""
+    seen = {
+        name: resource.model_dump(mode="json", exclude={"endpoint", "api_key"} if isinstance(resource, LLM) else None)
+        for name, resource in resources.items()
+    }
+    return hashlib.sha256(json.dumps(seen, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

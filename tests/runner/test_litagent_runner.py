@@ -53,6 +53,43 @@ async def test_a_return_value_is_the_reward_of_its_own_attempt(store: InMemoryLi
     assert [find_final_reward(spans[attempt.rollout_id]) for attempt in attempts] == [float(n) for n in range(200)]
 
 
+async def test_a_rollout_runs_on_the_version_that_it_was_enqueued_with_at_the_address_of_its_start(
+    store: InMemoryLightningStore,
+) -> None:
+    def resources(text: str) -> dict[str, ly.Resource]:
+        return {"prompt": ly.PromptTemplate(template=text), "llm": ly.ProxyLLM(endpoint="gateway://g", model="m")}
+
+    @ly.rollout
+    async def agent(task: str, resources: Any) -> None:
+        ly.emit_message(f"{task} {resources['prompt'].template} {resources['llm'].endpoint}")
+
+    await store.add_resources(resources("one"), resources_id="rs")
+    first = await store.enqueue_rollout("first")
+    await store.update_resources("rs", resources("two"))
+    await store.set_endpoint("g", "http://127.0.0.1:1/v1")
+    await store.set_endpoint("g", "http://127.0.0.1:2/v1")
+    (second,) = await run_all(store, agent, ["second"])
+    seen = [
+        span.attributes["leyden.message.body"]
+        for rollout_id in (first.rollout_id, second.rollout_id)
+        for span in await store.query_spans(rollout_id, name="leyden.message")
+    ]
+    assert seen == ["first one http://127.0.0.1:2/v1", "second two http://127.0.0.1:2/v1"]
+
+
+async def test_a_model_whose_address_nobody_has_said_fails_the_attempt_with_its_name(
+    store: InMemoryLightningStore,
+) -> None:
+    @ly.rollout
+    async def agent(task: str, resources: Any) -> float:
+        return 1.0
+
+    await store.add_resources({"llm": ly.ProxyLLM(endpoint="gateway://nowhere", model="m")})
+    (attempt,) = await run_all(store, agent, ["task"])
+    assert attempt.failure == "missing_resource"
+    assert "set_endpoint('nowhere'" in attempt.metadata["reason"]
+
+
 @pytest.mark.parametrize("ahead_seconds", [-3600.0, 3600.0])
 async def test_a_clock_that_differs_from_the_stores_neither_ends_an_agent_nor_lets_it_go_on(
     ahead_seconds: float,
@@ -310,7 +347,7 @@ class StoreThatLost(InMemoryLightningStore):
 
     lost = ""
 
-    async def get_resources_by_id(self, resources_id: str) -> Any:
+    async def get_resources_by_id(self, resources_id: str, *, version: int | None = None) -> Any:
         return await super().get_resources_by_id("rs-nowhere" if resources_id == self.lost else resources_id)
 
 
@@ -351,10 +388,10 @@ async def test_what_an_agent_changes_in_its_resources_its_siblings_do_not_see(st
 class StoreThatReadsSlowly(InMemoryLightningStore):
     reading = Latch()
 
-    async def get_resources_by_id(self, resources_id: str) -> Any:
+    async def get_resources_by_id(self, resources_id: str, *, version: int | None = None) -> Any:
         self.reading.set()
         await asyncio.sleep(0.05)
-        return await super().get_resources_by_id(resources_id)
+        return await super().get_resources_by_id(resources_id, version=version)
 
 
 async def test_a_stop_right_after_a_claim_leaves_no_attempt_behind() -> None:

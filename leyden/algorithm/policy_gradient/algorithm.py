@@ -198,10 +198,10 @@ class PolicyGradient(IterativeAlgorithm):
             [UpstreamModel(server.model, server.endpoint, api_key=server.api_key, part_of_run=True)]
         )
         llm = proxy.as_resource(model=self.backend.model_name, sampling_parameters=self.sampling_parameters)
+        llm = await self.publish_endpoint(llm)
         resources = {**(self.get_initial_resources() or {}), self.resource_name: llm}
         self._resources_id = ids.derived_id("rs", self.get_run().run_id, "policy")
-        # One id for the whole run: a rollout that an earlier process enqueued finds the gateway of this one.
-        await self.get_store().update_resources(self._resources_id, resources)
+        await self.get_store().update_resources(self._resources_id, resources, author=self.get_run().run_id)
 
     async def teardown(self) -> None:
         """Stop the policy."""

@@ -57,6 +57,7 @@ _LOCKS = {
     "get_claim": "lock_claim_id",
     "get_resources": "lock_resources",
     "insert_resources": "lock_resources",
+    "has_version": "lock_resources",
 }
 """What an operation that writes must hold before it runs a query."""
 _SHARDS = 16

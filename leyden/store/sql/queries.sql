@@ -366,9 +366,13 @@ SELECT :attribute, :value, key FROM spans WHERE rollout = :rollout AND attempt =
 -- How many spans match; the page's filters follow.
 SELECT count(*) FROM spans s
 
+-- name: resources_columns
+-- No query: what is read of a version of resources.
+s.resources_id, s.version, s.create_time, s.update_time, s.resources, s.parent_id, s.parent_version, s.author
+
 -- name: get_latest_resources
 -- The resources written last.
-SELECT resources_id, version, create_time, update_time, resources FROM resources ORDER BY key DESC LIMIT 1
+SELECT {resources_columns} FROM resources s ORDER BY s.key DESC LIMIT 1
 
 -- name: get_latest_resources_version
 -- Their id and version.
@@ -376,8 +380,16 @@ SELECT resources_id, version FROM resources ORDER BY key DESC LIMIT 1
 
 -- name: get_resources
 -- The newest version under an id.
-SELECT resources_id, version, create_time, update_time, resources FROM resources
-WHERE resources_id = :resources_id ORDER BY version DESC LIMIT 1
+SELECT {resources_columns} FROM resources s
+WHERE s.resources_id = :resources_id ORDER BY s.version DESC LIMIT 1
+
+-- name: get_version
+-- One version under an id.
+SELECT {resources_columns} FROM resources s WHERE s.resources_id = :resources_id AND s.version = :version
+
+-- name: has_version
+-- Whether a version is there, while nobody writes or forgets versions.
+SELECT 1 FROM resources WHERE resources_id = :resources_id AND version = :version
 
 -- name: get_newest_version
 -- The number of the newest version under an id; no row if there is none.
@@ -385,12 +397,12 @@ SELECT version FROM resources WHERE resources_id = :resources_id ORDER BY versio
 
 -- name: insert_resources
 -- A new version; it is now the latest of all.
-INSERT INTO resources (resources_id, version, create_time, update_time, resources)
-VALUES (:resources_id, :version, :create_time, :update_time, :resources)
+INSERT INTO resources (resources_id, version, create_time, update_time, resources, parent_id, parent_version, author)
+VALUES (:resources_id, :version, :create_time, :update_time, :resources, :parent_id, :parent_version, :author)
 
 -- name: select_resources
 -- Versions of resources; the page's filters follow.
-SELECT s.resources_id, s.version, s.create_time, s.update_time, s.resources FROM resources s
+SELECT {resources_columns} FROM resources s
 
 -- name: count_resources_of
 -- How many versions match; the page's filters follow.
@@ -427,10 +439,48 @@ DELETE FROM attempts WHERE rollout = :seq RETURNING attempt_id, worker_id, end_t
 DELETE FROM spans WHERE rollout = :seq
 
 -- name: forget_resources
--- The versions under an id that no rollout can have used: they were replaced before the oldest one was enqueued.
+-- The versions under an id that no rollout can have used, because they were replaced before the oldest one was enqueued, and that
+-- have no label.
 DELETE FROM resources WHERE resources_id = :resources_id AND version < (
     SELECT max(s.version) FROM resources s WHERE s.resources_id = :resources_id
        AND s.update_time <= (SELECT r.start_time FROM rollouts r ORDER BY r.seq LIMIT 1))
+   AND NOT EXISTS (SELECT 1 FROM labels l WHERE l.resources_id = resources.resources_id AND l.version = resources.version)
+
+-- name: get_labelled
+-- The version that a label is on.
+SELECT {resources_columns} FROM labels l JOIN resources s ON s.resources_id = l.resources_id AND s.version = l.version
+WHERE l.label = :label
+
+-- name: select_labels
+-- Every label, with its version.
+SELECT label, resources_id, version FROM labels ORDER BY label
+
+-- name: put_label
+-- A label goes to a version, wherever it was.
+INSERT INTO labels (label, resources_id, version) VALUES (:label, :resources_id, :version)
+ON CONFLICT (label) DO UPDATE SET resources_id = :resources_id, version = :version
+
+-- name: insert_label
+-- A label that is nowhere goes to a version.
+INSERT INTO labels (label, resources_id, version) VALUES (:label, :resources_id, :version) ON CONFLICT (label) DO NOTHING
+
+-- name: move_label
+-- A label goes from one version to another.
+UPDATE labels SET resources_id = :resources_id, version = :version
+WHERE label = :label AND resources_id = :from_id AND version = :from_version
+
+-- name: delete_label
+-- A label goes away.
+DELETE FROM labels WHERE label = :label
+
+-- name: put_endpoint
+-- Where a model listens now.
+INSERT INTO endpoints (name, base_url, api_key) VALUES (:name, :base_url, :api_key)
+ON CONFLICT (name) DO UPDATE SET base_url = :base_url, api_key = :api_key
+
+-- name: get_endpoint
+-- Where a model listens.
+SELECT base_url, api_key FROM endpoints WHERE name = :name
 
 -- name: unpin
 -- A name pins nothing any more.

@@ -307,8 +307,8 @@ def _seconds(time: float | None) -> str:
 
 
 def resources_from(row: Row) -> ResourcesUpdate:
-    """A row of `select_resources`; validated, because the kind of each resource is read from its tag."""
-    resources_id, version, create_time, update_time, resources = row
+    """Build a version from a row of `select_resources`; validated, because the tag of each resource names its kind."""
+    resources_id, version, create_time, update_time, resources, parent_id, parent_version, author = row
     return ResourcesUpdate.model_validate(
         {
             "resources_id": resources_id,
@@ -316,6 +316,8 @@ def resources_from(row: Row) -> ResourcesUpdate:
             "create_time": create_time,
             "update_time": update_time,
             "resources": from_text(resources),
+            "parent": None if parent_id is None else (parent_id, parent_version),
+            "author": author,
         }
     )
 

@@ -32,3 +32,4 @@ from tests.contracts.store.samples import *  # noqa: E402, F403
 from tests.contracts.store.search import *  # noqa: E402, F403
 from tests.contracts.store.streams import *  # noqa: E402, F403
 from tests.contracts.store.tokens import *  # noqa: E402, F403
+from tests.contracts.store.versions import *  # noqa: E402, F403

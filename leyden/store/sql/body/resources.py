@@ -1,56 +1,92 @@
-"""Resources: named, versioned, immutable once written. The latest is the last one written."""
+"""Resources: named, versioned, immutable once written; the labels on their versions, and where their models listen."""
 
 from __future__ import annotations
 
 import logging
 
-from leyden.errors import ConfigError, UnknownResources
+from leyden.errors import ConfigError, LabelMoved, UnknownResources
 from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.pages import Filters, order_and_limit
 from leyden.store.sql.rows import resources_from, text_of
 from leyden.store.sql.transaction import Row, Transaction
-from leyden.types import NamedResources, PaginatedResult, ResourcesUpdate, SortOrder
+from leyden.types import (
+    GATEWAY_SCHEME,
+    LLM,
+    UNSET,
+    NamedResources,
+    PaginatedResult,
+    ResourcesUpdate,
+    SortOrder,
+    Unset,
+)
 from leyden.utils import ids
 
 logger = logging.getLogger(__name__)
 
 _SORTABLE = {name: f"s.{name}" for name in ("resources_id", "version", "create_time", "update_time")}
+_VERSION, _CREATE_TIME, _TEXT = 1, 2, 4
+"""Columns of `resources_columns`."""
+_HIGHEST_VERSION = 2**53
 
 
-def add_resources(tx: Transaction, resources: NamedResources, *, resources_id: str | None = None) -> ResourcesUpdate:
+# ---- versions --------------------------------------------------------------------------------------------------------
+
+
+def add_resources(
+    tx: Transaction,
+    resources: NamedResources,
+    *,
+    resources_id: str | None = None,
+    parent: tuple[str, int] | None = None,
+    author: str | None = None,
+) -> ResourcesUpdate:
     if resources_id is None:
-        return _write(tx, ids.resources_id(), 1, tx.now, resources)
+        return _write(tx, ids.resources_id(), 1, tx.now, resources, parent, author)
     present = tx.one("get_resources", resources_id=resources_id)
     if present is None:
-        return _write(tx, resources_id, 1, tx.now, resources)
-    if present[4] != _text(resources):
+        return _write(tx, resources_id, 1, tx.now, resources, parent, author)
+    if present[_TEXT] != _text(resources):
         raise ConfigError(
             f"resources {resources_id!r} are already in {tx.store_url} with other content; "
             "write the next version with update_resources, or choose another id"
         )
-    return resources_from(present)
+    return _resolved(tx, present)
 
 
-def update_resources(tx: Transaction, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+def update_resources(
+    tx: Transaction,
+    resources_id: str,
+    resources: NamedResources,
+    *,
+    parent: tuple[str, int] | None = None,
+    author: str | None = None,
+) -> ResourcesUpdate:
     present = tx.one("get_resources", resources_id=resources_id)
-    if present is not None and present[4] == _text(resources):
+    if present is None:
+        return _write(tx, resources_id, 1, tx.now, resources, parent, author)
+    if present[_TEXT] == _text(resources):
         latest = tx.one("get_latest_resources")
         if latest is not None and tuple(latest[:2]) == tuple(present[:2]):
-            return resources_from(present)
-    version, create_time = (1, tx.now) if present is None else (present[1] + 1, present[2])
-    return _write(tx, resources_id, version, create_time, resources)
+            return _resolved(tx, present)
+    version = present[_VERSION]
+    return _write(
+        tx, resources_id, version + 1, present[_CREATE_TIME], resources, parent or (resources_id, version), author
+    )
 
 
-def get_resources_by_id(tx: Transaction, resources_id: str) -> ResourcesUpdate:
-    row = tx.one("get_resources", resources_id=resources_id)
+def get_resources_by_id(tx: Transaction, resources_id: str, *, version: int | None = None) -> ResourcesUpdate:
+    if version is None:
+        row = tx.one("get_resources", resources_id=resources_id)
+    else:
+        row = tx.one("get_version", resources_id=resources_id, version=min(max(version, 0), _HIGHEST_VERSION))
     if row is None:
-        raise UnknownResources(f"resources {resources_id!r} are not in {tx.store_url}; see query_resources")
-    return resources_from(row)
+        raise _unknown(tx, resources_id, version)
+    return _resolved(tx, row)
 
 
 def get_latest_resources(tx: Transaction) -> ResourcesUpdate | None:
     row = tx.one("get_latest_resources")
-    return None if row is None else resources_from(row)
+    return None if row is None else _resolved(tx, row)
 
 
 def query_resources(
@@ -58,6 +94,7 @@ def query_resources(
     *,
     resources_id: str | None = None,
     resources_id_contains: str | None = None,
+    all_versions: bool = False,
     sort_by: str | None = None,
     sort_order: SortOrder = "asc",
     limit: int = -1,
@@ -68,25 +105,111 @@ def query_resources(
     filters.equal("s.resources_id", resources_id)
     filters.contains("s.resources_id", resources_id_contains)
     newest = "s.version = (SELECT max(t.version) FROM resources t WHERE t.resources_id = s.resources_id)"
-    where = filters.sql(newest)
+    where = filters.sql(*([] if all_versions else [newest]))
     tx.expect(None)
-    items = [resources_from(row) for row in tx.page("select_resources", where + page, filters.parameters)]
+    items = [_resolved(tx, row) for row in tx.page("select_resources", where + page, filters.parameters)]
     total = tx.page("count_resources_of", where, filters.parameters)[0][0]
     return PaginatedResult(items, limit, offset, total)
 
 
 def _write(
-    tx: Transaction, resources_id: str, version: int, create_time: float, resources: NamedResources
+    tx: Transaction,
+    resources_id: str,
+    version: int,
+    create_time: float,
+    resources: NamedResources,
+    parent: tuple[str, int] | None,
+    author: str | None,
 ) -> ResourcesUpdate:
     check_id("resources_id", resources_id)
+    check_id("author", author)
+    parent_id, parent_version = parent or (None, None)
+    if parent_id is not None and tx.one("has_version", resources_id=parent_id, version=parent_version) is None:
+        raise _unknown(tx, parent_id, parent_version)
     if version == 1:
         tx.tally({"resources": 1})
-    row: Row = (resources_id, version, create_time, tx.now, _text(resources))
-    names = ("resources_id", "version", "create_time", "update_time", "resources")
+    row: Row = (resources_id, version, create_time, tx.now, _text(resources), parent_id, parent_version, author)
+    names = (
+        *("resources_id", "version", "create_time", "update_time", "resources"),
+        *("parent_id", "parent_version", "author"),
+    )
     tx.run("insert_resources", **dict(zip(names, row, strict=True)))
     logger.debug("resources %s: version %d written, of %s", resources_id, version, ", ".join(resources))
-    return resources_from(row)
+    return _resolved(tx, row)
 
 
 def _text(resources: NamedResources) -> str:
     return text_of(resources, "resources")
+
+
+def _unknown(tx: Transaction, resources_id: str, version: int | None) -> UnknownResources:
+    which = f"resources {resources_id!r}" if version is None else f"version {version} of resources {resources_id!r}"
+    return UnknownResources(f"{which} is not in {tx.store_url}; see query_resources(all_versions=True)")
+
+
+# ---- where models listen ---------------------------------------------------------------------------------------------
+
+
+def set_endpoint(tx: Transaction, name: str, base_url: str, *, api_key: str | None = None) -> None:
+    check_id("name", name)
+    tx.run("put_endpoint", name=name, base_url=base_url, api_key=api_key)
+
+
+def _resolved(tx: Transaction, row: Row) -> ResourcesUpdate:
+    """Build a version from its row, with the current address and key of each model that the store knows by a name."""
+    update = resources_from(row)
+    for resource in update.resources.values():
+        if isinstance(resource, LLM) and resource.endpoint.startswith(GATEWAY_SCHEME):
+            known = tx.one("get_endpoint", name=resource.endpoint.removeprefix(GATEWAY_SCHEME))
+            if known is not None:
+                resource.endpoint, resource.api_key = known
+    return update
+
+
+# ---- labels ----------------------------------------------------------------------------------------------------------
+
+
+def set_label(
+    tx: Transaction,
+    label: str,
+    resources_id: str,
+    version: int,
+    *,
+    expected: tuple[str, int] | Unset | None = UNSET,
+) -> None:
+    check_id("label", label)
+    to = {"label": label, "resources_id": resources_id, "version": min(max(version, 0), _HIGHEST_VERSION)}
+    if tx.one("has_version", resources_id=resources_id, version=to["version"]) is None:
+        raise _unknown(tx, resources_id, version)
+    if isinstance(expected, Unset):
+        tx.run("put_label", **to)
+        return
+    if expected is None:
+        moved = tx.run("insert_label", **to)
+    else:
+        moved = tx.run("move_label", **to, from_id=expected[0], from_version=expected[1])
+    if moved:
+        return
+    found = get_labels(tx).get(label)
+    if found != (resources_id, version):  # a repeated call finds it there
+        raise LabelMoved(
+            f"label {label!r} in {tx.store_url} is on {_place(found)}, not on {_place(expected)}, so it was not moved; "
+            "read it again and decide anew"
+        )
+
+
+def get_labelled_resources(tx: Transaction, label: str) -> ResourcesUpdate | None:
+    row = tx.one("get_labelled", label=label)
+    return None if row is None else _resolved(tx, row)
+
+
+def get_labels(tx: Transaction) -> dict[str, tuple[str, int]]:
+    return {label: (resources_id, version) for label, resources_id, version in tx.all("select_labels")}
+
+
+def remove_label(tx: Transaction, label: str) -> None:
+    tx.run("delete_label", label=label)
+
+
+def _place(of: tuple[str, int] | None) -> str:
+    return "no version" if of is None else f"version {of[1]} of {of[0]!r}"
