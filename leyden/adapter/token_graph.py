@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from leyden.types import Trajectory, Triplet
+from leyden.types.tokens import common_prefix
 
 
 @dataclass(slots=True, eq=False)
@@ -146,7 +147,7 @@ class TokenGraph:
                 if ids[0] != first:
                     continue
                 is_whole = ids == prompt_ids[depth : depth + len(ids)]
-                length = len(ids) if is_whole else _common(ids, prompt_ids[depth : depth + len(ids)])
+                length = len(ids) if is_whole else common_prefix(ids, prompt_ids[depth : depth + len(ids)])
                 rank = (depth + length, is_whole, is_whole and not child.children)
                 if rank >= best_rank:
                     best, best_rank = (child, depth + length, length), rank
@@ -158,15 +159,3 @@ class TokenGraph:
 def _below(parent: TokenNode, node: TokenNode) -> TokenNode:
     parent.children.append(node)
     return node
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    """How many first ids two lists have in common; the first one they have, and not all of `one`."""
-    low, high = 1, min(len(one), len(other)) + 1  # the first `low` are equal, the first `high` are not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
