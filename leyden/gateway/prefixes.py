@@ -1,9 +1,13 @@
-"""How much of each prompt the attempt's earlier calls already hold: what an engine's prefix cache can, and what a trainer will not train
-on twice.
+"""Which earlier call of its attempt each prompt goes on from, and for how many ids.
 
-A turn that goes on where the last one ended knows nearly all of its prompt; a rewritten context knows its beginning alone. The ends of
-an attempt's conversations are kept, four bytes a token, until the attempt ends; `LIMIT_BYTES` in all, the attempt that was silent longest
-forgotten first. It knows ids, never text, and runs in the gateway's event loop.
+This is the one place that searches for it. The store leaves those ids out and the token graph starts there, each after
+it has compared them; what an engine's prefix cache can hold is the same number.
+
+A turn that goes on where the last one ended knows nearly all of its prompt; a rewritten context knows its beginning
+alone. The ends of an attempt's conversations are kept, four bytes a token, until the attempt ends; `LIMIT_BYTES` in
+all, the attempt that was silent longest forgotten first. Calls of an attempt that was forgotten are stored whole.
+
+It knows ids, never text, and runs in the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Sequence
 from leyden.gateway.attempts import AttemptKey
 from leyden.types.tokens import common_prefix
 
-LIMIT_BYTES = 64 * 2**20
+LIMIT_BYTES = 256 * 2**20
 _ENDS_KEPT = 32
 """Of one attempt: its newest conversations."""
 
