@@ -104,11 +104,12 @@ instrumented HTTP client.
 # In a rollout's metadata: what `LLMProxy(deterministic_seed=...)` derives the seeds of its calls from, in place of its id
 SAMPLING_KEY: Final = "leyden.sampling_key"
 
-# How much of a model call's prompt was there already
-KNOWN_PREFIX: Final = "leyden.tokens.known_prefix"
-"""So many of the prompt's first ids are those of one earlier call of the attempt, its prompt and response."""
+# Where a model call's prompt goes on from an earlier call of its attempt. The gateway's recorder finds
+# the pair; the store and the token graph compare the ids and then use it.
 GOES_ON_FROM: Final = "leyden.tokens.goes_on_from"
-"""The span id of that call."""
+"""The span id of the earlier call with whose ids (prompt, then response) the prompt begins."""
+KNOWN_PREFIX: Final = "leyden.tokens.known_prefix"
+"""How many of the prompt's ids are the first ids of that call; 0 if no earlier call begins alike."""
 
 # Why a model call cannot be trained on, when it cannot
 TOKENS_REFUSED: Final = "leyden.tokens.refused"

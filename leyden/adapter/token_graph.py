@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from leyden.types import Trajectory, Triplet
+from leyden.types.tokens import common_prefix
 
 
 @dataclass(slots=True, eq=False)
@@ -45,12 +46,22 @@ class TokenNode:
 
 
 class TokenGraph:
-    """Grows by one call at a time; knows of each prompt how much of it was there already."""
+    """Grows by one call at a time; knows of each prompt how much of it was there already.
+
+    A call may name the earlier call that its prompt goes on from: `goes_on_from`, the `span_id` of that call, and
+    `known_prefix`, how many ids both have, in its metadata. The ids are compared, and the rest of the prompt is looked
+    for from there on. Without such a pair, or with a wrong one, the whole prompt is looked for from the root. The graph
+    is the same.
+    """
 
     def __init__(self) -> None:
         self.root = TokenNode(None, [], [], [])
         """Holds no tokens; its children are the beginnings."""
         self._calls: list[Triplet] = []
+        self._ends: dict[str, tuple[TokenNode, Triplet]] = {}
+        """By span id: the node of a call's response, which splits leave at its end, and the call."""
+        self._is_ambiguous = False
+        """Whether some ids may be found on more than one path, because a response begins like a node beside it."""
 
     def add(self, call: Triplet) -> int:
         """Add a call that can be trained on (`refusal` is None); returns how many of its prompt's tokens were known.
@@ -58,18 +69,22 @@ class TokenGraph:
         Costs one comparison of the known tokens, which is C's (about 15 ns each), and the making of nodes for the new ones.
         """
         prompt_ids, response = call.prompt.token_ids, call.response
-        node, n_known = self._find(prompt_ids)
+        node, n_known = self._find(prompt_ids, *self._named(call))
         if new := prompt_ids[n_known:]:
             node = _below(node, TokenNode(node, new, [0] * len(new), [0.0] * len(new)))
         mask = response.loss_mask or [1] * len(response.token_ids)
         logprobs = [p if sampled else 0.0 for p, sampled in zip(response.logprobs or [], mask, strict=True)]
-        _below(node, TokenNode(node, response.token_ids, mask, logprobs, len(self._calls)))
+        first = response.token_ids[0]
+        self._is_ambiguous = self._is_ambiguous or any(child.token_ids[0] == first for child in node.children)
+        sampled = _below(node, TokenNode(node, response.token_ids, mask, logprobs, len(self._calls)))
         self._calls.append(call)
+        if isinstance(span_id := call.metadata.get("span_id"), str):
+            self._ends[span_id] = sampled, call
         return n_known
 
     def known(self, prompt_ids: Sequence[int]) -> int:
         """How many of a prompt's first tokens are a chain of nodes, without adding it: what an engine's prefix cache can hold."""
-        return self._longest(list(prompt_ids))[1]
+        return self._longest(list(prompt_ids), self.root, 0)[1]
 
     def nodes(self) -> list[TokenNode]:
         """All nodes that hold tokens, parents before children."""
@@ -124,18 +139,49 @@ class TokenGraph:
             low, high = trajectory.policy_versions or (versions[0], versions[0])
             trajectory.policy_versions = (min(low, *versions), max(high, *versions))
 
-    def _find(self, prompt_ids: list[int]) -> tuple[TokenNode, int]:
-        """The node that ends where the prompt stops being known, made by a split where there was none."""
-        node, n_known, in_node = self._longest(prompt_ids)
+    def _named(self, call: Triplet) -> tuple[TokenNode, int]:
+        """Return the last whole node on the path that a call says its prompt follows, and how many ids that path has.
+
+        The root if the claim is missing or wrong, or if equal ids on another path may be preferred.
+        """
+        nothing = self.root, 0
+        span_id, length = call.metadata.get("goes_on_from"), call.metadata.get("known_prefix")
+        if (
+            self._is_ambiguous
+            or not isinstance(span_id, str)
+            or not isinstance(length, int)
+            or span_id not in self._ends
+        ):
+            return nothing
+        node, earlier = self._ends[span_id]
+        ids, asked, answered = call.prompt.token_ids, earlier.prompt.token_ids, earlier.response.token_ids
+        if not 0 < length <= min(len(ids), len(asked) + len(answered)):
+            return nothing
+        in_prompt = min(length, len(asked))
+        if ids[:in_prompt] != asked[:in_prompt] or ids[in_prompt:length] != answered[: length - in_prompt]:
+            return nothing
+        depth = len(asked) + len(answered)
+        while depth > length and node.parent is not None:
+            depth -= len(node.token_ids)
+            node = node.parent
+        return node, depth
+
+    def _find(self, prompt_ids: list[int], start: TokenNode, depth: int) -> tuple[TokenNode, int]:
+        """Return the node that ends where the prompt stops being known, and how much is known. Split one if need be.
+
+        start, depth: a node at whose end the first `depth` ids of the prompt are known.
+        """
+        node, n_known, in_node = self._longest(prompt_ids, start, depth)
         return (node.split(in_node) if 0 < in_node < len(node.token_ids) else node), n_known
 
-    def _longest(self, prompt_ids: list[int]) -> tuple[TokenNode, int, int]:
-        """The longest known beginning: its last node, its length, and how much of it is of that node.
+    def _longest(self, prompt_ids: list[int], start: TokenNode, start_depth: int) -> tuple[TokenNode, int, int]:
+        """Return the longest known beginning: its last node, its length, and how much of it is of that node.
 
-        Of equally long ones that which ends with a leaf, then that which ends with a whole node, then the one that came last.
+        Of equally long ones prefer the one that ends with a leaf, then the one that ends with a whole node, then the
+        one that came last.
         """
-        best, best_rank = (self.root, 0, 0), (0, True, False)
-        waiting = [(self.root, 0)]
+        best, best_rank = (start, start_depth, len(start.token_ids)), (start_depth, True, False)
+        waiting = [(start, start_depth)]
         while waiting:
             parent, depth = waiting.pop()
             if depth == len(prompt_ids):
@@ -146,7 +192,7 @@ class TokenGraph:
                 if ids[0] != first:
                     continue
                 is_whole = ids == prompt_ids[depth : depth + len(ids)]
-                length = len(ids) if is_whole else _common(ids, prompt_ids[depth : depth + len(ids)])
+                length = len(ids) if is_whole else common_prefix(ids, prompt_ids[depth : depth + len(ids)])
                 rank = (depth + length, is_whole, is_whole and not child.children)
                 if rank >= best_rank:
                     best, best_rank = (child, depth + length, length), rank
@@ -158,15 +204,3 @@ class TokenGraph:
 def _below(parent: TokenNode, node: TokenNode) -> TokenNode:
     parent.children.append(node)
     return node
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    """How many first ids two lists have in common; the first one they have, and not all of `one`."""
-    low, high = 1, min(len(one), len(other)) + 1  # the first `low` are equal, the first `high` are not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -19,7 +19,7 @@ from leyden.adapter.normalise import ModelCallView
 from leyden.adapter.order import in_order
 from leyden.adapter.selection import RewardMatchPolicy, SelectedCall, match_rewards, select_calls
 from leyden.adapter.tree import TraceTree
-from leyden.types import Span, Triplet, TripletPrompt, TripletResponse
+from leyden.types import Span, Triplet, TripletPrompt, TripletResponse, get_known_prefix
 
 _PROXY_SPANS = (semconv.MODEL_CALL, "raw_gen_ai_request", "litellm_request")
 
@@ -27,7 +27,8 @@ _PROXY_SPANS = (semconv.MODEL_CALL, "raw_gen_ai_request", "litellm_request")
 class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
     """Every call of an attempt that succeeded, whoever recorded it, in order; a call that several recorded is one.
 
-    `metadata` of a triplet: `span_id`, `sequence_id`, `response_id`, `agent_name` (None: no agent), `model`, `temperature`, `refused`.
+    `metadata` of a triplet: `span_id`, `sequence_id`, `response_id`, `agent_name` (None: no agent), `model`, `temperature`, `refused`;
+    `goes_on_from` and `known_prefix`, which earlier call the prompt goes on from and for how many ids, as the gateway found it.
     """
 
     def __init__(
@@ -144,6 +145,8 @@ def _triplet(call: ModelCallView, reward: float | None, **metadata: Any) -> Trip
         "temperature": call.settings.get("temperature"),
         "refused": call.refused,
     }
+    if (known_prefix := get_known_prefix(call.span)) is not None:
+        known["goes_on_from"], known["known_prefix"] = known_prefix
     tokens = call.tokens
     return Triplet(
         prompt=TripletPrompt(

@@ -21,7 +21,7 @@ What lives here:
 - `retries`: calls that a client sends again;
 - `responses`: the earlier turns of the Responses API, while an attempt lasts;
 - `record`: from one call to one span, and the proof of its tokens;
-- `prefixes`: how much of each prompt was there already;
+- `prefixes`: which earlier call each prompt goes on from;
 - `recorder`: the queue between the answer and the store;
 - `workers`: the gateway in several processes;
 - `remote`: a gateway that another process runs;

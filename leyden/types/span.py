@@ -121,6 +121,18 @@ def get_reward_value(span: Span) -> float | None:
     return _legacy_reward(span)
 
 
+def get_known_prefix(span: Span) -> tuple[str, int] | None:
+    """Return which earlier call a prompt goes on from, and for how many ids: its span id and the number.
+
+    The gateway found the pair, or another recorder claims it: compare the ids before you use it.
+    None if the span names no call, or the number is not a positive integer.
+    """
+    span_id, n_ids = span.attributes.get(semconv.GOES_ON_FROM), span.attributes.get(semconv.KNOWN_PREFIX)
+    if not isinstance(span_id, str) or not isinstance(n_ids, int) or isinstance(n_ids, bool) or n_ids < 1:
+        return None
+    return span_id, n_ids
+
+
 def _dimensions(attributes: Attributes, prefix: str) -> dict[str, float]:
     rewards: dict[str, float] = {}
     index = 0

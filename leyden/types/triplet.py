@@ -36,7 +36,8 @@ class Triplet(BaseModel):
     response: TripletResponse
     reward: float | None = None
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """`response_id`, `sequence_id`, `span_id`, `refused` (why the tokens cannot be trained on)."""
+    """`response_id`, `sequence_id`, `span_id`, `refused` (why the tokens cannot be trained on), `goes_on_from` (the
+    `span_id` of the earlier call with whose ids the prompt begins) and `known_prefix` (how many these are)."""
 
 
 @dataclass(slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.adapter import TokenGraph, merge_triplets
+from leyden.adapter import TokenGraph, TokenNode, merge_triplets
+from leyden.gateway.prefixes import Prefixes
 from leyden.types import Triplet, TripletPrompt, TripletResponse
 
 
@@ -94,6 +96,50 @@ def test_how_much_of_a_prompt_is_known_can_be_asked_without_adding_it():
     assert own(graph) == [[1, 2, 3], [4, 5]]
 
 
+def named(
+    number: int, calls: list[tuple[list[int], list[int]]], goes_on_from: object = None, known_prefix: object = None
+) -> Triplet:
+    """Call `number` of several, with its claim of which call its prompt goes on from, and for how many ids."""
+    metadata = {"span_id": str(number), "goes_on_from": goes_on_from, "known_prefix": known_prefix}
+    return call(*calls[number], version=number).model_copy(update={"metadata": metadata})
+
+
+def shape(graph: TokenGraph) -> list[object]:
+    """Everything that a graph holds, with each node's place among its parent's children."""
+    numbers = {id(node): number for number, node in enumerate(graph.nodes())}
+    nodes = [
+        (numbers.get(id(node.parent)), node.token_ids, node.loss_mask, node.logprobs, node.call)
+        for node in graph.nodes()
+    ]
+    return [nodes, graph.trajectories(reward=1.0)]
+
+
+def test_a_call_that_names_the_one_it_goes_on_from_is_not_looked_for_from_the_root(monkeypatch: pytest.MonkeyPatch):
+    starts: list[int] = []
+    longest = TokenGraph._longest
+
+    def watched(graph: TokenGraph, prompt_ids: list[int], start: TokenNode, depth: int) -> tuple[TokenNode, int, int]:
+        starts.append(depth)
+        return longest(graph, prompt_ids, start, depth)
+
+    monkeypatch.setattr(TokenGraph, "_longest", watched)
+    calls = [([1, 2], [3]), ([1, 2, 3, 4], [5, 6]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 9], [8]), ([1], [2])]
+    claims = [(None, None), ("0", 3), ("1", 6), ("1", 5), ("0", 1)]
+    graph = graph_of(*(named(number, calls, *claim) for number, claim in enumerate(claims)))
+    assert starts == [0, 3, 6, 4, 0], "the last whole node before the place"
+    assert own(graph) == [[1], [2], [3], [4], [5], [6], [7], [9], [8], [2]]
+    graph.add(named(0, [([1, 2, 3, 5], [1])], "0", 3))
+    assert starts[-1] == 0, "equal ids are on two paths by now"
+
+
+@pytest.mark.parametrize("twin", ["0", "1"])
+def test_a_claim_does_not_choose_between_equal_samples(twin: str):
+    calls = [([1], [2]), ([1], [2]), ([1, 2, 3], [4]), ([1, 2, 5], [6])]
+    claims = [(None, None), ("0", 1), (twin, 2), (twin, 2)]
+    claiming = graph_of(*(named(number, calls, *claim) for number, claim in enumerate(claims)))
+    assert shape(claiming) == shape(graph_of(*(named(number, calls) for number in range(4))))
+
+
 tokens = st.integers(0, 2)
 any_calls = st.lists(
     st.tuples(st.lists(tokens, min_size=1, max_size=6), st.lists(tokens, min_size=1, max_size=4)), max_size=10
@@ -101,14 +147,16 @@ any_calls = st.lists(
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> list[tuple[list[int], list[int]]]:
-    """Calls most of which go on from, or branch off, what was said before."""
+def conversations(draw: st.DrawFn, distinct: bool = False) -> list[tuple[list[int], list[int]]]:
+    """Calls most of which go on from, or branch off, what was said before. distinct: no two responses have an id in common."""
     calls: list[tuple[list[int], list[int]]] = []
     for prompt, response in draw(any_calls):
         if calls and draw(st.booleans()):
             asked, answered = draw(st.sampled_from(calls))
             before = asked + answered
             prompt = before[: draw(st.integers(1, len(before)))] + prompt
+        if distinct:
+            response = [3 * len(calls) + 3 + token for token in response]
         calls.append((prompt, response))
     return calls
 
@@ -161,3 +209,32 @@ def test_a_prompts_token_is_stored_once_for_each_context(calls: list[tuple[list[
         new += len(beginnings - said) + len(response)
         said |= beginnings | {tuple(prompt + response[:n]) for n in range(1, len(response) + 1)}
     assert sum(len(node.token_ids) for node in graph.nodes()) == new
+
+
+@given(conversations() | conversations(distinct=True))
+@settings(max_examples=150, deadline=None)
+def test_the_graph_from_what_the_gateway_found_is_the_graph_from_searching(calls: list[tuple[list[int], list[int]]]):
+    prefixes, found = Prefixes(), []
+    for number, (prompt, response) in enumerate(calls):
+        known, earlier = prefixes.add(("ro", "at"), str(number), prompt, response)
+        found.append(named(number, calls, earlier, known))
+    searched = [named(number, calls) for number in range(len(calls))]
+    assert shape(graph_of(*found)) == shape(graph_of(*searched))
+
+
+@given(conversations() | conversations(distinct=True), st.data())
+@settings(max_examples=150, deadline=None)
+def test_no_claim_changes_the_graph(calls: list[tuple[list[int], list[int]]], data: st.DataObject):
+    """Claims name any call, also itself, later ones and nobody, and any length, often nearly the right one."""
+    claiming: list[Triplet] = []
+    for number, (prompt, _) in enumerate(calls):
+        name = data.draw(st.integers(0, len(calls)))
+        said = calls[name][0] + calls[name][1] if name < len(calls) else []
+        agreed = next((n for n in range(len(said)) if said[n : n + 1] != prompt[n : n + 1]), len(said))
+        near = st.sampled_from([agreed, agreed + 1, agreed - 1])
+        length = data.draw(near | near | st.integers(-2, 30) | st.sampled_from([None, "1", 1.0, True]))
+        claiming.append(named(number, calls, data.draw(st.sampled_from([str(name)] * 5 + [name, None])), length))
+    left_out = data.draw(st.sets(st.integers(0, 10)))
+    kept = [number for number in range(len(calls)) if number not in left_out]
+    searched = [named(number, calls) for number in kept]
+    assert shape(graph_of(*(claiming[number] for number in kept))) == shape(graph_of(*searched))

@@ -573,7 +573,7 @@ PLANS = {
     "select_unfinished": ({}, "attempts_unfinished"),
     "next_deadlines": ({}, "attempts_unfinished"),
     "select_new_positions": ({"txid": 0, "key": 0, "last_txid": 9, "last_key": 9}, "spans_arrival"),
-    "select_recent_tokens": ({"rollout": 1, "attempt": 1, "limit": 8}, "spans_with_tokens"),
+    "get_token_record": ({"rollout": 1, "attempt": 1, "span_id": "x"}, "spans_of_attempt"),
     "select_token_chain": ({"key": 1}, "spans_pkey"),
     "select_spans": ({}, "spans_of_attempt"),
     "are_spans_hidden": ({}, "spans_arrival"),

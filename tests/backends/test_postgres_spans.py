@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from leyden import semconv
 from leyden.store import PostgresLightningStore
 from leyden.store.sql.postgres import PostgresTransaction, _placeholders
 from leyden.store.sql.transaction import Row
@@ -27,10 +28,12 @@ async def test_stores_that_write_to_one_attempt_share_its_tokens_and_its_index(p
             context = [first] * 20
             for number in range(n_turns):
                 common = [7] * 30 + [number] * 20
-                for prompt in (context, common):
+                for prompt, n_known in ((context, len(context) - 20), (common, 30)):
                     name = f"{first}.{number}.{prompt is common}"
+                    before = f"{first}.{number - 1}.{prompt is common}"
                     tokens = TokenRecord(prompt_ids=prompt, response_ids=[first, number])
-                    fields: dict[str, Any] = {"name": name, "span_id": name, "tokens": tokens, "attributes": {"a": 1}}
+                    attributes = {"a": 1, semconv.GOES_ON_FROM: before, semconv.KNOWN_PREFIX: n_known}
+                    fields: dict[str, Any] = {"name": name, "span_id": name, "tokens": tokens, "attributes": attributes}
                     added.extend(await store.add_many_spans([Span(**ids, sequence_id=0, trace_id="t", **fields)]))
                 context = [*context, first, number, *[number] * 20]
 
@@ -44,7 +47,7 @@ async def test_stores_that_write_to_one_attempt_share_its_tokens_and_its_index(p
             assert {span.span_id: span for span in await store.query_spans(attributes={"a": 1})} == expected
     with raw(postgres_url) as connection:
         (n_shared,) = connection.execute("SELECT count(*) FROM spans WHERE tokens_base IS NOT NULL").fetchone() or (0,)
-    assert n_shared > 40  # all but three, if nobody falls behind by more than the last eight
+    assert n_shared == 56  # all but the first of each conversation
 
 
 N_SPANS = 100_000

@@ -28,6 +28,7 @@ from hypothesis import HealthCheck, currently_in_test_context, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from leyden import semconv
 from leyden.errors import (
     ConfigError,
     LeydenError,
@@ -748,7 +749,11 @@ def span_of(rollout_id: str, attempt_id: str, span_id: str, sequence_id: int = 0
         name="tool" if number == 2 else "chat",
         kind="CLIENT" if number % 2 else "INTERNAL",
         start_time=None if number == 0 else float(number),
-        attributes={"k": [0, 1, True, "1", 1.0, 2][number]},
+        attributes={
+            "k": [0, 1, True, "1", 1.0, 2][number],
+            semconv.GOES_ON_FROM: f"{span_id[0]}{number - 1}",
+            semconv.KNOWN_PREFIX: 6 * number - 3,
+        },
         tokens=None if number == 2 else tokens,
     )
 

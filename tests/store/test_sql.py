@@ -106,7 +106,10 @@ PLANS = {
     "get_resources": ({"resources_id": "x"}, "sqlite_autoindex_resources_1"),
     "forget_samples": ({"limit": 1, "oldest": 0, "most": 1}, "samples USING INTEGER PRIMARY KEY (rowid=?)"),
     "select_spans_at": ({"keys": "[1]"}, "s USING INTEGER PRIMARY KEY (rowid=?)"),
-    "select_recent_tokens": ({"rollout": 1, "attempt": 1, "limit": 8}, "spans_with_tokens (rollout=? AND attempt=?)"),
+    "get_token_record": (
+        {"rollout": 1, "attempt": 1, "span_id": "x"},
+        "spans_of_attempt (rollout=? AND attempt=? AND span_id=?)",
+    ),
     "select_token_chain": ({"key": 1}, "s USING INTEGER PRIMARY KEY (rowid=?)"),
     "insert_attribute_value_of": (
         {"attribute": 1, "value": b"", "rollout": 1, "attempt": 1, "span_id": "x"},

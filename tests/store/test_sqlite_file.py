@@ -22,10 +22,11 @@ from typing import Any
 
 import pytest
 
+from leyden import semconv
 from leyden.errors import ConfigError, StoreError, UnknownResources
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, open_store
 from leyden.testing import audit_store
-from leyden.types import EnqueueRolloutRequest, MetricPoint, RunRecord, Sample, Span
+from leyden.types import EnqueueRolloutRequest, MetricPoint, RunRecord, Sample, Span, TokenRecord
 
 
 @contextmanager
@@ -263,6 +264,53 @@ async def test_a_file_of_the_first_schema_is_brought_up_to_date_with_what_is_in_
         assert (worker.status, worker.heartbeat_stats, worker.paused) == ("idle", {"a": 1}, False)
         await store.add_many_samples([Sample(name="x", time=time.time(), value=1.0)])
         assert len(await store.query_samples()) == 1
+
+
+async def test_a_file_whose_calls_were_searched_is_read_and_goes_on_with_its_conversations(tmp_path: Path) -> None:
+    """Before the migration, the newest calls of an attempt were searched with an index of their own."""
+    path = tmp_path / "x.db"
+    scripts = sorted(files("leyden.store.sql").joinpath("migrations", "sqlite").iterdir(), key=lambda each: each.name)
+    version = next(number for number, each in enumerate(scripts) if each.name.endswith("_known_prefix.sql"))
+    ids = list(range(100))
+    records = [TokenRecord(prompt_ids=ids[:20], response_ids=ids[20:40]), TokenRecord(prompt_ids=ids, response_ids=[7])]
+    with closing(sqlite3.connect(path)) as connection:
+        for each in scripts[:version]:
+            connection.executescript(each.read_text())
+        connection.execute(
+            "INSERT INTO rollouts (seq, rollout_id, status, input, config, metadata, start_time, attempts)"
+            " VALUES (1, 'r', 'running', '1', '', '', 2.0, 1)"
+        )
+        connection.execute(
+            "INSERT INTO attempts (rollout, sequence_id, attempt_id, status, start_time, last_span, spans)"
+            " VALUES (1, 1, 'a', 'running', 2.0, 2, 2)"
+        )
+        for number, (base, record) in enumerate(zip((None, 1), records, strict=True), start=1):
+            connection.execute(
+                "INSERT INTO spans (rollout, attempt, sequence_id, span_id, trace_id, name, kind, status_code, tokens_base, tokens,"
+                " attributes, events, resource) VALUES (1, 1, ?, ?, 't', 'n', 'CLIENT', 'OK', ?, ?, '', '', '')",
+                (number, f"s{number}", base, record.pack(shared=40 if base else 0)),
+            )
+        assert "spans_with_tokens" in indexes(connection)
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.execute("PRAGMA application_id = 0x4C595244")
+        connection.commit()
+    with pytest.raises(StoreError, match="older Leyden"):
+        SqliteLightningStore(path, read_only=True)
+    records.append(TokenRecord(prompt_ids=[*ids, 7, 8], response_ids=[9]))
+    attributes: dict[str, Any] = {semconv.GOES_ON_FROM: "s2", semconv.KNOWN_PREFIX: 101}
+    where: dict[str, Any] = {"rollout_id": "r", "attempt_id": "a", "sequence_id": 3, "trace_id": "t"}
+    async with SqliteLightningStore(path) as store:
+        assert [span.tokens for span in await store.query_spans("r")] == records[:2]
+        await store.add_span(Span(**where, span_id="s3", name="n", attributes=attributes, tokens=records[2]))
+        assert [span.tokens for span in await store.query_spans("r")] == records
+        assert await audit_store(store) == []
+    with closing(sqlite3.connect(path)) as connection:
+        assert "spans_with_tokens" not in indexes(connection)
+        assert connection.execute("SELECT tokens_base FROM spans WHERE span_id = 's3'").fetchone() == (2,)
+
+
+def indexes(connection: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
 
 
 async def test_a_file_of_the_third_schema_gets_runs_and_goes_on_with_its_rollouts(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from leyden.errors import ConfigError
 from leyden.types import TokenRecord, pack_floats, pack_ints, unpack_floats, unpack_ints
-from leyden.types.tokens import ids_digest, own_ids, shared_length, whole_digest, whole_length
+from leyden.types.tokens import common_prefix, ids_digest, own_ids, shared_length, whole_digest, whole_length
 
 INTS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=50)
 FLOATS = st.lists(st.floats(width=32, allow_nan=False), max_size=50)
@@ -107,3 +108,11 @@ def test_a_damaged_record_is_refused() -> None:
         TokenRecord.unpack(packed[:-1])
     with pytest.raises(ValueError, match="damaged"):
         own_ids(packed[:41] + b"\xff" + packed[42:])
+
+
+@given(st.lists(st.integers(0, 1), max_size=300), st.lists(st.integers(0, 1), max_size=300), st.integers(0, 9000))
+def test_the_common_prefix_ends_at_the_first_difference(a: list[int], b: list[int], n_equal: int) -> None:
+    one, other = [7] * n_equal + a, [7] * n_equal + b
+    expected = next((n for n, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), min(len(one), len(other)))
+    assert common_prefix(one, other) == expected
+    assert common_prefix(array("i", one), array("i", other)) == expected

@@ -281,10 +281,10 @@ WHERE rollout = :rollout AND sequence_id = :sequence_id
 SELECT {span_columns}
 FROM spans s
 
--- name: select_recent_tokens
--- The last token records of an attempt, the newest first, in the order of `select_spans`.
+-- name: get_token_record
+-- The token record of one span of an attempt, in the order of `select_spans`; no row if it has none.
 SELECT s.key, s.tokens_base, s.tokens FROM spans s
-WHERE s.rollout = :rollout AND s.attempt = :attempt AND s.tokens IS NOT NULL ORDER BY s.key DESC LIMIT :limit
+WHERE s.rollout = :rollout AND s.attempt = :attempt AND s.span_id = :span_id AND s.tokens IS NOT NULL
 
 -- name: select_token_chain
 -- A token record, the one that it begins with, the one that this begins with, and so on.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from leyden import semconv
 from leyden.errors import ConfigError
 from leyden.store import LightningStore
 from leyden.types import AttemptedRollout, Span, TokenRecord
@@ -14,6 +15,7 @@ from tests.contracts.store.support import claimed, span_of
 
 __all__ = [
     "test_a_call_with_many_spans_adds_each_once_and_numbers_those_that_are_new",
+    "test_a_wrong_claim_about_a_prompts_beginning_changes_nothing_that_is_read_back",
     "test_an_attempt_of_many_conversations_keeps_all_their_tokens",
     "test_any_part_of_a_conversation_has_its_tokens",
     "test_tokens_that_cannot_be_kept_are_refused_and_nothing_is_added",
@@ -35,15 +37,21 @@ def turn(rollout: AttemptedRollout, number: int, prompt: list[int], response: li
     return span_of(rollout, f"{number:016x}", **given)
 
 
+def goes_on_from(number: int, n_ids: int) -> dict[str, Any]:
+    """The attributes of a call whose prompt begins with so many ids of that call, or so it says."""
+    return {semconv.GOES_ON_FROM: f"{number:016x}", semconv.KNOWN_PREFIX: n_ids}
+
+
 def conversation(rollout: AttemptedRollout, n_turns: int, seed: int = 0) -> list[Span]:
     """Turns each of whose prompts is everything before it and something new."""
     rng = random.Random(seed)
     context: list[int] = []
     spans: list[Span] = []
     for number in range(n_turns):
+        attributes = goes_on_from(number - 1, len(context)) if number else {}
         context = context + [rng.randrange(150_000) for _ in range(40)]
         response = [rng.randrange(150_000) for _ in range(25)]
-        spans.append(turn(rollout, number, context, response))
+        spans.append(turn(rollout, number, context, response, attributes=attributes))
         context = context + response
     return spans
 
@@ -92,12 +100,14 @@ async def test_an_attempt_of_many_conversations_keeps_all_their_tokens(store: Li
         sequences: list[list[int]] = [[rng.randrange(9) for _ in range(rng.choice([0, 20, 60]))]]
         spans: list[Span] = []
         for number in range(30):
-            start = rng.choice(sequences[-rng.choice([1, 3, 12]) :])
+            named = rng.choice(range(len(sequences))[-rng.choice([1, 3, 12]) :])
+            start = sequences[named]
             prompt = start[: rng.randint(0, len(start))] if rng.random() < 0.3 else start
+            attributes = goes_on_from(named - 1 + rng.choice([0, 0, 0, 1]), len(prompt) + rng.choice([0, 0, 0, 1, 9]))
             prompt = prompt + [rng.randrange(9) for _ in range(rng.choice([0, 1, 30]))]
             response = [rng.randrange(9) for _ in range(rng.choice([0, 1, 20]))]
             sequences.append(prompt + response)
-            spans.append(turn(rollout, number, prompt, response))
+            spans.append(turn(rollout, number, prompt, response, attributes=attributes))
         expected[rollout.attempt.attempt_id] = spans
         arrival = [*spans, *rng.sample(spans, 5)]
         rng.shuffle(arrival)
@@ -113,6 +123,56 @@ async def test_an_attempt_of_many_conversations_keeps_all_their_tokens(store: Li
     for span in both:
         assert span == expected[span.attempt_id][span.sequence_id - 1]
     assert len(both) == 22
+
+
+WRONG_CLAIMS: dict[str, dict[str, Any]] = {
+    "another call": goes_on_from(0, 65 + 40),
+    "more than the call has": goes_on_from(1, 131),
+    "one id more than is equal": goes_on_from(3, 66),
+    "fewer than are equal": goes_on_from(1, 70),
+    "more than the prompt has": goes_on_from(1, 2**40),
+    "less than nothing": goes_on_from(1, -20),
+    "a call of another attempt": goes_on_from(90, 130),
+    "a call that comes later": goes_on_from(6, 130),
+    "itself": goes_on_from(2, 170),
+    "a step": goes_on_from(80, 130),
+    "nobody": goes_on_from(99, 130),
+    "a call whose id no database takes": goes_on_from(1, 130) | {semconv.GOES_ON_FROM: "\ud800"},
+    "a call with NUL in its id": goes_on_from(1, 130) | {semconv.GOES_ON_FROM: "a\0b"},
+    "a number as text": goes_on_from(1, 130) | {semconv.KNOWN_PREFIX: "130"},
+    "a number with a fraction": goes_on_from(1, 130) | {semconv.KNOWN_PREFIX: 130.0},
+    "whether, not how many": goes_on_from(1, 130) | {semconv.KNOWN_PREFIX: True},
+    "no number": {semconv.GOES_ON_FROM: f"{1:016x}"},
+    "no call": {semconv.KNOWN_PREFIX: 130},
+    "a list of calls": goes_on_from(1, 130) | {semconv.GOES_ON_FROM: [f"{1:016x}"]},
+}
+
+
+@pytest.mark.parametrize("claim", WRONG_CLAIMS)
+@pytest.mark.parametrize("bulk", [True, False])
+async def test_a_wrong_claim_about_a_prompts_beginning_changes_nothing_that_is_read_back(
+    store: LightningStore, claim: str, bulk: bool
+) -> None:
+    rollout = await claimed(store)
+    first, second, third = conversation(rollout, 3)
+    assert first.tokens is not None
+    assert third.tokens is not None
+    step = span_of(rollout, f"{80:016x}")
+    branch = turn(rollout, 3, [*first.tokens.prompt_ids, *first.tokens.response_ids, *[8] * 90], [1])
+    third = third.model_copy(update={"attributes": WRONG_CLAIMS[claim]})
+    later = turn(rollout, 6, third.tokens.prompt_ids, [5] * 30, attributes=goes_on_from(2, 170))
+    other = await store.start_attempt(rollout.rollout_id)
+    await store.add_span(turn(other, 90, third.tokens.prompt_ids, [1]))
+    spans = [
+        span.model_copy(update={"sequence_id": number})
+        for number, span in enumerate([first, second, step, branch, third, later], 1)
+    ]
+    for part in [spans] if bulk else [[span] for span in spans]:
+        assert list(await store.add_many_spans(part)) == part
+    key, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+    assert list(await store.query_spans(key, attempt_id)) == spans
+    for span in spans:
+        assert list(await store.query_spans(key, attempt_id, span_id=span.span_id)) == [span]
 
 
 async def test_tokens_that_cannot_be_kept_are_refused_and_nothing_is_added(store: LightningStore) -> None:

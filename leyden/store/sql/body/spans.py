@@ -21,6 +21,7 @@ from leyden.types import (
     RolloutConfig,
     Span,
     attempt_after_span,
+    get_known_prefix,
     rollout_after_attempt,
 )
 
@@ -85,6 +86,8 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
     rollout, attempt, last_span = target.rollout, target.attempt, target.last_span
     writer: TokenWriter | None = None
     rows: list[tuple[Any, ...]] = []
+    unwritten: set[str] = set()
+    """The calls with tokens among `rows`."""
     added: list[Span] = []
     taken = 0
     for span in spans:
@@ -96,12 +99,14 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
             last_span = sequence_id
         tokens: tuple[int | None, bytes | None] = None, None
         if span.tokens is not None:
-            if writer is None:
-                writer = TokenWriter(tx, rollout, attempt)
-            else:  # its prompt may go on from a record before it, which must be there by now
+            writer = writer or TokenWriter(tx, rollout, attempt)
+            known_prefix = get_known_prefix(span)
+            if known_prefix is not None and known_prefix[0] in unwritten:  # the writer looks for it in the database
                 tx.put_many("insert_span", rows)
                 rows.clear()
-            tokens = writer.pack(span.tokens)
+                unwritten.clear()
+            tokens = writer.pack(span.tokens, known_prefix)
+            unwritten.add(span.span_id)
         row = span_values(rollout, attempt, sequence_id, span, tokens)
         taken += bytes_of(row)
         rows.append(row)

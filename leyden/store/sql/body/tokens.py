@@ -1,10 +1,15 @@
 """Token records in the database: a record whose prompt begins like an earlier one's sequence keeps only the rest.
 
-The prompts of a conversation repeat it from the beginning. So a record is stored as (base, shared, rest): the earlier record of the
-same attempt with whose ids, prompt and response, it begins; how many of them; and what is its own (`types/tokens.py` is the form of that).
-Every record on the way from one to its beginning gives it at least one id, so reading one costs what it is long, and an attempt that is
-read whole is decoded once. A base never goes away alone: retention forgets whole rollouts. What a record goes on from is not read when it
-is written, so damage there (by another program, or a disk) is told to who reads it.
+The prompts of a conversation repeat it from the beginning. So a record is stored as (base, shared, rest): the earlier
+record of the same attempt with whose ids, prompt and response, it begins; how many of them; and what is its own
+(`types/tokens.py` is the form of that). Every record on the way from one to its beginning gives it at least one id, so
+reading one costs what it is long, and an attempt that is read whole is decoded once.
+
+The span of a record names the call that it goes on from (`get_known_prefix`); nothing is searched here. The ids are
+compared. A record whose span names no call, or claims what is not so, is stored whole.
+
+A base never goes away alone: retention forgets whole rollouts. A record that another one continues to its last id is
+not unpacked when that one is written, so damage there (by another program, or a disk) is reported to its reader.
 """
 
 from __future__ import annotations
@@ -18,64 +23,45 @@ from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import TokenRecord, pack_ints
 from leyden.types.tokens import ids_digest, own_ids, shared_length, whole_digest, whole_length
 
-_CANDIDATES = 8
-"""Earlier records that a new one is compared with: so many conversations of one attempt may go on at once."""
 _MIN_SHARED = 16
 """Fewer ids are not worth a base."""
-_Sized = tuple[int, Row]
-"""For how many ids a record stands, and the record."""
 
 
 class TokenWriter:
-    """Packs the token records that one operation adds to one attempt, each against those that are there by then."""
+    """Packs the token records that one operation adds to one attempt, each against the one that it goes on from."""
 
     def __init__(self, tx: Transaction, rollout: int, attempt: int) -> None:
         self._tx = tx
         self._attempt = {"rollout": rollout, "attempt": attempt}
         self._records = _Records(tx)
 
-    def pack(self, tokens: TokenRecord) -> tuple[int | None, bytes]:
-        """The record's base, if it has one, and what is stored of itself. Raises what `TokenRecord.pack` raises."""
+    def pack(self, tokens: TokenRecord, known_prefix: tuple[str, int] | None) -> tuple[int | None, bytes]:
+        """Return the record's base, if it has one, and what is stored of itself. Raises what `TokenRecord.pack` raises.
+
+        known_prefix: what `get_known_prefix` returns for its span.
+        """
         prompt = pack_ints(tokens.prompt_ids)
-        base, shared = self._beginning(prompt)
+        base = None if known_prefix is None else self._base(*known_prefix, prompt)
+        shared = 0 if base is None or known_prefix is None else known_prefix[1]
         return base, tokens.pack(shared=shared, prompt=prompt)
 
-    def _beginning(self, prompt: bytes) -> tuple[int | None, int]:
-        """The record with which a prompt, as `pack_ints` has it, begins, and how many ids they share: the longest that it has whole,
-        or one with more in common that goes on from that; else the one with most in common.
+    def _base(self, span_id: str, n_ids: int, prompt: bytes) -> int | None:
+        """Return the key of the earliest record that has the first `n_ids` of a prompt, as `pack_ints` has it.
+
+        None if the call `span_id` is not stored, or does not begin with them, or is damaged.
         """
-        n_ids = len(prompt) // 4
-        if n_ids < _MIN_SHARED:
-            return None, 0
-        recent = self._recent()
-        base, longest = None, _MIN_SHARED - 1
-        left = recent
-        if whole := _goes_on_from(prompt, recent):
-            longest, row = whole
-            base, left = row[KEY], _descendants(whole, recent)
-        for length, row in left:
-            if longest == n_ids:
-                break
-            if length > longest and (shared := self._agreement(row[KEY], prompt)) > longest:
-                base, longest = row[KEY], shared
-        return (None, 0) if base is None else (self._records.origin(base, longest), longest)
-
-    def _recent(self) -> list[_Sized]:
-        """The last records, the newest first. A damaged one is left out: nothing goes on from it."""
-        recent: list[_Sized] = []
-        for row in self._tx.all("select_recent_tokens", **self._attempt, limit=_CANDIDATES):
-            try:
-                recent.append((whole_length(row[TOKENS]), row))
-            except ValueError:
-                continue
-            self._records.see(row)
-        return recent
-
-    def _agreement(self, key: int, prompt: bytes) -> int:
+        if not (_MIN_SHARED <= n_ids <= len(prompt) // 4 and span_id.isprintable()):
+            return None  # every stored span's id is printable, and not every database takes another one
+        row = self._tx.one("get_token_record", **self._attempt, span_id=span_id)
+        if row is None:
+            return None
+        self._records.see(row)
         try:
-            return self._records.agreement(key, prompt)
+            if self._records.begins_with(row[KEY], prompt[: 4 * n_ids]):
+                return self._records.origin(row[KEY], n_ids)
         except (ValueError, StoreError):  # it is damaged, or what it goes on from is
-            return 0
+            pass
+        return None
 
 
 def read_tokens(tx: Transaction, rows: Sequence[Row]) -> list[TokenRecord | None]:
@@ -135,23 +121,15 @@ class _Records:
             key, most = base, min(most, shared)
         return b"".join(reversed(pieces))
 
-    def agreement(self, key: int, prompt: bytes) -> int:
-        """With how many ids of a record's sequence a prompt begins. Unpacks no more of it than that."""
-        way: list[tuple[bytes, int, int]] = []
-        here: int | None = key
-        end = whole_length(self._record(key)[1])
-        while here is not None:
-            base, data = self._record(here)
-            start = shared_length(data)
-            way.append((data, start, end))
-            here, end = base, start
-        agreed = 0
-        for data, start, end in reversed(way):
-            part = prompt[4 * start : 4 * end]
-            agreed = start + _common_ids(part, own_ids(data, len(part) // 4))
-            if agreed < end:
-                break
-        return agreed
+    def begins_with(self, key: int, ids: bytes) -> bool:
+        """Return whether a record's sequence begins with these ids, as `pack_ints` has them.
+
+        Compares digests and unpacks nothing if the ids are as many as the sequence has.
+        """
+        data = self._record(key)[1]
+        if len(ids) == 4 * whole_length(data):
+            return ids_digest(ids).digest() == whole_digest(data)
+        return self.first_ids(key, len(ids) // 4) == ids
 
     def origin(self, key: int, shared: int) -> int:
         """The earliest record that has the first `shared` ids of this one: the way there is as short as it can be."""
@@ -168,40 +146,3 @@ class _Records:
                 f"{self._tx.store_url} has lost the span with key {key}, with whose tokens others begin; another program deleted it"
             )
         return self._packed[key]
-
-
-def _goes_on_from(prompt: bytes, recent: Sequence[_Sized]) -> _Sized | None:
-    """The longest record with the whole of which a prompt begins, by the digests: none is unpacked."""
-    within = [sized for sized in recent if _MIN_SHARED <= sized[0] <= len(prompt) // 4]
-    found: _Sized | None = None
-    digest, end = ids_digest(b""), 0
-    for length, row in sorted(within, key=itemgetter(0)):
-        digest.update(prompt[end : 4 * length])
-        end = 4 * length
-        if digest.digest() == whole_digest(row[TOKENS]):
-            found = length, row
-    return found
-
-
-def _descendants(sized: _Sized, recent: Sequence[_Sized]) -> list[_Sized]:
-    """The records that begin with the whole of one, the newest first."""
-    length, row = sized
-    found = {row[KEY]: sized}
-    for other in reversed(recent):
-        if other[1][TOKENS_BASE] in found and shared_length(other[1][TOKENS]) >= length:
-            found[other[1][KEY]] = other
-    return list(found.values())[:0:-1]
-
-
-def _common_ids(a: bytes, b: bytes) -> int:
-    """With how many equal ids two packed sequences begin. Compares slices, not ids, each byte about once."""
-    low, high = 0, min(len(a), len(b)) // 4
-    if a[: 4 * high] == b[: 4 * high]:
-        return high
-    while low + 1 < high:  # equal before `low`, different before `high`
-        middle = (low + high) // 2
-        if a[4 * low : 4 * middle] == b[4 * low : 4 * middle]:
-            low = middle
-        else:
-            high = middle
-    return low
