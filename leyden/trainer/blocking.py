@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import signal
 import threading
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.agent_loop import AgentLoop
-from leyden.runner.calls import LentThread, QuitDebugging
+from leyden.runner import Runner
+from leyden.runner.calls import LentThread, QuitDebugging, call_here
 
 T = TypeVar("T")
 
 
-def run_for_debugging(work: Coroutine[Any, Any, T], lent: LentThread | None) -> T:
-    """Return the coroutine's result, with all agent code on the calling thread.
+@dataclass(frozen=True, slots=True)
+class Debugged:
+    """A run under a debugger: agent code on the calling thread, one rollout at a time, no time limits."""
 
-    lent: the runners' Debugger if a loop runs in this thread already (a notebook). The coroutine
-        then runs in another thread, and the calling thread calls the sync agents. None: the agents'
-        loop runs in this thread.
-    """
-    try:
-        if lent is None:
-            return AgentLoop.of_this_process().run_here(_until_terminated(work))
-        return _in_thread(work, lent)
-    except QuitDebugging as quitting:
-        raise quitting.original from None
+    strategy: ExecutionStrategy
+    runner: Runner[Any]
+    _lent: LentThread | None
+    """Calls the sync agents, if a loop runs in this thread already (a notebook)."""
+
+    @classmethod
+    def of(cls, runner: Runner[Any]) -> Debugged:
+        """Return a strategy, and a copy of the runner, that suit a debugger in the calling thread."""
+        lent = LentThread() if _loop_runs_here() else None
+        runner = copy.copy(runner)
+        runner.debugger = lent or call_here
+        return cls(SharedMemoryExecutionStrategy(main_thread="runner"), runner, lent)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the coroutine's result.
+
+        Its loop runs in this thread. If another loop runs here already, the coroutine runs in
+        another thread, and this thread calls the sync agents.
+        """
+        try:
+            if self._lent is None:
+                return AgentLoop.of_this_process().run_here(_until_terminated(work))
+            return _in_thread(work, self._lent)
+        except QuitDebugging as quitting:
+            raise quitting.original from None
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
