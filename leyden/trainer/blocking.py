@@ -1,4 +1,6 @@
-"""Run a coroutine from synchronous code, under a running loop or without one, so that Ctrl-C and SIGTERM cancel it once."""
+"""Run a coroutine from synchronous code, under a running loop or without one, so that Ctrl-C and
+SIGTERM cancel it once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Debugged:
-    """A run under a debugger: agent code on the calling thread, one rollout at a time, no time limits."""
+    """A run under a debugger: agent code on the calling thread, one rollout at a time, no time
+    limits.
+    """
 
     strategy: ExecutionStrategy
     runner: Runner[Any]
@@ -29,7 +33,9 @@ class Debugged:
 
     @classmethod
     def of(cls, runner: Runner[Any]) -> Debugged:
-        """Return a strategy, and a copy of the runner, that suit a debugger in the calling thread."""
+        """Return a strategy, and a copy of the runner, that suit a debugger in the calling
+        thread.
+        """
         lent = LentThread() if _loop_runs_here() else None
         runner = copy.copy(runner)
         runner.debugger = lent or call_here
@@ -50,8 +56,9 @@ class Debugged:
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Return the coroutine's result. Ctrl-C cancels it, and raises KeyboardInterrupt when it has ended.
+    """Return the coroutine's result.
 
+    Ctrl-C cancels it, and raises KeyboardInterrupt when it has ended.
     A second Ctrl-C does not wait. If a loop runs in this thread already (a notebook), the coroutine
     runs on a loop of its own in another thread, and the caller blocks all the same.
     """
@@ -67,7 +74,11 @@ def _loop_runs_here() -> bool:
 
 
 async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
-    """In the main thread, treat SIGTERM as Ctrl-C, also where that is ignored (what a shell starts with `&`) or somebody else's."""
+    """Await the work. In the main thread, treat SIGTERM as Ctrl-C.
+
+    This replaces any handler of SIGTERM for the time of the work, and works where SIGTERM is
+    ignored, as in programs that a shell starts with `&`.
+    """
     if threading.current_thread() is not threading.main_thread():  # signals are not ours to handle
         return await work
     loop, task, terminated = asyncio.get_running_loop(), cast("asyncio.Task[Any]", asyncio.current_task()), False

@@ -253,7 +253,9 @@ class Fit:
             )
 
     async def _run_both(self, algorithm: Algorithm | None, proxy: LLMProxy | None, workers: WorkerBundle) -> None:
-        """Run algorithm and runners until the algorithm is done, restarting both as often as allowed."""
+        """Run algorithm and runners until the algorithm is done, restarting both as often as
+        allowed.
+        """
         restarts, random_states = Restarts(self._config.max_algorithm_restarts), capture_rng()
         while (error := await self._run_once(algorithm, proxy, workers, restarts)) is not None:
             await restarts.pause(error)
@@ -390,18 +392,24 @@ class Fit:
         return [f"{prefix}Worker-{worker_id}" for worker_id in range(self._strategy.n_runners)]
 
     def _claimants(self) -> list[str] | None:
-        """Return the workers whose claims end with this run; None for all, if no other run uses the store."""
+        """Return the workers whose claims end with this run; None for all, if no other run uses the
+        store.
+        """
         return self._worker_names() if self._store.capabilities["zero_copy"] else None
 
     async def _release_claims(self) -> None:
-        """Requeue the attempts under way, so that the next run claims them; the store may have failed."""
+        """Requeue the attempts under way, so that the next run claims them; the store may have
+        failed.
+        """
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(_RELEASE_SECONDS):
                 await self._store.release_claims(worker_ids=self._claimants())
 
 
 def how_to_resume(directory: Path | None) -> str:
-    """Return the message that tells the user what a stopped run has kept, and how to continue it."""
+    """Return the message that tells the user what a stopped run has kept, and how to
+    continue it.
+    """
     if directory is not None and not (directory / MANIFEST).exists():
         return "the run was stopped before it had begun; nothing is left of it"
     if directory is None:
@@ -413,7 +421,10 @@ def how_to_resume(directory: Path | None) -> str:
 
 
 def _begin(config: FitConfig, given: FitInput, resume: bool) -> _Begun:
-    """Make or find the run's directory and its store. Leave nothing behind if an argument is wrong."""
+    """Make or find the run's directory and its store.
+
+    Leave nothing behind if an argument is wrong.
+    """
     strategy, stores = config.strategy, config.run_store
     if resume and stores.is_given and config.run_dir is None:
         raise ConfigError("resume=True needs a run directory; give run_dir= beside the store, or give no store")

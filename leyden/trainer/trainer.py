@@ -60,32 +60,43 @@ T = TypeVar("T")
 class Trainer(NamedOptions):
     """Trains an agent with an algorithm.
 
-    Every component is given as an instance, a class, a factory, an import path, a registered name or a dict (see `build_component`).
-    A dict without `type` holds options of the component's default class; an algorithm has none, so its dict needs `type`.
+    Every component is given as an instance, a class, a factory, an import path, a registered name
+    or a dict (see `build_component`). A dict without `type` holds options of the component's
+    default class; an algorithm has none, so its dict needs `type`.
 
-    algorithm: what learns. None: runners work on what others enqueue until the run is stopped, and data sets are refused.
+    algorithm: what learns. None: runners work on what others enqueue until the run is stopped, and
+        data sets are refused.
     dev: `fit` does what `dev` does.
-    n_runners: runners, each with `concurrency` rollouts in flight; 1 by default, or what the strategy says.
+    n_runners: runners, each with `concurrency` rollouts in flight; 1 by default, or what the
+        strategy says.
     concurrency: rollouts in flight in each runner; 64 by default, or what the runner says.
-    max_rollouts: each runner ends after this many. When all have ended and rollouts are left, the run ends and says so
-        (`RunSummary.stopped`), unless others work on the store too.
+    max_rollouts: each runner ends after this many. When all have ended and rollouts are left, the
+        run ends and says so (`RunSummary.stopped`), unless others work on the store too.
     initial_resources: what agents are given until the algorithm knows better.
-    tracer, adapter, runner, strategy: OtelTracer, TraceToTriplet, LitAgentRunner and `shm` by default.
-    port: where the store is served to runners in other processes (the strategy's `server_port`); with it, `cs` is the default strategy.
+    tracer, adapter, runner, strategy: OtelTracer, TraceToTriplet, LitAgentRunner and `shm` by
+        default.
+    port: where the store is served to runners in other processes (the strategy's `server_port`);
+        with it, `cs` is the default strategy.
     daemon: the strategy's option `daemon`.
-    store: by default a SQLite file in the run directory (`fit`), or memory (`dev`); or the URL of any (see `open_store`).
+    store: by default a SQLite file in the run directory (`fit`), or memory (`dev`); or the URL of
+        any (see `open_store`).
     llm_proxy: the gateway; one is made when the algorithm needs it.
     hooks: called at four points of every attempt.
-    max_algorithm_restarts: how often in all an algorithm that raises is started again, from its last checkpoint (its beginning, before
-        the first one), with runners started anew. The rollouts that it had enqueued stay: finished ones are met again by their ids, those
-        under way are interrupted and go back to the queue, without using up an attempt. So each is done once, as in a run that was killed
-        and resumed. For algorithms that can continue (`Algorithm.resumable`): an IterativeAlgorithm, Baseline, an `@algo` function that
-        takes `run`. When no restart is left the error of the last failure is raised; earlier ones are in the log.
+    max_algorithm_restarts: how often in all an algorithm that raises is started again, from its
+        last checkpoint (its beginning, before the first one), with runners started anew. The
+        rollouts that it had enqueued stay: finished ones are met again by their ids, those under
+        way are interrupted and go back to the queue, without using up an attempt. So each is done
+        once, as in a run that was killed and resumed. For algorithms that can continue
+        (`Algorithm.resumable`): an IterativeAlgorithm, Baseline, an `@algo` function that takes
+        `run`. When no restart is left the error of the last failure is raised; earlier ones are in
+        the log.
     run_dir: where the run is kept; by default a new directory under `.leyden/`.
-    retention: what the store keeps of finished rollouts, and always what a resume would read again; by default everything.
+    retention: what the store keeps of finished rollouts, and always what a resume would read again;
+        by default everything.
     callbacks: called by the loop of the algorithm, which must be an IterativeAlgorithm.
     loggers: writers that get the metrics of each stage of any algorithm.
-    progress: whether `fit` writes a first line, a progress bar and a closing summary to standard error.
+    progress: whether `fit` writes a first line, a progress bar and a closing summary to standard
+        error.
     name: the run's name for people; by default the name of its folder.
     monitor: True watches the workers and the store, and writes alerts to the log; a Monitor uses
         its own options.
@@ -178,9 +189,10 @@ class Trainer(NamedOptions):
     def store(self) -> LightningStore | None:
         """Return the store of the run under way, for hooks, agents, algorithms and other threads.
 
-        Outside a run: the store that the trainer was given as an instance. Otherwise the store of the last run: one in memory as
-        it is, one in a file opened read-only (the next run or another process may own it). None before the first run, and for a
-        store on a server, which `open_store` opens by its address.
+        Outside a run: the store that the trainer was given as an instance. Otherwise the store of
+        the last run: one in memory as it is, one in a file opened read-only (the next run or
+        another process may own it). None before the first run, and for a store on a server, which
+        `open_store` opens by its address.
         """
         return self._run_store.current()
 
@@ -196,9 +208,11 @@ class Trainer(NamedOptions):
     ) -> RunSummary:
         """Train the agent and block until it is done; works under a running event loop too.
 
-        resume: continue the run in `run_dir` from its last finished step; without `run_dir`, the newest run under `.leyden/`
-            that this program started with this algorithm. Another algorithm or model is refused, other differences are logged.
-        Raises RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is kept.
+        resume: continue the run in `run_dir` from its last finished step; without `run_dir`, the
+            newest run under `.leyden/` that this program started with this algorithm. Another
+            algorithm or model is refused, other differences are logged.
+        Raises RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is
+        kept.
         """
         if self._dev and not resume:
             return self.dev(agent, train_dataset, val_dataset=val_dataset)
@@ -235,9 +249,9 @@ class Trainer(NamedOptions):
 
         Made for debuggers: the agent runs on the calling thread, in this process, with any
         strategy; one rollout at a time, without time limits. An agent's error is logged with its
-        traceback. Ctrl-C, and the debugger's "quit", end the run.
-        Under a running event loop (a notebook), async agents run in another thread.
-        The algorithm must be a FastAlgorithm; `Baseline()` when there is none. Raises InvalidArgument (a TypeError) for another one.
+        traceback. Ctrl-C, and the debugger's "quit", end the run. Under a running event loop (a
+        notebook), async agents run in another thread. The algorithm must be a FastAlgorithm;
+        `Baseline()` when there is none. Raises InvalidArgument (a TypeError) for another one.
         """
         given = self._checked(agent, train_dataset, val_dataset, dev=True)
         with self._exclusively(given.algorithm):
@@ -281,7 +295,10 @@ class Trainer(NamedOptions):
         *,
         dev: bool,
     ) -> FitInput:
-        """Return the call's arguments. Raise ConfigError for any mistake that can be found before a run starts."""
+        """Return the call's arguments.
+
+        Raise ConfigError for any mistake that can be found before a run starts.
+        """
         algorithm = self._fast_algorithm() if dev else self.algorithm
         setup_logging_if_asked()
         check_not_imported()
@@ -347,7 +364,9 @@ def _required(
     default: type[Any],
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Return the component, made by `default` if the spec names no class; `options` fill what the spec leaves open."""
+    """Return the component, made by `default` if the spec names no class; `options` fill what the
+    spec leaves open.
+    """
     return build_component(
         default if spec is None else spec,
         expected_type=expected,
@@ -370,7 +389,9 @@ def _client_server() -> type[ExecutionStrategy]:
 
 
 def _optional(spec: Any, default: type[T], name: str) -> T | None:
-    """Return the component, or None if there is no spec; a dict holds the arguments of `default`."""
+    """Return the component, or None if there is no spec; a dict holds the arguments of
+    `default`.
+    """
     return build_component(
         spec, expected_type=default, spec_name=name, allow_none=True, dict_requires_type=False, dict_default_cls=default
     )
