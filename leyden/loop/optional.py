@@ -1,4 +1,6 @@
-"""Packages that only some users need: imported when something is made that needs them, or refused with what to install."""
+"""Packages that only some users need: imported when something is made that needs them, or refused
+with what to install.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from leyden.utils.extras import install_extra
 
 
 def import_optional(module: str, *, extra: str, needed_by: str) -> Any:
-    """The module. Raises MissingExtra, which names the extra to install, if it or something that it needs is not there."""
+    """Import and return a module of an optional package.
+
+    Raise MissingExtra, which names the extra to install, if the import fails.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,10 +1,12 @@
-"""Checkpoints of one file, as `torch.load(path, weights_only=True)` reads them: plain containers, numbers, strings and tensors.
+"""Checkpoints of one file, as `torch.load(path, weights_only=True)` reads them: plain containers,
+numbers, strings and tensors.
 
     {"kind", "format", "leyden_version", "current_iter", "metrics", "callbacks", "loggers", "rng",
     ..., "vessel": {"policy": ...}}
 
-A NumPy array stands in it as {"__array__": tensor}; `SavedFile` gives it back as an array. torch is imported when one is written or read.
-Directories (`checkpoint.py`) are verified file by file; these are for people and programs that know `torch.load`.
+A NumPy array stands in it as {"__array__": tensor}; `SavedFile` gives it back as an array. torch is
+imported when one is written or read. Directories (`checkpoint.py`) are verified file by file; these
+are for people and programs that know `torch.load`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class SavedFile:
     state: dict[str, Any]
     """The value that `TrainLoop.run_state` returned."""
     vessel_state: Any
-    """What the vessel's `state_dict` answered."""
+    """The value that the vessel's `state_dict` returned."""
     callbacks_path: Path | None = None
     """Files of callbacks: there are none in this kind."""
 
@@ -50,7 +52,10 @@ class SavedFile:
 
 
 def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> None:
-    """Write the file aside, make it durable and rename it. Raises CheckpointError for a state that is not plain, naming the entry."""
+    """Write the file aside, make it durable and rename it.
+
+    Raises CheckpointError for a state that is not plain, naming the entry.
+    """
     torch = _torch()
 
     def tensor(value: Any, where: str) -> Any:
@@ -90,7 +95,10 @@ def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> N
 
 
 def read_pth(path: str | Path) -> SavedFile:
-    """Read a file that `Checkpoint(filename="....pth")` wrote; no code of it is run. Raises CheckpointError if it is none, or damaged."""
+    """Read a file that `Checkpoint(filename="....pth")` wrote; no code of it is run.
+
+    Raises CheckpointError if it is none, or damaged.
+    """
     path, torch = Path(path), _torch()
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

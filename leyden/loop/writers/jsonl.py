@@ -11,13 +11,14 @@ from leyden.loop.writers.appending import AppendingWriter
 
 
 class JsonlWriter(AppendingWriter):
-    """A JSON object for each row, with the keys of the CSV's columns. NaN and infinities are null, which strict readers accept.
+    """A JSON object for each row, with the keys of the CSV's columns.
 
+    NaN and infinities are null, which strict readers accept.
     A new run replaces the file; a resumed one cuts it after the rows that its checkpoint counts.
     """
 
     def encode(self, row: Row) -> bytes:
-        """A line."""
+        """Return the row as one line of JSON."""
         return (json.dumps(_finite(row.flat()), allow_nan=False) + "\n").encode()
 
 
