@@ -1,4 +1,6 @@
-"""Begin a run in a folder, or continue one: which folder, and whether the configuration is of the same run."""
+"""Begin a run in a folder, or continue one: which folder, and whether the configuration is of the
+same run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 _SHOWN_CHARACTERS = 80
 _PLACES = ("strategy", "n_runners", "concurrency", "versions", "git", "argv", "program", "store")
-"""Parts of the configuration that may differ from one process of a run to the next without a warning."""
+"""Parts of the configuration that may differ from one process of a run to the next without a
+warning."""
 
 
 def new_manifest(*, kind: str, name: str, config: dict[str, Any]) -> Manifest:
@@ -31,15 +34,15 @@ def new_manifest(*, kind: str, name: str, config: dict[str, Any]) -> Manifest:
 def begin_run(
     directory: Path | None, *, resume: bool = False, kind: str = "fit", name: str | None = None, config: dict[str, Any]
 ) -> tuple[Path, Manifest]:
-    """Return a run's folder and manifest: of a new run, or with `resume` of the one that is continued.
+    """Return a run's folder and manifest: of a new run, or with `resume` of the one that is
+    continued.
 
     directory: None makes a new folder under `.leyden/`. With `resume` it takes the newest run there
         that this program started with this algorithm.
 
     The folder of a new run exists afterwards; `run.json` is written when its recorder opens. A
-    difference of the data or of the options is logged.
-    Raises ConfigError for a folder that holds a run already, for a run to resume that is missing,
-    and for a run of another algorithm or model.
+    difference of the data or of the options is logged. Raises ConfigError for a folder that holds a
+    run already, for a run to resume that is missing, and for a run of another algorithm or model.
     """
     if resume:
         return _resumed(_newest(config, kind) if directory is None else directory, name, config)
@@ -63,7 +66,10 @@ def _resumed(directory: Path, name: str | None, config: dict[str, Any]) -> tuple
 
 
 def _newest(config: Mapping[str, Any], kind: str) -> Path:
-    """Return the newest run of this program and algorithm. Runs of an earlier format, which name neither, count as theirs."""
+    """Return the newest run of this program and algorithm.
+
+    Runs of an earlier format, which name neither, count as theirs.
+    """
     runs = [run for run in list_runs() if run.record.kind == kind]
     if not runs:
         raise ConfigError(f"there is no run to resume in {RUNS.resolve()}; give run_dir=, or start one without resume")
@@ -94,7 +100,10 @@ def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _same_algorithm(one: str | None, other: str | None) -> bool:
-    """Whether both name one class: a script's own class is `__main__.X` there and `script.X` where it is imported."""
+    """Return whether both import paths name one class.
+
+    A script's own class is `__main__.X` in the script and `script.X` where it is imported.
+    """
     if one is None or other is None or one == other:
         return one == other
     return "__main__" in (one.split(".")[0], other.split(".")[0]) and one.split(".")[-1] == other.split(".")[-1]

@@ -67,13 +67,18 @@ _PACKAGES = (
 
 
 def import_path(thing: object) -> str:
-    """Return `module.name` of a class or function, or of an object's class; a script's own names keep `__main__`."""
+    """Return `module.name` of a class or function, or of an object's class; a script's own names
+    keep `__main__`.
+    """
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', '?')}"
 
 
 def describe(value: Any, *, depth: int = 0) -> Any:
-    """Return the value as JSON that a person can read, without secrets. Objects become their class and its arguments."""
+    """Return the value as JSON that a person can read, without secrets.
+
+    Objects become their class and its arguments.
+    """
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -144,9 +149,11 @@ def describe_model(model: Any) -> dict[str, Any]:
 
 
 def weights_of(model: Any) -> tuple[int, int] | None:
-    """Return how many weights of a model are trained, and how many it has; None if unknown before it is loaded.
+    """Return how many weights of a model are trained, and how many it has; None if unknown before
+    it is loaded.
 
-    model: a folder, a hub name (unknown), or a model object, whose frozen parameters are not trained.
+    model: a folder, a hub name (unknown), or a model object, whose frozen parameters are not
+        trained.
     """
     if isinstance(model, str | Path):
         folder = Path(model)
@@ -161,7 +168,9 @@ def weights_of(model: Any) -> tuple[int, int] | None:
 
 
 def _n_weights(folder: Path) -> int | None:
-    """Return how many weights the folder's safetensors files declare in their headers; None without such files."""
+    """Return how many weights the folder's safetensors files declare in their headers; None without
+    such files.
+    """
     n: int | None = None
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -219,7 +228,9 @@ def _as_json(value: Any) -> Any:
 
 
 def describe_program() -> dict[str, Any]:
-    """Return the program, its arguments, the versions of the installed packages that matter, and the git commit."""
+    """Return the program, its arguments, the versions of the installed packages that matter, and
+    the git commit.
+    """
     return {
         "program": _program(),
         "argv": _without_secrets(sys.argv),
@@ -268,7 +279,11 @@ def _git_commit() -> str | None:
 
 @cache
 def git_is_dirty() -> bool | None:
-    """Whether tracked files of the repository differ from its commit; None outside a repository. May take a while in a large one."""
+    """Return whether tracked files of the repository differ from its commit; None outside a
+    repository.
+
+    May take a while in a large one.
+    """
     status = _git("status", "--porcelain", "--untracked-files=no")
     return None if status is None else bool(status)
 

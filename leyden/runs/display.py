@@ -106,11 +106,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def closing_summary(summary: RunSummary, width: int | None = None) -> str:
     """Return what a run did, in a few lines.
 
-    They say how it ended, its rollouts and why some failed, its reward with a small curve, the reward of its
-    validations, and where everything is.
+    They say how it ended, its rollouts and why some failed, its reward with a small curve, the
+    reward of its validations, and where everything is.
 
-    width: columns; paths and commands are never broken. None: the width of the terminal that standard
-        error is; 120 if it is none.
+    width: columns; paths and commands are never broken. None: the width of the terminal that
+        standard error is; 120 if it is none.
     """
     width = width or _terminal_width()
     lines: list[str] = []
@@ -202,7 +202,9 @@ def _reward(reward: RewardFigures) -> str:
 
 
 def _validation(summary: RunSummary) -> str:
-    """Return the rewards of the validations; empty without one, and if they are shown as the reward already."""
+    """Return the rewards of the validations; empty without one, and if they are shown as the reward
+    already.
+    """
     reward = summary.val_reward
     if reward is None or reward == summary.reward:
         return ""

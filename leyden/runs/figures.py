@@ -1,4 +1,6 @@
-"""Figures of a run, computed from its rows alone: the summary, `leyden runs` and the curve use them."""
+"""Figures of a run, computed from its rows alone: the summary, `leyden runs` and the curve use
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class RunFigures:
     """The rewards and counts of a run so far."""
 
     reward: RewardFigures | None = None
-    """Rewards of the training stages, or of the validations if the run has no training stage; None without rewards."""
+    """Rewards of the training stages, or of the validations if the run has no training stage; None
+    without rewards."""
     val_reward: RewardFigures | None = None
     """Rewards of the validations; None if no validation reported a reward."""
     iterations: int = 0
@@ -44,7 +47,10 @@ class RunFigures:
 
 
 def in_order(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
-    """Return the rows in the order of the run. Of two rows of one stage and iteration, the later one counts."""
+    """Return the rows in the order of the run.
+
+    Of two rows of one stage and iteration, the later one counts.
+    """
     latest = {(row.iteration, row.stage): row for row in rows}
     return sorted(latest.values(), key=lambda row: (row.iteration, row.stage != "train"))
 

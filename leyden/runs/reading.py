@@ -36,7 +36,7 @@ class Failure:
 
     rollout_id: str
     attempt_id: str | None
-    """None: the rollout ended before its first attempt."""
+    """The attempt's id; None if the rollout ended before its first attempt."""
     reason_kind: str | None
     """The kind of failure as the runner names it; None if it named none."""
     reason: str
@@ -44,7 +44,8 @@ class Failure:
     """Unix seconds."""
     mode: str | None = None
     iteration: int | None = None
-    """The training iteration that the rollout was for, counted from 1 as in the metrics; None if unknown."""
+    """The training iteration that the rollout was for, counted from 1 as in the metrics; None if
+    unknown."""
 
 
 class RecordedRun(ABC):
@@ -73,7 +74,9 @@ class RecordedRun(ABC):
 
     @abstractmethod
     def metrics(self, stage: Stage | None = None) -> list[MetricsRow]:
-        """Return the rows of all stages, or of one, in order of iterations; `val 0` comes before `train 1`."""
+        """Return the rows of all stages, or of one, in order of iterations; `val 0` comes before
+        `train 1`.
+        """
 
     @abstractmethod
     def failures(self) -> list[Failure]:
@@ -81,7 +84,8 @@ class RecordedRun(ABC):
 
     @abstractmethod
     def open_store(self) -> LightningStore:
-        """Return the run's store, to be used in `async with`: a file read-only, a server through a client.
+        """Return the run's store, to be used in `async with`: a file read-only, a server through a
+        client.
 
         Raises ConfigError if the store cannot be found.
         """
@@ -228,7 +232,9 @@ def _open_to_read(source: str | Path) -> LightningStore:
 
 
 def _read(source: str | Path, query: Callable[[LightningStore], Awaitable[T]]) -> T:
-    """Return the result of one query of a store, from synchronous code, also where an event loop runs in this thread."""
+    """Return the result of one query of a store, from synchronous code, also where an event loop
+    runs in this thread.
+    """
 
     async def work() -> T:
         async with _open_to_read(source) as store:
@@ -239,7 +245,10 @@ def _read(source: str | Path, query: Callable[[LightningStore], Awaitable[T]]) -
 
 
 def list_runs(root: Path = RUNS) -> list[RecordedRun]:
-    """Return the runs in the folders of `root`, the one that was started last first. Folders with a damaged `run.json` are left out."""
+    """Return the runs in the folders of `root`, the one that was started last first.
+
+    Folders with a damaged `run.json` are left out.
+    """
     runs: list[RecordedRun] = []
     for manifest in root.glob(f"*/{MANIFEST}"):
         try:
@@ -262,7 +271,10 @@ def _offer(runs: Iterable[RecordedRun]) -> str:
 
 
 def read_rows(path: Path) -> list[MetricsRow]:
-    """Return the rows of a `metrics.jsonl` in the order of the run. Of two rows of one stage and iteration, the later one counts."""
+    """Return the rows of a `metrics.jsonl` in the order of the run.
+
+    Of two rows of one stage and iteration, the later one counts.
+    """
     rows: list[MetricsRow] = []
     for number, line in _lines(path):
         try:
@@ -275,7 +287,10 @@ def read_rows(path: Path) -> list[MetricsRow]:
 
 
 def read_failures(path: Path) -> list[Failure]:
-    """Return the lines of a `failures.jsonl`. Fields that a later version may have added are left out."""
+    """Return the lines of a `failures.jsonl`.
+
+    Fields that a later version may have added are left out.
+    """
     known = {field.name for field in fields(Failure)}
     failures: list[Failure] = []
     for number, line in _lines(path):

@@ -90,13 +90,19 @@ class RunRecorder:
         self._tasks.append(asyncio.create_task(self._watch()))
 
     def begin_algorithm(self, *, resume: bool) -> None:
-        """The algorithm begins its work; again after a restart. With `resume`, it goes on from its own state."""
+        """Record that the algorithm begins its work, at first or after a restart.
+
+        resume: the algorithm continues from its own state.
+        """
         self._end_reported(None)
         self._cut_at_first_report, self._own_loop = resume, None
         self._began_at = time.monotonic()
 
     async def close(self, status: RunStatus, cause: str | None = None) -> None:
-        """Record how the run has ended. The folder comes first, because the store may be what failed."""
+        """Record how the run has ended.
+
+        The folder comes first, because the store may be what failed.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -118,14 +124,19 @@ class RunRecorder:
 
     @property
     def rows(self) -> list[MetricsRow]:
-        """The rows of the run so far, those of earlier processes included, in the order in which they were reported."""
+        """The rows of the run so far, those of earlier processes included, in the order in which
+        they were reported.
+        """
         with self._lock:
             return list(self._rows)
 
     # ---- what the algorithm reports ------------------------------------------------------------------------------------
 
     def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
-        """Record the metrics of a stage. Raises ConfigError if the algorithm has a loop, which reports its stages."""
+        """Record the metrics of a stage.
+
+        Raises ConfigError if the algorithm has a loop, which reports its stages.
+        """
         if self._own_loop is not None:
             raise ConfigError(
                 "Run.report is for algorithms that own their loop; an IterativeAlgorithm returns its metrics from step and validate"
@@ -182,7 +193,10 @@ class RunRecorder:
         self._mirror.add(row)
 
     def follow(self, loop: TrainLoop) -> None:
-        """Take the algorithm's own loop, which begins now. Rows after its checkpoint are removed, because it makes them again."""
+        """Take the algorithm's own loop, which begins now.
+
+        Rows after its checkpoint are removed, because it makes them again.
+        """
         self._own_loop = loop
         self._cut(after_iteration=loop.current_iter or -1)  # 0: there was no checkpoint
 
@@ -199,7 +213,9 @@ class RunRecorder:
     # ---- failures ------------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Look for failures after each row, and every ten seconds; show the store that the run lives."""
+        """Look for failures after each row, and every ten seconds; show the store that the run
+        lives.
+        """
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
@@ -212,7 +228,10 @@ class RunRecorder:
                 await self._mirror.beat()
 
     async def _look_for_failures(self) -> None:
-        """Record the rollouts that have failed since the last look. The cost grows with their number alone."""
+        """Record the rollouts that have failed since the last look.
+
+        The cost grows with their number alone.
+        """
         async with self._looking:
             self._looked_at = time.monotonic()
             if self._folder is None:
@@ -244,7 +263,10 @@ class RunRecorder:
 
 
 class _Mirror:
-    """The store's rows of a run. What is to be written waits here until the trainer's event loop takes it to the store."""
+    """The store's rows of a run.
+
+    What is to be written waits here until the trainer's event loop takes it to the store.
+    """
 
     def __init__(self, store: LightningStore, run_id: str) -> None:
         self._store, self._run_id = store, run_id
@@ -312,7 +334,10 @@ class _Mirror:
             return self._pending[: max(1, cut) if cut is not None else None]
 
     async def _add(self, points: list[MetricPoint]) -> None:
-        """Write the points. Leave out a point that stores refuse, such as one with a line break in its name."""
+        """Write the points.
+
+        Leave out a point that stores refuse, such as one with a line break in its name.
+        """
         if not points:
             return
         try:

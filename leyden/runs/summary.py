@@ -33,7 +33,8 @@ class RunSummary:
     stopped: str | None = None
     """Why the run ended before the algorithm did; None if the algorithm has done its work."""
     reward: RewardFigures | None = None
-    """The rewards of the training stages, or of the validations if there was no training; None without rewards."""
+    """The rewards of the training stages, or of the validations if there was no training; None
+    without rewards."""
     val_reward: RewardFigures | None = None
     """The rewards of the validations; None without rewards there."""
     metrics: dict[str, MetricValue] = field(default_factory=dict[str, MetricValue])
