@@ -309,7 +309,9 @@ class ReplayBuffer:
             self._latest = np.full(num_envs, -1, np.int64)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole buffer as copied arrays and numbers, which can be loaded without pickle."""
+        """Return the whole buffer as copied arrays and numbers, which can be loaded without
+        pickle.
+        """
         n = self._count
         return {
             "size": self.size,

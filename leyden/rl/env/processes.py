@@ -1,12 +1,15 @@
-"""Vectorised environments in worker processes, whose results lie in shared memory (`shmem`), or come in messages too (`subproc`).
+"""Vectorised environments in worker processes, whose results lie in shared memory (`shmem`), or
+come in messages too (`subproc`).
 
-W workers with E environments each live from the making of the environment to its `close`; one that dies, or hangs for longer than
-`step_timeout_seconds`, is replaced, and its episodes are lost (see `on_worker_error`). A step is one wake-up of each worker that has
-something to step, and one of this process for each answer. Nobody polls and nobody spins: a wake-up over a pipe costs about
-two microseconds of CPU, and who spins takes the core from a worker that could use it.
+W workers with E environments each live from the making of the environment to its `close`; one that
+dies, or hangs for longer than `step_timeout_seconds`, is replaced, and its episodes are lost (see
+`on_worker_error`). A step is one wake-up of each worker that has something to step, and one of this
+process for each answer. Nobody polls and nobody spins: a wake-up over a pipe costs about two
+microseconds of CPU, and who spins takes the core from a worker that could use it.
 
-Factories travel by value (cloudpickle): lambdas and closures too. Unless `start_method="fork"`, a worker imports the main script, as
-`multiprocessing` does: what that does at its top level has to be under `if __name__ == "__main__":`, or it says so.
+Factories travel by value (cloudpickle): lambdas and closures too. Unless `start_method="fork"`, a
+worker imports the main script, as `multiprocessing` does: what that does at its top level has to be
+under `if __name__ == "__main__":`, or it says so.
 """
 
 from __future__ import annotations
@@ -153,7 +156,9 @@ class _Worker:
 
 
 class FiniteSubprocVectorEnv(FiniteVectorEnv):
-    """Environments in worker processes. Observations and actions lie in memory that all share, where their spaces are of a fixed size;
+    """Environments in worker processes.
+
+    Observations and actions lie in memory that all share, where their spaces are of a fixed size;
     those of any other space go through pipes.
     """
 
@@ -176,12 +181,14 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         """workers: processes; None: one for each core, at most one for each environment.
         start_method: None: forkserver if available.
 
-        step_timeout_seconds: how long a worker may take for the making, a reset or a step of all its environments; None: for ever.
-        seed: of the global generators (random, NumPy, torch) of the workers, which all differ. None: drawn from this process's generators,
-            so a program that seeds these repeats its workers' numbers.
+        step_timeout_seconds: how long a worker may take for the making, a reset or a step of all
+            its environments; None: for ever.
+        seed: of the global generators (random, NumPy, torch) of the workers, which all differ.
+            None: drawn from this process's generators, so a program that seeds these repeats its
+            workers' numbers.
         A worker that dies while it makes its environments is restarted, unless `on_worker_error` is
-        `raise`.
-        Raises SimulatorError when environments cannot be made, ConfigError when a factory cannot go to another process.
+        `raise`. Raises SimulatorError when environments cannot be made, ConfigError when a factory
+        cannot go to another process.
         """
         exit_if_starting()
         super().__init__(
@@ -249,7 +256,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             self._let_open(worker)
 
     def _let_open(self, worker: _Worker) -> None:
-        """The memory has its size now: the worker maps it."""
+        """Let a worker map the shared memory, which has its final size now."""
         worker.tell("open")
         try:
             worker.answer(self._timeout)
@@ -326,7 +333,10 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         return infos, failures
 
     def _take_in(self, worker: _Worker, envs: Sequence[int], doing: str) -> tuple[Infos, list[EnvFailure]]:
-        """What a worker answers, in numbers of all environments. envs: those of its own that it was told about."""
+        """Return a worker's infos and failures, by the numbers of all environments.
+
+        envs: the environments, by the worker's own numbers, that it was asked to step or reset.
+        """
         start = worker.part.start
         self._awaited = worker
         try:

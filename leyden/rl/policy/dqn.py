@@ -1,4 +1,5 @@
-"""Deep Q-learning in plain torch: double, n-step, with a target network and epsilon-greedy exploration.
+"""Deep Q-learning in plain torch: double, n-step, with a target network and epsilon-greedy
+exploration.
 
 It knows a replay buffer and a network, and no environment.
 
