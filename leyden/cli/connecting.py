@@ -48,7 +48,9 @@ async def connect(what: str, url: str, *, wait_seconds: float | None = None, mea
 
 
 async def answer_of(what: str, question: Awaitable[T]) -> T:
-    """Return what the question returns, and report on standard error if that takes longer than 2 seconds."""
+    """Return what the question returns, and report on standard error if that takes longer than 2
+    seconds.
+    """
     asking = asyncio.ensure_future(question)
     try:
         if not (await asyncio.wait({asking}, timeout=_TRY_SECONDS))[0]:

@@ -21,7 +21,9 @@ _WAIT_SECONDS = 10.0
 
 
 def terminal() -> Console:
-    """Return a console on standard output: as wide as the terminal, and without a limit to speak of in a pipe."""
+    """Return a console on standard output: as wide as the terminal, and without a limit to speak of
+    in a pipe.
+    """
     return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
@@ -97,7 +99,9 @@ def rewards_as_data(reward: RewardFigures | None) -> dict[str, Any] | None:
 
 
 def seconds_of(run: RecordedRun) -> float:
-    """Return how long the run took, or has taken so far; of a crashed one, until it was last heard of."""
+    """Return how long the run took, or has taken so far; of a crashed one, until it was last heard
+    of.
+    """
     record = run.record
     end = record.end_time
     if end is None:

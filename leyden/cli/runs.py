@@ -25,7 +25,8 @@ def runs(
 ) -> None:
     """List runs: what trained, how it is, and how the reward went.
 
-    A run is `running`, `succeeded`, `failed`, `stopped` (by Ctrl-C or a limit) or `crashed` (its process is gone).
+    A run is `running`, `succeeded`, `failed`, `stopped` (by Ctrl-C or a limit) or `crashed` (its
+    process is gone).
 
     \b
     Examples:

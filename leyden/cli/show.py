@@ -35,8 +35,9 @@ def show(
 ) -> None:
     """Show a run that is running, finished or crashed, or one of its rollouts.
 
-    A run: its state and reward, its counts, and what failed and why, with an example of each reason.
-    A rollout: its steps, its conversation with tool calls and rewards, and how many tokens can be trained on.
+    A run: its state and reward, its counts, and what failed and why, with an example of each
+    reason. A rollout: its steps, its conversation with tool calls and rewards, and how many tokens
+    can be trained on.
 
     \b
     Examples:
@@ -114,7 +115,9 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
 
 
 def _how_to_continue(run: RecordedRun) -> str | None:
-    """Return what continues a run that ended before its work did; None for others and for evaluations."""
+    """Return what continues a run that ended before its work did; None for others and for
+    evaluations.
+    """
     if run.state not in ("stopped", "failed", "crashed"):
         return None
     if run.record.kind == "rl":
