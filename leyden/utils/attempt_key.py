@@ -1,7 +1,7 @@
 """API keys that name an attempt: `sk-leyden-<rollout>.<attempt>.<hmac>`.
 
-Who holds the gateway's token can make one for any attempt; who holds a key can call in that attempt and in no other. It knows
-neither resources nor HTTP.
+Who holds the gateway's token can make one for any attempt; who holds a key can call in that attempt
+and in no other. It knows neither resources nor HTTP.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from urllib.parse import quote, unquote
 
 PREFIX: Final = "sk-leyden-"
 NO_TOKEN: Final = "EMPTY"
-"""Stands for the token of a gateway that has none: its keys say where a call belongs, and prove nothing."""
+"""Stands for the token of a gateway that has none: its keys say where a call belongs, and prove
+nothing."""
 
 
 def attempt_key(token: str | None, rollout_id: str, attempt_id: str) -> str:
-    """The key of one attempt, in ASCII."""
+    """Return the API key of one attempt, in ASCII."""
     return f"{PREFIX}{_quoted(rollout_id)}.{_quoted(attempt_id)}.{_proof(token, rollout_id, attempt_id)}"
 
 

@@ -29,7 +29,9 @@ class _Resource:
     """Parts of messages, for errors that another process or library has made into text."""
 
     def is_named_by(self, error: BaseException) -> bool:
-        """Whether this error itself, without its causes, says that the resource has run out."""
+        """Return whether this error itself, without its causes, says that the resource has
+        run out.
+        """
         if isinstance(error, MemoryError) and errno.ENOMEM in self.numbers:
             return True
         if isinstance(error, OSError) and error.errno in self.numbers:

@@ -11,7 +11,8 @@ _NEW_OBJECTS = 20_000
 def look_for_cycles_rarely() -> None:
     """Let this process look for cycles once for many answers, not several times for each.
 
-    One answer with log-probabilities is hundreds of containers, none of them in a cycle, which live until it is recorded: every look goes
-    through them in vain, a tenth of what a call costs the gateway. Only for a process that runs nothing of the user's.
+    One answer with log-probabilities is hundreds of containers, none of them in a cycle, which live
+    until it is recorded: every look goes through them in vain, a tenth of what a call costs the
+    gateway. Only for a process that runs nothing of the user's.
     """
     gc.set_threshold(_NEW_OBJECTS, 10, 10)

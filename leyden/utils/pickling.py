@@ -14,7 +14,10 @@ _cloudpickle: Any = cloudpickle  # untyped
 
 
 def pack(value: Any) -> bytes:
-    """Pickle a value, by value if pickle cannot send it by name. `pickle.loads` reads the result."""
+    """Pickle a value, by value if pickle cannot send it by name.
+
+    `pickle.loads` reads the result.
+    """
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:  # noqa: BLE001 -- a user's __reduce__ raises anything; the second attempt reports it
