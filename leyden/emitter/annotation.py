@@ -12,10 +12,11 @@ from leyden.types import Span
 
 
 def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) -> Span:
-    """Record `annotation` as attributes; nested dicts become dotted keys (`{"a": {"b": 1}}` is `a.b = 1`).
+    """Record `annotation` as attributes; nested dicts become dotted keys (`{"a": {"b": 1}}` is `a.b
+    = 1`).
 
-    Raises InvalidEmission for an empty annotation, for a key that two entries lead to and for a value that has no attribute form,
-    NoActiveTrace outside a trace.
+    Raises InvalidEmission for an empty annotation, for a key that two entries lead to and for a
+    value that has no attribute form, NoActiveTrace outside a trace.
     """
     attributes: dict[str, Any] = {}
     for key, value in _flat("", annotation):

@@ -28,7 +28,7 @@ def emit_span(
 
 
 def with_user_attributes(own: Mapping[str, Any], users: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Both together. Raises InvalidEmission if the user's would change what is emitted."""
+    """Return own and user's attributes together. Raise InvalidEmission if they share a name."""
     taken = sorted(own.keys() & (users or {}).keys())
     if taken:
         raise InvalidEmission(f"the attributes {taken} say what is emitted and cannot be given; choose other names")

@@ -16,8 +16,9 @@ from leyden.utils.text import describe_error
 def emit_exception(
     exception: BaseException, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True
 ) -> Span:
-    """Record an exception's type, message and stack trace, as a span with status ERROR. The attempt goes on.
+    """Record an exception's type, message and stack trace, as a span with status ERROR.
 
+    The attempt goes on.
     Raises InvalidEmission for what is no exception, NoActiveTrace outside a trace.
     """
     if not isinstance(exception, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are often untyped

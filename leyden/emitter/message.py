@@ -12,7 +12,11 @@ from leyden.types import Span
 
 
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True) -> Span:
-    """Record `message`. Raises InvalidEmission for anything but a string (see emit_object), NoActiveTrace outside a trace."""
+    """Record `message`.
+
+    Raises InvalidEmission for anything but a string (see emit_object), NoActiveTrace outside a
+    trace.
+    """
     if not isinstance(message, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are often untyped
         raise InvalidEmission(
             f"a message is a string, not a {type(message).__name__}; use emit_object for other values"
@@ -22,6 +26,6 @@ def emit_message(message: str, attributes: Mapping[str, Any] | None = None, *, p
 
 
 def get_message_value(span: Span) -> str | None:
-    """The text that `emit_message` recorded in this span, None when it recorded none."""
+    """Return the text that `emit_message` recorded in this span, or None."""
     value = span.attributes.get(semconv.MESSAGE_BODY)
     return value if isinstance(value, str) else None

@@ -13,16 +13,20 @@ from leyden.types import AttributeValue, Span
 
 
 def emit_object(value: Any, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True) -> Span:
-    """Record a value that JSON can say: None, bool, int, float, str, and lists and dicts (with string keys) of these.
+    """Record a value that JSON can say: None, bool, int, float, str, and lists and dicts (with
+    string keys) of these.
 
-    Raises InvalidEmission for any other value, naming what was found in it, NoActiveTrace outside a trace.
+    Raises InvalidEmission for any other value, naming what was found in it, NoActiveTrace outside a
+    trace.
     """
     own = {semconv.OBJECT_TYPE: _type_name(value), **_content(value)}
     return emit_span("emit_object", semconv.OBJECT, with_user_attributes(own, attributes), propagate=propagate)
 
 
 def get_object_value(span: Span) -> Any:
-    """The value that `emit_object` recorded in this span, None when it recorded none (or None)."""
+    """Return the value that `emit_object` recorded in this span; None if it recorded
+    none, or None.
+    """
     literal = span.attributes.get(semconv.OBJECT_LITERAL)
     if literal is not None:
         return literal
