@@ -1,6 +1,7 @@
 """Two sides that end together: the algorithm on this loop, and runners wherever they are.
 
-It knows neither threads nor processes: runners are something that can be waited for, cancelled and abandoned.
+It knows neither threads nor processes: runners are something that can be waited for, cancelled and
+abandoned.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from leyden.execution.events import StopSignal
 from leyden.utils.latch import Latch
 
 _CANCEL_SECONDS = 1.5
-"""How long cancelled runners may take to end: more than an agent that swallows its cancellation is given."""
+"""How long cancelled runners may take to end: more than an agent that swallows its cancellation is
+given."""
 
 
 class Runners(Protocol):
@@ -69,7 +71,9 @@ async def run_together(
 
 
 async def _end(runners: Runners, stop: Latch, ended: asyncio.Future[None], *, drain_seconds: float) -> None:
-    """Let the runners drain, then cancel them, then leave them: whatever an agent does, this ends."""
+    """Let the runners drain, then cancel them, then leave them: whatever an agent does,
+    this ends.
+    """
     stop.set()
     await asyncio.wait({ended}, timeout=drain_seconds)
     if not ended.done():
