@@ -1,4 +1,5 @@
-"""Microsoft Agent Framework, which makes OpenTelemetry's spans by itself: agents, tools, workflows, and model calls with their messages.
+"""Microsoft Agent Framework, which makes OpenTelemetry's spans by itself: agents, tools, workflows,
+and model calls with their messages.
 
 A user's own `disable_instrumentation()` counts.
 """
@@ -24,6 +25,6 @@ class AgentFrameworkInstrumentation(Instrumentation):
         self._observability.enable_instrumentation(enable_sensitive_data=True)
 
     def remove(self) -> None:
-        """As the user has it."""
+        """Restore the user's settings."""
         settings = self._observability.OBSERVABILITY_SETTINGS
         settings.enable_instrumentation, settings.enable_sensitive_data = self._before
