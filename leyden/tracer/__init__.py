@@ -1,8 +1,10 @@
-"""Record what an agent does, in the right attempt: traces, where their spans come from, and their way to the store.
+"""Record what an agent does, in the right attempt: traces, where their spans come from, and their
+way to the store.
 
-`Tracer.trace_context` opens a `Trace`, which is a context variable; `OtelTracer` collects OpenTelemetry's spans, `AgentOpsTracer` and
-`WeaveTracer` what these make of an agent's calls (both are optional), `DummyTracer` only what the agent's code emits. It knows the store's
-protocol and no runner, agent or model. For a new source of spans see `base.py`; for other processes `carry.py`.
+`Tracer.trace_context` opens a `Trace`, which is a context variable; `OtelTracer` collects
+OpenTelemetry's spans, `AgentOpsTracer` and `WeaveTracer` what these make of an agent's calls (both
+are optional), `DummyTracer` only what the agent's code emits. It knows the store's protocol and no
+runner, agent or model. For a new source of spans see `base.py`; for other processes `carry.py`.
 """
 
 from leyden.tracer.agentops import AgentOpsTracer
