@@ -47,14 +47,14 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """An order: begin episodes."""
+    """The command to begin episodes."""
 
     starts: list[Start]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An order: step, where actions are not shared."""
+    """The command to step, with the actions if they are not in shared memory."""
 
     envs: list[int]
     actions: Batch
@@ -165,18 +165,18 @@ def _serve(
     channel.signal()
     try:
         while True:
-            order = channel.receive()
-            if order is SIGNAL:
+            command = channel.receive()
+            if command is SIGNAL:
                 infos, failures = group.step(everyone if todo.all() else np.flatnonzero(todo).tolist(), acts)
                 if infos or failures:
                     _send(channel, Results(infos, _for_parent(failures)))
                 else:
                     channel.signal()
-            elif isinstance(order, Begin):
+            elif isinstance(command, Begin):
                 generators.seed()  # a simulator may load torch late
-                channel.send(Results({}, _for_parent(group.begin(order.starts)), sent))
+                channel.send(Results({}, _for_parent(group.begin(command.starts)), sent))
             else:
-                infos, failures = group.step(order.envs, order.actions)
+                infos, failures = group.step(command.envs, command.actions)
                 _send(channel, Results(infos, _for_parent(failures), sent))
     finally:
         with contextlib.suppress(Exception):  # the worker ends, whatever their close() says
