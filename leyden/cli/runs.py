@@ -78,7 +78,7 @@ def _show(found: list[RecordedRun]) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for run in found:
         data: dict[str, Any] = as_data(run)
-        reward = run.figures().reward
+        reward = run.summary_metrics().reward
         table.add_row(
             escape(data["name"]),
             escape(data["kind"]),

@@ -20,7 +20,7 @@ from leyden.utils.figures import duration, figure, one_line, shortened
 from leyden.utils.text import storable
 
 if TYPE_CHECKING:
-    from leyden.runs.figures import RewardFigures
+    from leyden.runs.metrics import RewardMetrics
     from leyden.runs.run import Run
     from leyden.runs.summary import RunSummary
 
@@ -192,7 +192,7 @@ def _result(summary: RunSummary) -> str:
         return f"a {type(summary.result).__name__}, whose __repr__ raised {type(error).__name__}"
 
 
-def _reward(reward: RewardFigures) -> str:
+def _reward(reward: RewardMetrics) -> str:
     if len(reward.values) < 2:
         return figure(reward.last)
     return (
@@ -222,7 +222,7 @@ def commands(directory: Path) -> tuple[str, str]:
     return f"leyden show {shlex.quote(name)}", f"leyden plot {shlex.quote(name)}"
 
 
-def _curve(reward: RewardFigures | None) -> str:
+def _curve(reward: RewardMetrics | None) -> str:
     """Return the rewards as an SVG polyline, without text."""
     values = () if reward is None else reward.values[:: max(1, len(reward.values) // 300)]
     points = [(index, value) for index, value in enumerate(values) if math.isfinite(value)]

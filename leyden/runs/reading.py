@@ -21,8 +21,8 @@ from leyden.errors import ConfigError
 from leyden.loop import MetricsRow, Stage
 from leyden.loop.metrics import ROW_FIELDS
 from leyden.redaction import redact
-from leyden.runs.figures import RunFigures, figures_of, in_order
 from leyden.runs.folder import FAILURES, LOG, MANIFEST, METRICS, RUNS, Manifest, RunState, read_manifest, store_path
+from leyden.runs.metrics import RunMetrics, in_order, metrics_of
 from leyden.store import LightningStore, open_store
 from leyden.types import AttemptedRollout, Rollout, failure_reason
 from leyden.types.run import RunRecord
@@ -90,9 +90,9 @@ class RecordedRun(ABC):
         Raises ConfigError if the store cannot be found.
         """
 
-    def figures(self) -> RunFigures:
-        """Return the figures of the rows that are recorded now."""
-        return figures_of(self.metrics())
+    def summary_metrics(self) -> RunMetrics:
+        """Return the rewards and counts of the rows that are recorded now."""
+        return metrics_of(self.metrics())
 
 
 class _FolderRun(RecordedRun):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.agent_loop import AgentLoop
 from leyden.runner import Runner
-from leyden.runner.calls import LentThread, QuitDebugging, call_here
+from leyden.runner.calls import CallingThread, QuitDebugging, call_here
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Debugged:
 
     strategy: ExecutionStrategy
     runner: Runner[Any]
-    _lent: LentThread | None
+    _caller: CallingThread | None
     """Calls the sync agents, if a loop runs in this thread already (a notebook)."""
 
     @classmethod
@@ -36,10 +36,10 @@ class Debugged:
         """Return a strategy, and a copy of the runner, that suit a debugger in the calling
         thread.
         """
-        lent = LentThread() if _loop_runs_here() else None
+        caller = CallingThread() if _loop_runs_here() else None
         runner = copy.copy(runner)
-        runner.debugger = lent or call_here
-        return cls(SharedMemoryExecutionStrategy(main_thread="runner"), runner, lent)
+        runner.debugger = caller or call_here
+        return cls(SharedMemoryExecutionStrategy(main_thread="runner"), runner, caller)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the coroutine's result.
@@ -48,9 +48,9 @@ class Debugged:
         another thread, and this thread calls the sync agents.
         """
         try:
-            if self._lent is None:
+            if self._caller is None:
                 return AgentLoop.of_this_process().run_here(_until_terminated(work))
-            return _in_thread(work, self._lent)
+            return _in_thread(work, self._caller)
         except QuitDebugging as quitting:
             raise quitting.original from None
 
@@ -101,7 +101,7 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
-def _in_thread(work: Coroutine[Any, Any, T], lent: LentThread | None = None) -> T:
+def _in_thread(work: Coroutine[Any, Any, T], caller: CallingThread | None = None) -> T:
     results: list[T] = []
     errors: list[BaseException] = []
     loop = asyncio.new_event_loop()
@@ -115,14 +115,14 @@ def _in_thread(work: Coroutine[Any, Any, T], lent: LentThread | None = None) -> 
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
-            if lent is not None:
-                lent.end()
+            if caller is not None:
+                caller.end()
 
     thread = threading.Thread(target=run, name="leyden-fit", daemon=True)
     thread.start()
     try:
-        if lent is not None:
-            lent.serve()
+        if caller is not None:
+            caller.serve()
         thread.join()
     except KeyboardInterrupt:
         loop.call_soon_threadsafe(task.cancel)

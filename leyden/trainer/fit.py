@@ -37,8 +37,8 @@ from leyden.runner.calls import call_sync
 from leyden.runs import RunSummary
 from leyden.runs.beginning import begin_run, new_manifest
 from leyden.runs.display import closing_summary, first_line
-from leyden.runs.figures import figures_of
 from leyden.runs.folder import MANIFEST, Manifest, remove_if_nothing_started, store_path
+from leyden.runs.metrics import metrics_of
 from leyden.runs.recorder import RunRecorder
 from leyden.runs.recording import FolderRecorder
 from leyden.runs.summary import count_rollouts
@@ -237,16 +237,16 @@ class Fit:
             # A store that was given may hold rollouts of earlier runs. Without an algorithm, the work is another's.
             is_shared = algorithm is not None and (config.run_store.is_given or store.capabilities["zero_copy"])
             rollouts, failures = await count_rollouts(store, run.run_id if is_shared else None)
-            figures = figures_of(run.recorder.rows)
+            metrics = metrics_of(run.recorder.rows)
             return RunSummary(
                 self.directory,
                 rollouts,
                 failures,
                 sweeper.forgotten,
                 self._stopped,
-                reward=figures.reward,
-                val_reward=figures.val_reward,
-                metrics=figures.metrics,
+                reward=metrics.reward,
+                val_reward=metrics.val_reward,
+                metrics=metrics.metrics,
                 result=self._result,
                 seconds=time.monotonic() - started,
                 run_id=run.run_id,

@@ -32,7 +32,7 @@ _EVENTS: Final = (
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningEpisode:
     """An episode under way in one environment."""
 
     number: int
@@ -116,8 +116,8 @@ class LogWriter(NamedOptions):
         if rows not in ROW_KINDS:
             raise ConfigError(f"rows is {rows!r}; choose one of {', '.join(ROW_KINDS)}")
         self.row_kind, self.loglevel = rows, LogLevel(loglevel)
-        self._running: dict[int, _Running] = {}
-        self._ended: list[tuple[int, _Running]] = []
+        self._running: dict[int, _RunningEpisode] = {}
+        self._ended: list[tuple[int, _RunningEpisode]] = []
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -223,9 +223,9 @@ class LogWriter(NamedOptions):
 
     # ---- counting ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, env_id: int) -> _Running:
+    def _begin(self, env_id: int) -> _RunningEpisode:
         self._begun += 1
-        running = self._running[env_id] = _Running(self._begun)
+        running = self._running[env_id] = _RunningEpisode(self._begun)
         return running
 
     def _count(self, episode: EpisodeStats) -> None:
@@ -237,7 +237,7 @@ class LogWriter(NamedOptions):
         self.step_count += unheard
         self.global_step += unheard
 
-    def _find_ended(self, env_id: int | None) -> _Running:
+    def _find_ended(self, env_id: int | None) -> _RunningEpisode:
         for place, (each, running) in enumerate(self._ended):
             if env_id is None or each == env_id:
                 del self._ended[place]
@@ -247,7 +247,7 @@ class LogWriter(NamedOptions):
         if env_id is None and len(self._running) == 1:
             return self._running.popitem()[1]
         self._begun += 1
-        return _Running(self._begun)
+        return _RunningEpisode(self._begun)
 
 
 def file_path(path: str | Path, writer: LogWriter, example: str) -> Path:
