@@ -7,10 +7,14 @@ without recording it, and needs no trace. This package knows the current trace a
 here that checks its value and calls `emit_span`, and a reader beside it.
 """
 
-from leyden.emitter.annotation import emit_annotation
-from leyden.emitter.exception import emit_exception
-from leyden.emitter.message import emit_message, get_message_value
-from leyden.emitter.object import emit_object, get_object_value
+from leyden.emitter.emit import (
+    emit_annotation,
+    emit_exception,
+    emit_message,
+    emit_object,
+    get_message_value,
+    get_object_value,
+)
 from leyden.emitter.operation import operation
 from leyden.emitter.reward import emit_reward
 from leyden.types import (

@@ -14,10 +14,9 @@ from typing import Literal, get_args
 from leyden.errors import ConfigError
 from leyden.execution.agent_loop import Residence
 from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
-from leyden.execution.elsewhere import run_in_thread
 from leyden.execution.environment import managed_store as managed_by_environment
 from leyden.execution.events import StopSignal
-from leyden.execution.one_loop import on_this_loop
+from leyden.execution.loops import on_this_loop, run_in_thread
 from leyden.execution.together import run_together
 from leyden.options import check_flag, check_number
 from leyden.runner.calls import AGENTS_ARE_DAEMONS

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from leyden.errors import ConfigError, MissingResource
@@ -26,15 +25,6 @@ PARAMETERS: Final = ("task", "resources", "rollout", *_KINDS)
 """Every parameter that an agent function can have."""
 
 _Parameter = inspect.Parameter
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """The sources of a call's arguments."""
-
-    task: Any
-    resources: NamedResources
-    rollout: Rollout
 
 
 class Binder:
@@ -84,16 +74,16 @@ class Binder:
     def arguments(self, task: Any, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
         """Return the keyword arguments of one call. Raise MissingResource as `check` does."""
         self.check(resources)
-        call = _Call(task, resources, rollout)
+        plain = {"task": task, "resources": resources, "rollout": rollout}
         arguments: dict[str, Any] = {}
         for name in self._given:
-            if name not in _KINDS:
-                arguments[name] = getattr(call, name)
+            if name in plain:
+                arguments[name] = plain[name]
             elif found := _of_kind(resources, _KINDS[name]):
-                arguments[name] = self._resource(name, found, call)
+                arguments[name] = self._resource(name, found, rollout)
         return arguments
 
-    def _resource(self, parameter: str, found: dict[str, Resource], call: _Call) -> Resource:
+    def _resource(self, parameter: str, found: dict[str, Resource], rollout: Rollout) -> Resource:
         taken, resource = next(iter(found.items()))
         if len(found) > 1 and not self._ambiguity_told:
             self._ambiguity_told = True
@@ -102,7 +92,7 @@ class Binder:
                 *(self.name, taken, parameter, ", ".join(repr(name) for name in found)),
             )
         if self._strip_proxy and isinstance(resource, ProxyLLM):
-            return self._stripped(resource, call.rollout)
+            return self._stripped(resource, rollout)
         return resource
 
     def _stripped(self, proxy: ProxyLLM, rollout: Rollout) -> LLM:

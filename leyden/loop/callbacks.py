@@ -278,18 +278,17 @@ class EarlyStopping(Callback):
         if not improved:
             return None
         self.best, self.best_iter = value, loop.current_iter
-        return self._keep_weights(vessel) if self.restore_best_weights else None
+        if not self.restore_best_weights:
+            return None
+        self._drop_weights()
+        self._best_weights = tempfile.TemporaryDirectory(prefix="leyden-best-")
+        return save_vessel(vessel, Path(self._best_weights.name))
 
     def _beats(self, value: float, other: float | None) -> bool:
         if math.isnan(value) or other is None:
             return not math.isnan(value)
         gain = value - other if self.mode == "max" else other - value
         return gain > self.min_delta
-
-    def _keep_weights(self, vessel: Vessel) -> HookResult:
-        self._drop_weights()
-        self._best_weights = tempfile.TemporaryDirectory(prefix="leyden-best-")
-        return save_vessel(vessel, Path(self._best_weights.name))
 
     def _drop_weights(self) -> None:
         if self._best_weights is not None:

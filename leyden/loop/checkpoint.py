@@ -125,7 +125,11 @@ class CheckpointStore:
         """
         aside, path = self._aside(iteration), self._path(iteration)
         (aside / _STATE).write_text(_as_json(state), encoding="utf-8")
-        files = {file.relative_to(aside).as_posix(): _fingerprint(file) for file in _files_under(aside)}
+        files = {
+            file.relative_to(aside).as_posix(): _fingerprint(file)
+            for file in sorted(aside.rglob("*"))
+            if file.is_file()
+        }
         manifest = {
             "kind": _KIND,
             "format": FORMAT,
@@ -323,10 +327,6 @@ def link_beside(target: Path, name: str) -> None:
     aside.symlink_to(target.name)
     aside.replace(target.with_name(name))
     fsync_directory(target.parent)
-
-
-def _files_under(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def _fingerprint(file: Path) -> dict[str, Any]:

@@ -307,15 +307,12 @@ class Checkpoint(Callback):
         def write() -> None:
             self.store.commit(iteration, state, best=best)
             if name is not None:
-                self._write_file(name, state, vessel_state)
+                path = self.store.dirpath / name
+                write_pth(path, state, vessel_state)
+                self._point_latest(path)
             self._remove_gone()
 
         return write
-
-    def _write_file(self, name: str, loop_state: Mapping[str, Any], vessel_state: Any) -> None:
-        path = self.store.dirpath / name
-        write_pth(path, loop_state, vessel_state)
-        self._point_latest(path)
 
     def _point_latest(self, path: Path) -> None:
         if self.save_latest == "link":

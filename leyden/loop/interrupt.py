@@ -42,7 +42,9 @@ def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE)
         stopping = True
         _say(f"\n{name}: {notice}\n")
         on_stop()
-        _wake_running_loop()
+        with contextlib.suppress(RuntimeError):  # no loop runs in this thread
+            # wakes a loop that waits for I/O, so that it runs the callbacks that `on_stop` scheduled
+            asyncio.get_running_loop().call_soon_threadsafe(lambda: None)
 
     before: dict[signal.Signals, Any] = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
@@ -51,12 +53,6 @@ def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE)
         for number, handler in before.items():
             # None: set by something other than Python, which cannot be set again from here
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def _wake_running_loop() -> None:
-    """Wake this thread's event loop, so that it runs the callbacks that `on_stop` has scheduled."""
-    with contextlib.suppress(RuntimeError):  # no loop runs in this thread
-        asyncio.get_running_loop().call_soon_threadsafe(lambda: None)
 
 
 def _say(text: str) -> None:

@@ -237,10 +237,6 @@ def fitted(label: str, values: Sequence[str], extras: Sequence[str], left: str, 
     return Line(label, min(_WIDEST_BAR, room) if room >= _NARROWEST_BAR else 0, text)
 
 
-def _run_line(state: _State, width: int) -> Line:
-    return fitted(state.label, state.values(), (), state.left(), width)
-
-
 def _stage_line(state: _State, width: int) -> Line:
     """Return the stage's line; it holds the metrics too if the run has no iterations."""
     if not state.in_iterations:
@@ -320,7 +316,8 @@ class _Terminal:
         state, width = self._state, self._console.width
         lines: list[Text] = []
         if state.in_iterations:
-            lines.append(self._drawn(_run_line(state, width), state.fraction))
+            run_line = fitted(state.label, state.values(), (), state.left(), width)
+            lines.append(self._drawn(run_line, state.fraction))
         if self._stage_shown and (state.stage.name or state.stage.total):
             lines.append(self._drawn(_stage_line(state, width), state.stage_fraction()))
         return Group(*lines)

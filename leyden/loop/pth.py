@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from leyden.errors import CheckpointError
-from leyden.loop.optional import import_optional
+from leyden.extras import import_optional
 from leyden.loop.state_files import StatefulVessel, map_leaves
 from leyden.utils.atomic import ASIDE, fsync_directory
 

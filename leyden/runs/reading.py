@@ -206,7 +206,9 @@ def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
             raise ConfigError(f"there is no run in {RUNS.resolve()}; start one, or give a run's folder")
         return runs[0]
     found = [run for run in runs if str(source) in (run.record.name, run.record.run_id)]
-    found = found or [run for run in runs if _begins(run.record, str(source))]
+    if source and not found:
+        names = ((run, run.record.name, run.record.run_id) for run in runs)
+        found = [run for run, name, run_id in names if name.startswith(str(source)) or run_id.startswith(str(source))]
     if len(found) == 1:
         return found[0]
     if found:
@@ -256,10 +258,6 @@ def list_runs(root: Path = RUNS) -> list[RecordedRun]:
         except ConfigError:
             continue
     return sorted(runs, key=lambda run: run.record.start_time, reverse=True)
-
-
-def _begins(record: RunRecord, beginning: str) -> bool:
-    return bool(beginning) and (record.name.startswith(beginning) or record.run_id.startswith(beginning))
 
 
 def _offer(runs: Iterable[RecordedRun]) -> str:

@@ -151,15 +151,10 @@ def _appending(path: Path) -> IO[str]:
     """Open a file of lines to add to it, without the line that a kill has cut in half."""
     file = path.open("a+", encoding="utf-8", newline="")
     size = file.seek(0, os.SEEK_END)
-    if size and (end := _end_of_last_line(path)) < size:
+    if size and (end := path.read_bytes().rfind(b"\n") + 1) < size:
         file.truncate(end)
         file.seek(0, os.SEEK_END)
     return file
-
-
-def _end_of_last_line(path: Path) -> int:
-    with path.open("rb") as file:
-        return file.read().rfind(b"\n") + 1
 
 
 def _append(file: IO[str] | None, content: dict[str, Any]) -> None:

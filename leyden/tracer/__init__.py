@@ -8,10 +8,9 @@ runner, agent or model. For a new source of spans see `base.py`; for other proce
 """
 
 from leyden.tracer.agentops import AgentOpsTracer
-from leyden.tracer.base import Tracer
+from leyden.tracer.base import DummyTracer, Tracer
 from leyden.tracer.context import TraceContext
 from leyden.tracer.current import active_trace, current_trace
-from leyden.tracer.dummy import DummyTracer
 from leyden.tracer.otel import LightningSpanProcessor, OtelTracer, from_readable_span
 from leyden.tracer.trace import (
     LOCAL,

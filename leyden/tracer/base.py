@@ -142,3 +142,13 @@ class Tracer(NamedOptions, ABC):
         Raises NoActiveTrace, InvalidEmission.
         """
         return active_trace("operation_context").operation(name, attributes)
+
+
+class DummyTracer(Tracer):
+    """Records what the agent's code emits, and touches no library and no global state.
+
+    For tests, and for agents whose calls the gateway records anyway.
+    """
+
+    def prepare(self) -> None:
+        """Prepare nothing."""

@@ -167,7 +167,9 @@ class Trainer(NamedOptions):
         self.retention = checked_retention(retention)
         check_flag("dev", dev)
         self._dev = dev
-        self.monitor = _optional(_monitor_of(monitor), Monitor, "monitor")
+        self.monitor = _optional(
+            {True: Monitor, False: None}[monitor] if isinstance(monitor, bool) else monitor, Monitor, "monitor"
+        )
         check_number("max_algorithm_restarts", max_algorithm_restarts, at_least=0, whole=True)
         self.max_algorithm_restarts = max_algorithm_restarts
         self.callbacks, self.loggers = checked_callbacks(callbacks), checked_loggers(loggers)
@@ -322,7 +324,8 @@ class Trainer(NamedOptions):
                 "and measure the agent, or an algorithm that trains it; without data, runners work on what others enqueue"
             )
         if self.callbacks and not isinstance(algorithm, IterativeAlgorithm):
-            given = "there is no algorithm" if algorithm is None else f"{_name_of(algorithm)} has no TrainLoop"
+            name = getattr(algorithm, "__name__", type(algorithm).__name__)
+            given = "there is no algorithm" if algorithm is None else f"{name} has no TrainLoop"
             raise ConfigError(
                 f"callbacks={[type(callback).__name__ for callback in self.callbacks]}, but {given} that would call them; give an "
                 "IterativeAlgorithm (PolicyGradient is one), or leave callbacks out: loggers= gets the metrics of any algorithm"
@@ -345,15 +348,6 @@ class Trainer(NamedOptions):
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _name_of(algorithm: Algorithm) -> str:
-    return getattr(algorithm, "__name__", type(algorithm).__name__)
-
-
-def _monitor_of(spec: Any) -> Any:
-    """True and False as `build_component` has them."""
-    return {True: Monitor, False: None}[spec] if isinstance(spec, bool) else spec
 
 
 def _required(

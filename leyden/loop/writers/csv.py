@@ -55,7 +55,9 @@ class CsvWriter(LogWriter):
 
     def write(self, row: Row) -> None:
         """Add a row; a kill loses none that was added."""
-        values = {name: _cell(value) for name, value in row.flat().items()}
+        values = {
+            name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in row.flat().items()
+        }
         if new := [name for name in values if name not in self._columns]:
             before = self._read(self._n_rows)
             self._columns += new
@@ -116,10 +118,6 @@ class CsvWriter(LogWriter):
             table.writeheader()
             table.writerows(rows)
         self._file = self.path.open("a", encoding="utf-8", newline="")
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, (list, dict)) else value
 
 
 def _missing(wanted: Sequence[str], present: Iterable[str]) -> list[str]:

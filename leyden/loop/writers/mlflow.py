@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from leyden.errors import CheckpointError, ConfigError
+from leyden.extras import import_optional
 from leyden.loop.metrics import LogLevel, Row, RowKind
-from leyden.loop.optional import import_optional
 from leyden.loop.writers.base import LogWriter
 
 

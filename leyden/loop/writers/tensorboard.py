@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from leyden.extras import import_optional
 from leyden.loop.metrics import LogLevel, Row, RowKind
-from leyden.loop.optional import import_optional
 from leyden.loop.writers.appending import AppendingWriter
 
 _FILE: Final = "events.out.tfevents.0000000000.leyden"

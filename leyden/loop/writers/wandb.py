@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from leyden.extras import import_optional
 from leyden.loop.metrics import EpisodeRow, LogLevel, Row, RowKind
-from leyden.loop.optional import import_optional
 from leyden.loop.writers.base import LogWriter
 
 
