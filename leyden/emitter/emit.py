@@ -1,4 +1,4 @@
-"""Emit messages, objects, exceptions and annotations. `emit_span` makes the span of each emitter."""
+"""Emit messages, objects, exceptions and annotations; `emit_span` makes every emitter's span."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ backend starts, not before. The same code runs on a CPU and on one GPU.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import re
 import socket
@@ -195,10 +196,8 @@ class EmbeddedBackend(PolicyBackend):
             if self._running is not None:
                 return
             try:
-                # Only to see that the extra is there.
-                import safetensors  # noqa: F401  # pyright: ignore[reportUnusedImport]
-                import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
-                import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
+                for package in ("safetensors", "torch", "transformers"):
+                    importlib.import_module(package)  # only to see that the extra is there
             except ImportError as error:
                 raise EngineError(f"the embedded engine needs {error.name!r}: {install_extra('torch')}") from error
             executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leyden-trainer")

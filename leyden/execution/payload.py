@@ -16,11 +16,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from types import FunctionType
 from typing import Any, cast
 
-import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
-
 from leyden.errors import ConfigError
 from leyden.execution.base import PortableRunnerBundle
 from leyden.litagent import FunctionalLitAgent
+from leyden.utils.pickling import CloudPickler
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +54,20 @@ def unpack(packed: bytes) -> Payload:
     return cast(Payload, pickle.loads(packed))
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(CloudPickler):
     def __init__(self, file: io.BytesIO, main_by_name: bool) -> None:
-        super().__init__(file)  # pyright: ignore[reportUnknownMemberType] -- untyped
+        super().__init__(file)
         self._main_by_name = main_by_name
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FunctionalLitAgent) and obj.__module__ == "__main__" and not self._main_by_name:
             return obj.reduce_by_value()
-        return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] -- untyped
+        return super().reducer_override(obj)
 
 
 def _dumps(thing: Any, main_by_name: bool) -> bytes:
     buffer = io.BytesIO()
-    _Pickler(buffer, main_by_name).dump(thing)  # pyright: ignore[reportUnknownMemberType] -- untyped
+    _Pickler(buffer, main_by_name).dump(thing)
     return buffer.getvalue()
 
 

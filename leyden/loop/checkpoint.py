@@ -31,6 +31,7 @@ from leyden.loop.pth import SavedFile, read_pth
 from leyden.loop.state_files import load_vessel, read_state
 from leyden.options import check_number
 from leyden.utils.atomic import ASIDE, commit_directory, fsync_directory, remove_directory
+from leyden.utils.json import is_object
 
 FORMAT: Final = 1
 _KIND: Final = "leyden checkpoint"
@@ -281,10 +282,10 @@ class CheckpointStore:
                 f"{manifest_path} is of iteration {manifest.get('iteration')}, its directory of {iteration}"
             )
         files, config = manifest.get("files"), manifest.get("config")
-        if not isinstance(files, dict) or not isinstance(config, dict) or _STATE not in files:
+        if not is_object(files) or not is_object(config) or _STATE not in files:
             raise _DamagedError(f"{manifest_path} does not list its files and configuration")
-        for name, expected in files.items():  # pyright: ignore[reportUnknownVariableType] -- JSON
-            _verify_file(path, str(name), expected)  # pyright: ignore[reportUnknownArgumentType]
+        for name, expected in files.items():
+            _verify_file(path, name, expected)
         return manifest
 
     def _path(self, iteration: int) -> Path:
@@ -344,11 +345,11 @@ def _verify_file(directory: Path, name: str, expected: Any) -> None:
         raise _DamagedError(f"{file} cannot be read: {error.strerror}") from error
     if actual == expected:
         return
-    if not isinstance(expected, dict) or actual["bytes"] == expected.get("bytes"):  # pyright: ignore[reportUnknownMemberType]
+    if not is_object(expected) or actual["bytes"] == expected.get("bytes"):
         raise _DamagedError(
             f"{file} is not what was saved: its sha256 is {actual['sha256'][:12]}..., not the manifest's"
         )
-    raise _DamagedError(f"{file} has {actual['bytes']} bytes, the manifest says {expected.get('bytes')}")  # pyright: ignore[reportUnknownMemberType]
+    raise _DamagedError(f"{file} has {actual['bytes']} bytes, the manifest says {expected.get('bytes')}")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -358,9 +359,9 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise _DamagedError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise _DamagedError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
+    if not is_object(content):
         raise _DamagedError(f"{file} holds a {type(content).__name__}, not an object")
-    return content  # pyright: ignore[reportUnknownVariableType]
+    return content
 
 
 def _as_json(state: Mapping[str, Any]) -> str:

@@ -217,9 +217,9 @@ def _as_plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _as_plain(part) for name, part in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return {str(name): _as_plain(part) for name, part in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, (list, tuple)):
-        return [_as_plain(part) for part in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_as_plain(part) for part in cast("Sequence[Any]", value)]
     if hasattr(value, "tolist"):  # arrays, NumPy scalars, tensors, series
         return _as_plain(value.tolist())
     return repr(value)
@@ -265,22 +265,22 @@ def _most_like(name: str, names: Iterable[str]) -> list[str]:
 
 
 def clean_metrics(metrics: object, *, source: str) -> dict[str, MetricValue]:
-    """Plain numbers and strings.
+    """Return metrics as plain numbers and strings.
 
-    NumPy scalars and tensors of one element become numbers; None is an empty mapping.
-    Raises InvalidMetrics, which names `source` and the metric.
+    NumPy scalars and tensors of one element become numbers; None becomes an empty mapping.
+    Raise InvalidMetrics, which names `source` and the metric, for other values.
     """
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
         raise InvalidMetrics(f"{source} returned {type(metrics).__name__}; return a mapping of metric names to numbers")
     cleaned: dict[str, MetricValue] = {}
-    for name, value in metrics.items():  # pyright: ignore[reportUnknownVariableType] -- comes from user code
+    for name, value in cast("Mapping[object, Any]", metrics).items():
         if not isinstance(name, str) or name in ROW_FIELDS:
             raise InvalidMetrics(
                 f"{source} returned a metric named {name!r}; names are strings other than {ROW_FIELDS}"
             )
-        cleaned[name] = _plain(value, f"{source}: metric {name!r}")  # pyright: ignore[reportUnknownArgumentType]
+        cleaned[name] = _plain(value, f"{source}: metric {name!r}")
     return cleaned
 
 

@@ -22,6 +22,7 @@ from leyden.errors import CheckpointError
 from leyden.extras import import_optional
 from leyden.loop.state_files import StatefulVessel, map_leaves
 from leyden.utils.atomic import ASIDE, fsync_directory
+from leyden.utils.json import is_object
 
 _FORMAT: Final = 1
 _KIND: Final = "leyden checkpoint"
@@ -69,11 +70,11 @@ def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> N
             raise CheckpointError(f"{where} is an array of {value.dtype}, which torch has no dtype for") from error
 
     def unmarked(container: Any) -> Any:
-        if isinstance(container, dict) and _ARRAY in container:
+        if is_object(container) and _ARRAY in container:
             raise CheckpointError(
                 f"a state has the key {_ARRAY!r}; in a .pth file {_ARRAY!r} stands for an array, rename it"
             )
-        return container  # pyright: ignore[reportUnknownVariableType]
+        return container
 
     plain = {
         **map_leaves(dict(loop_state), tensor),

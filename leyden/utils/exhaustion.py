@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from leyden.utils.throttle import Throttle
 
@@ -113,4 +114,4 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield one
         waiting += [cause for cause in (one.__context__, one.__cause__) if cause is not None]
         if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions  # pyright: ignore[reportUnknownMemberType] -- a group of anything
+            waiting += cast("BaseExceptionGroup[BaseException]", one).exceptions

@@ -8,6 +8,7 @@ from typing import Any
 
 from leyden.loop.metrics import Row
 from leyden.loop.writers.appending import AppendingWriter
+from leyden.utils.json import is_list, is_object
 
 
 class JsonlWriter(AppendingWriter):
@@ -25,8 +26,8 @@ class JsonlWriter(AppendingWriter):
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, list):
-        return [_finite(part) for part in value]  # pyright: ignore[reportUnknownVariableType]
+    if is_object(value):
+        return {name: _finite(part) for name, part in value.items()}
+    if is_list(value):
+        return [_finite(part) for part in value]
     return value
