@@ -99,8 +99,8 @@ def rewards_as_data(reward: RewardMetrics | None) -> dict[str, Any] | None:
 
 
 def seconds_of(run: RecordedRun) -> float:
-    """Return how long the run took, or has taken so far; of a crashed one, until it was last heard
-    of.
+    """Return how long the run took or has taken so far; for a crashed run, until its last
+    heartbeat.
     """
     record = run.record
     end = record.end_time

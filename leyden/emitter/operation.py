@@ -30,7 +30,7 @@ class OperationStep:
         self._span = span
 
     def set_input(self, value: Any) -> None:
-        """Record what the operation works on; what JSON cannot say is recorded as its `repr`."""
+        """Record the operation's input; a value that is not JSON is recorded as its `repr`."""
         self._span.set({semconv.OPERATION_INPUT: as_json(value)})
 
     def set_output(self, value: Any) -> None:

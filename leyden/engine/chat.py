@@ -136,8 +136,8 @@ class Chat:
 
     @cached_property
     def parser(self) -> ToolParser | None:
-        """The parser of tool calls: the one that was named, or the first that reads what the
-        template writes.
+        """The parser of tool calls: the named one, or the first that reads the template's own
+        calls.
         """
         if self._tool_parser is not None:
             return PARSERS[self._tool_parser]
@@ -231,9 +231,10 @@ class Reply:
         self.call_ids: list[str] = []
 
     def advance(self, ids: Sequence[int], *, final: bool) -> tuple[str, list[Json]]:
-        """Return what is new and certain: content, and calls as OpenAI's wire format has them.
+        """Return the new and certain content, and the new calls in OpenAI's wire format.
 
-        ids: all ids of the response so far. final: no more will come.
+        ids: all ids of the response so far.
+        final: no more ids will come.
         """
         piece = self._text.advance(ids, final=final)
         if self._reader is None:

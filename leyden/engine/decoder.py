@@ -67,8 +67,7 @@ class Generation:
     ends_text: Callable[[Sequence[int]], bool] | None = None
     """Whether the sampled ids end the response (stop strings)."""
     constraint: Constraint | None = None
-    """The response is sampled among the tokens that it allows, and `logprobs` are those of that
-    distribution."""
+    """Limits the tokens that may be sampled; `logprobs` are those of the limited distribution."""
 
     token_ids: list[int] = field(default_factory=list[int])
     policy_versions: list[int] = field(default_factory=list[int])
@@ -76,7 +75,7 @@ class Generation:
     finish_reason: Literal["stop", "length"] | None = None
     error: Exception | None = None
     cancelled: bool = False
-    """Set by anyone: the row leaves before the next step, nobody is told."""
+    """Set by any thread to remove the row before the next step, without a notification."""
 
     @property
     def done(self) -> bool:

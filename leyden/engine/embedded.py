@@ -311,7 +311,7 @@ class _Running:
         self.max_length = max_length
 
     async def train(self, work: Callable[[], T]) -> T:
-        """Run `work` on the training thread, after whatever runs there."""
+        """Run `work` on the training thread, after the work that runs there."""
         try:
             future: Future[T] = self.executor.submit(work)
         except RuntimeError as error:

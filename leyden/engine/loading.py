@@ -78,7 +78,7 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
 
 
 def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
-    """Load from a folder or a hub name. Raise EngineError that says what was looked for."""
+    """Load from a folder or a hub name. Raise EngineError, which names it, if that fails."""
     exists = Path(name).exists()
     if not exists and not _may_be_hub_name(name):
         raise EngineError(

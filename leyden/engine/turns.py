@@ -94,11 +94,10 @@ class Turns:
         return None
 
     def _end_of(self, turn: Turn, call_ids: tuple[str, ...], text: str, read: Read) -> int | None:
-        """Return the place in the template's text at which the turn ends; None unless the text says
-        what was sampled.
+        """Return the place in the template's text at which the turn ends.
 
-        A template that shows the ids of calls says more than the model did, which did not know
-        them.
+        None if the text differs from the sampled turn. A template that shows the ids of calls adds
+        text that the model did not sample.
         """
         if turn.prompt_digest != _digest(text[: turn.prompt_length]):
             return None

@@ -38,7 +38,10 @@ class Residence:
     """One coroutine on the loop of the agents, with every task that it or its agents start."""
 
     def __init__(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """loop: another loop than that of the agents."""
+        """Start the coroutine.
+
+        loop: the loop to use instead of the agents' loop.
+        """
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._home = AgentLoop.of_this_process() if loop is None else None
         self._loop = AgentLoop.of_this_process().loop if loop is None else loop
@@ -47,7 +50,7 @@ class Residence:
         self._loop.call_soon_threadsafe(self._move_in, work, context=contextvars.copy_context())
 
     async def wait(self) -> None:
-        """Return when the coroutine and what it left behind have ended; raise what it raised."""
+        """Return when the coroutine and the tasks it left behind have ended. Raise its error."""
         await asyncio.shield(asyncio.wrap_future(self._ended))
 
     def cancel(self) -> None:

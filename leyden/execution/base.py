@@ -13,8 +13,10 @@ from leyden.utils.latch import Latch
 
 
 class RunsAgain(Exception):
-    """Raised by an algorithm bundle whose algorithm has failed (its cause) and is started again, by
-    another `execute`: runners elsewhere are not told that the work is over.
+    """Raised by an algorithm bundle whose algorithm has failed and will be started again.
+
+    The failure is its cause. Another `execute` follows, so runners in other places are not told to
+    stop.
     """
 
 

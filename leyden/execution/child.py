@@ -202,7 +202,7 @@ def log_levels() -> dict[str, int]:
 
 
 def set_log_levels(levels: Mapping[str, int]) -> None:
-    """Log what the parent process would log."""
+    """Set the levels at which the parent process logs."""
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
 

@@ -1,4 +1,4 @@
-"""The signals that strategies share with what they run."""
+"""The signals that strategies share with the two bundles."""
 
 from __future__ import annotations
 

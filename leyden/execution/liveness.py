@@ -35,7 +35,9 @@ _IDLE_FILES = ("selectors.py", "threading.py", "connection.py", "queue.py", "soc
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The child's reply, with what the parent needs to examine a child that stays silent."""
+    """The child's reply, with the thread and the file by which the parent examines a
+    silent child.
+    """
 
     thread_id: int
     """The kernel's id of the thread that replies."""

@@ -50,7 +50,7 @@ def pack(payload: Payload, *, imports_main: bool = True) -> bytes:
 
 
 def unpack(packed: bytes) -> Payload:
-    """Return the payload that was packed. Raise whatever making its parts raises."""
+    """Return the payload that was packed. Raise any error of making its parts."""
     return cast(Payload, pickle.loads(packed))
 
 

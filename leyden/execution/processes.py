@@ -216,7 +216,7 @@ class Supervisor:
         self._on_loss, self._on_return = on_loss, on_return
         self._processes: dict[int, WorkerProcess] = {}
         self._cancelled = False
-        """The processes are being ended by this object, so an end is no loss."""
+        """This object is ending the processes, so their end is no loss."""
         self._stopped = asyncio.ensure_future(stop.wait_async())
         self._stopped.add_done_callback(lambda _: self._stop_all())
         self._work = asyncio.create_task(self._keep_all(n_runners))

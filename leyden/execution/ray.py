@@ -254,8 +254,9 @@ class RunnerActor:
             self._end("was cancelled")
 
     def _settle(self, life: asyncio.Task[None]) -> None:
-        """Nobody waits in vain, whatever Ray raises (`ray://` loses its connection with a
-        ConnectionError).
+        """Record the end of the process if Ray raises, so that no caller waits in vain.
+
+        `ray://` loses its connection with a ConnectionError.
         """
         if not life.cancelled() and (error := life.exception()):
             self._end(f"is out of reach: {type(error).__name__}: {error}", final=True)

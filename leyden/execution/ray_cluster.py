@@ -138,8 +138,9 @@ def _set_auth_mode(ray: Any, mode: str | None) -> None:
 
 
 def _take_sigterm_back() -> None:
-    """Ray puts a handler below Python's, which has the process killed 3 s after SIGTERM, whatever
-    it is about to do.
+    """Restore Python's handling of SIGTERM.
+
+    Ray installs a handler below Python's, which kills the process 3 s after SIGTERM.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))

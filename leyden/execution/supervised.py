@@ -40,7 +40,7 @@ class Place:
     at_once_seconds: float = 1.0
     """See Supervisor."""
     end_family: Callable[[int], None] = lambda _: None
-    """Ends what a dead worker's agents left behind, if that can be found."""
+    """Ends the processes that a dead worker's agents left behind, if they can be found."""
 
 
 class SupervisedExecutionStrategy(ExecutionStrategy):
@@ -58,9 +58,7 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
 
     @abstractmethod
     def place(self, store: LightningStore) -> AbstractAsyncContextManager[Place]:
-        """Make ready where the runners will be, and a road from there to the store; leave nothing
-        of it behind.
-        """
+        """Prepare the runners' place and their connection to the store; undo both on leaving."""
 
     async def execute(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, *, ready: Latch | None = None

@@ -18,7 +18,7 @@ class AgentFrameworkInstrumentation(Instrumentation):
     modules: ClassVar[tuple[str, ...]] = ("agent_framework",)
 
     def install(self) -> None:
-        """Have spans made, with what was said in them."""
+        """Make the framework record spans, with the texts of messages."""
         self._observability: Any = importlib.import_module("agent_framework.observability")
         settings = self._observability.OBSERVABILITY_SETTINGS
         self._before: tuple[bool, bool] = settings.enable_instrumentation, settings.enable_sensitive_data

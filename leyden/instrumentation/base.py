@@ -79,7 +79,9 @@ class Patches(Instrumentation):
     """An instrumentation that replaces methods."""
 
     _patches: ClassVar[dict[type[Patches], Sequence[Patch]]] = {}
-    """Kept, so that a replacement which somebody else's lies upon is not replaced once more."""
+    """The patches of each class, kept so that a method is not patched again below
+    another's patch.
+    """
 
     @abstractmethod
     def patches(self) -> Sequence[Patch]:

@@ -36,7 +36,7 @@ class Redirection:
 
     url: str
     headers: Mapping[str, str]
-    """To be set, in lower case, in place of those of the same name."""
+    """Headers to set, in lower case; they replace the request's headers of the same name."""
 
 
 @dataclass(slots=True)

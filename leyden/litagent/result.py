@@ -33,10 +33,10 @@ _POSSIBLE = "possible: None, a finite number, a dict of finite numbers by name, 
 
 
 async def record_result(result: Any, *, rollout: AttemptedRollout, store: LightningStore) -> list[Span]:
-    """Record what an agent returned for this attempt, and answer the spans that say it.
+    """Record the value that an agent returned for this attempt, and return the spans that hold it.
 
-    Within the attempt's trace they travel with its other spans; elsewhere they go to the store at
-    once. Raises InvalidReturn, naming the type and what is possible.
+    Within the attempt's trace the spans travel with its other spans; elsewhere they go to the store
+    at once. Raise InvalidReturn, naming the type and what is possible.
     """
     spans = result_spans(result, rollout)
     trace = current_trace()

@@ -52,9 +52,10 @@ class Callback(NamedOptions):
     """
 
     runs_last: ClassVar[int] = 0
-    """Call this one's hooks after those of all callbacks whose number is smaller. 1: `Checkpoint`
-    saves what the others have learned.
-    2: what changes the policy for good when a fit ends comes after it has been saved as it was."""
+    """Callbacks with a higher number are called after those with a lower one.
+
+    1: `Checkpoint`, which saves the state that the others have changed. 2: callbacks that replace
+        the policy when a fit ends, after it has been saved."""
 
     @property
     def state_key(self) -> str:
@@ -114,8 +115,9 @@ class Callback(NamedOptions):
         """Called after a test, when the writers have its row."""
 
     def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> HookResult:
-        """Something raised (also KeyboardInterrupt and cancellation), and is raised again after all
-        callbacks heard of it.
+        """Called when a stage or hook raises, KeyboardInterrupt and cancellation included.
+
+        The error is raised again after all callbacks have been called.
         """
 
     def on_progress(self, loop: TrainLoop, progress: Progress) -> None:
@@ -132,7 +134,7 @@ class Callback(NamedOptions):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` answered.
+        """Restore the state that `state_dict` returned.
 
         Called before `on_fit_start`, on a resumed run only.
         """
@@ -211,7 +213,7 @@ class EarlyStopping(Callback):
         self._drop_weights()
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Forget what an earlier fit saw; stop again where a resumed run had stopped."""
+        """Reset the counters of an earlier fit. Stop again if the resumed run had been stopped."""
         if self._at_validations and not loop.validates:
             raise ConfigError(
                 f"EarlyStopping monitors {self.monitor!r}, but the loop never validates; set val_every_n_iters"

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class _DamagedError(CheckpointError):
-    """Not what was written here; an older checkpoint may serve."""
+    """The checkpoint is not as it was written; an older one may be intact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class SavedCheckpoint:
         return self.path / CALLBACKS
 
     def restore(self, vessel: Any) -> Any:
-        """Give the vessel what it saved; may have to be awaited."""
+        """Restore the vessel's state. Return an awaitable if its `load` is async."""
         return load_vessel(vessel, self.vessel_path)
 
 
@@ -116,13 +116,12 @@ class CheckpointStore:
         return self._aside(iteration)
 
     def commit(self, iteration: int, state: Mapping[str, Any], *, best: int | None = None) -> Path:
-        """Make what was prepared the checkpoint of `iteration`, durably; then remove the oldest
-        ones beyond `keep`.
+        """Make the prepared directory the checkpoint of `iteration`, then prune the oldest ones.
 
-        best: the iteration of the best one so far, which is kept as well, and which this one names
-            in its manifest.
-        A damaged checkpoint of this iteration is replaced. Raises CheckpointError for a state that
-        is not JSON.
+        The write is durable. A damaged checkpoint of this iteration is replaced.
+        best: the iteration of the best checkpoint so far, which is kept as well, and which this one
+            names in its manifest.
+        Raise CheckpointError for a state that is not JSON.
         """
         aside, path = self._aside(iteration), self._path(iteration)
         (aside / _STATE).write_text(_as_json(state), encoding="utf-8")

@@ -133,8 +133,9 @@ class Checkpoint(Callback):
     # ---- when ----------------------------------------------------------------------------------------------------------
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Refuse a directory that is ahead of this run; clear away what a kill left, and make good
-        what it left out.
+        """Refuse a directory that is ahead of this run.
+
+        Remove the files that a killed save left, and write the `.pth` file that it did not reach.
         """
         if self.filename is not None and not isinstance(vessel, StatefulVessel):
             raise ConfigError(

@@ -53,7 +53,7 @@ class LogLevel(IntEnum):
     DEBUG = 10
     """Observations, raw actions: large, wanted while something is being looked for."""
     PERIODIC = 20
-    """Every step; the level of whatever does not say another."""
+    """Logged at every step; the default level."""
     INFO = 30
     """A few times an episode."""
     CRITICAL = 40

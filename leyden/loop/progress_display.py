@@ -215,7 +215,7 @@ class Line:
 
 
 def fitted(label: str, values: Sequence[str], extras: Sequence[str], left: str, width: int) -> Line:
-    """Return what a line of `width` columns has room for.
+    """Return the line's parts that fit into `width` columns.
 
     In order of importance: the label, the first value, the time left, the other values, a bar, the
     extras.
@@ -308,7 +308,7 @@ class _Terminal:
         self._stack.enter_context(printing_above(self._console))
 
     def close(self) -> None:
-        """Leave the run's line, and the stage's only where there is no other."""
+        """Leave the run's line on the terminal, or the stage's if the run has none."""
         self._stage_shown = not self._state.in_iterations
         self._stack.close()
 

@@ -1,5 +1,4 @@
-"""The process-wide random states, as JSON: Python's, and those of NumPy and torch where something
-has loaded them.
+"""The process-wide random states as JSON: Python's, and NumPy's and torch's if they are loaded.
 
 Generators that a policy owns are part of the policy's state, not of this. torch is imported only if
 the saved run had it.

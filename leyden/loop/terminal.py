@@ -1,7 +1,7 @@
-"""The terminal while a display is drawn on it: what the program writes meanwhile appears above.
+"""Keep a program's output above a display that is drawn on the terminal.
 
-It knows nothing of what is displayed. A child process that writes to the terminal by itself is not
-covered.
+The display's content is not known here. A child process that writes to the terminal by itself is
+not covered.
 """
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ class TrainLoop(NamedOptions):
 
     @property
     def total_seconds(self) -> float:
-        """Time spent in this run, over all processes that worked on it; what was lost by a kill is
-        not counted.
+        """Time spent in this run, over all its processes, without the time that a kill has
+        undone.
         """
         running = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         return self._seconds_before + running

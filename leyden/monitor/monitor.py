@@ -44,7 +44,7 @@ _COUNTERS = frozenset({"attempts_ended", "attempts_completed", "attempts_succeed
 _PROBE_SECONDS = 10.0
 """A store that has not replied by then is unreachable."""
 _ABANDON_SECONDS = 3600.0
-"""A worker that was silent for this long is no longer judged."""
+"""After this silence, a worker is no longer judged."""
 _UPSTREAM_SECONDS = 6 * REPORT_SECONDS
 """The age at which a gateway's samples expire."""
 _MOST_WORKERS = 10_000

@@ -1,4 +1,4 @@
-"""Runs as data: what a run was started with, what it measured, how it ended.
+"""Runs as data: the configuration of a run, its metrics, and how it ended.
 
 Lives here: `Run`, which an algorithm reports to; the recorder, which writes a run's folder and its
 rows in the store; and the reader, which opens a running, finished or crashed run from either. The

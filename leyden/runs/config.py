@@ -31,7 +31,7 @@ _SECRET_NAMES = r"pass(?:word|wd|phrase)?|pgpassword|secret|token|api_?key|key|c
 _SECRET = re.compile(rf"(?:^|[_.-])(?:{_SECRET_NAMES}|passwords|secrets|api_?keys|(?:access|auth)_tokens)$", re.I)
 _SECRET_IN_CAMEL_CASE = re.compile(r"[a-z](?:Passw(?:or)?d|Secret|Token|Key|Credentials?)$")
 _KEY = re.compile(r"\b(?:sk-(?!leyden-)[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[A-Z0-9]{12,})")
-"""A key that its form gives away, whatever it is called."""
+"""Keys whose form shows that they are secret, under any name."""
 _LONGEST_TEXT = 500
 _MOST_ITEMS = 100
 _DEEPEST = 6
@@ -115,7 +115,10 @@ def _is_secret(name: str) -> bool:
 
 
 def _hidden(value: Any) -> Any:
-    """Return what is recorded of a secret. Numbers and switches, such as `key=3`, are none."""
+    """Return the recorded form of a secret.
+
+    Numbers and switches, such as `key=3`, are no secrets.
+    """
     return value if value is None or isinstance(value, bool | int | float) else HIDDEN if value else ""
 
 

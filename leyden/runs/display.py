@@ -29,7 +29,7 @@ _SHOWN_REASONS = 5
 _REASON_CHARACTERS = 300
 _RUNS = Path(".leyden")
 _WIDTH = 120
-"""Columns where there is no terminal."""
+"""The columns of output that does not go to a terminal."""
 
 
 def _terminal_width() -> int:

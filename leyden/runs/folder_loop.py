@@ -27,7 +27,7 @@ class FolderWriter(LogWriter):
         return {}
 
     def write(self, row: Row) -> None:
-        """Add the row; after the run has ended too, for a test of what was trained."""
+        """Add the row. A test of the trained policy adds one after the run has ended."""
         assert isinstance(row, MetricsRow)
         self._folder.add_row(row)
 

@@ -124,9 +124,7 @@ class RunRecorder:
 
     @property
     def rows(self) -> list[MetricsRow]:
-        """The rows of the run so far, those of earlier processes included, in the order in which
-        they were reported.
-        """
+        """The rows of the run so far in the order of their reports, earlier processes included."""
         with self._lock:
             return list(self._rows)
 
@@ -313,10 +311,10 @@ class _Mirror:
             self._loop.call_soon_threadsafe(self.news.set)
 
     async def flush(self) -> None:
-        """Write what is pending; points that wait together are one call.
+        """Write the pending rows, with points that wait together in one call.
 
-        What the store did not take, because it failed or because the call was cancelled, stays
-        pending. Writing it again is harmless.
+        Rows that the store did not take, because it failed or the call was cancelled, stay pending.
+        Writing them again is harmless.
         """
         async with self._writing:
             while taken := self._first_pending():
@@ -352,13 +350,13 @@ class _Mirror:
                 logger.warning("the store does not take a metric of the run (%s); its folder has it", error)
 
     async def beat(self) -> None:
-        """Show the store that the run lives, if it has not been told for a while."""
+        """Send the store a heartbeat of the run, if the last one is old."""
         if time.monotonic() - self._touched_at >= HEARTBEAT_SECONDS:
             self._touched_at = time.monotonic()
             await self._store.update_run(self._run_id)
 
     async def end(self, record: RunRecord) -> None:
-        """Write what is left, and how the run has ended."""
+        """Write the remaining rows, and how the run has ended."""
         with self.reporting_errors():
             await self.flush()
             await self._store.update_run(self._run_id, status=record.status, cause=record.cause, config=record.config)

@@ -1,4 +1,4 @@
-"""`Run`: what an algorithm is given of the run that it works for."""
+"""`Run`: the run that an algorithm works for, as the algorithm sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leyden.loop import Callback, LogWriter, Metrics, Stage
 
 
 class Reports(Protocol):
-    """Takes what a run reports; `RunRecorder` is the one that ships."""
+    """Receives an algorithm's reports. `RunRecorder` is the shipped implementation."""
 
     def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
         """Record the metrics of a stage."""

@@ -42,8 +42,9 @@ class Tracer(NamedOptions, ABC):
         """
 
     def while_open(self) -> AbstractContextManager[object]:
-        """Entered as each trace opens and left as it closes, any number at a time: for what must be
-        undone afterwards.
+        """Return a context that is entered as each trace opens and left as it closes.
+
+        Any number may be open at a time. Override it for changes that must be undone afterwards.
         """
         return nullcontext()
 

@@ -42,8 +42,9 @@ _LATE_TRIES = 60
 _EXIT_SECONDS = 2.0
 
 _FINAL = (ValueError, TypeError, StoreClosed)
-"""No retry can help: the spans themselves are wrong (UnknownRollout and its like are ValueErrors),
-or the store is no more."""
+"""Errors that no retry can cure: the spans are wrong, or the store is closed.
+
+UnknownRollout and similar errors are ValueErrors."""
 
 
 class SpanSink(Protocol):
@@ -55,8 +56,9 @@ class SpanSink(Protocol):
         ...
 
     async def add_many_spans(self, spans: Sequence[Span], /) -> Sequence[Span]:
-        """Take all or none, each span once however often it is sent; answers them with the sequence
-        ids that were drawn.
+        """Store all spans or none, each once however often it is sent.
+
+        Return them with the sequence ids that the store assigned.
         """
         ...
 
@@ -131,7 +133,7 @@ class Delivery:
         self._lock = threading.Lock()
         self._pending: list[tuple[Outbox, Span]] = []
         self._armed = False
-        """Whether a timer is running, or about to, that will flush what is pending."""
+        """Whether a timer that will flush the pending spans is running or about to start."""
         self._batch: asyncio.Task[None] | None = None
 
     def put(self, outbox: Outbox, span: Span) -> bool:
@@ -193,7 +195,7 @@ class Delivery:
             self._start()
 
     async def flush(self) -> None:
-        """Return when what is pending has been tried once."""
+        """Return when every pending span has been sent once, with or without success."""
         if self._batch or self._pending:
             await asyncio.wait({self._batch or self._start()})
 
@@ -215,8 +217,8 @@ class Delivery:
             self._put_back(undelivered)
 
     def _put_back(self, undelivered: Sequence[tuple[Outbox, Span]]) -> None:
-        """Go on with what is pending now: at once when there is much, after a moment when there is
-        little or the store failed.
+        """Schedule the pending spans: at once if there are many, after a moment if few or on a
+        failure.
         """
         with self._lock:
             self._pending[:0] = undelivered
@@ -229,8 +231,9 @@ class Delivery:
             self._arm(_RETRY_SECONDS if undelivered else _FLUSH_SECONDS)
 
     async def _send(self, batch: Sequence[tuple[Outbox, Span]]) -> Sequence[tuple[Outbox, Span]]:
-        """Deliver the batch, each outbox by itself if the spans of one spoil it; answers what
-        should be tried again.
+        """Deliver the batch, each outbox by itself if one of them spoils it.
+
+        Return the spans to retry.
         """
         if len(batch) > _MOST_SPANS:
             parts = [batch[start : start + _MOST_SPANS] for start in range(0, len(batch), _MOST_SPANS)]

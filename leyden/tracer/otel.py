@@ -1,5 +1,4 @@
-"""`OtelTracer`: collects every span that OpenTelemetry ends inside a trace, whoever instrumented
-it.
+"""`OtelTracer`: collects every span that OpenTelemetry ends inside a trace, from any library.
 
 Instrumentation finds its provider through OpenTelemetry's global one. Where the user has set one,
 ours only listens to it; where there is none, ours becomes the global one. Spans outside a trace are

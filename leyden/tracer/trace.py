@@ -49,7 +49,10 @@ OTEL_KEY: Final = otel_context.create_key("leyden-trace")
 
 
 class OpenSpan:
-    """A step under way (`Trace.operation`): what is set here is recorded when it ends."""
+    """A step under way (`Trace.operation`).
+
+    Attributes that are set here are recorded when it ends.
+    """
 
     def __init__(self, name: str, attributes: Attributes) -> None:
         self.name = name

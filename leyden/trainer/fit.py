@@ -407,9 +407,7 @@ class Fit:
 
 
 def how_to_resume(directory: Path | None) -> str:
-    """Return the message that tells the user what a stopped run has kept, and how to
-    continue it.
-    """
+    """Return the message for a stopped run: the place of its results, and how to continue it."""
     if directory is not None and not (directory / MANIFEST).exists():
         return "the run was stopped before it had begun; nothing is left of it"
     if directory is None:

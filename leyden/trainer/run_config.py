@@ -1,4 +1,4 @@
-"""The configuration that a trainer's run records: what was given, resolved to JSON."""
+"""The configuration that a trainer's run records: the trainer's arguments, resolved to JSON."""
 
 from __future__ import annotations
 

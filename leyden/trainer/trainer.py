@@ -358,8 +358,9 @@ def _required(
     default: type[Any],
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Return the component, made by `default` if the spec names no class; `options` fill what the
-    spec leaves open.
+    """Return the component of a spec, or one made by `default` if there is no spec.
+
+    options: fill the arguments that the spec leaves open.
     """
     return build_component(
         default if spec is None else spec,

@@ -1,4 +1,4 @@
-"""Remember what an object was made with, so that a run can record its configuration."""
+"""Remember the arguments of a constructor, so that a run can record its configuration."""
 
 from __future__ import annotations
 

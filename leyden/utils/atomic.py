@@ -1,4 +1,4 @@
-"""Files and directories that exist whole or not at all, whatever is killed when.
+"""Files and directories that exist whole or not at all, even if the process is killed.
 
 The recipe is always the same: write aside in the same directory, make it durable (fsync), rename,
 make the rename durable.

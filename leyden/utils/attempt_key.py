@@ -29,7 +29,9 @@ def read_attempt_key(token: str | None, key: str) -> tuple[str, str] | None:
 
 
 def named_by(key: str) -> tuple[str, str] | None:
-    """(rollout id, attempt id), whoever made the key; None for what is no such key."""
+    """Return the rollout id and the attempt id in a key, without a check of its proof; None for
+    other text.
+    """
     parts = key.removeprefix(PREFIX).split(".")
     return (unquote(parts[0]), unquote(parts[1])) if key.startswith(PREFIX) and len(parts) == 3 else None
 

@@ -181,8 +181,8 @@ def _is_shown(logger: logging.Logger) -> bool:
 
 
 class _HarmlessFormatter(logging.Formatter):
-    """Leaves out what a terminal would obey: messages and errors hold texts of models, agents and
-    tasks.
+    """A formatter that removes control characters, since messages may hold texts of models and
+    agents.
     """
 
     def format(self, record: logging.LogRecord) -> str:

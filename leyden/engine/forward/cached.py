@@ -158,8 +158,9 @@ class _RowLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store the new keys and values (B, heads, S, dim); return those of the whole rows (B,
-        heads, T, dim).
+        """Store the new keys and values (B, heads, S, dim).
+
+        Return the keys and values of the whole rows (B, heads, T, dim).
         """
         plan = self._plan
         keys = key_states.transpose(1, 2)[plan.batch_N, plan.column_N]

@@ -140,7 +140,7 @@ class _Layer:
         return qk[..., :n_heads, :], qk[..., n_heads:, :], v
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add what attention found, then what the MLP makes of it."""
+        """Add the result of attention, then the result of the MLP."""
         x = x + self._o(attended)
         h = _norm(self._mlp_norm, x)
         return x + self._down(self._act(self._gate(h)) * self._up(h))
@@ -246,8 +246,9 @@ def _mask(hidden: Tensor, like: Tensor) -> Tensor:
 
 
 def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(B, S, H * D) from (B, S, heads, D); rows are right-padded, so what is real never sees the
-    padding.
+    """Return (B, S, H * D) from (B, S, heads, D).
+
+    Rows are right-padded, so a real token never attends to padding.
     """
     groups = q.shape[2] // k.shape[2]
     if groups > 1:
@@ -281,7 +282,7 @@ def _rotary_table(rotary: Any, max_length: int, like: Tensor) -> tuple[Tensor, T
 
 
 def _check_layout(config: Any, max_length: int) -> None:
-    """Refuse what a short probe could not see: behaviour that depends on the length."""
+    """Refuse models whose behaviour depends on the length, which a short probe cannot see."""
     if config.model_type not in _MODEL_TYPES:
         raise ConfigError(f"{config.model_type!r} is none of {', '.join(sorted(_MODEL_TYPES))}")
     window = getattr(config, "sliding_window", None)

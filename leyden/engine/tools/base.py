@@ -96,7 +96,7 @@ class Reader:
         self._parser = parser
         self._schemas = schemas
         self._rest = ""
-        """Text of which it is not certain yet what it is."""
+        """Text that may still turn out to be a call or content."""
         self._space = ""
         """White space that belongs to the content only if content follows."""
         self._at_start = True

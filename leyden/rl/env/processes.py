@@ -55,7 +55,7 @@ _LAST_SECONDS = 2.0
 
 
 class _Lost(Exception):
-    """A worker has answered nothing."""
+    """A worker has sent no reply."""
 
     def __init__(self, how: str, traceback: str = "") -> None:
         super().__init__(how)
