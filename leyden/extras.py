@@ -1,4 +1,5 @@
-"""Packages whose names are loaded when they are first used, and the error that names a missing extra.
+"""Optional packages and names that are loaded when they are first used, and the error for a missing
+extra.
 
 A package lists its public names once, in `__init__.pyi`: type checkers read that file, and
 `lazy_package` loads a name from the module that the file gives for it. `import leyden` therefore
@@ -7,6 +8,7 @@ loads no torch, no web framework and no model library. To add a public name, add
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -32,10 +34,24 @@ def missing_extra(error: ImportError, *, extra: str, needed_by: str) -> ImportEr
     return missing
 
 
+def import_optional(module: str, *, extra: str, needed_by: str) -> Any:
+    """Import and return a module of an optional package.
+
+    Raise MissingExtra, which names the extra to install, if the import fails.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtra(
+            f"{needed_by} needs {module.partition('.')[0]}, which cannot be imported ({error}); {install_extra(extra)}"
+        ) from error
+
+
 def lazy_package(
     package: str, file: str, *, extra: str | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package, from the imports in its `__init__.pyi`.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package, from the imports in its
+    `__init__.pyi`.
 
     package, file: `__name__` and `__file__` of the package.
     extra: the extra that its modules need. A name whose module cannot be imported without it raises

@@ -1,4 +1,4 @@
-"""Say what a command is connected to, and that a server does not answer.
+"""Report which servers a command is connected to, and which of them do not answer.
 
 A check opens a TCP or Unix connection and nothing more. The first report comes within 2 seconds,
 because a single try takes `_TRY_SECONDS` at most.
@@ -48,7 +48,7 @@ async def connect(what: str, url: str, *, wait_seconds: float | None = None, mea
 
 
 async def answer_of(what: str, question: Awaitable[T]) -> T:
-    """Return what the question returns, and report on standard error if that takes longer than 2 seconds."""
+    """Await a call to a server and return its result. Report a wait of more than 2 seconds."""
     asking = asyncio.ensure_future(question)
     try:
         if not (await asyncio.wait({asking}, timeout=_TRY_SECONDS))[0]:
@@ -59,7 +59,7 @@ async def answer_of(what: str, question: Awaitable[T]) -> T:
 
 
 def is_remote(url: str) -> bool:
-    """Return whether a store's address is that of a store server."""
+    """Return whether an address names a store server."""
     return url.startswith(("http://", "https://", "http+unix://"))
 
 

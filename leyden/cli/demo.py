@@ -41,7 +41,8 @@ def demo(
 ) -> None:
     """Train a small language model to play guess-the-number, in a few minutes, on two cores.
 
-    An agent written with the official openai client plays over HTTP; every token is recorded; reinforcement learning does the rest.
+    An agent written with the official openai client plays over HTTP; every token is recorded;
+    reinforcement learning does the rest.
 
     \b
     Examples:
@@ -78,7 +79,10 @@ def demo(
 def _train_and_show(
     console: Console, directory: Path, *, resume: bool, chosen: dict[str, Any], json_file: Path | None
 ) -> None:
-    """Train, then show the figures and a game from before and after. The imports take seconds, so they come after the first lines."""
+    """Train, then show the figures and a game from before and after.
+
+    The imports take seconds, so they come after the first lines.
+    """
     import asyncio
 
     from rich.columns import Columns

@@ -22,11 +22,13 @@ from leyden.types import LLM, NamedResources, PromptTemplate
 
 _OFFERED = 8
 _TEMPERATURE = 1.0
-"""Suggested with a model that is loaded here, as training does, unless the run or the user says otherwise."""
+"""Suggested with a model that is loaded here, as training does, unless the run or the user says
+otherwise."""
 
 
 def load_agent(spec: str) -> LitAgent[Any]:
-    """Return the agent at `module:name` or `file.py:name`; modules are looked for in the current folder too.
+    """Return the agent at `module:name` or `file.py:name`; modules are looked for in the current
+    folder too.
 
     Raises ConfigError for a module, a name or an object that is no agent. An error inside the
     module is raised as it is.
@@ -88,7 +90,8 @@ def _agents_in(module: Any) -> str:
 
 
 def load_tasks(path: Path) -> list[Any]:
-    """Return the tasks of a file: each line of `.jsonl`, each item of a list in `.json`, each row of `.csv` by column.
+    """Return the tasks of a file: each line of `.jsonl`, each item of a list in `.json`, each row
+    of `.csv` by column.
 
     Raises ConfigError that names the file and the line.
     """
@@ -169,7 +172,10 @@ _LOADING = ("max_length", "device", "dtype", "tool_parser", "max_batch_rows", "d
 
 
 async def read_given(models: Sequence[str], source: str | None) -> Given:
-    """Return what `--model` and `--resources` name together. Raises ConfigError for what cannot be used."""
+    """Return what `--model` and `--resources` name together.
+
+    Raises ConfigError for what cannot be used.
+    """
     given = Given()
     if source is not None and source.endswith(".json"):
         given.resources = _resources_of_file(Path(source))
@@ -239,7 +245,9 @@ def _resources_of_file(path: Path) -> NamedResources:
 
 
 def _chosen(source: str, *, has_models: bool) -> RecordedRun:
-    """Return the run that `--resources` names; "latest" is the newest one that has trained something."""
+    """Return the run that `--resources` names; "latest" is the newest one that has trained
+    something.
+    """
     if source == "latest":
         for run in list_runs():
             trained = run.directory is not None and (run.directory / "model").is_dir()
@@ -249,7 +257,9 @@ def _chosen(source: str, *, has_models: bool) -> RecordedRun:
 
 
 async def _add_run(given: Given, run: RecordedRun, *, has_models: bool) -> None:
-    """Take a run's last resources, and load its trained model under the name that its agents knew."""
+    """Take a run's last resources, and load its trained model under the name that its
+    agents knew.
+    """
     async with run.open_store() as store:
         latest = await latest_resources(run, store)
     if latest is None:

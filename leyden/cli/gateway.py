@@ -51,9 +51,9 @@ def gateway(
 ) -> None:
     """Pass model calls on and record each in its attempt, until Ctrl-C or SIGTERM.
 
-    Agents call http://HOST:PORT/rollout/ID/attempt/ID/v1, or http://HOST:PORT/v1 with the attempt's key. A model that is named
-    several times has several servers. Runners end their attempts here if they have the same LEYDEN_STORE_TOKEN; without one, the
-    gateway's token serves.
+    Agents call http://HOST:PORT/rollout/ID/attempt/ID/v1, or http://HOST:PORT/v1 with the attempt's
+    key. A model that is named several times has several servers. Runners end their attempts here if
+    they have the same LEYDEN_STORE_TOKEN; without one, the gateway's token serves.
 
     \b
     Examples:
@@ -101,7 +101,9 @@ async def _serve(store: str, port: int, num_workers: int, options: dict[str, Any
 
 
 async def _report_targets(store: str, models: Sequence[Mapping[str, Any]]) -> None:
-    """Report on standard error which of the gateway's targets answer, until all of them have answered once."""
+    """Report on standard error which of the gateway's targets answer, until all of them have
+    answered once.
+    """
     import asyncio
 
     from leyden.cli.connecting import connect, is_remote, store_in_words

@@ -1,4 +1,6 @@
-"""`leyden rl train` and `leyden rl backtest`: policies of order execution, from a configuration file."""
+"""`leyden rl train` and `leyden rl backtest`: policies of order execution, from a
+configuration file.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,7 @@ def backtest(
     orders: Annotated[str, typer.Option(help="Which orders: test, valid or train.")] = "test",
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")] = None,
 ) -> None:
-    """Run every order of the test once, and say how much better than its average price each was executed.
+    """Run every order of the test once, and compare each with its average price.
 
     \b
     Examples:

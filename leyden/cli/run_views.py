@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
-from leyden.runs import RecordedRun, RewardFigures, open_run
+from leyden.runs import RecordedRun, RewardMetrics, open_run
 from leyden.utils.figures import figure
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ _WAIT_SECONDS = 10.0
 
 
 def terminal() -> Console:
-    """Return a console on standard output: as wide as the terminal, and without a limit to speak of in a pipe."""
+    """Return a console on standard output: as wide as the terminal, and without a limit to speak of
+    in a pipe.
+    """
     return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
@@ -59,7 +61,7 @@ def opened_store(url: str) -> Any:
 
 def as_data(run: RecordedRun) -> dict[str, Any]:
     """Return what programs read of a run, as JSON."""
-    record, figures = run.record, run.figures()
+    record, metrics = run.record, run.summary_metrics()
     algorithm = cast("dict[str, Any]", record.config.get("algorithm") or {})
     model = cast("dict[str, Any]", record.config.get("model") or {})
     return {
@@ -74,16 +76,16 @@ def as_data(run: RecordedRun) -> dict[str, Any]:
         "start_time": record.start_time,
         "end_time": record.end_time,
         "seconds": seconds_of(run),
-        "iterations": figures.iterations,
-        "reward": rewards_as_data(figures.reward),
-        "val_reward": rewards_as_data(figures.val_reward),
-        "rollouts": figures.rollouts,
-        "failed": figures.failed,
+        "iterations": metrics.iterations,
+        "reward": rewards_as_data(metrics.reward),
+        "val_reward": rewards_as_data(metrics.val_reward),
+        "rollouts": metrics.rollouts,
+        "failed": metrics.failed,
     }
 
 
-def rewards_as_data(reward: RewardFigures | None) -> dict[str, Any] | None:
-    """Return the figures of a stage's rewards as JSON."""
+def rewards_as_data(reward: RewardMetrics | None) -> dict[str, Any] | None:
+    """Return the metrics of a stage's rewards as JSON."""
     if reward is None:
         return None
     return {
@@ -97,7 +99,9 @@ def rewards_as_data(reward: RewardFigures | None) -> dict[str, Any] | None:
 
 
 def seconds_of(run: RecordedRun) -> float:
-    """Return how long the run took, or has taken so far; of a crashed one, until it was last heard of."""
+    """Return how long the run took or has taken so far; for a crashed run, until its last
+    heartbeat.
+    """
     record = run.record
     end = record.end_time
     if end is None:
@@ -105,7 +109,7 @@ def seconds_of(run: RecordedRun) -> float:
     return max(0.0, end - record.start_time)
 
 
-def reward_text(reward: RewardFigures | None) -> str:
+def reward_text(reward: RewardMetrics | None) -> str:
     """Return `0.12 -> 0.8`, or one number if there is one, or a dash."""
     if reward is None:
         return "-"

@@ -25,7 +25,8 @@ def runs(
 ) -> None:
     """List runs: what trained, how it is, and how the reward went.
 
-    A run is `running`, `succeeded`, `failed`, `stopped` (by Ctrl-C or a limit) or `crashed` (its process is gone).
+    A run is `running`, `succeeded`, `failed`, `stopped` (by Ctrl-C or a limit) or `crashed` (its
+    process is gone).
 
     \b
     Examples:
@@ -77,7 +78,7 @@ def _show(found: list[RecordedRun]) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for run in found:
         data: dict[str, Any] = as_data(run)
-        reward = run.figures().reward
+        reward = run.summary_metrics().reward
         table.add_row(
             escape(data["name"]),
             escape(data["kind"]),

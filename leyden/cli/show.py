@@ -35,8 +35,9 @@ def show(
 ) -> None:
     """Show a run that is running, finished or crashed, or one of its rollouts.
 
-    A run: its state and reward, its counts, and what failed and why, with an example of each reason.
-    A rollout: its steps, its conversation with tool calls and rewards, and how many tokens can be trained on.
+    A run: its state and reward, its counts, and what failed and why, with an example of each
+    reason. A rollout: its steps, its conversation with tool calls and rewards, and how many tokens
+    can be trained on.
 
     \b
     Examples:
@@ -114,7 +115,9 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
 
 
 def _how_to_continue(run: RecordedRun) -> str | None:
-    """Return what continues a run that ended before its work did; None for others and for evaluations."""
+    """Return what continues a run that ended before its work did; None for others and for
+    evaluations.
+    """
     if run.state not in ("stopped", "failed", "crashed"):
         return None
     if run.record.kind == "rl":
@@ -129,7 +132,7 @@ def _print_head(run: RecordedRun) -> None:
     from leyden.runs.chart import sparkline
     from leyden.utils.figures import duration, figure, harmless
 
-    record, data, figures = run.record, as_data(run), run.figures()
+    record, data, metrics = run.record, as_data(run), run.summary_metrics()
     _say(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
     colour = COLOURS[run.state]
     state = typer.style(run.state, fg=colour)
@@ -142,10 +145,10 @@ def _print_head(run: RecordedRun) -> None:
     sets: dict[str, Any] = record.config.get("data") or {}
     if lengths := [f"{each['length']:,} {name}" for name, each in sets.items() if each]:
         _say(f"tasks       {', '.join(lengths)}")
-    if figures.iterations:
-        _say(f"steps       {figures.iterations:,}")
-    for name, reward in (("reward", figures.reward), ("val reward", figures.val_reward)):
-        if reward is None or (name == "val reward" and figures.reward == reward):
+    if metrics.iterations:
+        _say(f"steps       {metrics.iterations:,}")
+    for name, reward in (("reward", metrics.reward), ("val reward", metrics.val_reward)):
+        if reward is None or (name == "val reward" and metrics.reward == reward):
             continue
         best = f", best {figure(reward.best, 3)} at step {reward.best_iteration}" if len(reward.values) > 1 else ""
         _say(f"{name:<12}{reward_text(reward)}{best}  {sparkline(reward.values, 24)}".rstrip())

@@ -1,4 +1,4 @@
-"""`leyden store export`: what a store holds, as Parquet files."""
+"""`leyden store export`: write a store's content as Parquet files."""
 
 from __future__ import annotations
 

@@ -1,14 +1,20 @@
-"""What an agent's code calls to have something recorded in its attempt: rewards, messages, objects, exceptions, annotations, operations.
+"""Functions that record something in an agent's attempt: rewards, messages, objects, exceptions,
+annotations, operations.
 
-Each function records one span in the current trace and returns it. `propagate=False` makes the span without recording it, and needs
-no trace. It knows the current trace and the names in `semconv`, and no store or tracer. To add a kind of emission: its names in
-`semconv`, a function here that checks its value and calls `emit_span`, and a reader beside it.
+Each function records one span in the current trace and returns it. `propagate=False` makes the span
+without recording it, and needs no trace. This package knows the current trace and the names in
+`semconv`, and no store or tracer. To add a kind of emission, add its names to `semconv`, a function
+here that checks its value and calls `emit_span`, and a reader beside it.
 """
 
-from leyden.emitter.annotation import emit_annotation
-from leyden.emitter.exception import emit_exception
-from leyden.emitter.message import emit_message, get_message_value
-from leyden.emitter.object import emit_object, get_object_value
+from leyden.emitter.emit import (
+    emit_annotation,
+    emit_exception,
+    emit_message,
+    emit_object,
+    get_message_value,
+    get_object_value,
+)
 from leyden.emitter.operation import operation
 from leyden.emitter.reward import emit_reward
 from leyden.types import (

@@ -1,13 +1,16 @@
-"""The one way from an emitter to a span."""
+"""Emit messages, objects, exceptions and annotations; `emit_span` makes every emitter's span."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
+from leyden import semconv
 from leyden.errors import InvalidEmission
-from leyden.tracer import LOCAL, Trace, active_trace
-from leyden.types import Span, SpanEvent, SpanStatus
+from leyden.tracer import LOCAL, Trace, active_trace, exception_attributes
+from leyden.types import AttributeValue, Span, SpanEvent, SpanStatus
+from leyden.utils.text import describe_error
 
 
 def emit_span(
@@ -28,8 +31,108 @@ def emit_span(
 
 
 def with_user_attributes(own: Mapping[str, Any], users: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Both together. Raises InvalidEmission if the user's would change what is emitted."""
+    """Return own and user's attributes together. Raise InvalidEmission if they share a name."""
     taken = sorted(own.keys() & (users or {}).keys())
     if taken:
         raise InvalidEmission(f"the attributes {taken} say what is emitted and cannot be given; choose other names")
     return {**(users or {}), **own}
+
+
+def emit_message(message: str, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True) -> Span:
+    """Record `message`.
+
+    Raises InvalidEmission for anything but a string (see emit_object), NoActiveTrace outside a
+    trace.
+    """
+    if not isinstance(message, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are often untyped
+        raise InvalidEmission(
+            f"a message is a string, not a {type(message).__name__}; use emit_object for other values"
+        )
+    own = {semconv.MESSAGE_BODY: message}
+    return emit_span("emit_message", semconv.MESSAGE, with_user_attributes(own, attributes), propagate=propagate)
+
+
+def get_message_value(span: Span) -> str | None:
+    """Return the text that `emit_message` recorded in this span, or None."""
+    value = span.attributes.get(semconv.MESSAGE_BODY)
+    return value if isinstance(value, str) else None
+
+
+def emit_object(value: Any, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True) -> Span:
+    """Record a value that JSON can say: None, bool, int, float, str, and lists and dicts (with
+    string keys) of these.
+
+    Raises InvalidEmission for any other value, naming what was found in it, NoActiveTrace outside a
+    trace.
+    """
+    own = {semconv.OBJECT_TYPE: _type_name(value), **_content(value)}
+    return emit_span("emit_object", semconv.OBJECT, with_user_attributes(own, attributes), propagate=propagate)
+
+
+def get_object_value(span: Span) -> Any:
+    """Return the value that `emit_object` recorded in this span; None if it recorded
+    none, or None.
+    """
+    literal = span.attributes.get(semconv.OBJECT_LITERAL)
+    if literal is not None:
+        return literal
+    text = span.attributes.get(semconv.OBJECT_JSON)
+    return json.loads(text) if isinstance(text, str) else None
+
+
+def _content(value: object) -> dict[str, AttributeValue]:
+    if isinstance(value, str | bool | int):
+        return {semconv.OBJECT_LITERAL: value}
+    try:
+        return {semconv.OBJECT_JSON: json.dumps(value, ensure_ascii=False, allow_nan=False)}
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidEmission(
+            f"{_type_name(value)} {value!r:.200} is not JSON: {error}. Emit what of it matters as a dict, a list or a string"
+        ) from error
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def emit_exception(
+    exception: BaseException, attributes: Mapping[str, Any] | None = None, *, propagate: bool = True
+) -> Span:
+    """Record an exception's type, message and stack trace, as a span with status ERROR.
+
+    The attempt goes on.
+    Raises InvalidEmission for what is no exception, NoActiveTrace outside a trace.
+    """
+    if not isinstance(exception, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are often untyped
+        raise InvalidEmission(f"{exception!r:.200} is a {type(exception).__name__}, not an exception")
+    own = exception_attributes(exception)
+    status = SpanStatus(status_code="ERROR", description=describe_error(exception))
+    attributes = with_user_attributes(own, attributes)
+    return emit_span("emit_exception", semconv.EXCEPTION, attributes, propagate=propagate, status=status)
+
+
+def emit_annotation(annotation: Mapping[str, Any], *, propagate: bool = True) -> Span:
+    """Record `annotation` as attributes; nested dicts become dotted keys (`{"a": {"b": 1}}` is `a.b
+    = 1`).
+
+    Raises InvalidEmission for an empty annotation, for a key that two entries lead to and for a
+    value that has no attribute form, NoActiveTrace outside a trace.
+    """
+    attributes: dict[str, Any] = {}
+    for key, value in _flat("", annotation):
+        if key in attributes:
+            raise InvalidEmission(f"the annotation has {key!r} twice, once as a dotted key and once as a nested one")
+        attributes[key] = value
+    if not attributes:
+        raise InvalidEmission(f"the annotation {annotation!r} is empty; it needs at least one key with a value")
+    return emit_span("emit_annotation", semconv.ANNOTATION, attributes, propagate=propagate)
+
+
+def _flat(prefix: str, mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in mapping.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _flat(f"{key}.", cast(Mapping[str, Any], value))
+        else:
+            yield key, value

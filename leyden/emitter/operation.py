@@ -1,7 +1,9 @@
-"""Record a function call or a block as one step: its input, its output, how long it took, how it failed.
+"""Record a function call or a block as one step: its input, its output, how long it took, how it
+failed.
 
-Everything recorded within it, by emitters or by OpenTelemetry, is below it in the tree. Outside a trace the code runs unrecorded,
-so a decorated function works in the user's own tests and scripts; what is emitted inside it needs a trace as always.
+Everything recorded within it, by emitters or by OpenTelemetry, is below it in the tree. Outside a
+trace the code runs unrecorded, so a decorated function works in the user's own tests and scripts;
+what is emitted inside it needs a trace as always.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ R = TypeVar("R")
 
 
 class OperationStep:
-    """What `with operation(...) as step` gives: say what went in and what came out."""
+    """The step of a `with operation(...) as step` block, which records its input and output."""
 
     def __init__(self, span: OpenSpan) -> None:
         self._span = span
 
     def set_input(self, value: Any) -> None:
-        """Record what the operation works on; what JSON cannot say is recorded as its `repr`."""
+        """Record the operation's input; a value that is not JSON is recorded as its `repr`."""
         self._span.set({semconv.OPERATION_INPUT: as_json(value)})
 
     def set_output(self, value: Any) -> None:
@@ -41,7 +43,9 @@ class OperationStep:
 
 
 class Operation(AbstractContextManager[OperationStep]):
-    """A context manager (sync code and async code alike), and a decorator for sync and async functions."""
+    """A context manager (sync code and async code alike), and a decorator for sync and async
+    functions.
+    """
 
     def __init__(self, name: str | None, attributes: Mapping[str, Any] | None) -> None:
         self._name = name
@@ -64,9 +68,10 @@ class Operation(AbstractContextManager[OperationStep]):
             opened.__exit__(*raised)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """The function, recorded at each call: arguments by name, result, exception.
+        """Return the function, recorded at each call: arguments by name, result, exception.
 
-        Raises ConfigError for a generator function: what it does happens after it has returned; use `with operation(...)` inside it.
+        Raise ConfigError for a generator function, because its work happens after it has returned.
+        Use `with operation(...)` inside it.
         """
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigError(
@@ -122,7 +127,8 @@ def operation(
     name: str | None = None,
     attributes: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Record a call or a block: `@operation`, `@operation(name=...)`, or `with operation(name="search") as step:`.
+    """Record a call or a block: `@operation`, `@operation(name=...)`, or `with
+    operation(name="search") as step:`.
 
     name: what the step is called; of a decorated function its qualified name by default.
     """

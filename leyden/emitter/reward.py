@@ -22,11 +22,13 @@ def emit_reward(
 ) -> Span:
     """Say how well the agent did. An algorithm reads the last primary reward of an attempt.
 
-    The span says it in Leyden's attributes, and for other backends in a `gen_ai.evaluation.result` event for each name.
+    The span says it in Leyden's attributes, and for other backends in a `gen_ai.evaluation.result`
+    event for each name.
 
     reward: a finite number, or numbers by name.
     primary_key: which of several names is the primary reward; needed when there is more than one.
-    Raises InvalidEmission for what is no finite number and for a missing or unknown primary_key, NoActiveTrace outside a trace.
+    Raises InvalidEmission for what is no finite number and for a missing or unknown primary_key,
+    NoActiveTrace outside a trace.
     """
     if isinstance(reward, Mapping):
         named = _primary_first(reward, primary_key)
@@ -41,7 +43,7 @@ def emit_reward(
 
 
 def _evaluation(name: str, value: float) -> SpanEvent:
-    """A dimension as any OpenTelemetry backend reads it."""
+    """Return one dimension of a reward as an event that any OpenTelemetry backend reads."""
     said: Attributes = {semconv.GEN_AI_EVALUATION_NAME: name, semconv.GEN_AI_EVALUATION_SCORE: value}
     return SpanEvent(name=semconv.GEN_AI_EVALUATION, attributes=said)
 

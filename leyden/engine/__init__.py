@@ -1,9 +1,10 @@
 """Backends that sample and train a policy.
 
-Lives here: the `PolicyBackend` protocol (`base`), the embedded backend (`embedded`: a Hugging Face model decoded and
-trained in one process, its endpoint OpenAI-compatible), and the same one in a child process (`isolated`). It knows
-token ids, advantages and weights; not rollouts, rewards or the store. Importing it loads neither torch nor
-transformers. To add a backend, implement the protocol in one module and pass `tests/contracts/engine.py`.
+Lives here: the `PolicyBackend` protocol (`base`), the embedded backend (`embedded`: a Hugging Face
+model decoded and trained in one process, its endpoint OpenAI-compatible), and the same one in a
+child process (`isolated`). It knows token ids, advantages and weights; not rollouts, rewards or the
+store. Importing it loads neither torch nor transformers. To add a backend, implement the protocol
+in one module and pass `tests/contracts/engine.py`.
 """
 
 from typing import Any
@@ -37,5 +38,8 @@ __all__ = [
 
 
 def policy_backend(model: Any, *, isolate: bool = False, **options: Any) -> PolicyBackend:
-    """A backend for `model` in this process, or, with `isolate`, in one of its own. options: see `EmbeddedBackend`."""
+    """Return a backend for `model`, in this process or, with `isolate`, in a process of its own.
+
+    options: see `EmbeddedBackend`.
+    """
     return IsolatedBackend(model, **options) if isolate else EmbeddedBackend(model, **options)

@@ -1,7 +1,8 @@
-"""Responses in OpenAI's wire format, whole and in chunks. Pure functions; they know no model and no server.
+"""Responses in OpenAI's wire format, whole and in chunks.
 
-Conventions beyond OpenAI's are vLLM's: `return_token_ids` puts `prompt_token_ids` at the top and `token_ids` in each
-choice. Leyden's own: `policy_versions` in each choice, one for each token.
+Pure functions; they know no model and no server.
+Conventions beyond OpenAI's are vLLM's: `return_token_ids` puts `prompt_token_ids` at the top and
+`token_ids` in each choice. Leyden's own: `policy_versions` in each choice, one for each token.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Pieces = Callable[[int], tuple[str, list[int]]]
 def response(
     request: CompletionRequest, response_id: str, prompt_ids: list[int], choices: list[Choice], pieces: Pieces
 ) -> bytes:
-    """The body of an answer that is not streamed."""
+    """Return the body of an answer that is not streamed."""
     body = _head(request, response_id, request.kind)
     if request.return_token_ids:
         body["prompt_token_ids"] = prompt_ids
@@ -57,7 +58,11 @@ def chunk(
     prompt_ids: list[int] | None = None,
     counted: Json | None = None,
 ) -> bytes:
-    """One server-sent event. prompt_ids: it is the answer's first. counted: the usage, where there is no choice."""
+    """Return one server-sent event.
+
+    prompt_ids: given for the first event of an answer.
+    counted: the usage, for an event without a choice.
+    """
     body = _head(request, response_id, f"{request.kind}.chunk" if request.kind == "chat.completion" else request.kind)
     if prompt_ids is not None and request.return_token_ids:
         body["prompt_token_ids"] = prompt_ids

@@ -1,7 +1,8 @@
 """`PolicyBackend`: a policy that can be sampled and trained, whatever runs it.
 
-An algorithm drives a backend through this protocol and knows nothing of torch, processes or GPUs. A backend knows
-nothing of rollouts, rewards or the store. To add one, implement the protocol and pass `tests/contracts/engine.py`.
+An algorithm drives a backend through this protocol and knows nothing of torch, processes or GPUs. A
+backend knows nothing of rollouts, rewards or the store. To add one, implement the protocol and pass
+`tests/contracts/engine.py`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class SamplingParams:
     """0 takes the most likely token."""
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
-    """End the response after one of these, besides the model's own end-of-turn tokens; it is part of the response."""
+    """End the response after one of these, besides the model's own end-of-turn tokens; it is part
+    of the response."""
     seed: int | None = None
-    """The same prompt, weights and seed give the same response in a deterministic backend."""
+    """In a deterministic backend, equal prompts, weights and seeds give equal responses."""
 
     def __post_init__(self) -> None:
         check_number("max_tokens", self.max_tokens, at_least=1, whole=True)
@@ -48,8 +50,9 @@ class Sample:
     token_ids: list[int]
     """Shape (R,); ends with the end-of-turn token when that was sampled."""
     logprobs: list[float]
-    """Shape (R,): log-probability of each token under the distribution it was drawn from at temperature 1 and top_p 1;
-    for any other setting, under the tempered (not truncated) distribution; for temperature 0, at temperature 1."""
+    """Shape (R,): log-probability of each token under the distribution it was drawn from at
+    temperature 1 and top_p 1; for any other setting, under the tempered (not truncated)
+    distribution; for temperature 0, at temperature 1."""
     policy_versions: list[int]
     """Shape (R,): the policy's version when the token was drawn."""
     finish_reason: Literal["stop", "length"]
@@ -73,7 +76,7 @@ class OptimParams:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardResult:
-    """What a gradient was taken from. All figures are of this call."""
+    """The loss and the counts of one call of `forward_backward`."""
 
     loss: float
     n_sequences: int
@@ -84,16 +87,18 @@ class ForwardBackwardResult:
     clip_fraction: float
     """Share of trained tokens whose ratio lies outside the clip range."""
     kl: float
-    """Mean of (r - 1) - log r over trained tokens: an estimate of KL(behaviour || policy) (k3, Schulman 2020)."""
+    """Mean of (r - 1) - log r over trained tokens: an estimate of KL(behaviour || policy) (k3,
+    Schulman 2020)."""
     entropy: float
     """Mean entropy of the policy at trained tokens, in nats."""
     max_logprob_difference: float
-    """Largest |logp - behaviour logp| over trained tokens; about 0 on the first minibatch after sampling."""
+    """Largest |logp - behaviour logp| over trained tokens; about 0 on the first minibatch after
+    sampling."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimStepResult:
-    """What an optimizer step did."""
+    """The result of an optimizer step."""
 
     policy_version: int
     """The version that samples from now on."""
@@ -114,11 +119,12 @@ class EngineStatistics:
 
 
 class PolicyBackend(NamedOptions, KeepsArguments, ABC):
-    """A policy: sampled through an OpenAI-compatible endpoint or by token ids, trained by gradients.
+    """A policy: sampled through an OpenAI-compatible endpoint or by token ids, trained by
+    gradients.
 
-    `start` before use, `stop` after (or `async with`). `forward_backward` adds to the gradient, `optim_step` applies
-    and clears it and raises `policy_version` by one. Methods may be called from any event loop, one training call at a
-    time.
+    `start` before use, `stop` after (or `async with`). `forward_backward` adds to the gradient,
+    `optim_step` applies and clears it and raises `policy_version` by one. Methods may be called
+    from any event loop, one training call at a time.
     """
 
     model_name: str
@@ -127,47 +133,59 @@ class PolicyBackend(NamedOptions, KeepsArguments, ABC):
     @property
     @abstractmethod
     def policy_version(self) -> int:
-        """0 for the weights it was given; one more after each optimizer step; restored by `load_state`."""
+        """0 for the weights it was given; one more after each optimizer step; restored by
+        `load_state`.
+        """
 
     @abstractmethod
     async def start(self) -> None:
-        """Load the model and serve the endpoint. Raises EngineError with the cause. Calling it again does nothing."""
+        """Load the model and serve the endpoint. Raises EngineError with the cause.
+
+        Calling it again does nothing.
+        """
 
     @abstractmethod
     async def stop(self) -> None:
-        """Stop serving and free everything. Requests under way fail. Calling it again does nothing."""
+        """Stop serving and free everything. Requests under way fail. Safe to repeat."""
 
     @abstractmethod
     def endpoint(self) -> LLM:
-        """The running OpenAI-compatible endpoint. Raises EngineError before `start`."""
+        """Return the running OpenAI-compatible endpoint. Raise EngineError before `start`."""
 
     @abstractmethod
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Sample]:
-        """One response for each prompt of token ids, with the current weights."""
+        """Return one response for each prompt of token ids, sampled with the current weights."""
 
     @abstractmethod
     async def forward_backward(self, sequences: Sequence[TrainingSequence], loss: PolicyLoss) -> ForwardBackwardResult:
-        """Add the gradient of `loss` over `sequences`. The order of `sequences` fixes the order of summation.
+        """Add the gradient of `loss` over `sequences`.
 
-        Raises ConfigError for lists of unequal length, an empty batch and ids outside the vocabulary; EngineError for a
-        loss that is not finite, and the gradient is cleared then.
+        The order of `sequences` fixes the order of summation.
+        Raises ConfigError for lists of unequal length, an empty batch and ids outside the
+        vocabulary; EngineError for a loss that is not finite, and the gradient is cleared then.
         """
 
     @abstractmethod
     async def optim_step(self, params: OptimParams) -> OptimStepResult:
-        """Apply and clear the gradient; swap weights between two decode steps, drop the cache, raise the version.
+        """Apply and clear the gradient; swap weights between two decode steps, drop the cache,
+        raise the version.
 
-        Raises EngineError if no gradient was added since the last step, or its norm is not finite (it is cleared,
-        weights stay).
+        Raises EngineError if no gradient was added since the last step, or its norm is not finite
+        (it is cleared, weights stay).
         """
 
     @abstractmethod
     async def save_state(self, path: Path) -> None:
-        """Write weights, optimizer state, version and the sampler's random state into `path` (made if missing)."""
+        """Write weights, optimizer state, version and the sampler's random state into `path` (made
+        if missing).
+        """
 
     @abstractmethod
     async def load_state(self, path: Path) -> None:
-        """Restore what `save_state` wrote, to the bit. Raises CheckpointError for a missing or foreign state."""
+        """Restore what `save_state` wrote, to the bit.
+
+        Raises CheckpointError for a missing or foreign state.
+        """
 
     @abstractmethod
     async def save_pretrained(self, path: Path) -> None:
@@ -175,7 +193,7 @@ class PolicyBackend(NamedOptions, KeepsArguments, ABC):
 
     @abstractmethod
     async def statistics(self) -> EngineStatistics:
-        """Counters since start."""
+        """Return the counters since start."""
 
     async def __aenter__(self) -> Self:
         await self.start()

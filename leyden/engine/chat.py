@@ -1,8 +1,8 @@
 """Conversations through a model's chat template: prompts with tools, responses with tool calls.
 
-`Chat` renders a request to a prompt, chooses the parser of tool calls, and remembers responses that called tools, so that
-the next prompt continues their exact ids. `Reply` is one response while it grows. It knows a tokenizer, and no model, no
-decoder and no HTTP.
+`Chat` renders a request to a prompt, chooses the parser of tool calls, and remembers responses that
+called tools, so that the next prompt continues their exact ids. `Reply` is one response while it
+grows. It knows a tokenizer, and no model, no decoder and no HTTP.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ class Prompt:
     token_ids: list[int]
     """Shape (P,); do not change it."""
     text: str = ""
-    """As the chat template wrote it; empty for a text completion."""
+    """The call's text as the chat template wrote it; empty for a text completion."""
 
 
 class Chat:
-    """A tokenizer's chat template. It remembers recent prompts, because agents repeat theirs a lot."""
+    """A tokenizer's chat template, with a cache of recent prompts, because agents repeat theirs."""
 
     def __init__(self, text: Text, *, model: str, eos_ids: frozenset[int], tool_parser: str | None) -> None:
         """
         model: its name, for errors.
         eos_ids: the tokens that end a turn.
-        tool_parser: the name of a parser of tool calls; None takes the one that reads what the template writes.
+        tool_parser: the name of a parser of tool calls; None takes the one that reads what the
+            template writes.
         """
         self._text = text
         self._model = model
@@ -110,7 +111,7 @@ class Chat:
             self._turns.add(reply.call_ids, prompt.text, prompt.token_ids, response_ids, answer, end)
 
     def has_call(self, ids: Sequence[int], schemas: Schemas) -> bool:
-        """Whether the last of `ids` completes a tool call."""
+        """Return whether the last of `ids` completes a tool call."""
         parser = self.parser
         assert parser is not None, "the request was checked"
         tail = ids[-(len(parser.end) + 4) :]  # a token holds at least one byte, but for an unfinished character
@@ -119,7 +120,9 @@ class Chat:
         return bool(parse(self._text.decode(ids, self._kept), parser, schemas)[1])
 
     def _continued(self, text: str, calls_of_turns: list[tuple[str, ...]], schemas: Schemas) -> Prompt:
-        """Return the prompt, its beginning with the ids that were sampled if they are proven to be its text."""
+        """Return the prompt, its beginning with the ids that were sampled if they are proven to be
+        its text.
+        """
         parser = self.parser
         known = None
         if parser is not None:
@@ -133,7 +136,9 @@ class Chat:
 
     @cached_property
     def parser(self) -> ToolParser | None:
-        """The parser of tool calls: the one that was named, or the first that reads what the template writes."""
+        """The parser of tool calls: the named one, or the first that reads the template's own
+        calls.
+        """
         if self._tool_parser is not None:
             return PARSERS[self._tool_parser]
         for parser in PARSERS.values():
@@ -155,7 +160,9 @@ class Chat:
 
     @cached_property
     def _probed_turn(self) -> str:
-        """The template's text of a turn that calls a tool; empty if it drops the call or the tool's answer."""
+        """The template's text of a turn that calls a tool; empty if it drops the call or the tool's
+        answer.
+        """
         begun = self._attempt([_QUESTION], add_generation_prompt=True)
         whole = self._attempt([_QUESTION, _PROBE_CALL, _PROBE_RESULT], add_generation_prompt=True)
         start = len(begun) if whole.startswith(begun) else whole.find(_QUESTION["content"]) + len(_QUESTION["content"])
@@ -224,9 +231,10 @@ class Reply:
         self.call_ids: list[str] = []
 
     def advance(self, ids: Sequence[int], *, final: bool) -> tuple[str, list[Json]]:
-        """Return what is new and certain: content, and calls as OpenAI's wire format has them.
+        """Return the new and certain content, and the new calls in OpenAI's wire format.
 
-        ids: all ids of the response so far. final: no more will come.
+        ids: all ids of the response so far.
+        final: no more ids will come.
         """
         piece = self._text.advance(ids, final=final)
         if self._reader is None:

@@ -1,8 +1,8 @@
 """`PolicyBackend` over HTTP: how its calls are written, both ways.
 
-A call is `POST /control/<method>` with a JSON object; the answer is `{"ok": ...}` or `{"error": {"kind", "message"}}`.
-Long lists travel as packed 32-bit arrays in base64. Paths are names on a file system that both sides share. To add a
-method, write it in `_METHODS` and in `IsolatedBackend`.
+A call is `POST /control/<method>` with a JSON object; the answer is `{"ok": ...}` or `{"error":
+{"kind", "message"}}`. Long lists travel as packed 32-bit arrays in base64. Paths are names on a
+file system that both sides share. To add a method, write it in `_METHODS` and in `IsolatedBackend`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ N = TypeVar("N", int, float)
 
 
 def control_handlers(backend: PolicyBackend) -> dict[str, Handler]:
-    """Return a handler, by path, for every method of `backend` that a caller in another process needs."""
+    """Return a handler, by path, for every method of `backend` that a caller in another process
+    needs.
+    """
     return {PREFIX + name: functools.partial(_serve, backend, method) for name, method in _METHODS.items()}
 
 
 def read_answer(body: bytes | str) -> Any:
-    """The result of a call; raises the error that it ended with, as the same kind."""
+    """Return the result of a call. Raise the error that it ended with, as the same class."""
     answer = json.loads(body)
     if "error" not in answer:
         return answer["ok"]
@@ -44,14 +46,17 @@ def read_answer(body: bytes | str) -> Any:
 
 
 def describe_error(error: Exception) -> Json:
-    """An error as the other side reads it; what is not Leyden's own kind becomes an EngineError that names it."""
+    """Return an error in the form that `read_answer` reads.
+
+    An error that is not a LeydenError becomes an EngineError with its class in the message.
+    """
     if isinstance(error, LeydenError):
         return {"error": {"kind": type(error).__name__, "message": str(error)}}
     return {"error": {"kind": "EngineError", "message": f"{type(error).__name__}: {error}"}}
 
 
 def write_prompts(prompts: Sequence[Sequence[int]]) -> Json:
-    """Prompts of token ids."""
+    """Return prompts of token ids in packed form."""
     return _pack(prompts, pack_ints)
 
 
@@ -66,7 +71,7 @@ def write_sequences(sequences: Sequence[TrainingSequence]) -> Json:
 
 
 def read_samples(data: Json) -> list[Sample]:
-    """The inverse of how the other side writes samples."""
+    """Return the samples that the other process has packed."""
     columns = (
         _unpack(data["token_ids"], unpack_ints),
         _unpack(data["logprobs"], unpack_floats),

@@ -1,7 +1,8 @@
-"""Messages and tools of a chat request, checked and brought into the form that chat templates take. Pure functions.
+"""Messages and tools of a chat request, checked and brought into the form that chat templates take.
 
-Chat templates of Hugging Face want the arguments of a call as an object where OpenAI's wire format has JSON text, one
-string of content where it allows parts, and no fields that are null.
+Pure functions.
+Chat templates of Hugging Face want the arguments of a call as an object where OpenAI's wire format
+has JSON text, one string of content where it allows parts, and no fields that are null.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _NOT_FOR_TEMPLATES = ("strict",)
 
 
 def read_messages(given: list[Any]) -> list[Json]:
-    """Return the messages as chat templates take them. Raise Refusal, which names the message and its field."""
+    """Return the messages as chat templates take them.
+
+    Raise Refusal, which names the message and its field.
+    """
     if not given:
         raise bad_request("'messages' must be a list of at least one message, got []", param="messages")
     messages: list[Json] = []
@@ -103,7 +107,10 @@ def _arguments(value: Any, where: str) -> Json:
 
 
 def read_tools(given: list[Any]) -> list[Json]:
-    """Return the tools as chat templates take them. Raise Refusal, which names the tool and its field."""
+    """Return the tools as chat templates take them.
+
+    Raise Refusal, which names the tool and its field.
+    """
     tools = [_tool(item, f"tools[{index}]") for index, item in enumerate(given)]
     names = [tool["function"]["name"] for tool in tools]
     if doubled := next((name for name in names if names.count(name) > 1), None):
@@ -130,7 +137,10 @@ def _tool(item: Any, where: str) -> Json:
 
 
 def read_tool_choice(given: Any, tools: list[Json]) -> tuple[Literal["none", "auto", "required"], tuple[str, ...]]:
-    """Return whether tools may or must be called, and which. Raise Refusal for a choice that is not known."""
+    """Return whether tools may or must be called, and which.
+
+    Raise Refusal for a choice that is not known.
+    """
     names = tuple(tool["function"]["name"] for tool in tools)
     match given:
         case "none" | "auto":

@@ -1,8 +1,9 @@
 """Continuous batching: one thread that decodes every request it has, one token at a time.
 
-Requests join between two steps and leave when they are done. The thread owns the cache and is the only one that reads
-the weights for sampling, so whatever must not happen during a step (new weights) is handed to it with `between_steps`.
-It knows token ids only: no text, no HTTP, no gradients.
+Requests join between two steps and leave when they are done. The thread owns the cache and is the
+only one that reads the weights for sampling, so whatever must not happen during a step (new
+weights) is handed to it with `between_steps`. It knows token ids only: no text, no HTTP, no
+gradients.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Constraint(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One request: what to continue and how, and what has been sampled (the decoder writes that, anyone may read it).
+    """One request: what to continue and how, and what has been sampled (the decoder writes that,
+    anyone may read it).
 
     `logprobs` grows last: its length says how many tokens are complete.
     """
@@ -58,14 +60,14 @@ class Generation:
     stop_ids: frozenset[int]
     seed: int | None
     loop: asyncio.AbstractEventLoop
-    """Where `notify` is called."""
+    """The event loop on which `notify` is called."""
     notify: Callable[[], object]
     """Called when it has finished or failed, and after each token if `streams`."""
     streams: bool = False
     ends_text: Callable[[Sequence[int]], bool] | None = None
     """Whether the sampled ids end the response (stop strings)."""
     constraint: Constraint | None = None
-    """The response is sampled among the tokens that it allows, and `logprobs` are those of that distribution."""
+    """Limits the tokens that may be sampled; `logprobs` are those of the limited distribution."""
 
     token_ids: list[int] = field(default_factory=list[int])
     policy_versions: list[int] = field(default_factory=list[int])
@@ -73,7 +75,7 @@ class Generation:
     finish_reason: Literal["stop", "length"] | None = None
     error: Exception | None = None
     cancelled: bool = False
-    """Set by anyone: the row leaves before the next step, nobody is told."""
+    """Set by any thread to remove the row before the next step, without a notification."""
 
     @property
     def done(self) -> bool:
@@ -109,7 +111,7 @@ class Decoder:
         self._slots = SlotTable(self.n_slots(max_batch_rows, deterministic), reuse=not deterministic)
         self._threads = threads
         self.random = random.Random(seed)
-        """Where requests without a seed of their own draw from. Read or write it between steps only."""
+        """The generator for requests without a seed. Use it between steps only."""
         self.policy_version = 0
         """Write it between steps only."""
         self._wake = threading.Condition()
@@ -124,7 +126,9 @@ class Decoder:
 
     @staticmethod
     def n_slots(max_batch_rows: int, deterministic: bool) -> int:
-        """Cache rows: twice the batch, so that the rows of conversations between two turns can stay."""
+        """Cache rows: twice the batch, so that the rows of conversations between two turns can
+        stay.
+        """
         return 1 if deterministic else 2 * max_batch_rows
 
     def start(self) -> None:
@@ -139,7 +143,10 @@ class Decoder:
         self._thread.join()
 
     def submit(self, generations: Sequence[Generation]) -> None:
-        """Queue requests; they join the batch before the next step. Raises EngineError after `stop`."""
+        """Queue requests; they join the batch before the next step.
+
+        Raises EngineError after `stop`.
+        """
         with self._wake:
             if self._stopping:
                 raise EngineError("the engine has been stopped")
@@ -158,13 +165,16 @@ class Decoder:
         return future
 
     def forget_cache(self) -> None:
-        """Nothing computed so far is reused; rows under way are computed again. Call it between steps."""
+        """Nothing computed so far is reused; rows under way are computed again.
+
+        Call it between steps.
+        """
         self._slots.forget()
         for row in self._rows:
             row.cached = 0
 
     def statistics(self) -> EngineStatistics:
-        """Counters since start."""
+        """Return the counters since start."""
         return EngineStatistics(
             **self._counts,
             decode_seconds=self._decode_seconds,
@@ -204,7 +214,9 @@ class Decoder:
         return not stopping
 
     def _admit(self) -> None:
-        """Drop cancelled rows; give waiting requests a row while there is room and the step keeps its token budget."""
+        """Drop cancelled rows; give waiting requests a row while there is room and the step keeps
+        its token budget.
+        """
         if any(row.generation.cancelled for row in self._rows):
             for row in [row for row in self._rows if row.generation.cancelled]:
                 self._leave(row)
@@ -226,7 +238,7 @@ class Decoder:
             budget -= len(generation.prompt_ids) - cached
 
     def _step(self) -> None:
-        """One token for every row."""
+        """Sample one token for every row."""
         forbidden = self._forbidden()
         rows = self._rows
         if not rows:
@@ -261,7 +273,10 @@ class Decoder:
         self._hand_out(tokens, logprobs)
 
     def _forbidden(self) -> dict[_Row, Tensor]:
-        """The tokens that may not come next in rows with a constraint; a row whose constraint fails leaves."""
+        """Return the tokens that may not come next, for each row with a constraint.
+
+        A row whose constraint fails is removed.
+        """
         found: dict[_Row, Tensor] = {}
         for row in list(self._rows):
             if (constraint := row.generation.constraint) is None:
@@ -320,7 +335,7 @@ def _do(chore: Callable[[], Any], future: Future[Any]) -> None:
 
 
 def _tell(told: dict[asyncio.AbstractEventLoop, list[Generation]]) -> None:
-    """One wake-up for each event loop, however many requests it waits for."""
+    """Notify all requests, with one wake-up for each event loop."""
     for loop, generations in told.items():
         try:
             loop.call_soon_threadsafe(_notify_all, generations)

@@ -1,13 +1,15 @@
-"""A policy in this process: a Hugging Face model trained by torch, decoded by a batched loop over the same parameters.
+"""A policy in this process: a Hugging Face model trained by torch, decoded by a batched loop over
+the same parameters.
 
-Three threads share one model: the decoder's (samples, and swaps weights between two steps), a training thread
-(gradients), and the HTTP server's. torch and transformers are imported when the backend starts, not before. The
-same code runs on a CPU and on one GPU.
+Three threads share one model: the decoder's (samples, and swaps weights between two steps), a
+training thread (gradients), and the HTTP server's. torch and transformers are imported when the
+backend starts, not before. The same code runs on a CPU and on one GPU.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import re
 import socket
@@ -71,25 +73,29 @@ class EmbeddedBackend(PolicyBackend):
         control_key: str | None = None,
     ) -> None:
         """
-        model: a folder, a hub name, or a model object (a PEFT model too), which the backend then owns.
-        tokenizer: the same for the tokenizer; None takes the one beside the model. A model object without one is
-            sampled by token ids.
+        model: a folder, a hub name, or a model object (a PEFT model too), which the backend then
+            owns.
+        tokenizer: the same for the tokenizer; None takes the one beside the model. A model object
+            without one is sampled by token ids.
         device: "cpu" or "cuda"; None takes CUDA where there is one.
-        dtype: of the weights, "float32" or "bfloat16"; None is float32, or the model object's own. The optimizer's
-            weights are float32.
+        dtype: of the weights, "float32" or "bfloat16"; None is float32, or the model object's own.
+            The optimizer's weights are float32.
         max_batch_rows: how many requests are decoded at once; others wait.
-        max_length: the longest sequence; None is the model's context, at most 4,096 (the cache grows to what is used).
-        max_tokens_per_microbatch: padded tokens that a gradient, or the prompts that join a decode step, may hold in
-            memory at once.
-        deterministic: a response depends on weights, prompt and seed alone. Requests are decoded one by one, each must
-            have a seed.
-            Without it a seed is honoured up to rounding: other rows in the batch change the last bits of a probability.
+        max_length: the longest sequence; None is the model's context, at most 4,096 (the cache
+            grows to what is used).
+        max_tokens_per_microbatch: padded tokens that a gradient, or the prompts that join a decode
+            step, may hold in memory at once.
+        deterministic: a response depends on weights, prompt and seed alone. Requests are decoded
+            one by one, each must have a seed. Without it a seed is honoured up to rounding: other
+            rows in the batch change the last bits of a probability.
         seed: of the sampler, for requests that have none.
         threads: of torch, for decoding and for training each; None leaves torch's default.
-        tool_parser: the form in which the model writes tool calls, such as "hermes"; None takes the one that reads
-            what the chat template writes.
-        host, port: of the endpoint; port 0 takes a free one. Any address but loopback needs `api_key`.
-        control_key: also serve training, to whoever has this key (how `IsolatedBackend` drives its child).
+        tool_parser: the form in which the model writes tool calls, such as "hermes"; None takes the
+            one that reads what the chat template writes.
+        host, port: of the endpoint; port 0 takes a free one. Any address but loopback needs
+            `api_key`.
+        control_key: also serve training, to whoever has this key (how `IsolatedBackend` drives its
+            child).
         """
         check_token("api_key", api_key, host=host)
         check_number("max_batch_rows", max_batch_rows, at_least=1, whole=True)
@@ -125,7 +131,7 @@ class EmbeddedBackend(PolicyBackend):
         """Held while starting or stopping."""
         self._running: _Running | None = None
         self._was_deterministic = False
-        """What torch was set to before."""
+        """Torch's setting before this backend changed it."""
 
     @property
     def policy_version(self) -> int:
@@ -190,10 +196,8 @@ class EmbeddedBackend(PolicyBackend):
             if self._running is not None:
                 return
             try:
-                # Only to see that the extra is there.
-                import safetensors  # noqa: F401  # pyright: ignore[reportUnusedImport]
-                import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
-                import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
+                for package in ("safetensors", "torch", "transformers"):
+                    importlib.import_module(package)  # only to see that the extra is there
             except ImportError as error:
                 raise EngineError(f"the embedded engine needs {error.name!r}: {install_extra('torch')}") from error
             executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leyden-trainer")
@@ -286,7 +290,7 @@ class EmbeddedBackend(PolicyBackend):
 
 
 class _Running:
-    """What a started backend consists of."""
+    """The parts of a started backend."""
 
     def __init__(
         self,
@@ -307,7 +311,7 @@ class _Running:
         self.max_length = max_length
 
     async def train(self, work: Callable[[], T]) -> T:
-        """Run `work` on the training thread, after whatever runs there."""
+        """Run `work` on the training thread, after the work that runs there."""
         try:
             future: Future[T] = self.executor.submit(work)
         except RuntimeError as error:

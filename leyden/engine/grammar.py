@@ -1,7 +1,7 @@
 """Responses that must have a form: tool calls that are required, JSON by a schema.
 
-A grammar says which tokens may come next; the decoder samples among those. llguidance, an optional package, follows the
-grammar. The grammars are written in its dialect of Lark.
+A grammar says which tokens may come next; the decoder samples among those. llguidance, an optional
+package, follows the grammar. The grammars are written in its dialect of Lark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Json = dict[str, Any]
 _REMEMBERED = 64
 """Compiled grammars: agents ask with few schemas, again and again."""
 _ONE_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as chat templates write it. A weak policy that may choose its white space can write it without end."""
+"""JSON as chat templates write it. A weak policy that may choose its white space can write it
+without end."""
 _VALUES = ("const", "default", "enum", "examples")
 """Keywords of a JSON schema that hold values, and no schemas."""
 
@@ -63,8 +64,9 @@ class Grammars:
         }
 
     def constraints(self, request: CompletionRequest, parser: ToolParser | None) -> list[Constraint]:
-        """Return a constraint for each choice of a request that is `constrained`. Raise Refusal if there can be none.
+        """Return a constraint for each choice of a request that is `constrained`.
 
+        Raise Refusal if there can be none.
         It can take a second the first time, and some milliseconds for each new grammar.
         """
         grammar = self._grammar(request, parser)
@@ -103,7 +105,9 @@ class Grammars:
         return rules
 
     def _literal(self, text: str) -> str:
-        """Write a text in a grammar: as a token if the tokenizer has one for it, because text does not match a token."""
+        """Write a text in a grammar: as a token if the tokenizer has one for it, because text does
+        not match a token.
+        """
         number = self._special.get(text)
         return json.dumps(text) if number is None else f"<[{number}]>"
 
@@ -136,7 +140,8 @@ def _rule(schema: Json) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """Return the schema with objects that have no properties but the named ones, unless it describes others.
+    """Return the schema with objects that have no properties but the named ones, unless it
+    describes others.
 
     JSON Schema allows any others. A weak policy would invent them without end.
     """

@@ -1,7 +1,9 @@
-"""The embedded backend in a process of its own, so that its Python and its torch share nothing with the agents'.
+"""The embedded backend in a process of its own, so that its Python and its torch share nothing with
+the agents'.
 
-The parent starts `leyden.engine.serve`, drives it through `leyden.engine.control` over loopback HTTP, and reports when
-it dies. It needs no torch itself. State and model folders are paths on the file system that both share.
+The parent starts `leyden.engine.serve`, drives it through `leyden.engine.control` over loopback
+HTTP, and reports when it dies. It needs no torch itself. State and model folders are paths on the
+file system that both share.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ _OPTIONS = [name for name in inspect.signature(EmbeddedBackend).parameters if na
 
 
 class IsolatedBackend(PolicyBackend):
-    """An `EmbeddedBackend` in a child process. The child ends when this process does, however that happens."""
+    """An `EmbeddedBackend` in a child process.
+
+    The child ends when this process does, however that happens.
+    """
 
     def __init__(self, model: str | Path, *, model_name: str = "policy", **options: Any) -> None:
         """
@@ -153,7 +158,10 @@ class _EngineProcess:
         )
 
     def start(self) -> None:
-        """Send the options, and wait until the process serves. Raise the error that stopped it from starting."""
+        """Send the options, and wait until the process serves.
+
+        Raise the error that stopped it from starting.
+        """
         config = {"parent": os.getpid(), "control_key": self._control_key, "options": self._options}
         try:
             line = json.dumps(config)
@@ -167,7 +175,10 @@ class _EngineProcess:
         self.port = read_answer(answer)["port"]
 
     def call(self, method: str, payload: dict[str, Any]) -> bytes:
-        """Make a control call, blocking. Raise EngineError, with the last lines of a process that has died."""
+        """Make a control call, blocking.
+
+        Raise EngineError, with the last lines of a process that has died.
+        """
         host: str = self._options.get("host", "127.0.0.1")
         connection = http.client.HTTPConnection(host, self.port)
         headers = {"Authorization": f"Bearer {self._control_key}", "Content-Type": "application/json"}
@@ -205,6 +216,6 @@ def _environment(threads: int | None) -> dict[str, str]:
 
 
 def _name(source: str | Path) -> str:
-    """A path as the child can open it, whatever its working directory; a hub name as it is."""
+    """Return a path that the child can open from any working directory, or a hub name unchanged."""
     is_path = isinstance(source, Path) or Path(source).exists()
     return str(Path(source).absolute()) if is_path else str(source)

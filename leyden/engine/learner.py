@@ -1,8 +1,8 @@
 """Gradients of the clipped policy-gradient loss and AdamW steps on a model's own parameters.
 
-It knows sequences of token ids with behaviour log-probabilities, advantages and weights; not where they came from, and
-nothing of sampling beyond the chore that swaps the weights. Dropout is off: the trained distribution is the sampled
-one.
+It knows sequences of token ids with behaviour log-probabilities, advantages and weights; not where
+they came from, and nothing of sampling beyond the chore that swaps the weights. Dropout is off: the
+trained distribution is the sampled one.
 
 Shapes: N trained tokens of a micro-batch, V vocabulary.
 """
@@ -34,14 +34,15 @@ class Learner:
         self.parameters: dict[str, Tensor] = {
             name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
         }
-        """What is trained, by name; tied weights appear once."""
+        """The trained parameters by name; tied weights appear once."""
         if not self.parameters:
             raise ConfigError(f"{type(model).__name__} has no parameter with requires_grad; there is nothing to train")
         self.masters: dict[str, Tensor] = {
             name: parameter if parameter.dtype == torch.float32 else parameter.detach().float().requires_grad_()
             for name, parameter in self.parameters.items()
         }
-        """What the optimizer steps on: the parameters themselves, or float32 copies of those that are narrower."""
+        """The tensors that the optimizer updates: the parameters, or float32 copies of narrower
+        ones."""
         self.optimizer = _adamw(list(self.masters.values()), OptimParams())
         self._n_gradients = 0
 
@@ -87,7 +88,10 @@ class Learner:
         return norm
 
     def apply(self, params: OptimParams) -> None:
-        """One AdamW step with the clipped gradient, which is cleared. Run it between decode steps."""
+        """Take one AdamW step with the clipped gradient, then clear the gradient.
+
+        Call it between decode steps.
+        """
         for group in self.optimizer.param_groups:
             group.update(lr=params.learning_rate, betas=params.betas, weight_decay=params.weight_decay)
         with torch.inference_mode(False):
@@ -111,7 +115,9 @@ class Learner:
 
 
 def check_sequences(sequences: Sequence[TrainingSequence], n_vocabulary: int, max_length: int) -> None:
-    """Raises ConfigError for what no gradient can be taken from, naming the sequence."""
+    """Raise ConfigError, which names the sequence, if no gradient can be computed from a
+    sequence.
+    """
     for index, sequence in enumerate(sequences):
         n = len(sequence.token_ids)
         lengths = (n, len(sequence.logprobs), len(sequence.advantages), len(sequence.weights))
@@ -143,7 +149,7 @@ class _Trained:
     inputs: list[int]
     """Every token before the last trained one."""
     positions: list[int]
-    """Where the tokens before each trained one stand."""
+    """The positions of the tokens before each trained token."""
     targets: list[int]
     logprobs: list[float]
     advantages: list[float]
@@ -163,9 +169,10 @@ class _Trained:
 
 
 def micro_batches(sequences: Sequence[_Trained], max_tokens: int) -> list[list[_Trained]]:
-    """Batches of similar length, shortest first, each at most `max_tokens` when padded (a longer sequence goes alone).
+    """Return batches of similar length, shortest first, each of at most `max_tokens` when padded.
 
-    Sequences of one length keep their order, so the order of summation follows from the order given.
+    A longer sequence gets a batch of its own. Sequences of one length keep their order, so the
+    order of summation follows from the order of the input.
     """
     batches: list[list[_Trained]] = []
     for sequence in sorted(sequences, key=lambda s: len(s.inputs)):
@@ -198,7 +205,10 @@ class _Targets:
 
 
 def policy_loss(logits_NV: Tensor, targets: _Targets, loss: PolicyLoss) -> tuple[Tensor, dict[str, float]]:
-    """The summed, weighted loss (`PolicyLoss` has the formula), and figures summed over the N tokens."""
+    """Return the summed, weighted loss, and metrics summed over the N tokens.
+
+    `PolicyLoss` has the formula.
+    """
     logprobs_NV = torch.log_softmax(logits_NV.float() / loss.temperature, dim=-1)
     logprobs_N = logprobs_NV.gather(-1, targets.ids_N[:, None])[:, 0]
     terms = LOSSES[loss.name](logprobs_N, targets.behaviour_N, targets.advantages_N, loss)
@@ -248,7 +258,9 @@ class _Totals:
 
 
 def _adamw(parameters: list[Tensor], params: OptimParams) -> torch.optim.AdamW:
-    """The fused kernel: one pass over each parameter instead of ten operations."""
+    """Return an AdamW optimizer, with the fused kernel: one pass over each parameter instead of
+    ten.
+    """
     return torch.optim.AdamW(
         parameters, lr=params.learning_rate, betas=params.betas, weight_decay=params.weight_decay, fused=True
     )

@@ -31,7 +31,7 @@ class LoadedPolicy:
 
     model: Any
     text: Text | None
-    """None: a model object was given without a tokenizer."""
+    """The tokenizer; None if a model object was given without one."""
     eos_ids: frozenset[int]
     context: int
     """How many positions the model has."""
@@ -39,7 +39,10 @@ class LoadedPolicy:
 
 
 def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | None) -> LoadedPolicy:
-    """Raises EngineError with the cause when the model or the tokenizer cannot be loaded."""
+    """Load a model and its tokenizer.
+
+    Raise EngineError, with the cause, if one cannot be loaded.
+    """
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     wanted = _dtype(dtype)
     if isinstance(model, str | Path):
@@ -62,7 +65,9 @@ def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | 
 
 
 def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
-    """Write a Hugging Face folder; adapters are merged into a copy of the weights, so that any library loads it."""
+    """Write a Hugging Face folder; adapters are merged into a copy of the weights, so that any
+    library loads it.
+    """
     model = policy.model
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()
@@ -73,7 +78,7 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
 
 
 def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
-    """Load from a folder or a hub name. Raise EngineError that says what was looked for."""
+    """Load from a folder or a hub name. Raise EngineError, which names it, if that fails."""
     exists = Path(name).exists()
     if not exists and not _may_be_hub_name(name):
         raise EngineError(
@@ -92,13 +97,17 @@ def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
 
 
 def _may_be_hub_name(name: str | Path) -> bool:
-    """Whether it has the form of a hub name, `model` or `owner/model`, rather than that of a path."""
+    """Return whether a name has the form of a hub name, `model` or `owner/model`."""
     return isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None
 
 
 @contextlib.contextmanager
 def _quietly_alone() -> Generator[None]:
-    """One at a time: transformers patches torch while it loads, and two loads at once leave it patched for the whole process."""
+    """Load one model at a time, without a progress bar.
+
+    Transformers patches torch while it loads. Two loads at once would leave it patched for the
+    whole process.
+    """
     with _loading:
         shows_progress = transformers_logging.is_progress_bar_enabled()
         transformers_logging.disable_progress_bar()  # a bar for a load of milliseconds garbles the caller's own output
@@ -119,7 +128,9 @@ def _dtype(name: str | None) -> torch.dtype | None:
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token that ends a turn, by the model's generation config and by its tokenizer."""
+    """Return every token that ends a turn, by the model's generation config and by its
+    tokenizer.
+    """
     found: set[int] = set()
     declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     for value in (declared, getattr(tokenizer, "eos_token_id", None)):

@@ -17,6 +17,6 @@ def bad_request(message: str, *, status: int = 400, param: str | None = None, co
 
 
 def shown(value: Any) -> str:
-    """A JSON value as an error message can hold it."""
+    """Return a JSON value in the short form that an error message can hold."""
     text = json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -19,7 +19,7 @@ async def sample(
     params: SamplingParams,
     deterministic: bool,
 ) -> list[Sample]:
-    """One response for each prompt. Raises ConfigError for a prompt that cannot be continued.
+    """Return one response for each prompt. Raise ConfigError for a prompt that cannot be continued.
 
     With a seed, prompt i is sampled with `seed + i`.
     """

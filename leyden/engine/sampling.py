@@ -1,7 +1,8 @@
 """Tokens drawn from logits.
 
-One uniform number a row decides its token (inverse transform sampling), so a row with its own random generator draws
-the same token in any batch that gives it the same logits. It knows no requests and no cache.
+One uniform number a row decides its token (inverse transform sampling), so a row with its own
+random generator draws the same token in any batch that gives it the same logits. It knows no
+requests and no cache.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from torch import Tensor
 def draw(
     logits_BV: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """One token for each row, and its log-probability at the row's temperature (before top_p; at temperature 1 for
-    temperature 0).
+    """Sample one token for each row, and return it with its log-probability.
 
+    The log-probability is at the row's temperature (at 1 for temperature 0), before top_p.
     uniforms: numbers in [0, 1), one a row; unused where the temperature is 0.
     """
     device = logits_BV.device
@@ -49,7 +50,9 @@ def _listed(tensor: Tensor) -> list[Any]:
 
 
 def _nucleus(probabilities_BV: Tensor, top_p_B: Tensor) -> Tensor:
-    """Zero all but the smallest set of most likely tokens whose mass reaches top_p (arXiv:1904.09751)."""
+    """Zero all but the smallest set of most likely tokens whose mass reaches top_p
+    (arXiv:1904.09751).
+    """
     ordered, order = probabilities_BV.sort(dim=-1, descending=True)
     before = ordered.cumsum(dim=-1) - ordered
     ordered = ordered.masked_fill((before >= top_p_B[:, None]) & (top_p_B[:, None] < 1.0), 0.0)

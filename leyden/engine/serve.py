@@ -1,9 +1,9 @@
 """The child process of an `IsolatedBackend`: `python -m leyden.engine.serve`.
 
-It reads its options as one line of JSON from standard input, starts an `EmbeddedBackend`, and writes one line of JSON
-to standard output: the port, or why it could not start. It lives as long as its parent: it ends when standard input is
-closed, or when the parent has gone (another process may have inherited the other end of the pipe). Ctrl-C is the
-parent's to handle.
+It reads its options as one line of JSON from standard input, starts an `EmbeddedBackend`, and
+writes one line of JSON to standard output: the port, or why it could not start. It lives as long as
+its parent: it ends when standard input is closed, or when the parent has gone (another process may
+have inherited the other end of the pipe). Ctrl-C is the parent's to handle.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which cache row belongs to which request, and which finished rows a new request can continue.
 
-Bookkeeping only: it knows token ids and row numbers, no tensors and no model. A finished row stays behind until its
-place is needed or the weights change; a prompt that begins with exactly its tokens takes it over and computes only
-the rest.
+Bookkeeping only: it knows token ids and row numbers, no tensors and no model. A finished row stays
+behind until its place is needed or the weights change; a prompt that begins with exactly its tokens
+takes it over and computes only the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from collections.abc import Sequence
 
 
 class SlotTable:
-    """`n_rows` rows, each free, in use, or kept for its prefix. Not thread-safe: the decoder's thread owns it."""
+    """`n_rows` rows, each free, in use, or kept for its prefix.
+
+    Not thread-safe: the decoder's thread owns it.
+    """
 
     def __init__(self, n_rows: int, *, reuse: bool = True) -> None:
         """reuse: False hands out rows without ever looking at earlier requests."""
@@ -27,10 +30,10 @@ class SlotTable:
         self.reused_tokens = 0
 
     def acquire(self, prompt: Sequence[int]) -> tuple[int, int] | None:
-        """A row for `prompt` and how many of its tokens the row's cache already holds (always fewer than all: the last
-        must run).
+        """Return a row for `prompt`, and how many of its tokens the row's cache already holds.
 
-        None when every row is in use.
+        The number is always below the prompt's length, because the last token must run. None if
+        every row is in use.
         """
         found = self._longest_prefix(prompt)
         if found is not None:

@@ -1,7 +1,8 @@
 """A learner's weights, optimizer and random state as files: safetensors and JSON, never pickle.
 
-`engine.json` is written last and names the others, so a directory without it is not a state. It knows the learner and
-the decoder's random generator; when to save and where to keep it is the checkpoint store's business.
+`engine.json` is written last and names the others, so a directory without it is not a state. It
+knows the learner and the decoder's random generator; when to save and where to keep it is the
+checkpoint store's business.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class LoadedState:
 
 
 def write_state(path: Path, learner: Learner, *, policy_version: int, rng: random.Random) -> None:
-    """Write `model.safetensors`, `optimizer.safetensors`, `optimizer.json` and `engine.json` into `path`."""
+    """Write `model.safetensors`, `optimizer.safetensors`, `optimizer.json` and `engine.json` into
+    `path`.
+    """
     path.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().contiguous() for name, tensor in learner.masters.items()}
     moments: dict[str, Tensor] = {}
@@ -54,7 +57,10 @@ def write_state(path: Path, learner: Learner, *, policy_version: int, rng: rando
 
 
 def read_state(path: Path, learner: Learner) -> LoadedState:
-    """Read a state and check that it fits. Raises CheckpointError and changes nothing when it does not."""
+    """Read a state and check that it fits.
+
+    Raises CheckpointError and changes nothing when it does not.
+    """
     if not (path / "engine.json").is_file():
         raise CheckpointError(f"{path} holds no engine state: engine.json is missing")
     try:
@@ -82,7 +88,10 @@ def read_state(path: Path, learner: Learner) -> LoadedState:
 
 
 def restore_learner(learner: Learner, state: LoadedState) -> None:
-    """Put weights and optimizer state in place, to the bit; clear the gradient. Run it between decode steps."""
+    """Put weights and optimizer state in place, to the bit; clear the gradient.
+
+    Run it between decode steps.
+    """
     with torch.inference_mode(False), torch.no_grad():
         learner.clear_gradient()
         learner.optimizer.state.clear()

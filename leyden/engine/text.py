@@ -1,6 +1,7 @@
 """Between text and token ids: responses, single tokens, stop strings, text that arrives in pieces.
 
-It knows a tokenizer of transformers and nothing else. Its methods may be called from several threads.
+It knows a tokenizer of transformers and nothing else. Its methods may be called from several
+threads.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class Text:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def piece(self, token_id: int) -> tuple[str, list[int]]:
-        """One token as text, special tokens written out, and as UTF-8 bytes.
+        """Return one token as text, with special tokens written out, and as UTF-8 bytes.
 
-        A token that is part of a character shows as U+FFFD; its id is the truth.
+        A token that is part of a character shows as U+FFFD; its id is exact.
         """
         piece = self._pieces.get(token_id)
         if piece is None:
@@ -71,7 +72,10 @@ class Text:
         return piece
 
     def ends_with_stop(self, stops: Sequence[str], ids: Sequence[int]) -> bool:
-        """Whether the last of `ids` completes one of `stops`; decodes only as far back as those can reach."""
+        """Return whether the last of `ids` completes one of `stops`.
+
+        Only the tokens that `stops` can reach back to are decoded.
+        """
         text = self.decode(ids[-(4 * max(map(len, stops)) + 4) :])
         return any(stop in text for stop in stops)
 
@@ -88,7 +92,10 @@ class StreamedText:
         """Characters handed out."""
 
     def advance(self, ids: Sequence[int], *, final: bool) -> str:
-        """What can be sent now: no unfinished character, nothing that may turn out to begin a stop string."""
+        """Return the text that can be sent now.
+
+        An unfinished character, and text that may begin a stop string, are held back.
+        """
         whole = cut_at_stop(self._text.decode(ids, self._kept), self._stops)
         end = len(whole) if final else self._safe_end(whole)
         piece = whole[self._sent : end]

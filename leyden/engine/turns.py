@@ -1,10 +1,12 @@
-"""The exact token ids of responses that called tools, so that the next turn of their conversation continues them.
+"""The exact token ids of responses that called tools, so that the next turn of their conversation
+continues them.
 
-A client sends a tool call back as JSON, and the chat template writes it anew: other white space, another order of keys,
-other tokens than the policy sampled. A prompt with other tokens would be a new sequence to train on, and nothing that
-the prefix cache holds. `Turns` puts the sampled ids back where it can prove that they are the message: the calls have the
-ids that they were given, the text before them is the prompt that they answered, and the template's text of the turn holds
-the content and calls that were sampled. Anything else stays as the template writes it.
+A client sends a tool call back as JSON, and the chat template writes it anew: other white space,
+another order of keys, other tokens than the policy sampled. A prompt with other tokens would be a
+new sequence to train on, and nothing that the prefix cache holds. `Turns` puts the sampled ids back
+where it can prove that they are the message: the calls have the ids that they were given, the text
+before them is the prompt that they answered, and the template's text of the turn holds the content
+and calls that were sampled. Anything else stays as the template writes it.
 """
 
 from __future__ import annotations
@@ -35,14 +37,18 @@ class Turn:
     token_ids: array[int]
     """Shape (P + R,)."""
     end: str
-    """The text of the end-of-turn token that was sampled; empty if the response ended without one."""
+    """The text of the end-of-turn token that was sampled; empty if the response ended without one.
+    """
 
 
 class Turns:
     """The newest turns, by the ids of their tool calls. Used by one event loop."""
 
     def __init__(self, ends: Sequence[str], max_tokens: int = MAX_TOKENS) -> None:
-        """ends: the texts of the tokens that end a turn."""
+        """Keep the turns of recent conversations.
+
+        ends: the texts of the tokens that end a turn.
+        """
         self._ends = ends
         self._max_tokens = max_tokens
         self._turns: OrderedDict[tuple[str, ...], Turn] = OrderedDict()
@@ -57,7 +63,9 @@ class Turns:
         answer: tuple[str, list[Call]],
         end: str,
     ) -> None:
-        """Remember a response. answer: its content and calls. end: the text of its end-of-turn token, if it has one."""
+        """Remember a response. answer: its content and calls. end: the text of its end-of-turn
+        token, if it has one.
+        """
         token_ids = array("i", [*prompt_ids, *response_ids])
         turn = Turn(len(prompt), _digest(prompt), _meaning(*answer), token_ids, end)
         if (earlier := self._turns.pop(tuple(call_ids), None)) is not None:
@@ -70,9 +78,11 @@ class Turns:
     def longest(
         self, text: str, calls_of_turns: Sequence[tuple[str, ...]], read: Read
     ) -> tuple[array[int], int] | None:
-        """Find the longest beginning of a prompt whose exact ids are known; return them and where in `text` they end.
+        """Find the longest beginning of a prompt whose exact ids are known; return them and where
+        in `text` they end.
 
-        text: the prompt as the chat template writes it. calls_of_turns: the ids of the calls in each message of the
+        text: the prompt as the chat template writes it. calls_of_turns: the ids of the calls in
+            each message of the
         assistant that has some, in order. read: content and calls of a response's text.
         """
         for call_ids in reversed(calls_of_turns):
@@ -84,9 +94,10 @@ class Turns:
         return None
 
     def _end_of(self, turn: Turn, call_ids: tuple[str, ...], text: str, read: Read) -> int | None:
-        """Return the place in the template's text at which the turn ends; None unless the text says what was sampled.
+        """Return the place in the template's text at which the turn ends.
 
-        A template that shows the ids of calls says more than the model did, which did not know them.
+        None if the text differs from the sampled turn. A template that shows the ids of calls adds
+        text that the model did not sample.
         """
         if turn.prompt_digest != _digest(text[: turn.prompt_length]):
             return None

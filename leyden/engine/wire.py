@@ -29,9 +29,9 @@ class CompletionRequest:
     kind: Kind
     model: str
     messages: list[Json]
-    """As chat templates take them; empty for a text completion."""
+    """The messages in the form of chat templates; empty for a text completion."""
     tools: list[Json]
-    """As chat templates take them."""
+    """The tools in the form of chat templates."""
     tool_choice: Literal["none", "auto", "required"]
     callable_tools: tuple[str, ...]
     """The names of the tools that may be called; one if the request named it."""
@@ -140,7 +140,8 @@ class _TextBody(_Body):
         Annotated[float, Field(ge=0, le=0)] | Literal[False] | None,
         Field(union_mode="left_to_right", description="0 (nothing else is supported)"),
     ] = None
-    """The number of alternatives to each token. With 0, only the sampled tokens have log-probabilities."""
+    """The number of alternatives to each token. With 0, only the sampled tokens have
+    log-probabilities."""
     echo: No = False
     best_of: Annotated[Literal[1], Field(description="1 (nothing else is supported)")] = 1
 
@@ -163,7 +164,10 @@ def parse_request(body: bytes, kind: Kind) -> CompletionRequest:
 
 
 def _validated(given: Json, model: type[_ChatBody | _TextBody]) -> _ChatBody | _TextBody:
-    """Return the body as `model`; null stands for a field's default. Raise Refusal for the first wrong field."""
+    """Return the body as `model`; null stands for a field's default.
+
+    Raise Refusal for the first wrong field.
+    """
     known = model.model_fields
     try:
         return model.model_validate(

@@ -1,11 +1,12 @@
-"""Where the algorithm and the runners live.
+"""Strategies: they run the algorithm and the runners, in threads, processes or on a cluster.
 
-Lives here: `ExecutionStrategy` and the strategies. A strategy is given two bundles (coroutine functions) and knows nothing of what they
-do: it starts them, tells the runners to stop when the algorithm is done, and never leaves anything behind. To add one, implement
-`execute`, add a line to `trainer/registry.py`, and hold it to `tests/contracts/strategy.py`.
+Lives here: `ExecutionStrategy` and the strategies. A strategy is given two bundles (coroutine
+functions) and knows nothing of what they do: it starts them, tells the runners to stop when the
+algorithm is done, and never leaves anything behind. To add one, implement `execute`, add a line to
+`trainer/registry.py`, and hold it to `tests/contracts/strategy.py`.
 
-`ClientServerExecutionStrategy`, `InterProcessExecutionStrategy` and `RayExecutionStrategy` are in modules of their own, which bring
-processes and servers.
+`ClientServerExecutionStrategy`, `InterProcessExecutionStrategy` and `RayExecutionStrategy` are in
+modules of their own, which bring processes and servers.
 """
 
 from leyden.execution.base import AlgorithmBundle, Elsewhere, ExecutionStrategy, RunnerBundle

@@ -1,7 +1,7 @@
 """An actor of a Ray cluster: one worker, from its start to its end.
 
-Ray makes the actor, and makes it anew when its process dies. The strategy (`ray.py`) calls the methods,
-each in a thread of the actor. This module does not import Ray.
+Ray makes the actor, and makes it anew when its process dies. The strategy (`ray.py`) calls the
+methods, each in a thread of the actor. This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ THREADS = 4
 class Actor:
     """One worker in a process of its own. Making it runs no code of the user's.
 
-    No method is a coroutine, because Ray would call them all on one event loop, which agents could block.
+    No method is a coroutine, because Ray would call them all on one event loop, which agents could
+    block.
     """
 
     def __init__(self, worker_id: int, packed: bytes, log_levels: Mapping[str, int]) -> None:
@@ -84,7 +85,10 @@ class Actor:
         os._exit(1)
 
     def _leave_with_its_node(self) -> None:
-        """End this process with the node's own process, which started it. Ray leaves the actors of a dead node alone for a while."""
+        """End this process with the node's own process, which started it.
+
+        Ray leaves the actors of a dead node alone for a while.
+        """
         try:
             node = os.pidfd_open(os.getppid())
         except (AttributeError, OSError):  # not Linux; or it has gone already, and Ray ends this one too

@@ -1,8 +1,9 @@
 """The event loop that agents live on: one for the process, the same for every run in it.
 
-An agent's clients (a module-level `AsyncOpenAI`, a session) keep connections that belong to the loop on which they were first used; on
-another one they fail. So a second `fit`, or two trainers at once, must not bring a loop of their own. It runs in a daemon thread from
-the first run on and knows nothing of runners.
+An agent's clients (a module-level `AsyncOpenAI`, a session) keep connections that belong to the
+loop on which they were first used; on another one they fail. So a second `fit`, or two trainers at
+once, must not bring a loop of their own. It runs in a daemon thread from the first run on and knows
+nothing of runners.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class Residence:
     """One coroutine on the loop of the agents, with every task that it or its agents start."""
 
     def __init__(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """loop: another loop than that of the agents."""
+        """Start the coroutine.
+
+        loop: the loop to use instead of the agents' loop.
+        """
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._home = AgentLoop.of_this_process() if loop is None else None
         self._loop = AgentLoop.of_this_process().loop if loop is None else loop
@@ -46,7 +50,7 @@ class Residence:
         self._loop.call_soon_threadsafe(self._move_in, work, context=contextvars.copy_context())
 
     async def wait(self) -> None:
-        """Return when the coroutine and what it left behind have ended; raise what it raised."""
+        """Return when the coroutine and the tasks it left behind have ended. Raise its error."""
         await asyncio.shield(asyncio.wrap_future(self._ended))
 
     def cancel(self) -> None:
@@ -54,7 +58,10 @@ class Residence:
         self._loop.call_soon_threadsafe(lambda: self._work and self._work.cancel())
 
     def abandon(self) -> None:
-        """Wait no longer: an agent blocks the loop. It is left to itself, and the next run gets another loop."""
+        """Wait no longer: an agent blocks the loop.
+
+        It is left to itself, and the next run gets another loop.
+        """
         logger.warning("an agent blocks the event loop of the runners and is left to itself")
         if self._home is not None:
             self._home.give_up()
@@ -115,7 +122,7 @@ class AgentLoop:
 
     @classmethod
     def of_this_process(cls) -> AgentLoop:
-        """The one loop; a forked child gets its own."""
+        """Return this process's one loop; a forked child gets its own."""
         with cls._lock:
             if cls._current is None or cls._current._pid != os.getpid():
                 cls._current = cls()
@@ -124,7 +131,8 @@ class AgentLoop:
     def run_here(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the loop in the calling thread until `work` is done; its own thread rests meanwhile.
 
-        Ctrl-C raises KeyboardInterrupt in the code that runs, which an agent on a breakpoint expects. Then `work` is cancelled.
+        Ctrl-C raises KeyboardInterrupt in the code that runs, which an agent on a breakpoint
+        expects. Then `work` is cancelled.
         """
         self._not_lent.clear()
         try:
@@ -172,7 +180,7 @@ class AgentLoop:
             self.loop.close()
 
     async def _end(self) -> None:
-        """A program that ends in the middle of a run still lets agents leave their `with` blocks."""
+        """Let agents leave their `with` blocks when the program ends in the middle of a run."""
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What a strategy is given and what it must do."""
+"""`ExecutionStrategy`: the inputs of a strategy, and its duties."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from leyden.utils.latch import Latch
 
 
 class RunsAgain(Exception):
-    """Raised by an algorithm bundle whose algorithm has failed (its cause) and is started again, by another `execute`: runners
-    elsewhere are not told that the work is over.
+    """Raised by an algorithm bundle whose algorithm has failed and will be started again.
+
+    The failure is its cause. Another `execute` follows, so runners in other places are not told to
+    stop.
     """
 
 
@@ -31,7 +33,9 @@ class RunnerBundle(Protocol):
 
 
 class PortableRunnerBundle(RunnerBundle, Protocol):
-    """A runner bundle that another process can be given (`travel.py`): there `init` goes before it and `teardown` after it."""
+    """A runner bundle that another process can be given (`travel.py`): there `init` goes before it
+    and `teardown` after it.
+    """
 
     @property
     def worker_names(self) -> Sequence[str]:
@@ -55,13 +59,15 @@ class PortableRunnerBundle(RunnerBundle, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """What a gateway must be for runners that were not started by the algorithm's process."""
+    """The address and secret of a gateway for runners that the algorithm's process did
+    not start.
+    """
 
     host: str
-    """Where the algorithm's servers listen."""
+    """The address on which the algorithm's servers listen."""
     gateway_port: int
     secret: str | None
-    """What both sides know and agents are not told."""
+    """The secret that both sides know and agents are not given."""
 
 
 class ExecutionStrategy(NamedOptions, ABC):
@@ -72,14 +78,19 @@ class ExecutionStrategy(NamedOptions, ABC):
     """False where the algorithm runs elsewhere, and only runners here."""
 
     def check(self) -> None:
-        """Called before anything of a run is opened. Raises ConfigError if this process cannot start one."""
+        """Called before anything of a run is opened.
+
+        Raises ConfigError if this process cannot start one.
+        """
 
     def remote_store(self) -> LightningStore | None:
-        """The store to work on, where another process serves it; None: the run's own."""
+        """Return the store that another process serves, or None if the run has its own store."""
         return None
 
     def elsewhere(self) -> Elsewhere | None:
-        """Where runners and algorithm are started apart from each other; None: they are not."""
+        """Return the gateway's place if runners and algorithm are started apart from each other,
+        else None.
+        """
         return None
 
     @abstractmethod
@@ -89,6 +100,7 @@ class ExecutionStrategy(NamedOptions, ABC):
         """Return when the algorithm is done and the runners have drained.
 
         ready: runners begin when it is open; None: at once.
-        Whatever ends first with an error stops the other side and is raised. Cancelling this (Ctrl-C) gives the runners `drain_seconds`
-        to finish, then cancels them, then the algorithm. It ends in a few seconds, whatever an agent does.
+        Whatever ends first with an error stops the other side and is raised. Cancelling this
+        (Ctrl-C) gives the runners `drain_seconds` to finish, then cancels them, then the algorithm.
+        It ends in a few seconds, whatever an agent does.
         """

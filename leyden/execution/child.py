@@ -1,8 +1,8 @@
 """A runner's process, from the inside: how it works and how it ends.
 
-It ends when its work is done, when the parent stops it, or when the parent has gone. The parent sends
-`RunnerCommand`s and receives `RunnerMessage`s. The forkserver imports this module before any run, so
-that all runners share the memory of what it loads.
+It ends when its work is done, when the parent stops it, or when the parent has gone. The parent
+sends `RunnerCommand`s and receives `RunnerMessage`s. The forkserver imports this module before any
+run, so that all runners share the memory of what it loads.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class ChildEnvironment:
     left_behind: Sequence[Path] = ()
     """Files, then their folders, that the process removes if the parent was killed."""
     cpus: Sequence[int] | None = None
-    """None: all CPUs."""
+    """The CPUs to bind the process to; None for all."""
     memory_bytes: int | None = None
-    """None: no limit."""
+    """The limit of the process's memory; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,14 @@ _LOGGERS = ("", "leyden")
 _LAST_SECONDS = 2.0
 """Time for agents to leave their `with` blocks after the parent has gone."""
 _RESERVE_BYTES = 16 * 2**20
-"""Memory that a process with a limit keeps free, to report why it ends. It is not resident: nothing is written there."""
+"""Memory that a process with a limit keeps free, to report why it ends. It is not resident: nothing
+is written there."""
 _CHECK_SECONDS = 2.0
 _BLOCKED_CHECKS = 3
-"""An agent was overdue at so many checks in a row, so the event loop that would cancel it is blocked.
+"""An agent was overdue at so many checks in a row, so the event loop that would cancel it is
+blocked.
 
-The lag watchdog (`runner/watchdog.py`) has named the agent long before.
-"""
+The lag watchdog (`runner/watchdog.py`) has named the agent long before."""
 
 
 def run_child(parent: Parent, worker_id: int, packed: bytes, environment: ChildEnvironment) -> None:
@@ -131,7 +132,9 @@ def run_child(parent: Parent, worker_id: int, packed: bytes, environment: ChildE
 
 
 def _report_exits(link: _ParentLink) -> None:
-    """Tell the parent which attempt calls `os._exit`, because the other attempts of this process are not to blame."""
+    """Tell the parent which attempt calls `os._exit`, because the other attempts of this process
+    are not to blame.
+    """
     leave, pid = os._exit, os.getpid()
 
     def report_and_leave(status: int) -> NoReturn:
@@ -192,18 +195,23 @@ def _apply(environment: ChildEnvironment) -> None:
 
 
 def log_levels() -> dict[str, int]:
-    """Return the log levels of this process by the logger's name, for the processes of its runners."""
+    """Return the log levels of this process by the logger's name, for the processes of
+    its runners.
+    """
     return {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
 
 
 def set_log_levels(levels: Mapping[str, int]) -> None:
-    """Log what the parent process would log."""
+    """Set the levels at which the parent process logs."""
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
 
 
 class _ParentLink:
-    """The child's end of the pipe. When the parent has gone, it ends this process and all that agents started in it."""
+    """The child's end of the pipe.
+
+    When the parent has gone, it ends this process and all that agents started in it.
+    """
 
     def __init__(self, parent: Parent, environment: ChildEnvironment) -> None:
         self.begin = Latch()
@@ -227,7 +235,10 @@ class _ParentLink:
         thread.start()
 
     def close(self) -> None:
-        """Note that the work is over. Without a parent to do it, end what agents started, and this process."""
+        """Note that the work is over.
+
+        Without a parent to do it, end what agents started, and this process.
+        """
         self._ended.set()
         if self._orphaned:
             self._end_family()
@@ -256,7 +267,10 @@ class _ParentLink:
         self._end_family()
 
     def _next_command(self) -> RunnerCommand | None:
-        """Wait for a command; None if the parent has gone. Ends this process if its event loop is blocked meanwhile."""
+        """Wait for a command; None if the parent has gone.
+
+        Ends this process if its event loop is blocked meanwhile.
+        """
         while True:
             try:
                 return self._parent.receive(_CHECK_SECONDS)

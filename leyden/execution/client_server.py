@@ -1,6 +1,8 @@
-"""`cs`: the algorithm and a store server in one process, each runner in another, on this machine or on many.
+"""`cs`: the algorithm and a store server in one process, each runner in another, on this machine or
+on many.
 
-The same script runs everywhere: each process is told its role by an option or by LEYDEN_CURRENT_ROLE.
+The same script runs everywhere: each process is told its role by an option or by
+LEYDEN_CURRENT_ROLE.
 """
 
 from __future__ import annotations
@@ -32,26 +34,30 @@ logger = logging.getLogger(__name__)
 
 Role = Literal["both", "algorithm", "runner"]
 _PORT = 4747
-"""Of the store server, where processes that were not started together must find it."""
+"""The port of the store server, where processes that were started apart find it."""
 
 
 class ClientServerExecutionStrategy(ProcessExecutionStrategy):
     """Runners in processes that reach the store over HTTP.
 
-    role: `both`: algorithm and runners are started here. `algorithm`: only the algorithm, with the store server. `runner`: only runners,
-        which work for the algorithm elsewhere until that has ended, or its store has been away for `patience_seconds`, or until they are
-        stopped. None takes LEYDEN_CURRENT_ROLE (or AGL_CURRENT_ROLE), else `both`.
-    server_host: where the store is served, and where runners look for it; None takes LEYDEN_SERVER_HOST (AGL_SERVER_HOST), else
-        127.0.0.1. `host` says the same.
-    server_port: None takes LEYDEN_SERVER_PORT (AGL_SERVER_PORT); else any free port for `both`, and 4747 for the other roles.
+    role: `both`: algorithm and runners are started here. `algorithm`: only the algorithm, with the
+        store server. `runner`: only runners, which work for the algorithm elsewhere until that has
+        ended, or its store has been away for `patience_seconds`, or until they are stopped. None
+        takes LEYDEN_CURRENT_ROLE (or AGL_CURRENT_ROLE), else `both`.
+    server_host: where the store is served, and where runners look for it; None takes
+        LEYDEN_SERVER_HOST (AGL_SERVER_HOST), else 127.0.0.1. `host` says the same.
+    server_port: None takes LEYDEN_SERVER_PORT (AGL_SERVER_PORT); else any free port for `both`, and
+        4747 for the other roles.
     token: what runners must show; None takes LEYDEN_STORE_TOKEN. Other machines need one.
     protocol: `http` is the only one.
-    managed_store: False where the store given is one that processes share by themselves, and no server is wanted; None takes
-        LEYDEN_MANAGED_STORE (AGL_MANAGED_STORE), else True.
-    patience_seconds: how long role `runner` waits for the algorithm's store, at the beginning and whenever it is away.
+    managed_store: False where the store given is one that processes share by themselves, and no
+        server is wanted; None takes LEYDEN_MANAGED_STORE (AGL_MANAGED_STORE), else True.
+    patience_seconds: how long role `runner` waits for the algorithm's store, at the beginning and
+        whenever it is away.
     daemon and other options: see ProcessExecutionStrategy.
 
-    A gateway that the trainer makes for the role `algorithm` listens where the store does, on the next port (4748).
+    A gateway that the trainer makes for the role `algorithm` listens where the store does, on the
+    next port (4748).
     """
 
     def __init__(
@@ -149,7 +155,11 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
                 logger.info("the algorithm's store has gone, and with it the work: %s", error)
 
     async def _run_algorithm(self, algorithm: AlgorithmBundle, store: LightningStore, server: Any) -> None:
-        """The algorithm alone; runners elsewhere hear of its end, and have `drain_seconds` to report what they have begun."""
+        """Run the algorithm alone, for runners that other processes run.
+
+        When it ends, notify these runners, and give them `drain_seconds` to report the rollouts
+        under way.
+        """
         again = False
         try:
             await algorithm(store, Latch())
@@ -164,7 +174,9 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
 
 
 class _AlgorithmElsewhere:
-    """An algorithm bundle where there are only runners: it ends when the algorithm does, or when they have ended."""
+    """An algorithm bundle where there are only runners: it ends when the algorithm does, or when
+    they have ended.
+    """
 
     def __init__(self, ready: Latch | None) -> None:
         self._ready = ready

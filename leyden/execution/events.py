@@ -1,4 +1,4 @@
-"""The signals that strategies share with what they run."""
+"""The signals that strategies share with the two bundles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from leyden.utils.latch import Latch
 
 
 class ExecutionEvent(Protocol):
-    """What a bundle may ask of its stop signal."""
+    """The part of a stop signal that a bundle may use."""
 
     def set(self) -> None: ...
     def is_set(self) -> bool: ...
@@ -21,7 +21,10 @@ ThreadingEvent = Latch
 
 
 class StopSignal(Latch):
-    """What tells runners to stop, as the algorithm's bundle is given it: an algorithm that has failed can end them first."""
+    """The signal that stops the runners, as the algorithm's bundle gets it.
+
+    An algorithm that has failed can end the runners first.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""`ipc`: the algorithm here, each runner in a process of its own on this machine, and no port between them."""
+"""`ipc`: the algorithm here, each runner in a process of its own on this machine, and no port
+between them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from leyden.store.server import LightningStoreServer
 
 
 class InterProcessExecutionStrategy(ProcessExecutionStrategy):
-    """Runners in processes on this machine, which reach the store over a Unix socket. Options: see ProcessExecutionStrategy."""
+    """Runners in processes on this machine, which reach the store over a Unix socket.
+
+    Options: see ProcessExecutionStrategy.
+    """
 
     @asynccontextmanager
     async def share(self, store: LightningStore) -> AsyncGenerator[Any]:

@@ -3,8 +3,8 @@
 The parent pings the child, and a thread of the child replies, which takes the lock. Silence counts
 only while that thread could have run: not while it is stopped (a debugger, SIGSTOP), and not while
 any thread of the child waits for a CPU, because that thread may hold the lock. Linux reports both
-(`/proc/<pid>/task/<tid>`); on other systems there is no probe. This module knows neither runners nor
-agents.
+(`/proc/<pid>/task/<tid>`); on other systems there is no probe. This module knows neither runners
+nor agents.
 """
 
 from __future__ import annotations
@@ -35,21 +35,29 @@ _IDLE_FILES = ("selectors.py", "threading.py", "connection.py", "queue.py", "soc
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The child's reply, with what the parent needs to examine a child that stays silent."""
+    """The child's reply, with the thread and the file by which the parent examines a
+    silent child.
+    """
 
     thread_id: int
     """The kernel's id of the thread that replies."""
     stacks: int
-    """The child's descriptor of the file to which its signal handler writes the stacks of its threads."""
+    """The child's descriptor of the file to which its signal handler writes the stacks of its
+    threads."""
 
 
 def stacks_signal() -> int:
-    """The signal on which a child writes the stacks of its threads, even if the lock is held."""
+    """Return the signal on which a child writes its threads' stacks, even while the lock
+    is held.
+    """
     return signal.SIGRTMAX - 3
 
 
 def make_responder() -> Callable[[], Alive | None]:
-    """Return the function that makes the child's replies. It returns None on a system without probes."""
+    """Return the function that makes the child's replies.
+
+    It returns None on a system without probes.
+    """
     if not _NOTICED:
         return lambda: None
     stacks = os.memfd_create("leyden-stacks")
@@ -159,7 +167,8 @@ class _Moment(NamedTuple):
         return replying is not None and replying.state not in ("S", "R")
 
     def longest_wait_since(self, before: _Moment) -> float:
-        """Return the seconds since `before` in which one thread waited for a CPU; of several threads, the longest.
+        """Return the seconds since `before` in which one thread waited for a CPU; of several
+        threads, the longest.
 
         The waiting thread may hold the lock, and then the replying thread sleeps without being to
         blame.

@@ -1,7 +1,8 @@
-"""What goes to another process, as bytes, and what cannot go, by its name.
+"""Pack a payload for another process, and name the part that cannot be packed.
 
-Decorated agents at the top of a module travel by name, functions and classes of a script or a notebook, lambdas and closures by value
-(cloudpickle). It knows no process. To let another kind of thing travel, give it `__reduce__`.
+Decorated agents at the top of a module travel by name. Functions and classes of a script or a
+notebook, lambdas and closures travel by value (cloudpickle). This module knows no process. To let
+another kind of object travel, give it `__reduce__`.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from dataclasses import dataclass, fields, is_dataclass
 from types import FunctionType
 from typing import Any, cast
 
-import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
-
 from leyden.errors import ConfigError
 from leyden.execution.base import PortableRunnerBundle
 from leyden.litagent import FunctionalLitAgent
+from leyden.utils.pickling import CloudPickler
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a runner's process is given."""
+    """The objects that a runner's process receives."""
 
     bundle: PortableRunnerBundle
     store: Any
@@ -32,9 +32,11 @@ class Payload:
 
 
 def pack(payload: Payload, *, imports_main: bool = True) -> bytes:
-    """The bytes that `unpack` reads. Raises ConfigError naming the part that cannot go.
+    """Return the bytes that `unpack` reads.
 
-    imports_main: the other process imports this one's main script, if that is possible at all; otherwise what is in it goes by value.
+    Raise ConfigError, naming the part, if one cannot travel.
+    imports_main: the other process imports this one's main script if possible. Otherwise objects of
+        the script travel by value.
     """
     by_name = imports_main and _main_can_be_imported()
     try:
@@ -48,35 +50,38 @@ def pack(payload: Payload, *, imports_main: bool = True) -> bytes:
 
 
 def unpack(packed: bytes) -> Payload:
-    """What was packed; raises whatever the making of its parts raises."""
+    """Return the payload that was packed. Raise any error of making its parts."""
     return cast(Payload, pickle.loads(packed))
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(CloudPickler):
     def __init__(self, file: io.BytesIO, main_by_name: bool) -> None:
-        super().__init__(file)  # pyright: ignore[reportUnknownMemberType] -- untyped
+        super().__init__(file)
         self._main_by_name = main_by_name
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FunctionalLitAgent) and obj.__module__ == "__main__" and not self._main_by_name:
             return obj.reduce_by_value()
-        return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] -- untyped
+        return super().reducer_override(obj)
 
 
 def _dumps(thing: Any, main_by_name: bool) -> bytes:
     buffer = io.BytesIO()
-    _Pickler(buffer, main_by_name).dump(thing)  # pyright: ignore[reportUnknownMemberType] -- untyped
+    _Pickler(buffer, main_by_name).dump(thing)
     return buffer.getvalue()
 
 
 def _main_can_be_imported() -> bool:
-    """Whether another process can import this one's main module: not that of a notebook, of `python -c` or of standard input."""
+    """Return whether another process can import this one's main module.
+
+    It cannot import that of a notebook, of `python -c` or of standard input.
+    """
     main = sys.modules["__main__"]
     return getattr(main, "__spec__", None) is not None or getattr(main, "__file__", None) is not None
 
 
 def _culprit(payload: Payload, main_by_name: bool) -> tuple[str, Any]:
-    """The smallest named part that cannot be pickled."""
+    """Return the smallest named part that cannot be pickled."""
     name, thing, seen = "what the runners need", cast(Any, payload), set[int]()
     while True:
         seen.add(id(thing))

@@ -13,7 +13,7 @@ CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def check_cpus(cpu_affinity: Sequence[Sequence[int]] | None, n_runners: int) -> None:
-    """Raises ConfigError unless there is a list for each runner, of CPUs that this process may use."""
+    """Raise ConfigError unless there is a list of usable CPUs for each runner."""
     if cpu_affinity is None:
         return
     if not hasattr(os, "sched_setaffinity"):
@@ -33,7 +33,10 @@ def check_cpus(cpu_affinity: Sequence[Sequence[int]] | None, n_runners: int) -> 
 
 
 def share_out_gpus(gpus_per_runner: int | None, n_runners: int) -> list[str] | None:
-    """The value of CUDA_VISIBLE_DEVICES for each runner; None: as it is. Raises ConfigError if there are too few GPUs."""
+    """Return the value of CUDA_VISIBLE_DEVICES for each runner, or None to leave it unchanged.
+
+    Raise ConfigError if there are too few GPUs.
+    """
     check_number("gpus_per_runner", gpus_per_runner, at_least=1, whole=True, or_none="all of them")
     if gpus_per_runner is None:
         return None
@@ -50,7 +53,7 @@ def share_out_gpus(gpus_per_runner: int | None, n_runners: int) -> list[str] | N
 
 
 def _visible_gpus() -> list[str]:
-    """As CUDA names them."""
+    """Return the visible GPUs by CUDA's names."""
     chosen = os.environ.get(CUDA_DEVICES)
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip()]

@@ -1,6 +1,6 @@
-"""What `ipc` and `cs` share: runners in processes on this machine.
+"""The base of `ipc` and `cs`: runners in processes on this machine.
 
-It knows how to start processes and what they are given; how the store is reached is each strategy's own.
+It starts the processes and hands them their payload. Each strategy says how they reach the store.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from leyden.store.base import LightningStore
 
 _NAME = "leyden-runner-{}"
 _PRELOADED = ["leyden.execution.child", "leyden.runner", "leyden.store.client"]
-"""What every child needs: loaded once, in the forkserver."""
+"""Modules that every child needs, loaded once in the forkserver."""
 
 
 class ProcessExecutionStrategy(SupervisedExecutionStrategy):
@@ -37,14 +37,16 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
     n_runners, drain_seconds: see SupervisedExecutionStrategy.
     start_method: how processes start: `forkserver` if available, else `spawn`. With `fork` they
         inherit all that this process has loaded, and the locks that its other threads hold.
-    daemon: daemonic processes, whose agents cannot use `multiprocessing`. None of them outlives this process either way.
+    daemon: daemonic processes, whose agents cannot use `multiprocessing`. None of them outlives
+        this process either way.
     cpu_affinity: the CPUs of each runner, one list for each; None: any.
     gpus_per_runner: how many GPUs each runner sees, no two of them the same; None: all see all.
-    memory_bytes: how much memory each runner's process, and each process that its agents start, may allocate (RLIMIT_DATA): beyond it an
-        agent gets a MemoryError, or its runner ends and is started again. None: no limit.
-    lock_seconds: how long a call in a runner's process may hold Python's lock (the GIL), so that no other thread there runs, before the
-        process is killed and started again. Time in which the process is stopped or gets no CPU
-        does not count. None: for ever. Works on Linux only.
+    memory_bytes: how much memory each runner's process, and each process that its agents start, may
+        allocate (RLIMIT_DATA): beyond it an agent gets a MemoryError, or its runner ends and is
+        started again. None: no limit.
+    lock_seconds: how long a call in a runner's process may hold Python's lock (the GIL), so that no
+        other thread there runs, before the process is killed and started again. Time in which the
+        process is stopped or gets no CPU does not count. None: for ever. Works on Linux only.
     """
 
     def __init__(
@@ -70,12 +72,15 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
         self._gpus = share_out_gpus(gpus_per_runner, n_runners)
         self.memory_bytes = memory_bytes
         self._mark = secrets.token_hex(8)
-        """By which what agents start is known, wherever it goes."""
+        """The mark of the processes that agents start, which finds them in any process group."""
         self.left_behind: Sequence[Path] = ()
         """Files, then folders, that runners remove when this process was killed and cannot."""
 
     def check(self) -> None:
-        """See ExecutionStrategy.check. Starts the forkserver: best done before there are threads."""
+        """See ExecutionStrategy.check.
+
+        Starts the forkserver: best done before there are threads.
+        """
         exit_if_starting(_NAME.format(""))
         if getattr(current_process(), "_inheriting", False):  # a child of another kind imports the main script
             raise ConfigError(
@@ -89,7 +94,7 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
 
     @abstractmethod
     def share(self, store: LightningStore) -> AbstractAsyncContextManager[Any]:
-        """What runners are given for the store: itself, or a server of it for as long as the context is open."""
+        """Return a context of the store that runners get: the store itself, or a server of it."""
 
     @asynccontextmanager
     async def place(self, store: LightningStore) -> AsyncGenerator[Place]:
@@ -129,7 +134,10 @@ class ProcessExecutionStrategy(SupervisedExecutionStrategy):
 
 
 def _forkserver_files() -> list[Path]:
-    """The forkserver's socket and its folder, which `multiprocessing` removes only where it exits by itself."""
+    """Return the forkserver's socket and its folder.
+
+    `multiprocessing` removes them only in a process that exits by itself.
+    """
     server: Any = forkserver
     address: str | None = getattr(server._forkserver, "_forkserver_address", None)  # it has no public name
     return [] if address is None else [Path(address), Path(address).parent]

@@ -1,8 +1,9 @@
 """Runners in processes: started, watched, and started again when they die.
 
-`RunnerProcess` is one process on this machine. `Supervisor` keeps one process alive for each worker,
-on this machine or elsewhere (`WorkerProcess`). They know neither stores nor agents: a child is given
-bytes, and `on_loss` decides about the attempts of a dead worker. The end of a process is an event.
+`RunnerProcess` is one process on this machine. `Supervisor` keeps one process alive for each
+worker, on this machine or elsewhere (`WorkerProcess`). They know neither stores nor agents: a child
+is given bytes, and `on_loss` decides about the attempts of a dead worker. The end of a process is
+an event.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class Ending:
 
 
 class WorkerProcess(Protocol):
-    """A worker's process as its supervisor sees it. All methods belong to the event loop that made it."""
+    """A worker's process as its supervisor sees it.
+
+    All methods belong to the event loop that made it.
+    """
 
     prepared: asyncio.Future[None]
     """Done when it can begin."""
@@ -181,7 +185,9 @@ class RunnerProcess:
 
 
 class Supervisor:
-    """Keeps a process alive for each worker until `stop` is open. Implements `Runners` (`together.py`).
+    """Keeps a process alive for each worker until `stop` is open.
+
+    Implements `Runners` (`together.py`).
 
     launch: starts the process of a worker.
     ready: workers begin when it is open.
@@ -210,13 +216,16 @@ class Supervisor:
         self._on_loss, self._on_return = on_loss, on_return
         self._processes: dict[int, WorkerProcess] = {}
         self._cancelled = False
-        """The processes are being ended by this object, so an end is no loss."""
+        """This object is ending the processes, so their end is no loss."""
         self._stopped = asyncio.ensure_future(stop.wait_async())
         self._stopped.add_done_callback(lambda _: self._stop_all())
         self._work = asyncio.create_task(self._keep_all(n_runners))
 
     async def wait(self) -> None:
-        """Return when all processes have ended. Raise the error that another start would not cure."""
+        """Return when all processes have ended.
+
+        Raise the error that another start would not cure.
+        """
         await asyncio.shield(self._work)
 
     def cancel(self) -> None:

@@ -1,7 +1,8 @@
 """`ray`: the algorithm here, runners as actors on a Ray cluster, wherever it has room for them.
 
-Ray starts the actors, on any node, and starts them again when they die; what became of the work is the supervisor's to say, as with the
-processes of `ipc` and `cs`. What runs in an actor: `actor.py`. The cluster itself: `ray_cluster.py`.
+Ray starts the actors, on any node, and starts them again when they die; what became of the work is
+the supervisor's to say, as with the processes of `ipc` and `cs`. What runs in an actor: `actor.py`.
+The cluster itself: `ray_cluster.py`.
 """
 
 from __future__ import annotations
@@ -36,16 +37,18 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
     """Runners as actors on a Ray cluster, which reach the store over HTTP.
 
     n_runners, drain_seconds: see SupervisedExecutionStrategy.
-    address: of the cluster: `auto`, `host:port` or `ray://host:port`; None takes the one that this process is connected to already, else
-        that of RAY_ADDRESS, else one on this machine, which is started and ended with the run.
+    address: of the cluster: `auto`, `host:port` or `ray://host:port`; None takes the one that this
+        process is connected to already, else that of RAY_ADDRESS, else one on this machine, which
+        is started and ended with the run.
     num_cpus, num_gpus: what each runner occupies. Agents that mostly wait need less than a CPU.
     resources: custom ones that each runner occupies, by name.
-    max_restarts: how often Ray starts a runner again; -1: whenever it dies. One that dies at once again and again stops the run anyhow.
-    server_host: where the store is served, which must be an address of this machine that all nodes reach; None takes the one on the way
-        to the cluster.
+    max_restarts: how often Ray starts a runner again; -1: whenever it dies. One that dies at once
+        again and again stops the run anyhow.
+    server_host: where the store is served, which must be an address of this machine that all nodes
+        reach; None takes the one on the way to the cluster.
     server_port: None takes a free one.
-    placement_seconds: how long to wait while not one runner finds a place on the cluster, before the run fails. An autoscaler may be adding
-        nodes meanwhile.
+    placement_seconds: how long to wait while not one runner finds a place on the cluster, before
+        the run fails. An autoscaler may be adding nodes meanwhile.
     """
 
     def __init__(
@@ -74,12 +77,15 @@ class RayExecutionStrategy(SupervisedExecutionStrategy):
 
     @property
     def need(self) -> dict[str, float]:
-        """What each runner occupies, by Ray's names."""
+        """The resources that each runner occupies, by Ray's names."""
         return {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
 
     @asynccontextmanager
     async def place(self, store: LightningStore) -> AsyncGenerator[Place]:
-        """See SupervisedExecutionStrategy.place. Raises ConfigError if the runners have no room on a cluster that does not grow."""
+        """See SupervisedExecutionStrategy.place.
+
+        Raises ConfigError if the runners have no room on a cluster that does not grow.
+        """
         async with connected(self.address) as cluster:
             self._check_room(cluster)
             host, token = self.server_host or cluster.host, secrets.token_urlsafe(32)
@@ -130,10 +136,10 @@ class _Crew:
         self.placed: set[int] = set()
         self._actors: dict[int, Any] = {}
         self._names: set[str] = set()
-        """Of processes that have worked."""
+        """The names of processes that have worked."""
 
     def actor(self, worker_id: int, packed: bytes) -> Any:
-        """The handle of a worker's actor, which Ray keeps alive."""
+        """Return the handle of a worker's actor, which Ray keeps alive."""
         if worker_id not in self._actors:
             strategy = self.strategy
             make = self.cluster.ray.remote(Actor).options(
@@ -148,7 +154,10 @@ class _Crew:
         return self._actors[worker_id]
 
     async def fresh_process(self, actor: Any) -> None:
-        """Wait until the actor is in a process that has not worked yet. Raises RayError if Ray starts it no more."""
+        """Wait until the actor is in a process that has not worked yet.
+
+        Raises RayError if Ray starts it no more.
+        """
         while (name := await _answer(actor.wake.options(max_task_retries=-1).remote())) in self._names:
             with contextlib.suppress(self.died):
                 await _answer(actor.leave.remote())
@@ -156,7 +165,7 @@ class _Crew:
 
     @property
     def died(self) -> type[Exception]:
-        """What Ray raises when an actor, its node or the way to it is lost."""
+        """Ray's error for the loss of an actor, of its node, or of the connection to it."""
         return self.cluster.ray.exceptions.RayError
 
 
@@ -212,7 +221,7 @@ class RunnerActor:
             self._end(f"was lost: {_gist(error)}")
 
     async def _find_place(self) -> None:
-        """Raises TimeoutError, in words for an Ending."""
+        """Wait for a place in the cluster. Raise TimeoutError with a message for an `Ending`."""
         strategy, cluster = self._crew.strategy, self._crew.cluster
         finding = asyncio.ensure_future(self._crew.fresh_process(self._actor))
         try:
@@ -245,7 +254,10 @@ class RunnerActor:
             self._end("was cancelled")
 
     def _settle(self, life: asyncio.Task[None]) -> None:
-        """Nobody waits in vain, whatever Ray raises (`ray://` loses its connection with a ConnectionError)."""
+        """Record the end of the process if Ray raises, so that no caller waits in vain.
+
+        `ray://` loses its connection with a ConnectionError.
+        """
         if not life.cancelled() and (error := life.exception()):
             self._end(f"is out of reach: {type(error).__name__}: {error}", final=True)
 
@@ -259,14 +271,14 @@ class RunnerActor:
 
 
 def _answer(ref: Any) -> asyncio.Future[Any]:
-    """What a call of an actor returns, or raises; it may be left unread."""
+    """Return a future of an actor's call. The future may be left unread."""
     future: asyncio.Future[Any] = asyncio.wrap_future(ref.future())
     future.add_done_callback(lambda future: future.cancelled() or future.exception())
     return future
 
 
 def _gist(error: Exception) -> str:
-    """The sentence of Ray's message that says what happened, without the causes that it guesses at."""
+    """Return the sentence of Ray's message that says what happened, without the guessed causes."""
     *before, last_line = str(error).strip().splitlines()
     if before and "never ran" in last_line:
         last_line = f"{before[-1].strip()} {last_line}"
@@ -274,6 +286,6 @@ def _gist(error: Exception) -> str:
 
 
 async def _within(seconds: float, work: asyncio.Future[Any]) -> bool:
-    """Whether it is done by then."""
+    """Wait at most `seconds`, and return whether the work is done."""
     await asyncio.wait({work}, timeout=max(0.0, seconds))
     return work.done()

@@ -1,4 +1,5 @@
-"""A Ray cluster for the length of a run: joined, or started here and ended, with the room that there is on it.
+"""A Ray cluster for the length of a run: joined, or started here and ended, with the room that
+there is on it.
 
 It knows Ray, and neither runners nor stores.
 """
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 _ADDRESS_VARIABLE = "RAY_ADDRESS"
 _AUTH_MODE_VARIABLE = "RAY_AUTH_MODE"
 _OBJECT_STORE_BYTES = 100 * 2**20
-"""Of a cluster that is started here: it holds what the runners are given, and no data."""
+"""The size of a new cluster's object store, which holds the runners' payload and no data."""
 
 
 _ANSWER_SECONDS = 10.0
@@ -45,22 +46,22 @@ class Cluster:
     ray: Any
     """The module."""
     host: str
-    """Where its nodes reach this machine."""
+    """The address at which the cluster's nodes reach this machine."""
     ours: bool
     """It was started for this run, on this machine, and nothing will be added to it."""
 
     def nodes(self) -> list[dict[str, float]]:
-        """What each living node has, used or not, by Ray's names of resources."""
+        """Return the resources of each living node, used or not, by Ray's names."""
         return [dict(node["Resources"]) for node in self.ray.nodes() if node["Alive"]]
 
     def describe(self) -> str:
-        """What the nodes have, for an error."""
+        """Return the resources of the nodes as text, for an error."""
         nodes = "; ".join(in_words(node) for node in self.nodes())
         return f"its nodes have: {nodes or 'nothing, there are none'}; free of it: {in_words(self.ray.available_resources())}"
 
 
 def import_ray() -> Any:
-    """The module `ray`. Raises ConfigError where it is not installed."""
+    """Import and return the module `ray`. Raise ConfigError if it is not installed."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -68,7 +69,7 @@ def import_ray() -> Any:
 
 
 def in_words(resources: Mapping[str, float]) -> str:
-    """Without what is zero or what Ray adds for itself."""
+    """Return resources as text, without zeros and without the entries that Ray adds for itself."""
     words = [
         f"{name}={amount / 2**30:.1f} GB" if name == "memory" else f"{name}={amount:g}"
         for name, amount in sorted(resources.items())
@@ -78,14 +79,19 @@ def in_words(resources: Mapping[str, float]) -> str:
 
 
 def room_for(need: Mapping[str, float], nodes: Sequence[Mapping[str, float]], wanted: int) -> int:
-    """How many of `wanted` runners, each with this need, have a place on nodes that hold nothing else."""
+    """Return how many of `wanted` runners, each with this need, fit on nodes that are otherwise
+    empty.
+    """
     return min(wanted, sum(_fit(need, node, wanted) for node in nodes))
 
 
 @asynccontextmanager
 async def connected(address: str | None) -> AsyncGenerator[Cluster]:
-    """The cluster at `address`; None: the one that this process is connected to already, else that of RAY_ADDRESS, else a new one, which
-    ends with the context. Raises ConfigError if there is no cluster at the address.
+    """Connect to the cluster at `address`, or to a default one, and yield it.
+
+    address: None selects the cluster that this process is connected to, else that of RAY_ADDRESS,
+        else a new one, which ends with the context.
+    Raise ConfigError if there is no cluster at the address.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -115,7 +121,11 @@ async def connected(address: str | None) -> AsyncGenerator[Cluster]:
 
 
 def _set_auth_mode(ray: Any, mode: str | None) -> None:
-    """A cluster of one's own turns Ray's tokens on for the whole process, which another cluster without them could not talk to any more."""
+    """Set or clear the variable that turns on Ray's tokens.
+
+    Starting a cluster turns them on for the whole process, which could then not talk to a cluster
+    without them.
+    """
     if os.environ.get(_AUTH_MODE_VARIABLE) == mode:
         return
     if mode is None:
@@ -128,7 +138,10 @@ def _set_auth_mode(ray: Any, mode: str | None) -> None:
 
 
 def _take_sigterm_back() -> None:
-    """Ray puts a handler below Python's, which has the process killed 3 s after SIGTERM, whatever it is about to do."""
+    """Restore Python's handling of SIGTERM.
+
+    Ray installs a handler below Python's, which kills the process 3 s after SIGTERM.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
@@ -162,8 +175,10 @@ def _connect(ray: Any, address: str, folder: str) -> Cluster:
 
 
 def _disconnect(ray: Any, folder: str) -> None:
-    """Leave the cluster. Of one that was started by us, with its files in `folder`, nothing is left: Ray's own helpers would look for their
-    node for another minute if it had no time to tell them.
+    """Leave the cluster.
+
+    Of one that was started by us, with its files in `folder`, nothing is left: Ray's own helpers
+    would look for their node for another minute if it had no time to tell them.
     """
     processes = [
         each for child in psutil.Process().children() if _is_in(child, folder) for each in _with_descendants(child)
@@ -189,7 +204,7 @@ def _with_descendants(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _check_answers(address: str) -> None:
-    """Raises OSError where nobody listens: Ray would look for minutes."""
+    """Raise OSError if no server listens at the address, because Ray would retry for minutes."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     if parts.hostname is not None and parts.port is not None:
         with socket.create_connection((parts.hostname, parts.port), timeout=_ANSWER_SECONDS):
@@ -208,7 +223,7 @@ def _only_errors_of(name: str) -> Generator[None]:
 
 
 def _host_towards(netloc: str) -> str:
-    """This machine's address on the way to `host:port`. Nothing is sent."""
+    """Return this machine's address on the route to `host:port`, without sending anything."""
     parts = urlsplit(f"//{netloc}")
     family, _, _, _, there = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

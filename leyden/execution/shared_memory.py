@@ -1,7 +1,9 @@
-"""`shm`: everything in one process. The algorithm on the caller's loop, all runners on the loop of the agents (`agent_loop.py`).
+"""`shm`: everything in one process.
 
-One loop for all runners means that a client made at module level works for every one of them; a thread of their own means that an
-algorithm that computes does not stop them. `main_thread="runner"` turns the two round.
+The algorithm on the caller's loop, all runners on the loop of the agents (`agent_loop.py`).
+One loop for all runners means that a client made at module level works for every one of them; a
+thread of their own means that an algorithm that computes does not stop them. `main_thread="runner"`
+turns the two round.
 """
 
 from __future__ import annotations
@@ -12,10 +14,9 @@ from typing import Literal, get_args
 from leyden.errors import ConfigError
 from leyden.execution.agent_loop import Residence
 from leyden.execution.base import AlgorithmBundle, ExecutionStrategy, RunnerBundle
-from leyden.execution.elsewhere import run_in_thread
 from leyden.execution.environment import managed_store as managed_by_environment
 from leyden.execution.events import StopSignal
-from leyden.execution.one_loop import on_this_loop
+from leyden.execution.loops import on_this_loop, run_in_thread
 from leyden.execution.together import run_together
 from leyden.options import check_flag, check_number
 from leyden.runner.calls import AGENTS_ARE_DAEMONS
@@ -29,10 +30,11 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
     """Algorithm and runners in this process.
 
     n_runners: runners, each with its own `concurrency`.
-    main_thread: what runs on the thread and the event loop that start the run, which is the main thread for a script's `fit`.
-        `algorithm`: the algorithm; the runners share a loop in another thread, the same for every run of the process. `runner`: the
-        runners with their async agents; the algorithm has a thread and a loop of its own. Sync agents have a thread each in both cases
-        (`Trainer.dev` calls them on the thread that called it).
+    main_thread: what runs on the thread and the event loop that start the run, which is the main
+        thread for a script's `fit`. `algorithm`: the algorithm; the runners share a loop in another
+        thread, the same for every run of the process. `runner`: the runners with their async
+        agents; the algorithm has a thread and a loop of its own. Sync agents have a thread each in
+        both cases (`Trainer.dev` calls them on the thread that called it).
     managed_store: True runs a store that is not safe for threads (`capabilities["thread_safe"]`) on
         one loop, to which other threads hand their calls. Leyden's own stores are safe and used as
         they are. False uses any store as it is. None takes LEYDEN_MANAGED_STORE

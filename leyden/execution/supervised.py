@@ -1,7 +1,8 @@
-"""What `ipc`, `cs` and `ray` share: an algorithm here, runners in processes that are watched, and a store that both reach.
+"""The base of `ipc`, `cs` and `ray`: an algorithm in this process, and runners in watched
+processes.
 
-It knows how to pack what the processes are given and what becomes of a dead one's attempts. Where the processes are, and how the store is
-reached, is each strategy's own: see `runners`.
+It packs the runners' payload and settles a dead runner's attempts. Each strategy says where the
+processes run and how they reach the store: see `runners`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from leyden.utils.latch import Latch
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the runners of a run are, while it is open."""
+    """The place of a run's runners, while it is open."""
 
     store: Any
-    """What they are given for the store: itself, or a server of it."""
+    """The store that runners get: the store itself, or a server of it."""
     launch: Callable[[int, bytes], WorkerProcess]
     """Starts the process of a worker with its Payload."""
     imports_main: bool = True
@@ -39,14 +40,15 @@ class Place:
     at_once_seconds: float = 1.0
     """See Supervisor."""
     end_family: Callable[[int], None] = lambda _: None
-    """Ends what a dead worker's agents left behind, if that can be found."""
+    """Ends the processes that a dead worker's agents left behind, if they can be found."""
 
 
 class SupervisedExecutionStrategy(ExecutionStrategy):
     """Each runner in a process of its own, started again when it dies.
 
     n_runners: processes.
-    drain_seconds: how long runners may finish what is under way when a run is stopped from outside, before they are cancelled.
+    drain_seconds: how long runners may finish what is under way when a run is stopped from outside,
+        before they are cancelled.
     """
 
     def __init__(self, n_runners: int = 1, *, drain_seconds: float = 2.0) -> None:
@@ -56,12 +58,15 @@ class SupervisedExecutionStrategy(ExecutionStrategy):
 
     @abstractmethod
     def place(self, store: LightningStore) -> AbstractAsyncContextManager[Place]:
-        """Make ready where the runners will be, and a road from there to the store; leave nothing of it behind."""
+        """Prepare the runners' place and their connection to the store; undo both on leaving."""
 
     async def execute(
         self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore, *, ready: Latch | None = None
     ) -> None:
-        """See ExecutionStrategy.execute. Raises ConfigError naming what the runners need and no other process can be given."""
+        """See ExecutionStrategy.execute.
+
+        Raises ConfigError naming what the runners need and no other process can be given.
+        """
         stop = StopSignal()
         if ready is None:
             ready = Latch()
@@ -113,9 +118,11 @@ async def serve(
     remedy: str,
     claims_from: Latch | None = None,
 ) -> AsyncGenerator[LightningStore | LightningStoreServer]:
-    """A server of the store over HTTP, with metrics; the store itself, where processes share it without one.
+    """Serve the store over HTTP, with metrics; yield the store itself if processes share it
+    already.
 
-    claims_from: see LightningStoreServer. remedy: goes into the StoreError when the address cannot be had.
+    claims_from: see LightningStoreServer.
+    remedy: goes into the StoreError that is raised if the address is taken.
     """
     if store.capabilities["zero_copy"]:
         yield store

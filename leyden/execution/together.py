@@ -1,6 +1,7 @@
 """Two sides that end together: the algorithm on this loop, and runners wherever they are.
 
-It knows neither threads nor processes: runners are something that can be waited for, cancelled and abandoned.
+It knows neither threads nor processes: runners are something that can be waited for, cancelled and
+abandoned.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from leyden.execution.events import StopSignal
 from leyden.utils.latch import Latch
 
 _CANCEL_SECONDS = 1.5
-"""How long cancelled runners may take to end: more than an agent that swallows its cancellation is given."""
+"""How long cancelled runners may take to end: more than an agent that swallows its cancellation is
+given."""
 
 
 class Runners(Protocol):
-    """All runners of a run, which were told how to stop (`Latch`) when they were started."""
+    """All runners of a run. They got the `Latch` that stops them when they were started."""
 
     async def wait(self) -> None:
         """Return when they have ended; raise what ended them."""
         ...
 
     def cancel(self) -> None:
-        """Cancel what they do; they end soon."""
+        """Cancel the rollouts under way; the runners end soon."""
         ...
 
     def abandon(self) -> None:
-        """Wait no longer for those that did not; `wait` returns."""
+        """Stop waiting for runners that have not ended; `wait` returns."""
         ...
 
 
@@ -69,7 +71,9 @@ async def run_together(
 
 
 async def _end(runners: Runners, stop: Latch, ended: asyncio.Future[None], *, drain_seconds: float) -> None:
-    """Let the runners drain, then cancel them, then leave them: whatever an agent does, this ends."""
+    """Let the runners drain, then cancel them, then abandon them, so that the run ends in
+    any case.
+    """
     stop.set()
     await asyncio.wait({ended}, timeout=drain_seconds)
     if not ended.done():

@@ -3,8 +3,8 @@
 Usually one attempt ended the process. The others are interrupted, which does not count against
 `max_attempts`. While the culprit is unknown, all are interrupted, and the strategy halves the
 attempts in that runner's next process. So of 64 attempts the culprit is alone after at most six
-deaths of each runner. This module knows the store. The rollout decides whether another attempt follows a
-failed one (`RolloutConfig.retry_condition`).
+deaths of each runner. This module knows the store. The rollout decides whether another attempt
+follows a failed one (`RolloutConfig.retry_condition`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ async def end_attempts(
     """End every attempt that this worker has begun and not ended.
 
     culprit: the attempt that ended the process; None if unknown.
-    one_is_to_blame: the culprit is among the attempts that were in flight, so a single one is the culprit.
-    Returns how many attempts were interrupted because any of them may be the culprit; 0 when the culprit is known.
+    one_is_to_blame: the culprit is among the attempts that were in flight, so a single one is the
+        culprit.
+    Returns how many attempts were interrupted because any of them may be the culprit; 0 when the
+    culprit is known.
     """
     rollouts = await store.query_rollouts(status_in=["preparing", "running"])
     left = [rollout for rollout in rollouts if _is_left_by(rollout, worker_name)]

@@ -194,7 +194,9 @@ else:
 
 
 class _Limited(_UvicornProtocol):
-    """A mixin of uvicorn's protocols that reports the awaited action, for `_SlowClients` to time."""
+    """A mixin of uvicorn's protocols that reports the awaited action, for `_SlowClients`
+    to time.
+    """
 
     slow_clients: _SlowClients
     _body_bytes = 0
@@ -279,7 +281,9 @@ _AutoBase: Any = AutoHTTPProtocol  # uvicorn types it as a bare asyncio.Protocol
 
 
 class _H11Protocol(_Limited, _H11Base):
-    """The protocol on h11, which bounds heads and trailers itself and parses one request at a time."""
+    """The protocol on h11, which bounds heads and trailers itself and parses one request
+    at a time.
+    """
 
     def data_received(self, data: bytes) -> None:
         self._body_bytes += len(data)
@@ -354,7 +358,7 @@ class _SlowClients:
             self._report()
 
     def make_room(self, newcomer: _Limited) -> None:
-        """If file descriptors run short, close idle connections, or else the new one."""
+        """Close idle connections, or else the new one, if file descriptors run short."""
         opened, most = newcomer.transport.get_extra_info("socket"), _most_descriptors()
         spare = min(_SPARE_DESCRIPTORS, most // 8)
         if opened is None or opened.fileno() < most - spare:

@@ -1,19 +1,20 @@
 """Child processes: how they are started, watched and ended.
 
-`Child` runs a Python function in a process of its own and exchanges messages with it. `Command` runs
-a program, relays its log and keeps its last lines. A child of either kind leaves Ctrl-C and SIGTERM
-to this process, ends when this process does, and leaves nothing behind when it is closed.
+`Child` runs a Python function in a process of its own and exchanges messages with it. `Command`
+runs a program, relays its log and keeps its last lines. A child of either kind leaves Ctrl-C and
+SIGTERM to this process, ends when this process does, and leaves nothing behind when it is closed.
 
 In the child, the function receives a `Parent` as its first argument. A program of ours that is
-started as a `Command` calls `end_with_parent` itself; a foreign program is started with `guard=True`.
+started as a `Command` calls `end_with_parent` itself; a foreign program is started with
+`guard=True`.
 
 This module knows neither stores nor agents nor simulators: what a child does, which messages it
 exchanges and whether another one replaces it belongs to the package that starts it. `Backoff` says
 how long to wait before the next start.
 
 A start method other than `fork` imports the main script in the child. A script that starts children
-at its top level would therefore start them again: call `exit_if_starting` before the first start, and
-compare the exit code with `GUARD_MISSING`.
+at its top level would therefore start them again: call `exit_if_starting` before the first start,
+and compare the exit code with `GUARD_MISSING`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ _parent_ends: weakref.WeakSet[Connection[Any, Any]] = weakref.WeakSet()
 
 
 def describe_exit(code: int | None) -> str:
-    """Return how a process ended, as a verb phrase: `ended with exit code 3`, `was killed by SIGKILL`."""
+    """Return how a process ended, as a verb phrase: `ended with exit code 3`, `was killed by
+    SIGKILL`.
+    """
     if code is None:
         return "has not ended"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -105,7 +108,8 @@ class Backoff:
 
 
 def known_start_method(method: StartMethod | None) -> StartMethod:
-    """Return a start method of this platform; None selects forkserver, or spawn where there is none.
+    """Return a start method of this platform; None selects forkserver, or spawn where there is
+    none.
 
     Raise ConfigError for one that the platform lacks.
     """
@@ -129,7 +133,9 @@ def require_importable_main(method: StartMethod, *, remedy: str) -> None:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Have the forkserver import modules once for all its children, unless it is running already."""
+    """Have the forkserver import modules once for all its children, unless it is running
+    already.
+    """
     server: Any = forkserver
     if getattr(server._forkserver, "_forkserver_pid", None) is None:  # it has no public name
         multiprocessing.set_forkserver_preload(list(modules))
@@ -148,7 +154,9 @@ def exit_if_starting(name_prefix: str = "") -> None:
 
 
 def missing_guard(remedy: str) -> ConfigError:
-    """Return the error for a child that ended with `GUARD_MISSING`. remedy: the alternative to a guard."""
+    """Return the error for a child that ended with `GUARD_MISSING`. remedy: the alternative to a
+    guard.
+    """
     return ConfigError(
         "the main script starts child processes at its top level, and each child imports it; put that part under "
         f"`if __name__ == '__main__':`, or {remedy}"
@@ -199,7 +207,10 @@ class Child:
         self._exit_code: int | None = None
 
     def send(self, message: Any) -> None:
-        """Send a message. A child that has ended receives nothing, which `attend` or `receive` reports."""
+        """Send a message.
+
+        A child that has ended receives nothing, which `attend` or `receive` reports.
+        """
         with contextlib.suppress(OSError):
             self.connection.send(message)
 
@@ -216,7 +227,8 @@ class Child:
             raise EOFError from None
 
     def attend(self, on_message: Callable[[Any], object]) -> asyncio.Future[int]:
-        """Pass the child's messages to a function, on the running event loop, until the child has ended.
+        """Pass the child's messages to a function, on the running event loop, until the child has
+        ended.
 
         Return a future of the exit code. It is done when the process has ended and all of its
         messages are delivered; the child is closed then. To end an attended child, use `stop`.
@@ -234,7 +246,10 @@ class Child:
             pass
 
     async def stop(self, grace_seconds: float) -> int:
-        """End an attended child: hang up, wait for its end, kill it if it takes longer. Return its exit code."""
+        """End an attended child: hang up, wait for its end, kill it if it takes longer.
+
+        Return its exit code.
+        """
         self._hang_up_on_loop()
         await asyncio.wait({self._ended}, timeout=grace_seconds)
         self.kill()
@@ -265,7 +280,8 @@ class Child:
     def exit_code(self, timeout_seconds: float | None = 0.0) -> int | None:
         """Wait for the end of the process, and return its exit code; None if it is still running.
 
-        timeout_seconds: None waits without limit. A negative code is the signal that killed the child.
+        timeout_seconds: None waits without limit. A negative code is the signal that killed the
+            child.
         """
         if self._exit_code is None:
             self._process.join(timeout_seconds)
@@ -298,7 +314,10 @@ class Child:
         self.connection.close()
 
     def close(self, grace_seconds: float = 0.0) -> int:
-        """Hang up, wait for the child's end, kill it if it takes longer, and return its exit code. Safe to repeat."""
+        """Hang up, wait for the child's end, kill it if it takes longer, and return its exit code.
+
+        Safe to repeat.
+        """
         self.hang_up()
         code = self.exit_code(max(0.0, grace_seconds))
         if code is None:
@@ -355,7 +374,8 @@ class Parent:
 
 
 def end_with_parent(parent_pid: int, *, also: int | None = None, end: Callable[[], object] | None = None) -> None:
-    """Watch the parent from a thread, and end this process when the parent has gone, however it ended.
+    """Watch the parent from a thread, and end this process when the parent has gone, however it
+    ended.
 
     also: a descriptor whose readability means the same, such as a pipe to the parent.
     end: the function that ends this process; None: at once, with exit code 1. It runs in the
@@ -380,7 +400,8 @@ def _wait_for_end(parent_pid: int, also: int | None) -> None:
 
 @contextlib.contextmanager
 def _descriptor_of(pid: int) -> Generator[int | None]:
-    """Yield a descriptor that is readable once the process has ended; None on a system without pidfds.
+    """Yield a descriptor that is readable once the process has ended; None on a system without
+    pidfds.
 
     Raise ProcessLookupError if it has ended already.
     """
@@ -398,7 +419,9 @@ def _descriptor_of(pid: int) -> Generator[int | None]:
 def _run(
     connection: Connection[Any, Any], parent_pid: int, target: Callable[..., object], args: tuple[Any, ...]
 ) -> None:
-    """Run in the child: undo what a fork inherited, leave signals to the parent, call the function."""
+    """Run in the child: undo what a fork inherited, leave signals to the parent, call the
+    function.
+    """
     for end in list(_parent_ends):
         end.close()
     signal.set_wakeup_fd(-1)
@@ -486,7 +509,10 @@ class Command:
             raise ChildDied(self.obituary()) from error
 
     def read_line(self) -> str:
-        """Return the next line of standard output. Raise ChildDied if the program ends before it."""
+        """Return the next line of standard output.
+
+        Raise ChildDied if the program ends before it.
+        """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -496,7 +522,8 @@ class Command:
     def wait_for_url(self, url: str, timeout_seconds: float) -> None:
         """Return when a server in the program answers GET of the URL with a status below 500.
 
-        Raise ChildDied if the program ends before, or if the time is over; the error has its last lines.
+        Raise ChildDied if the program ends before, or if the time is over; the error has its last
+        lines.
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -517,7 +544,9 @@ class Command:
             time.sleep(_URL_POLL_SECONDS)
 
     def obituary(self) -> str:
-        """Return how the program ended, with its last lines; that it lives, if it does not end within seconds."""
+        """Return how the program ended, with its last lines; that it lives, if it does not end
+        within seconds.
+        """
         try:
             code = self._process.wait(timeout=_OBITUARY_SECONDS)
         except subprocess.TimeoutExpired:
@@ -527,8 +556,9 @@ class Command:
         return f"the {self.name} (pid {self.pid}) {describe_exit(code)}; {self._last_words()}"
 
     def close(self, grace_seconds: float) -> int:
-        """Close standard input, wait for the program's end, then kill its process group. Return its exit code.
+        """Close standard input, wait for the program's end, then kill its process group.
 
+        Return its exit code.
         A program of ours ends when its input does (`end_with_parent`). A guard sends SIGTERM to its
         program instead, and kills it some seconds later. Safe to repeat.
         """
@@ -563,7 +593,10 @@ class Command:
 
 
 def _guard(parent_pid: int, command: Sequence[str]) -> int:
-    """Run a foreign program and return its exit code. End it when standard input closes or the parent has gone."""
+    """Run a foreign program and return its exit code.
+
+    End it when standard input closes or the parent has gone.
+    """
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     ending = threading.Event()
 

@@ -16,9 +16,10 @@ import resource
 import psutil
 
 RUNNER_MARK = "LEYDEN_RUNNER"
-"""The variable by which what agents start in a runner's process is known: the run, a dot, the worker."""
+"""The variable by which what agents start in a runner's process is known: the run, a dot, the
+worker."""
 _ROUNDS = 10
-"""Of killing, since what is killed may have forked meanwhile."""
+"""The rounds of killing, since a process may fork before it is killed."""
 _LIMIT: int | None = getattr(psutil, "RLIMIT_RTTIME", None)
 _OURS = 1 << 62
 """The part of the limit that marks our processes, in microseconds: more than a hundred thousand
@@ -37,10 +38,10 @@ def carry_mark(mark: str | None) -> None:
 
 
 def kill_marked(name: str, value: str, *, all_below: bool = False) -> None:
-    """End every process of this user that was started with the variable `name` set to `value`, but not this one.
+    """End all other processes of this user that have the environment variable `name` set to `value`.
 
-    all_below: also end the processes whose value continues after it with a dot. For RUNNER_MARK, processes that are marked by the
-    resource limit are ended as well.
+    all_below: also end the processes whose value continues after `value` with a dot. For
+        RUNNER_MARK, also end the processes that carry the mark as a resource limit.
     """
     for _ in range(_ROUNDS):
         orphans = [process for process in psutil.process_iter() if _has(process, name, value, all_below)]

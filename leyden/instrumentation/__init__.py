@@ -1,7 +1,9 @@
-"""Instrument the libraries with which agents call models: one context manager each, installed only when its library is.
+"""Instrument the libraries with which agents call models: one context manager each, installed only
+when its library is.
 
-`instrument("httpx", "openai")` opens several; a tracer keeps them open while a trace is. `route.py` says where a model call goes, and
-`registry.py` which instrumentations there are. None of them knows a tracer, a runner or a gateway.
+`instrument("httpx", "openai")` opens several; a tracer keeps them open while a trace is. `route.py`
+says where a model call goes, and `registry.py` which instrumentations there are. None of them knows
+a tracer, a runner or a gateway.
 """
 
 from leyden.instrumentation.base import Instrumentation

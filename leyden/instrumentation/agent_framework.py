@@ -1,4 +1,5 @@
-"""Microsoft Agent Framework, which makes OpenTelemetry's spans by itself: agents, tools, workflows, and model calls with their messages.
+"""Microsoft Agent Framework, which makes OpenTelemetry's spans by itself: agents, tools, workflows,
+and model calls with their messages.
 
 A user's own `disable_instrumentation()` counts.
 """
@@ -17,13 +18,13 @@ class AgentFrameworkInstrumentation(Instrumentation):
     modules: ClassVar[tuple[str, ...]] = ("agent_framework",)
 
     def install(self) -> None:
-        """Have spans made, with what was said in them."""
+        """Make the framework record spans, with the texts of messages."""
         self._observability: Any = importlib.import_module("agent_framework.observability")
         settings = self._observability.OBSERVABILITY_SETTINGS
         self._before: tuple[bool, bool] = settings.enable_instrumentation, settings.enable_sensitive_data
         self._observability.enable_instrumentation(enable_sensitive_data=True)
 
     def remove(self) -> None:
-        """As the user has it."""
+        """Restore the user's settings."""
         settings = self._observability.OBSERVABILITY_SETTINGS
         settings.enable_instrumentation, settings.enable_sensitive_data = self._before

@@ -1,4 +1,6 @@
-"""`aiohttp`'s client: requests to a model bring the trace context along, and go to the attempt's gateway."""
+"""`aiohttp`'s client: requests to a model bring the trace context along, and go to the attempt's
+gateway.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ class AiohttpInstrumentation(Patches):
     modules: ClassVar[tuple[str, ...]] = ("aiohttp",)
 
     def patches(self) -> Sequence[Patch]:
-        """Of the one method that all kinds of requests go through."""
+        """Return the patch of the one method that every request goes through."""
         import aiohttp
 
         return (Patch(aiohttp.ClientSession, "_request", _routed),)

@@ -1,7 +1,7 @@
-"""What an instrumentation is: a library is changed while at least one block is open, and as it was afterwards.
+"""The base of instrumentations: a library is changed while at least one block is open.
 
-It knows no library. To instrument one: a module with a subclass of `Instrumentation` (of `Patches` where methods are replaced), and a line
-in `registry.py`.
+This module knows no library. To instrument one, write a module with a subclass of `Instrumentation`
+(of `Patches` if it replaces methods), and add a line to `registry.py`.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ _installed: dict[type[Instrumentation], Instrumentation] = {}
 
 
 class Instrumentation(AbstractContextManager[None], ABC):
-    """Changes a library inside `with`. Blocks may be nested and may overlap, in any threads: the first one installs, the last one removes.
+    """Changes a library inside `with`.
 
+    Blocks may be nested and may overlap, in any threads: the first one installs, the last one
+    removes.
     Where the library is not installed the block does nothing.
     """
 
     modules: ClassVar[tuple[str, ...]]
-    """What must be importable; the first is the library itself."""
+    """The modules that must be importable; the first is the library itself."""
 
     @classmethod
     def available(cls) -> bool:
-        """Whether there is anything to instrument."""
+        """Return whether the library is installed."""
         return all(_found(module) for module in cls.modules)
 
     @classmethod
     def imported(cls) -> bool:
-        """Whether somebody has imported the library."""
+        """Return whether this process has imported the library."""
         return cls.modules[0] in sys.modules
 
     @classmethod
     def installed(cls) -> bool:
-        """Whether a block is open and the library is changed."""
+        """Return whether a block is open, so that the library is changed."""
         return cls in _installed
 
     def __enter__(self) -> None:
@@ -77,11 +79,13 @@ class Patches(Instrumentation):
     """An instrumentation that replaces methods."""
 
     _patches: ClassVar[dict[type[Patches], Sequence[Patch]]] = {}
-    """Kept, so that a replacement which somebody else's lies upon is not replaced once more."""
+    """The patches of each class, kept so that a method is not patched again below
+    another's patch.
+    """
 
     @abstractmethod
     def patches(self) -> Sequence[Patch]:
-        """What to replace; called once in a process."""
+        """Return the patches to apply; called once in a process."""
 
     def install(self) -> None:
         """Replace."""

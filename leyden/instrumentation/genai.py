@@ -1,4 +1,5 @@
-"""OpenAI's and Anthropic's SDKs and LangChain, by OpenTelemetry's own packages: a call is a span with messages, usage and response id.
+"""OpenAI's and Anthropic's SDKs and LangChain, by OpenTelemetry's own packages: a call is a span
+with messages, usage and response id.
 
 The extras `openai-instrumentation`, `anthropic-instrumentation` and `langchain` bring the packages.
 """

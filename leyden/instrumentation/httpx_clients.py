@@ -1,7 +1,9 @@
-"""`httpx` and `httpx2`: requests to a model bring the trace context along, and go to the attempt's gateway.
+"""`httpx` and `httpx2`: requests to a model bring the trace context along, and go to the attempt's
+gateway.
 
-The two have one interface. The method that is replaced, `send`, is below everything that a client offers and above redirects, proxies and
-transports, so a client of any age and any subclass (OpenAI's and Anthropic's are such) is reached.
+The two have one interface. The method that is replaced, `send`, is below everything that a client
+offers and above redirects, proxies and transports, so a client of any age and any subclass
+(OpenAI's and Anthropic's are such) is reached.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ class HttpxInstrumentation(Patches):
     modules: ClassVar[tuple[str, ...]] = ("httpx",)
 
     def patches(self) -> Sequence[Patch]:
-        """Of both clients."""
+        """Return the patches of the sync client and the async client."""
         library = importlib.import_module(self.modules[0])
 
         def sync(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,10 +1,12 @@
 """OpenAI's Agents SDK: agents and tools, by OpenTelemetry's own package (extra `openai-agents`).
 
-Its model calls are the OpenAI SDK's, which `openai` instruments. The SDK's own traces would go to OpenAI with the user's key; while a
-block is open they do not. Processors that the user has added stay.
+Its model calls are the OpenAI SDK's, which `openai` instruments. The SDK's own traces would go to
+OpenAI with the user's key; while a block is open they do not. Processors that the user has added
+stay.
 
-The SDK shares one HTTP client among all runs, whichever event loop they are in, and `Runner.run_sync` in several threads then fails with
-"bound to a different event loop". While a block is open each event loop has a client of its own.
+The SDK shares one HTTP client among all runs, whichever event loop they are in, and
+`Runner.run_sync` in several threads then fails with "bound to a different event loop". While a
+block is open each event loop has a client of its own.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def _by_loop(original: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _exporter() -> Any:
-    """What sends the SDK's traces to OpenAI."""
+    """Return the processor that sends the SDK's traces to OpenAI."""
     processors: Any = importlib.import_module("agents.tracing.processors")
     return processors.default_processor()
 

@@ -20,7 +20,10 @@ class AutoGenInstrumentation(PackagedInstrumentation):
 
 
 class CrewAIInstrumentation(PackagedInstrumentation):
-    """`crewai`: crews, tasks, agents and tools. The calls of its OpenAI client are the OpenAI SDK's, which `openai` instruments."""
+    """`crewai`: crews, tasks, agents and tools.
+
+    The calls of its OpenAI client are the OpenAI SDK's, which `openai` instruments.
+    """
 
     modules: ClassVar[tuple[str, ...]] = ("crewai", "openinference.instrumentation.crewai")
     instrumentor: ClassVar[str] = "CrewAIInstrumentor"
@@ -32,8 +35,10 @@ class CrewAIInstrumentation(PackagedInstrumentation):
         super().install()
 
     def remove(self) -> None:
-        """As the user has it, once CrewAI has told itself what happened in the block: handlers of its events, telemetry among them, run
-        behind the agent."""
+        """Restore the user's settings, after CrewAI has delivered the events of the block.
+
+        Handlers of these events, telemetry among them, run behind the agent.
+        """
         super().remove()
         bus: Any = importlib.import_module("crewai.events.event_bus").crewai_event_bus
         if hasattr(bus, "flush"):

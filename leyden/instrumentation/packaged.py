@@ -1,7 +1,9 @@
-"""Instrumentations that others maintain: OpenTelemetry's GenAI packages and OpenInference's, which all have one interface.
+"""Instrumentations that others maintain: OpenTelemetry's GenAI packages and OpenInference's, which
+all have one interface.
 
-The messages are recorded in the span unless OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says otherwise. What the user has
-instrumented with such a package already stays as it is, and is left so.
+The messages are recorded in the span unless OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says
+otherwise. What the user has instrumented with such a package already stays as it is, and is left
+so.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ _WANTED = {
 
 
 class PackagedInstrumentation(Instrumentation):
-    """By a class that is OpenTelemetry's `BaseInstrumentor`: the last of `modules` has it, the first is the library itself."""
+    """An instrumentation by a class that is OpenTelemetry's `BaseInstrumentor`.
+
+    The last of `modules` has the class; the first is the library itself.
+    """
 
     instrumentor: ClassVar[str]
     """The name of the class."""
@@ -46,7 +51,9 @@ class PackagedInstrumentation(Instrumentation):
 
 @contextmanager
 def _defaults(variables: dict[str, str]) -> Generator[None]:
-    """What is read once, while a library is instrumented; what the user has set counts."""
+    """Set environment variables that a library reads while it is instrumented; the user's values
+    win.
+    """
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:

@@ -28,18 +28,21 @@ HTTP_CLIENTS: Final = ("httpx", "httpx2", "aiohttp")
 
 
 def names() -> tuple[str, ...]:
-    """What `instrument` knows, whether it is installed or not."""
+    """Return the names that `instrument` takes, of installed libraries and others."""
     return tuple(_CLASSES)
 
 
 def in_use() -> tuple[str, ...]:
-    """The HTTP clients, whether they are imported or not (calls must find their way), and of the others those whose library is imported."""
+    """Return all HTTP clients, and the other libraries that this process has imported.
+
+    The HTTP clients are instrumented in any case, because model calls must be redirected.
+    """
     return tuple(name for name in _CLASSES if name in HTTP_CLIENTS or instrumentation_class(name).imported())
 
 
 @functools.cache
 def instrumentation_class(name: str) -> type[Instrumentation]:
-    """Raises ConfigError for a name that is not among `names()`."""
+    """Return the class for a name. Raise ConfigError for a name that is not among `names()`."""
     try:
         module, _, attribute = _CLASSES[name].partition(":")
     except KeyError:
@@ -50,8 +53,9 @@ def instrumentation_class(name: str) -> type[Instrumentation]:
 
 
 def instrument(*wanted: str) -> AbstractContextManager[None]:
-    """Have these installed inside `with`; one whose library is missing is left out. Blocks may be nested, in any threads.
+    """Have these installed inside `with`; one whose library is missing is left out.
 
+    Blocks may be nested, in any threads.
     Raises ConfigError for a name that is not among `names()`.
     """
     return _Together([instrumentation_class(name)() for name in wanted])

@@ -1,11 +1,12 @@
-"""Where the model calls of an attempt should go, and what they bring along.
+"""Routes: the target of an attempt's model calls, and the headers that they carry.
 
-A `Route` is in OpenTelemetry's context, so whatever carries that (tasks, threads, a tracer) carries the route too. It knows URLs and
-headers, and neither an HTTP client nor a tracer: a tracer puts a route there for each trace, the runner says which gateway the attempt has,
-an instrumentation asks `redirect` for each request.
+A `Route` is in OpenTelemetry's context, so whatever carries that (tasks, threads, a tracer) carries
+the route too. It knows URLs and headers, and neither an HTTP client nor a tracer: a tracer puts a
+route there for each trace, the runner says which gateway the attempt has, an instrumentation asks
+`redirect` for each request.
 
-A service that is not in MODEL_HOSTS: give `OtelTracer(model_hosts=...)` its host, with the path that comes before `/v1` if there is one
-(`openrouter.ai/api`).
+A service that is not in MODEL_HOSTS: give `OtelTracer(model_hosts=...)` its host, with the path
+that comes before `/v1` if there is one (`openrouter.ai/api`).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _KEY_HEADERS: Final = ("x-api-key", "api-key")
 
 @dataclass(frozen=True, slots=True)
 class Redirection:
-    """What becomes of one request to a model."""
+    """The changes to one request to a model."""
 
     url: str
     headers: Mapping[str, str]
-    """To be set, in lower case, in place of those of the same name."""
+    """Headers to set, in lower case; they replace the request's headers of the same name."""
 
 
 @dataclass(slots=True)
@@ -47,14 +48,16 @@ class Route:
     model_hosts: Sequence[str] = MODEL_HOSTS
     """Which requests are model calls: by host, or host and the beginning of the path."""
     base_url: str | None = None
-    """The attempt's own address at the gateway; it ends in `/v1`. None: calls go where the agent sends them."""
+    """The attempt's own address at the gateway; it ends in `/v1`. None: calls go where the agent
+    sends them."""
     api_key: str | None = None
-    """What the gateway wants to see in place of the agent's own key."""
+    """The key for the gateway, in place of the agent's own key."""
 
     def redirect(self, url: str, headers: Mapping[str, str]) -> Redirection | None:
-        """What to change in a request; None for one that is no model call.
+        """Return the changes to a request, or None for a request that is no model call.
 
-        headers: those of the request, by names in lower case. A trace context that is there already is kept.
+        headers: the request's headers, by names in lower case. A trace context that is among them
+            is kept.
         """
         parts = urlsplit(url)
         root = self._root()
@@ -76,17 +79,20 @@ class Route:
         return Redirection(f"{target}?{parts.query}" if parts.query else target, changed)
 
     def headers(self) -> dict[str, str]:
-        """The trace context of a call that is made here: W3C's `baggage`, and `traceparent` where a step is under way."""
+        """Return the trace context of a call: W3C's `baggage`, and `traceparent` within a step."""
         step = traceparent()
         return {"baggage": self.baggage()} | ({"traceparent": step} if step else {})
 
     def baggage(self) -> str:
-        """The attempt, as W3C's `baggage` says it."""
+        """Return the attempt's ids as W3C's `baggage`."""
         ids = {semconv.ROLLOUT_ID: self.rollout_id, semconv.ATTEMPT_ID: self.attempt_id}
         return ",".join(f"{name}={quote(value, safe='')}" for name, value in ids.items())
 
     def environment(self) -> dict[str, str]:
-        """The variables from which clients take the address of their model; none where the attempt has no gateway."""
+        """Return the environment variables that tell clients the address of their model.
+
+        Empty if the attempt has no gateway.
+        """
         if self.base_url is None:
             return {}
         key = self.api_key or "EMPTY"  # clients insist on some key
@@ -102,7 +108,9 @@ class Route:
         return self.base_url and self.base_url.rstrip("/").removesuffix("/v1")
 
     def _matching(self, host: str, path: str) -> str | None:
-        """The path of the model host that this is, "" for most; None where it is none."""
+        """Return the path of the model host that an address matches, "" for most; None if it
+        matches none.
+        """
         for known in self.model_hosts:
             name, slash, prefix = known.lower().rstrip("/").partition("/")
             if host in (name, f"{name}:443", f"{name}:80") and path.startswith(slash + prefix):
@@ -111,12 +119,12 @@ class Route:
 
 
 def current_route() -> Route | None:
-    """The route of the running code, None outside of a trace."""
+    """Return the route of the running code, or None outside a trace."""
     route = otel_context.get_value(ROUTE_KEY)
     return route if isinstance(route, Route) else None
 
 
 def traceparent() -> str | None:
-    """The step under way here as W3C's `traceparent`; None where there is none."""
+    """Return the step under way as W3C's `traceparent`, or None outside a step."""
     step = otel_trace.get_current_span().get_span_context()
     return f"00-{step.trace_id:032x}-{step.span_id:016x}-{step.trace_flags:02x}" if step.is_valid else None

@@ -1,7 +1,8 @@
 """The user's agent: a function with a decorator, or a class.
 
-Lives here: `LitAgent` (`base.py`), the decorators (`decorator.py`), what a function's parameters are given (`inject.py`), and what an
-agent may return (`result.py`). It knows the current trace and the store's protocol, and no runner, algorithm or gateway.
+Lives here: `LitAgent` (`base.py`), the decorators (`decorator.py`), what a function's parameters
+are given (`inject.py`), and what an agent may return (`result.py`). It knows the current trace and
+the store's protocol, and no runner, algorithm or gateway.
 """
 
 from leyden.litagent.base import LitAgent, check_resources

@@ -20,12 +20,13 @@ from leyden.utils.text import shown
 
 
 class FunctionalLitAgent(LitAgent[Any]):
-    """A function with the parameters of its choice: `task` first, then of resources, rollout, llm, prompt_template.
+    """A function with the parameters of its choice: `task` first, then of resources, rollout, llm,
+    prompt_template.
 
     needs: a parameter that it must have.
     strip_proxy: give `llm` with the attempt's ids in its base URL, as a plain LLM.
-    Raises ConfigError for a parameter that has no source and no default, and for a generator function;
-    InvalidArgument for what is no function.
+    Raises ConfigError for a parameter that has no source and no default, and for a generator
+    function; InvalidArgument for what is no function.
     """
 
     def __init__(self, function: Callable[..., Any], *, needs: str | None = None, strip_proxy: bool = True) -> None:
@@ -48,7 +49,7 @@ class FunctionalLitAgent(LitAgent[Any]):
         return self._function(*args, **kwargs)
 
     def is_async(self) -> bool:
-        """Whether calling the function gives a coroutine."""
+        """Return whether calling the function gives a coroutine."""
         function = self._function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
@@ -70,13 +71,15 @@ class FunctionalLitAgent(LitAgent[Any]):
         return self._function
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By name where the name leads here (a decorated function), else as the function and its options."""
+        """Pickle a decorated function by name, and any other agent as its function and options."""
         if _find(self.__module__, self.__qualname__) is self:
             return _load, (self.__module__, self.__qualname__)
         return self.reduce_by_value()
 
     def reduce_by_value(self) -> tuple[Any, ...]:
-        """As the function and its options, for a process where the name leads nowhere."""
+        """Pickle the function and its options, for a process where the agent's name is not
+        importable.
+        """
         return _rebuild, (self._function, self._options)
 
 
@@ -121,7 +124,8 @@ def llm_rollout(*, strip_proxy: bool = True) -> Callable[[Callable[..., Any]], F
 def llm_rollout(function: Callable[..., Any] | None = None, /, *, strip_proxy: bool = True) -> Any:
     """Make an agent of a function that calls a model: `task`, `llm`, and others if it likes.
 
-    strip_proxy: give `llm` as a plain LLM whose `endpoint` is the base URL for this attempt; otherwise as it is in the resources.
+    strip_proxy: give `llm` as a plain LLM whose `endpoint` is the base URL for this attempt;
+        otherwise as it is in the resources.
     Raises ConfigError as `rollout` does, and for a function without `llm`.
     """
     if function is None:
@@ -130,7 +134,8 @@ def llm_rollout(function: Callable[..., Any] | None = None, /, *, strip_proxy: b
 
 
 def prompt_rollout(function: Callable[..., Any]) -> FunctionalLitAgent:
-    """Make an agent of a function that works with a prompt: `task`, `prompt_template`, and others if it likes.
+    """Make an agent of a function that works with a prompt: `task`, `prompt_template`, and others
+    if it likes.
 
     Raises ConfigError as `rollout` does, and for a function without `prompt_template`.
     """

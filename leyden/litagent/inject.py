@@ -1,8 +1,9 @@
 """The one signature binder: which parameters an agent function has, and what each of them is given.
 
-A parameter is given by name: `task`, `resources`, `rollout`, `llm`, `prompt_template`. What cannot be given is an error when the
-function is decorated, what is missing an error before the run starts. It knows signatures and resources, and no runner. To offer one
-more parameter: a line in `_SOURCES`, and in `_KINDS` if a resource is behind it.
+A parameter is given by name: `task`, `resources`, `rollout`, `llm`, `prompt_template`. What cannot
+be given is an error when the function is decorated, what is missing an error before the run starts.
+It knows signatures and resources, and no runner. To offer one more parameter: a line in `_SOURCES`,
+and in `_KINDS` if a resource is behind it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from leyden.errors import ConfigError, MissingResource
@@ -27,21 +27,14 @@ PARAMETERS: Final = ("task", "resources", "rollout", *_KINDS)
 _Parameter = inspect.Parameter
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What the arguments are made from."""
-
-    task: Any
-    resources: NamedResources
-    rollout: Rollout
-
-
 class Binder:
     """Makes the keyword arguments of one agent function.
 
     needs: a parameter that the function must have beside `task` (`llm` for @llm_rollout).
-    strip_proxy: give `llm` as a plain LLM whose base URL carries the attempt's ids; otherwise as it is in the resources.
-    Raises ConfigError for a signature that nothing can be bound to, naming the parameter and what is possible.
+    strip_proxy: give `llm` as a plain LLM whose base URL carries the attempt's ids; otherwise as it
+        is in the resources.
+    Raises ConfigError for a signature that nothing can be bound to, naming the parameter and what
+    is possible.
     """
 
     def __init__(self, function: Callable[..., Any], *, needs: str | None = None, strip_proxy: bool = True) -> None:
@@ -71,24 +64,26 @@ class Binder:
             raise ConfigError(f"{signature} has no parameter {needs!r}; add it, or decorate with @rollout")
 
     def check(self, resources: NamedResources) -> None:
-        """Raises MissingResource if the function needs a kind of resource that is not among `resources`."""
+        """Raise MissingResource if the function needs a kind of resource that is not among
+        `resources`.
+        """
         for parameter, kind in _KINDS.items():
             if parameter in self._given and parameter not in self._optional and not _of_kind(resources, kind):
                 raise MissingResource(self._missing(parameter, kind, resources))
 
     def arguments(self, task: Any, resources: NamedResources, rollout: Rollout) -> dict[str, Any]:
-        """The keyword arguments of one call. Raises MissingResource as `check` does."""
+        """Return the keyword arguments of one call. Raise MissingResource as `check` does."""
         self.check(resources)
-        call = _Call(task, resources, rollout)
+        plain = {"task": task, "resources": resources, "rollout": rollout}
         arguments: dict[str, Any] = {}
         for name in self._given:
-            if name not in _KINDS:
-                arguments[name] = getattr(call, name)
+            if name in plain:
+                arguments[name] = plain[name]
             elif found := _of_kind(resources, _KINDS[name]):
-                arguments[name] = self._resource(name, found, call)
+                arguments[name] = self._resource(name, found, rollout)
         return arguments
 
-    def _resource(self, parameter: str, found: dict[str, Resource], call: _Call) -> Resource:
+    def _resource(self, parameter: str, found: dict[str, Resource], rollout: Rollout) -> Resource:
         taken, resource = next(iter(found.items()))
         if len(found) > 1 and not self._ambiguity_told:
             self._ambiguity_told = True
@@ -97,7 +92,7 @@ class Binder:
                 *(self.name, taken, parameter, ", ".join(repr(name) for name in found)),
             )
         if self._strip_proxy and isinstance(resource, ProxyLLM):
-            return self._stripped(resource, call.rollout)
+            return self._stripped(resource, rollout)
         return resource
 
     def _stripped(self, proxy: ProxyLLM, rollout: Rollout) -> LLM:

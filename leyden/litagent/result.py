@@ -8,7 +8,8 @@
 | a Span or a list of them, of this attempt or made with `propagate=False` | those spans, each once |
 | an ended OpenTelemetry span, or a list of them | those spans, unless they were collected already |
 
-Anything else is InvalidReturn. It knows traces and the store's protocol; to allow another kind, add a case to `result_spans`.
+Anything else is InvalidReturn. It knows traces and the store's protocol; to allow another kind, add
+a case to `result_spans`.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _POSSIBLE = "possible: None, a finite number, a dict of finite numbers by name, 
 
 
 async def record_result(result: Any, *, rollout: AttemptedRollout, store: LightningStore) -> list[Span]:
-    """Record what an agent returned for this attempt, and answer the spans that say it.
+    """Record the value that an agent returned for this attempt, and return the spans that hold it.
 
-    Within the attempt's trace they travel with its other spans; elsewhere they go to the store at once.
-    Raises InvalidReturn, naming the type and what is possible.
+    Within the attempt's trace the spans travel with its other spans; elsewhere they go to the store
+    at once. Raise InvalidReturn, naming the type and what is possible.
     """
     spans = result_spans(result, rollout)
     trace = current_trace()
@@ -50,7 +51,7 @@ async def record_result(result: Any, *, rollout: AttemptedRollout, store: Lightn
 
 
 def result_spans(result: object, rollout: AttemptedRollout) -> list[Span]:
-    """The spans that say what an agent returned. Raises InvalidReturn."""
+    """Return the spans that record an agent's result. Raise InvalidReturn for other values."""
     if result is None:
         return []
     if isinstance(result, Real):

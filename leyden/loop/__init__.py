@@ -1,16 +1,18 @@
 """The training loop, for LLM agents and simulator agents alike.
 
-Lives here: `TrainLoop` (order of stages, hooks, counters), `Callback` and the callbacks that ship, directory checkpoints, metrics, writers,
-and signals that end a run well. It knows no store, no agent, no model and no tensor: what is trained is a `Vessel` (step and validate, and
-save and load or state_dict and load_state_dict), synchronous or not.
+Lives here: `TrainLoop` (order of stages, hooks, counters), `Callback` and the callbacks that ship,
+directory checkpoints, metrics, writers, and signals that end a run well. It knows no store, no
+agent, no model and no tensor: what is trained is a `Vessel` (step and validate, and save and load
+or state_dict and load_state_dict), synchronous or not.
 
     checkpoint = Checkpoint("run/checkpoints")
-    loop = TrainLoop(max_iters=100, val_every_n_iters=10, callbacks=[checkpoint, ProgressBar()], writers=[CsvWriter("run/metrics.csv")])
+    writers = [CsvWriter("run/metrics.csv")]
+    loop = TrainLoop(max_iters=100, callbacks=[checkpoint, ProgressBar()], writers=writers)
     with graceful_interrupts(loop.stop):
         await loop.arun(vessel, resume=checkpoint.latest())
 
-To add a callback, subclass `Callback` (each hook says when it is called); to add a writer, subclass `LogWriter` and implement `write`.
-Both are passed to the loop; nothing needs to be registered.
+To add a callback, subclass `Callback` (each hook says when it is called); to add a writer, subclass
+`LogWriter` and implement `write`. Both are passed to the loop; nothing needs to be registered.
 """
 
 from leyden.loop.callbacks import Callback, EarlyStopping, MetricsWriter, Progress

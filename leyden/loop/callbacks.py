@@ -1,7 +1,9 @@
-"""`Callback`: what happens between the stages of a loop, without the loop knowing it; and the small ones that ship.
+"""`Callback`: what happens between the stages of a loop, without the loop knowing it; and the small
+ones that ship.
 
-A callback sees the loop (its counters, metrics, last row) and the vessel. It may set `loop.should_stop`; it changes nothing else of theirs.
-To add one, subclass `Callback`, override the hooks that it needs and, if it must survive a kill, `state_dict` and `load_state_dict`.
+A callback sees the loop (its counters, metrics, last row) and the vessel. It may set
+`loop.should_stop`; it changes nothing else of theirs. To add one, subclass `Callback`, override the
+hooks that it needs and, if it must survive a kill, `state_dict` and `load_state_dict`.
 """
 
 from __future__ import annotations
@@ -45,80 +47,125 @@ class Progress:
 class Callback(NamedOptions):
     """Hooks of a `TrainLoop`, all optional, called in the order in which the callbacks were given.
 
-    A hook may be a coroutine function if the loop is driven by `arun`. One that raises ends the run; `on_exception` follows.
+    A hook may be a coroutine function if the loop is driven by `arun`. One that raises ends the
+    run; `on_exception` follows.
     """
 
     runs_last: ClassVar[int] = 0
-    """Call this one's hooks after those of all callbacks whose number is smaller. 1: `Checkpoint` saves what the others have learned.
-    2: what changes the policy for good when a fit ends comes after it has been saved as it was."""
+    """Callbacks with a higher number are called after those with a lower one.
+
+    1: `Checkpoint`, which saves the state that the others have changed. 2: callbacks that replace
+        the policy when a fit ends, after it has been saved."""
 
     @property
     def state_key(self) -> str:
-        """The name of this callback's state in a checkpoint. Give callbacks of one class keys of their own if their order may change."""
+        """The name of this callback's state in a checkpoint.
+
+        Give callbacks of one class keys of their own if their order may change.
+        """
         return type(self).__name__.lower()
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Once, before anything else. Counters and this callback's state are restored already; `loop.current_iter` is 0 on a fresh run."""
+        """Once, before anything else.
+
+        Counters and this callback's state are restored already; `loop.current_iter` is 0 on a fresh
+        run.
+        """
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Once, when the last iteration has ended or the loop was stopped. Not after an exception."""
+        """Called once when the last iteration has ended or the loop was stopped, but not after an
+        error.
+        """
 
     def on_iter_start(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Before an iteration: one training stage, and a validation when it is due."""
+        """Called before an iteration: one training stage, and a validation when it is due."""
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """After an iteration. When the loop was stopped in it, its validation may still be due (`loop.validation_due`)."""
+        """Called after an iteration.
+
+        If the loop was stopped in it, its validation may still be due (`loop.validation_due`).
+        """
 
     def on_train_start(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Before the vessel's step. `loop.current_iter` is the step's number, from 0."""
+        """Called before the vessel's step. `loop.current_iter` is the step's number, from 0."""
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """After the step: counted in `loop.current_iter`, its row in `loop.last_row` and written."""
+        """Called after the step, when it is counted in `loop.current_iter`.
+
+        Its row is in `loop.last_row`, and the writers have it.
+        """
 
     def on_validate_start(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Before a validation; also outside an iteration, for `validate_first` and for one that a stop left due."""
+        """Called before a validation.
+
+        A validation may run outside an iteration: with `validate_first`, and when a stopped run
+        left one due.
+        """
 
     def on_validate_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """After a validation: its row is in `loop.last_row` and written, its metrics are in `loop.metrics` as `val/<name>`."""
+        """Called after a validation, when the writers have its row.
+
+        The row is in `loop.last_row`, and its metrics are in `loop.metrics` as `val/<name>`.
+        """
 
     def on_test_start(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Before a test (`leyden.rl.Trainer.test`), which is no part of a fit."""
+        """Called before a test (`leyden.rl.Trainer.test`), which is no part of a fit."""
 
     def on_test_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """After it, its row written."""
+        """Called after a test, when the writers have its row."""
 
     def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> HookResult:
-        """Something raised (also KeyboardInterrupt and cancellation), and is raised again after all callbacks heard of it."""
+        """Called when a stage or hook raises, KeyboardInterrupt and cancellation included.
+
+        The error is raised again after all callbacks have been called.
+        """
 
     def on_progress(self, loop: TrainLoop, progress: Progress) -> None:
-        """The vessel reported how far its stage is: from any thread, any number of times a second. Be quick; no coroutine here."""
+        """Called when the vessel reports how far its stage is.
+
+        The call may come from any thread, many times a second. Return quickly; a coroutine function
+        is not allowed here.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a kill, as JSON: string keys, lists, numbers, strings, None."""
+        """Return the state that must survive a kill, as JSON: string keys, lists, numbers, strings,
+        None.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` answered. Called before `on_fit_start`, on a resumed run only."""
+        """Restore the state that `state_dict` returned.
+
+        Called before `on_fit_start`, on a resumed run only.
+        """
 
     def save(self, path: Path) -> None:
-        """What must survive a kill and is no JSON (weights): write it into the empty directory `path`. Overriding it asks for one."""
+        """Write state that is not JSON, such as weights, into the empty directory `path`.
+
+        Only callbacks that override this method get a directory.
+        """
 
     def load(self, path: Path) -> None:
-        """Continue from what `save` wrote. Called after `load_state_dict`; the files may be gone when this returns and the fit goes on."""
+        """Continue from what `save` wrote.
+
+        Called after `load_state_dict`; the files may be gone when this returns and the fit goes on.
+        """
 
 
 class EarlyStopping(Callback):
     """Stop when a metric has not improved for `patience` looks in a row.
 
-    monitor: a name in `loop.metrics`; None: "val/reward". `val/...` is looked at after each validation, any other after each training
-        stage.
+    monitor: a name in `loop.metrics`; None: "val/reward". `val/...` is looked at after each
+        validation, any other after each training stage.
     min_delta: a smaller gain is none.
     patience: 0 and 1 both stop at the first look that is no improvement.
-    baseline: an improvement that does not beat it does not count as one for `patience` (it is the best all the same).
-    restore_best_weights: when the fit ends, stopped or not, the vessel is given the state that it had at the best look. The last checkpoint
-        holds the last state, so a run that is resumed goes on from there; the best one is beside it in the checkpoint.
-    compat: "qlib" for the rules that Qlib took from Keras 2.9: monitor is "reward" by default,
-        it looks at validations for any monitor, and each look counts before it is judged, so that
+    baseline: an improvement that does not beat it does not count as one for `patience` (it is the
+        best all the same).
+    restore_best_weights: when the fit ends, stopped or not, the vessel is given the state that it
+        had at the best look. The last checkpoint holds the last state, so a run that is resumed
+        goes on from there; the best one is beside it in the checkpoint.
+    compat: "qlib" for the rules that Qlib took from Keras 2.9: monitor is "reward" by default, it
+        looks at validations for any monitor, and each look counts before it is judged, so that
         patience 0 stops at the second iteration even if it improved. A missing metric is a warning.
     Raises ConfigError with the nearest names when the metric is missing. NaN is no improvement. A
     resumed run continues to count; one that had been stopped stops again at once, unless it is
@@ -166,7 +213,7 @@ class EarlyStopping(Callback):
         self._drop_weights()
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Forget what an earlier fit saw; stop again where a resumed run had stopped."""
+        """Reset the counters of an earlier fit. Stop again if the resumed run had been stopped."""
         if self._at_validations and not loop.validates:
             raise ConfigError(
                 f"EarlyStopping monitors {self.monitor!r}, but the loop never validates; set val_every_n_iters"
@@ -177,7 +224,10 @@ class EarlyStopping(Callback):
             loop.stop()
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Look at a training metric. The first time, warn of a validation metric that looks misspelt."""
+        """Look at a training metric.
+
+        The first time, warn of a validation metric that looks misspelt.
+        """
         if not self._at_validations:
             return self._look(loop, vessel)
         if not self._name_checked:
@@ -230,18 +280,17 @@ class EarlyStopping(Callback):
         if not improved:
             return None
         self.best, self.best_iter = value, loop.current_iter
-        return self._keep_weights(vessel) if self.restore_best_weights else None
+        if not self.restore_best_weights:
+            return None
+        self._drop_weights()
+        self._best_weights = tempfile.TemporaryDirectory(prefix="leyden-best-")
+        return save_vessel(vessel, Path(self._best_weights.name))
 
     def _beats(self, value: float, other: float | None) -> bool:
         if math.isnan(value) or other is None:
             return not math.isnan(value)
         gain = value - other if self.mode == "max" else other - value
         return gain > self.min_delta
-
-    def _keep_weights(self, vessel: Vessel) -> HookResult:
-        self._drop_weights()
-        self._best_weights = tempfile.TemporaryDirectory(prefix="leyden-best-")
-        return save_vessel(vessel, Path(self._best_weights.name))
 
     def _drop_weights(self) -> None:
         if self._best_weights is not None:
@@ -253,7 +302,7 @@ class EarlyStopping(Callback):
         self._drop_weights()
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, where it was, and the looks since."""
+        """Return the best value, its iteration, and the number of looks since then."""
         return {"wait": self.wait, "best": self.best, "best_iter": self.best_iter}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -262,7 +311,7 @@ class EarlyStopping(Callback):
         self.wait, self.best, self.best_iter = state["wait"], state["best"], state["best_iter"]
 
     def save(self, path: Path) -> None:
-        """The best state, if it is to be restored."""
+        """Write the best weights, if the fit is to restore them."""
         if self._best_weights is not None:
             shutil.copytree(self._best_weights.name, path, dirs_exist_ok=True)
 
@@ -275,7 +324,8 @@ class EarlyStopping(Callback):
 
 
 class MetricsWriter(Callback):
-    """Write `train_result.csv` and `validation_result.csv` in one directory: a row for each stage, named as in `loop.metrics`.
+    """Write `train_result.csv` and `validation_result.csv` in one directory: a row for each stage,
+    named as in `loop.metrics`.
 
     A stage without metrics, and a metric that earlier rows had and a row lacks, are named in a
     warning.
@@ -329,7 +379,7 @@ class MetricsWriter(Callback):
         self._validation.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where both files are."""
+        """Return the position of each of the two files."""
         return {"train": self._train.state_dict(), "validation": self._validation.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

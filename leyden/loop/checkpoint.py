@@ -31,6 +31,7 @@ from leyden.loop.pth import SavedFile, read_pth
 from leyden.loop.state_files import load_vessel, read_state
 from leyden.options import check_number
 from leyden.utils.atomic import ASIDE, commit_directory, fsync_directory, remove_directory
+from leyden.utils.json import is_object
 
 FORMAT: Final = 1
 _KIND: Final = "leyden checkpoint"
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class _DamagedError(CheckpointError):
-    """Not what was written here; an older checkpoint may serve."""
+    """The checkpoint is not as it was written; an older one may be intact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class SavedCheckpoint:
 
     @property
     def vessel_path(self) -> Path:
-        """What the vessel saved."""
+        """The directory with the vessel's files."""
         return self.path / _VESSEL
 
     @property
@@ -70,20 +71,23 @@ class SavedCheckpoint:
 
     @property
     def callbacks_path(self) -> Path:
-        """What callbacks saved in files; need not be there."""
+        """The directory with the callbacks' files. It is missing if no callback wrote one."""
         return self.path / CALLBACKS
 
     def restore(self, vessel: Any) -> Any:
-        """Give the vessel what it saved; may have to be awaited."""
+        """Restore the vessel's state. Return an awaitable if its `load` is async."""
         return load_vessel(vessel, self.vessel_path)
 
 
 class CheckpointStore:
     """The checkpoints of one run, in one directory. One process writes; any may read.
 
-    keep: how many to keep, the newest; at least 1. Two, so that a damaged newest one costs a step and not the run. None: all.
-    link_latest: keep a relative link `latest` to the newest, which goes on to work when the directory is moved.
-    config: what must be the same for a run to be continued, as JSON; a difference is refused by name.
+    keep: how many to keep, the newest; at least 1. Two, so that a damaged newest one costs a step
+        and not the run. None: all.
+    link_latest: keep a relative link `latest` to the newest, which goes on to work when the
+        directory is moved.
+    config: what must be the same for a run to be continued, as JSON; a difference is refused by
+        name.
     """
 
     def __init__(
@@ -101,25 +105,31 @@ class CheckpointStore:
     # ---- writing -------------------------------------------------------------------------------------------------------
 
     def prepare(self, iteration: int) -> Path:
-        """An empty directory aside for the vessel's files; safe to repeat."""
+        """Return an empty temporary directory for the vessel's files. Safe to repeat."""
         self._remove_asides()
         vessel = self._aside(iteration) / _VESSEL
         vessel.mkdir(parents=True)
         return vessel
 
     def prepared(self, iteration: int) -> Path:
-        """The whole directory aside that `prepare` made."""
+        """Return the temporary directory of the whole checkpoint, which `prepare` made."""
         return self._aside(iteration)
 
     def commit(self, iteration: int, state: Mapping[str, Any], *, best: int | None = None) -> Path:
-        """Make what was prepared the checkpoint of `iteration`, durably; then remove the oldest ones beyond `keep`.
+        """Make the prepared directory the checkpoint of `iteration`, then prune the oldest ones.
 
-        best: the iteration of the best one so far, which is kept as well, and which this one names in its manifest.
-        A damaged checkpoint of this iteration is replaced. Raises CheckpointError for a state that is not JSON.
+        The write is durable. A damaged checkpoint of this iteration is replaced.
+        best: the iteration of the best checkpoint so far, which is kept as well, and which this one
+            names in its manifest.
+        Raise CheckpointError for a state that is not JSON.
         """
         aside, path = self._aside(iteration), self._path(iteration)
         (aside / _STATE).write_text(_as_json(state), encoding="utf-8")
-        files = {file.relative_to(aside).as_posix(): _fingerprint(file) for file in _files_under(aside)}
+        files = {
+            file.relative_to(aside).as_posix(): _fingerprint(file)
+            for file in sorted(aside.rglob("*"))
+            if file.is_file()
+        }
         manifest = {
             "kind": _KIND,
             "format": FORMAT,
@@ -137,7 +147,8 @@ class CheckpointStore:
         return path
 
     def tidy(self, newest: int, *, best: int | None = None) -> None:
-        """Remove what interrupted saves left, and of the checkpoints up to `newest` all but the last `keep` and the best.
+        """Remove what interrupted saves left, and of the checkpoints up to `newest` all but the
+        last `keep` and the best.
 
         The link to the latest is put right too.
         """
@@ -151,7 +162,7 @@ class CheckpointStore:
                 remove_directory(self._path(iteration))
 
     def kept(self, newest: int, *, best: int | None = None) -> set[int]:
-        """The iterations whose checkpoints stay once `newest` is there."""
+        """Return the iterations whose checkpoints stay once the checkpoint of `newest` exists."""
         steps = sorted({step for step in self.steps() if step <= newest} | {newest})
         return set(steps if self.keep is None else steps[-self.keep :]) | ({best} if best is not None else set())
 
@@ -186,17 +197,19 @@ class CheckpointStore:
     # ---- reading -------------------------------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """The iterations that have a checkpoint, damaged or not, oldest first."""
+        """Return the iterations that have a checkpoint, damaged or not, oldest first."""
         if not self.dirpath.is_dir():
             return []
         names = (_NAME.fullmatch(path.name) for path in self.dirpath.iterdir())
         return sorted(int(name[1]) for name in names if name)
 
     def latest(self) -> SavedCheckpoint | None:
-        """The newest intact checkpoint; None if there is none at all. Each damaged one is passed over with a warning.
+        """Return the newest intact checkpoint, or None if there is no checkpoint at all.
 
-        Raises CheckpointError if all are damaged, and for one that another configuration or a newer Leyden wrote: continuing from an
-        older one would throw its work away.
+        Log a warning for each damaged checkpoint that is skipped. Raise CheckpointError if all are
+        damaged.
+        Also raise CheckpointError if another configuration or a newer Leyden wrote it, because
+        continuing from an older checkpoint would throw its work away.
         """
         steps = self.steps()
         for iteration in reversed(steps):
@@ -211,13 +224,19 @@ class CheckpointStore:
         return None
 
     def best(self) -> SavedCheckpoint | None:
-        """The one that the newest intact checkpoint names as the best; None if there is none, or none was chosen by a metric."""
+        """Return the best checkpoint, as named by the newest intact one.
+
+        None if there is no checkpoint, or if no metric chose a best one.
+        """
         newest = self.latest()
         best = None if newest is None else self.verify(newest.iteration).get("best")
         return None if best is None else self.load(best)
 
     def load(self, iteration: int) -> SavedCheckpoint:
-        """Verify and read the checkpoint of `iteration`. Raises CheckpointError, which names the file and what is wrong with it."""
+        """Verify and read the checkpoint of `iteration`.
+
+        Raises CheckpointError, which names the file and what is wrong with it.
+        """
         manifest = self.verify(iteration)
         path = self._path(iteration)
         for name in sorted(self.config.keys() | manifest["config"].keys()):
@@ -230,7 +249,10 @@ class CheckpointStore:
         return SavedCheckpoint(path, iteration, _read_json(path / _STATE))
 
     def damage(self, iteration: int) -> str | None:
-        """What is wrong with the checkpoint of `iteration`; None if it is intact, or not for this version of Leyden to judge."""
+        """Return a description of the damage to the checkpoint of `iteration`.
+
+        None if it is intact, or if a newer version of Leyden wrote it.
+        """
         try:
             self.verify(iteration)
         except _DamagedError as damage:
@@ -240,7 +262,10 @@ class CheckpointStore:
         return None
 
     def verify(self, iteration: int) -> dict[str, Any]:
-        """The manifest, once every file that it lists has the right size and sha256. Raises CheckpointError otherwise."""
+        """Return the manifest of the checkpoint of `iteration`.
+
+        Raise CheckpointError unless every file that it lists has the right size and sha256.
+        """
         path = self._path(iteration)
         manifest_path = path / _MANIFEST
         manifest = _read_json(manifest_path)
@@ -256,10 +281,10 @@ class CheckpointStore:
                 f"{manifest_path} is of iteration {manifest.get('iteration')}, its directory of {iteration}"
             )
         files, config = manifest.get("files"), manifest.get("config")
-        if not isinstance(files, dict) or not isinstance(config, dict) or _STATE not in files:
+        if not is_object(files) or not is_object(config) or _STATE not in files:
             raise _DamagedError(f"{manifest_path} does not list its files and configuration")
-        for name, expected in files.items():  # pyright: ignore[reportUnknownVariableType] -- JSON
-            _verify_file(path, str(name), expected)  # pyright: ignore[reportUnknownArgumentType]
+        for name, expected in files.items():
+            _verify_file(path, name, expected)
         return manifest
 
     def _path(self, iteration: int) -> Path:
@@ -270,10 +295,13 @@ class CheckpointStore:
 
 
 def open_checkpoint(path: str | Path, *, config: Mapping[str, Any] | None = None) -> SavedCheckpoint | SavedFile:
-    """What `path` names, verified: a checkpoint's directory or a link to it, a directory of checkpoints (its newest), or a `.pth` file.
+    """Verify and return the checkpoint at `path`.
 
-    config: as `CheckpointStore` has it; the configuration of a `.pth` file is not known. No code of the checkpoint is run.
-    Raises CheckpointError for anything else, and for one that is damaged.
+    path: a checkpoint's directory or a link to it, a directory of checkpoints (for its newest one),
+        or a `.pth` file.
+    config: see `CheckpointStore`. The configuration of a `.pth` file is not known.
+    Raise CheckpointError for any other path, and for a damaged checkpoint. No code of the
+    checkpoint is run.
     """
     path = Path(path)
     if not path.exists():
@@ -291,16 +319,14 @@ def open_checkpoint(path: str | Path, *, config: Mapping[str, Any] | None = None
 
 
 def link_beside(target: Path, name: str) -> None:
-    """Let the link `name` in `target`'s directory point to `target`, relatively; it is always either the old or the new one."""
+    """Let the link `name` in `target`'s directory point to `target`, relatively; it is always
+    either the old or the new one.
+    """
     aside = target.with_name(ASIDE + name)
     aside.unlink(missing_ok=True)
     aside.symlink_to(target.name)
     aside.replace(target.with_name(name))
     fsync_directory(target.parent)
-
-
-def _files_under(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def _fingerprint(file: Path) -> dict[str, Any]:
@@ -318,11 +344,11 @@ def _verify_file(directory: Path, name: str, expected: Any) -> None:
         raise _DamagedError(f"{file} cannot be read: {error.strerror}") from error
     if actual == expected:
         return
-    if not isinstance(expected, dict) or actual["bytes"] == expected.get("bytes"):  # pyright: ignore[reportUnknownMemberType]
+    if not is_object(expected) or actual["bytes"] == expected.get("bytes"):
         raise _DamagedError(
             f"{file} is not what was saved: its sha256 is {actual['sha256'][:12]}..., not the manifest's"
         )
-    raise _DamagedError(f"{file} has {actual['bytes']} bytes, the manifest says {expected.get('bytes')}")  # pyright: ignore[reportUnknownMemberType]
+    raise _DamagedError(f"{file} has {actual['bytes']} bytes, the manifest says {expected.get('bytes')}")
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -332,9 +358,9 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise _DamagedError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise _DamagedError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
+    if not is_object(content):
         raise _DamagedError(f"{file} holds a {type(content).__name__}, not an object")
-    return content  # pyright: ignore[reportUnknownVariableType]
+    return content
 
 
 def _as_json(state: Mapping[str, Any]) -> str:

@@ -1,4 +1,6 @@
-"""`Checkpoint`: saves loop and vessel together, after everything else of the iteration has happened."""
+"""`Checkpoint`: saves loop and vessel together, after everything else of the iteration has
+happened.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoint(Callback):
-    """Save every `every_n_iters` iterations, at a new best, and when the fit ends or is stopped (by Ctrl-C too).
+    """Save every `every_n_iters` iterations, at a new best, and when the fit ends or is stopped (by
+    Ctrl-C too).
 
     dirpath, config: see `CheckpointStore`.
     filename: ends in `.pth`: save one file more each time, `torch.load(path, weights_only=True)`
@@ -43,12 +46,15 @@ class Checkpoint(Callback):
     save_latest: "link": `latest` or, with a `filename`, `latest.pth` links to the newest one
         (relatively: the directory may be moved); "copy": `latest.pth` is a copy; None: neither.
         "auto": a link if there is a `filename`.
-    every_n_iters: after iterations that are multiples of it, as validations are. None: 1, unless there is a `time_interval`.
-    time_interval: after the first iteration that ends so many seconds after the fit began or the last save.
+    every_n_iters: after iterations that are multiples of it, as validations are. None: 1, unless
+        there is a `time_interval`.
+    time_interval: after the first iteration that ends so many seconds after the fit began or the
+        last save.
     save_on_fit_end: save what is not saved yet.
     keep: how many to keep, the newest; None: all.
-    monitor, mode: a number in `loop.metrics` such as "val/reward", to be made "max" or "min": the checkpoint of its best value is made at
-        once and kept beside the newest; see `best`. The policy before the first iteration has none.
+    monitor, mode: a number in `loop.metrics` such as "val/reward", to be made "max" or "min": the
+        checkpoint of its best value is made at once and kept beside the newest; see `best`. The
+        policy before the first iteration has none.
     clock: seconds that never go back, for `time_interval`.
 
         checkpoint = Checkpoint(run_dir / "checkpoints")
@@ -111,17 +117,26 @@ class Checkpoint(Callback):
         """Files that the newest save made superfluous and that a kill may have left behind."""
 
     def latest(self) -> SavedCheckpoint | None:
-        """The checkpoint to resume from, None if there is none yet. Raises CheckpointError; see `CheckpointStore.latest`."""
+        """Return the checkpoint to resume from, or None if there is none yet.
+
+        Raise CheckpointError as `CheckpointStore.latest` does.
+        """
         return self.store.latest()
 
     def best(self) -> SavedCheckpoint | None:
-        """The one with the best `monitor` so far; None if there is none. Raises CheckpointError if it is damaged."""
+        """Return the checkpoint with the best `monitor` so far, or None if there is none.
+
+        Raise CheckpointError if it is damaged.
+        """
         return self.store.best()
 
     # ---- when ----------------------------------------------------------------------------------------------------------
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Refuse a directory that is ahead of this run; clear away what a kill left, and make good what it left out."""
+        """Refuse a directory that is ahead of this run.
+
+        Remove the files that a killed save left, and write the `.pth` file that it did not reach.
+        """
         if self.filename is not None and not isinstance(vessel, StatefulVessel):
             raise ConfigError(
                 f"Checkpoint(filename={self.filename!r}) saves vessel.state_dict(), and {type(vessel).__name__} has no "
@@ -195,7 +210,9 @@ class Checkpoint(Callback):
             )
 
     def _file_of(self, state: Mapping[str, Any], step: int) -> str | None:
-        """Return the name of the `.pth` file that was saved with a checkpoint; None if there is none."""
+        """Return the name of the `.pth` file that was saved with a checkpoint; None if there is
+        none.
+        """
         for name, saved in state["callbacks"].items():
             if name.startswith(self.state_key) and (file := saved.get("files", {}).get(str(step))):
                 return Path(file).name
@@ -206,7 +223,10 @@ class Checkpoint(Callback):
             (self.store.dirpath / name).unlink(missing_ok=True)
 
     def on_train_end(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """Look at a training metric. The first time, warn of a validation metric that looks misspelt."""
+        """Look at a training metric.
+
+        The first time, warn of a validation metric that looks misspelt.
+        """
         if self.monitor is None:
             return
         if not self.monitor.startswith("val/"):
@@ -288,15 +308,12 @@ class Checkpoint(Callback):
         def write() -> None:
             self.store.commit(iteration, state, best=best)
             if name is not None:
-                self._write_file(name, state, vessel_state)
+                path = self.store.dirpath / name
+                write_pth(path, state, vessel_state)
+                self._point_latest(path)
             self._remove_gone()
 
         return write
-
-    def _write_file(self, name: str, loop_state: Mapping[str, Any], vessel_state: Any) -> None:
-        path = self.store.dirpath / name
-        write_pth(path, loop_state, vessel_state)
-        self._point_latest(path)
 
     def _point_latest(self, path: Path) -> None:
         if self.save_latest == "link":
@@ -308,7 +325,7 @@ class Checkpoint(Callback):
         self.last_saved, self._saved_at = iteration, self._clock()
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, where it was, and the names of the files."""
+        """Return the best value, its iteration, and the names of the `.pth` files."""
         state: dict[str, Any] = {}
         if self.best_iter is not None:
             state |= {"best": self.best_value, "best_iter": self.best_iter}

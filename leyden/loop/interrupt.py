@@ -18,14 +18,16 @@ _NOTICE: Final = "ends after the stage under way and keeps it; once more to end 
 
 @contextlib.contextmanager
 def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE) -> Generator[None]:
-    """Inside the block, the first SIGINT or SIGTERM calls `on_stop` and says `notice`; the next raises KeyboardInterrupt at once.
+    """Inside the block, the first SIGINT or SIGTERM calls `on_stop` and says `notice`; the next
+    raises KeyboardInterrupt at once.
 
         with graceful_interrupts(loop.stop):
             loop.run(vessel)
 
-    `on_stop` runs in the main thread, between two instructions of whatever it was doing: it should set a flag or an event (an
-    `asyncio.Event` of this thread's loop too, which is woken). The handlers that were there before are restored at the end.
-    Only a program's main thread can do this: in any other thread the block runs with signals as they are.
+    `on_stop` runs in the main thread, between two instructions of whatever it was doing: it should
+    set a flag or an event (an `asyncio.Event` of this thread's loop too, which is woken). The
+    handlers that were there before are restored at the end. Only a program's main thread can do
+    this: in any other thread the block runs with signals as they are.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -40,7 +42,9 @@ def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE)
         stopping = True
         _say(f"\n{name}: {notice}\n")
         on_stop()
-        _wake_running_loop()
+        with contextlib.suppress(RuntimeError):  # no loop runs in this thread
+            # wakes a loop that waits for I/O, so that it runs the callbacks that `on_stop` scheduled
+            asyncio.get_running_loop().call_soon_threadsafe(lambda: None)
 
     before: dict[signal.Signals, Any] = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
@@ -49,12 +53,6 @@ def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE)
         for number, handler in before.items():
             # None: set by something other than Python, which cannot be set again from here
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def _wake_running_loop() -> None:
-    """An event loop that waits for I/O looks at what `on_stop` has scheduled only when something wakes it."""
-    with contextlib.suppress(RuntimeError):  # no loop runs in this thread
-        asyncio.get_running_loop().call_soon_threadsafe(lambda: None)
 
 
 def _say(text: str) -> None:

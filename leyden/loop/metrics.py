@@ -1,4 +1,5 @@
-"""Metrics: named numbers of a stage, how the values of many steps become one, and the rows that writers get.
+"""Metrics: named numbers of a stage, how the values of many steps become one, and the rows that
+writers get.
 
 A stage of a training loop ends with a mapping of names to numbers; `clean_metrics` checks it once,
 at the edge. Inside a stage, a `LogCollector` takes the values of one step (of an episode, a
@@ -29,10 +30,10 @@ MetricValue: TypeAlias = float | int | str
 Metrics: TypeAlias = Mapping[str, MetricValue]
 Stage: TypeAlias = Literal["train", "val", "test"]
 Logs: TypeAlias = Mapping[str, tuple[int, Any]]
-"""What was logged in one step: name -> (level, value)."""
+"""The values logged in one step: name -> (level, value)."""
 
 ROW_FIELDS: Final = ("iteration", "stage", "seconds")
-"""What a row says besides its metrics; no metric may have such a name."""
+"""The fields of a row besides its metrics; no metric may have such a name."""
 
 REDUCERS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "mean": lambda values: sum(values) / len(values),
@@ -44,12 +45,15 @@ STEPS_OF_AN_EPISODE: Final[Mapping[str, str]] = {"reward": "sum"}
 
 
 class LogLevel(IntEnum):
-    """How much a logged value matters. A writer takes what is at its own level or above; what no writer takes is never sent anywhere."""
+    """How much a logged value matters.
+
+    A writer takes what is at its own level or above; what no writer takes is never sent anywhere.
+    """
 
     DEBUG = 10
     """Observations, raw actions: large, wanted while something is being looked for."""
     PERIODIC = 20
-    """Every step; the level of whatever does not say another."""
+    """Logged at every step; the default level."""
     INFO = 30
     """A few times an episode."""
     CRITICAL = 40
@@ -58,7 +62,7 @@ class LogLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStats:
-    """What is known of an episode that has ended."""
+    """The length, reward and logged numbers of an episode that has ended."""
 
     length: int
     """Steps."""
@@ -67,7 +71,7 @@ class EpisodeStats:
     logs: dict[str, float] = field(default_factory=dict[str, float])
     """Every number that was logged, one value for the episode; see `MetricsAggregator`."""
     seed_index: int | None = None
-    """Where its seed is in the data set; None: the episode had no seed."""
+    """The position of the episode's seed in the data set; None for an episode without a seed."""
     seed_number: int | None = None
     """How many seeds had been taken before its own."""
     env_id: int | None = None
@@ -76,28 +80,40 @@ class EpisodeStats:
 
 @dataclass(frozen=True, slots=True)
 class Row(ABC):
-    """What a writer gets: one line of a record. `iteration` and `stage` join rows of different kinds."""
+    """One row of a record, as a writer gets it.
+
+    `iteration` and `stage` join rows of different kinds.
+    """
 
     fields: ClassVar[tuple[str, ...]]
     """The names that `flat` begins with."""
 
     iteration: int
-    """Finished iterations: train row 3 is the third step, validation row 3 is the policy after it, and row 0 the one before any.
-    Episodes and steps have the number of the stage that they belong to."""
+    """Finished iterations: train row 3 is the third step, validation row 3 is the policy after it,
+    and row 0 the one before any. Episodes and steps have the number of the stage that they belong
+    to."""
     stage: Stage
 
     @property
     @abstractmethod
     def number(self) -> int:
-        """The row's place on the axis of its kind: the iteration, the episode, or the step since the run began."""
+        """The row's place on the axis of its kind: the iteration, the episode, or the step since
+        the run began.
+        """
 
     @abstractmethod
     def flat(self) -> dict[str, Any]:
-        """The row as one mapping: `fields`, then the metrics. Numbers, strings, and lists of them."""
+        """Return the row as one mapping of `fields` and metrics: numbers, strings, and lists of
+        them.
+        """
 
     @abstractmethod
     def numbers(self) -> dict[str, float]:
-        """The metrics that are numbers, by names that are unique over stages and kinds: `reward`, `val/reward`, `episode/reward`."""
+        """Return the metrics that are numbers, by names that are unique over stages and kinds of
+        row.
+
+        Such names are `reward`, `val/reward` and `episode/reward`.
+        """
 
     def _named(self, values: Mapping[str, Any], kind: str = "") -> dict[str, float]:
         prefix = kind if self.stage == "train" else f"{self.stage}/{kind}"
@@ -120,11 +136,11 @@ class MetricsRow(Row):
         return self.iteration
 
     def flat(self) -> dict[str, Any]:
-        """The row as one mapping: iteration, stage, seconds, then the metrics."""
+        """Return the row as one mapping: iteration, stage, seconds, then the metrics."""
         return {"iteration": self.iteration, "stage": self.stage, "seconds": round(self.seconds, 3), **self.metrics}
 
     def numbers(self) -> dict[str, float]:
-        """The names of `TrainLoop.metrics`."""
+        """Return the metrics that are numbers, by their names in `TrainLoop.metrics`."""
         return self._named(self.metrics)
 
 
@@ -145,7 +161,7 @@ class EpisodeRow(Row):
         return self.episode
 
     def flat(self) -> dict[str, Any]:
-        """The row as one mapping; what is not known is empty."""
+        """Return the row as one mapping, with an empty string for an unknown place."""
         stats = self.stats
         places: list[Any] = ["" if place is None else place for place in (stats.env_id, stats.seed_index)]
         values = (self.iteration, self.stage, self.episode, *places, stats.length, stats.reward)
@@ -170,7 +186,7 @@ class StepRow(Row):
     env_id: int
     reward: float
     contents: dict[str, Any]
-    """What was logged in the step at the writer's level or above."""
+    """The values logged in the step, at the writer's level or above."""
     global_step: int
     """Steps since the run began, this one included."""
 
@@ -180,7 +196,11 @@ class StepRow(Row):
         return self.global_step
 
     def flat(self) -> dict[str, Any]:
-        """The row as one mapping. Arrays are lists; what is no number, string or container of them is shown as `repr` does."""
+        """Return the row as one mapping.
+
+        Arrays become lists. Values other than numbers, strings and containers of them become their
+        `repr`.
+        """
         values = (self.iteration, self.stage, self.episode, self.step, self.env_id, self.reward)
         return {**_as_plain(self.contents), **dict(zip(self.fields, values, strict=True))}
 
@@ -197,16 +217,19 @@ def _as_plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _as_plain(part) for name, part in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return {str(name): _as_plain(part) for name, part in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, (list, tuple)):
-        return [_as_plain(part) for part in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_as_plain(part) for part in cast("Sequence[Any]", value)]
     if hasattr(value, "tolist"):  # arrays, NumPy scalars, tensors, series
         return _as_plain(value.tolist())
     return repr(value)
 
 
 def monitored(metrics: Metrics, name: str, reader: str) -> float:
-    """Return the number `name` of `metrics`. Raise ConfigError, naming `reader` and the nearest names, if there is none."""
+    """Return the number `name` of `metrics`.
+
+    Raise ConfigError, naming `reader` and the nearest names, if there is none.
+    """
     value = metrics.get(name)
     if isinstance(value, int | float):
         return float(value)
@@ -216,9 +239,11 @@ def monitored(metrics: Metrics, name: str, reader: str) -> float:
 
 
 def warn_of_misspelling(metrics: Metrics, name: str, reader: str) -> None:
-    """Log a warning if `name`, a metric of validations, looks like a misspelt name of `metrics`, those of a training stage.
+    """Log a warning if `name`, a metric of validations, looks like a misspelt name of `metrics`,
+    those of a training stage.
 
-    The first validation may be hours away, and only there can it be known that the metric is missing.
+    The first validation may be hours away, and only there can it be known that the metric is
+    missing.
     """
     plain = name.removeprefix("val/")
     if plain != name and plain not in metrics and (like := _most_like(plain, metrics)):
@@ -226,7 +251,9 @@ def warn_of_misspelling(metrics: Metrics, name: str, reader: str) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name: the names most like it, then all."""
+    """Return the end of a message about an unknown name: the most similar names, then all
+    of them.
+    """
     known = sorted(names)
     like = _most_like(name, known)
     meant = f"; did you mean {' or '.join(map(repr, like))}?" if like else "."
@@ -238,21 +265,22 @@ def _most_like(name: str, names: Iterable[str]) -> list[str]:
 
 
 def clean_metrics(metrics: object, *, source: str) -> dict[str, MetricValue]:
-    """Plain numbers and strings. NumPy scalars and tensors of one element become numbers; None is an empty mapping.
+    """Return metrics as plain numbers and strings.
 
-    Raises InvalidMetrics, which names `source` and the metric.
+    NumPy scalars and tensors of one element become numbers; None becomes an empty mapping.
+    Raise InvalidMetrics, which names `source` and the metric, for other values.
     """
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
         raise InvalidMetrics(f"{source} returned {type(metrics).__name__}; return a mapping of metric names to numbers")
     cleaned: dict[str, MetricValue] = {}
-    for name, value in metrics.items():  # pyright: ignore[reportUnknownVariableType] -- comes from user code
+    for name, value in cast("Mapping[object, Any]", metrics).items():
         if not isinstance(name, str) or name in ROW_FIELDS:
             raise InvalidMetrics(
                 f"{source} returned a metric named {name!r}; names are strings other than {ROW_FIELDS}"
             )
-        cleaned[name] = _plain(value, f"{source}: metric {name!r}")  # pyright: ignore[reportUnknownArgumentType]
+        cleaned[name] = _plain(value, f"{source}: metric {name!r}")
     return cleaned
 
 
@@ -274,9 +302,9 @@ def _plain(value: Any, name: str) -> MetricValue:
 
 
 def number(value: Any, name: str) -> float:
-    """A number, or anything with one in its `item()` (NumPy scalars, arrays and tensors of no dimension), as a float.
+    """Return a number as a float. NumPy scalars and tensors of no dimension count as numbers.
 
-    Raises InvalidMetrics, which names `name`, for anything else.
+    name: the metric's name, for the message of InvalidMetrics, which is raised for anything else.
     """
     if type(value) is float or type(value) is int:  # nearly always
         return float(value)
@@ -291,7 +319,8 @@ def number(value: Any, name: str) -> float:
 class LogCollector:
     """The values of one step. `reset` before the next.
 
-    min_loglevel: what is below it is dropped at once, unlooked at. A name that is used twice in one step is an error (InvalidMetrics).
+    min_loglevel: what is below it is dropped at once, unlooked at. A name that is used twice in one
+        step is an error (InvalidMetrics).
     """
 
     def __init__(self, min_loglevel: int = LogLevel.PERIODIC) -> None:
@@ -300,7 +329,10 @@ class LogCollector:
         self._logs: dict[str, tuple[int, Any]] = {}
 
     def add_scalar(self, name: str, value: Any, loglevel: int = LogLevel.PERIODIC) -> None:
-        """Note a number, or anything with one in its `item()`. Raises InvalidMetrics for anything else."""
+        """Note a number, or anything with one in its `item()`.
+
+        Raises InvalidMetrics for anything else.
+        """
         if loglevel >= self._minimum:
             self._add(name, number(value, name), loglevel)
 
@@ -312,7 +344,10 @@ class LogCollector:
             self._add(name, value, loglevel)
 
     def add_array(self, name: str, value: Any, loglevel: int = LogLevel.PERIODIC) -> None:
-        """Note an array (or a pandas table): anything with a shape. It is not copied. Raises InvalidMetrics for anything else."""
+        """Note an array (or a pandas table): anything with a shape. It is not copied.
+
+        Raises InvalidMetrics for anything else.
+        """
         if loglevel >= self._minimum:
             if not hasattr(value, "shape"):
                 raise InvalidMetrics(f"{name!r} is a {type(value).__name__}; add_array takes arrays, add_any anything")
@@ -329,7 +364,7 @@ class LogCollector:
         self._logs[name] = (int(loglevel), value)
 
     def logs(self) -> dict[str, tuple[int, Any]]:
-        """What was noted since the last `reset`: name -> (level, value)."""
+        """Return the values added since the last `reset`: name -> (level, value)."""
         return dict(self._logs)
 
     def reset(self) -> None:
@@ -338,10 +373,13 @@ class LogCollector:
 
 
 class MetricsAggregator:
-    """Reduces the numbers of many steps to one for each name. A metric that some steps lack is reduced over the steps that have it.
+    """Reduces the numbers of many steps to one for each name.
 
-    reducers: name -> "mean" (of every name that is not here), "sum" or "last". None: a `reward` is summed, as over the steps of an
-        episode; give `{}` to average it too, as over the episodes of a stage.
+    A metric that some steps lack is reduced over the steps that have it.
+
+    reducers: name -> "mean" (of every name that is not here), "sum" or "last". None: a `reward` is
+        summed, as over the steps of an episode; give `{}` to average it too, as over the episodes
+        of a stage.
     loglevel: values below this level are dropped.
     """
 
@@ -354,7 +392,10 @@ class MetricsAggregator:
         self._values: dict[str, list[float]] = {}
 
     def add(self, logs: Mapping[str, Any]) -> None:
-        """The values of one step: what `LogCollector.logs` answers, or plain numbers by name. What is no number is passed over."""
+        """Add the values of one step: `LogCollector.logs`, or plain numbers by name.
+
+        Skip values that are not numbers.
+        """
         for name, value in logs.items():
             if isinstance(value, tuple):
                 level, value = cast("tuple[int, Any]", value)
@@ -367,11 +408,11 @@ class MetricsAggregator:
             self._values.setdefault(name, []).append(value)
 
     def counts(self) -> dict[str, int]:
-        """How many steps had each name."""
+        """Return how many steps had each name."""
         return {name: len(values) for name, values in self._values.items()}
 
     def metrics(self) -> dict[str, float]:
-        """One value for each name."""
+        """Return one reduced value for each name."""
         return {name: REDUCERS[self._reducers.get(name, "mean")](values) for name, values in self._values.items()}
 
     def clear(self) -> None:

@@ -1,4 +1,6 @@
-"""`ProgressBar`: how far the run of a loop is, for the person who watches it or reads its log later."""
+"""`ProgressBar`: how far the run of a loop is, for the person who watches it or reads its log
+later.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,18 @@ from leyden.loop.train_loop import TrainLoop, Vessel
 
 
 class ProgressBar(Callback):
-    """Iterations, chosen metrics, rates, time left; on a terminal as a live bar, elsewhere as plain lines.
+    """Iterations, chosen metrics, rates, time left; on a terminal as a live bar, elsewhere as plain
+    lines.
 
     A narrow terminal loses the rates, then the bar, and last of all the iteration, the first metric
-    and the time left. Off a terminal, an iteration is one line, and a long one gets a line a minute.
+    and the time left. Off a terminal, an iteration is one line, and a long one gets a line a
+    minute.
 
     metrics: names in `loop.metrics` to show, in this order. The newest value of each is shown, also
         of an earlier iteration; a name without a value yet is left out.
-    unit: what the vessel counts in `loop.progress(done, total)`: shown as `48/128 rollouts  91 rollouts/s`.
-        Other counts that it reports are shown as rates: `loop.progress(48, 128, tokens=960)` as `1,835 tokens/s`.
+    unit: what the vessel counts in `loop.progress(done, total)`: shown as `48/128 rollouts  91
+        rollouts/s`. Other counts that it reports are shown as rates: `loop.progress(48, 128,
+        tokens=960)` as `1,835 tokens/s`.
     stream: None: what `sys.stderr` is when the run starts.
     """
 
@@ -35,7 +40,10 @@ class ProgressBar(Callback):
         self._display = ProgressDisplay(self.metrics, unit=unit, stream=stream)
 
     def begin_setup(self) -> None:
-        """Show that the run starts, for an algorithm whose set-up takes a while. `on_fit_start` or `close` follows."""
+        """Show that the run starts, for an algorithm whose set-up takes a while.
+
+        `on_fit_start` or `close` follows.
+        """
         self._display.start()
         self._display.begin_stage("starting")
 
@@ -91,7 +99,9 @@ class ProgressBar(Callback):
 
 @contextmanager
 def showing_setup(loop: TrainLoop) -> Generator[None]:
-    """Let the loop's progress bars show that the run starts, until the block ends and the loop begins."""
+    """Let the loop's progress bars show that the run starts, until the block ends and the loop
+    begins.
+    """
     bars = [callback for callback in loop.callbacks if isinstance(callback, ProgressBar)]
     for bar in bars:
         bar.begin_setup()

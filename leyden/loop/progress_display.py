@@ -1,7 +1,7 @@
 """How far a run is, on a terminal or in a log file. It knows neither loop nor trainer.
 
-On a terminal: one line for the run and one for the stage under way, redrawn in place. Texts that the
-program prints or logs meanwhile appear above them. Elsewhere: plain lines without control
+On a terminal: one line for the run and one for the stage under way, redrawn in place. Texts that
+the program prints or logs meanwhile appear above them. Elsewhere: plain lines without control
 characters, one for each iteration and at least one a minute.
 """
 
@@ -29,9 +29,12 @@ _DIGITS = 3
 
 
 class ProgressDisplay:
-    """Shows the progress of one run, from `start` to `close`. Every method is quick, and may be called from any thread.
+    """Shows the progress of one run, from `start` to `close`.
 
-    metrics: names to show, in this order, the newest value of each; a name without a value is left out.
+    Every method is quick, and may be called from any thread.
+
+    metrics: names to show, in this order, the newest value of each; a name without a value is left
+        out.
     unit: what `progress` counts. It is shown as `48/128 rollouts  9.1 rollouts/s`.
     stream: None: what `sys.stderr` is at `start`.
     line_seconds: off a terminal, the longest time without a line.
@@ -78,7 +81,8 @@ class ProgressDisplay:
         counts: Mapping[str, float] | None = None,
         stage: str | None = None,
     ) -> None:
-        """Show that `done` of `total` are done after `seconds` in the stage, and rates of the other `counts`.
+        """Show that `done` of `total` are done after `seconds` in the stage, and rates of the other
+        `counts`.
 
         stage: its name; None: the one that was begun.
         """
@@ -167,7 +171,9 @@ class _State:
         return [f"{figure(count / stage.seconds, _DIGITS)} {name}/s" for name, count in counts.items()]
 
     def seconds_left(self) -> float | None:
-        """Time left, from the mean duration of what this process has seen; None while it has seen nothing."""
+        """Time left, from the mean duration of what this process has seen; None while it has seen
+        nothing.
+        """
         if not self.in_iterations:
             stage = self.stage
             if not stage.total or not stage.done or stage.done >= stage.total:
@@ -185,7 +191,9 @@ class _State:
         return "" if seconds is None else f"{duration(seconds)} left"
 
     def counts(self) -> str:
-        """How far the stage is; the time since it began while it has not said."""
+        """Return `done/total` of the stage, or the time since it began if it has reported no
+        total.
+        """
         stage = self.stage
         if stage.total is None:
             return duration(time.monotonic() - stage.started)
@@ -207,9 +215,10 @@ class Line:
 
 
 def fitted(label: str, values: Sequence[str], extras: Sequence[str], left: str, width: int) -> Line:
-    """Return what a line of `width` columns has room for.
+    """Return the line's parts that fit into `width` columns.
 
-    In order of importance: the label, the first value, the time left, the other values, a bar, the extras.
+    In order of importance: the label, the first value, the time left, the other values, a bar, the
+    extras.
     """
     fixed = 2 + len(left) if left else 0
     kept = list(values[:1])
@@ -226,10 +235,6 @@ def fitted(label: str, values: Sequence[str], extras: Sequence[str], left: str, 
         return Line(shortened(f"{label}  {text}".rstrip(), width), 0, "")
     room = width - len(label) - len(text) - 3
     return Line(label, min(_WIDEST_BAR, room) if room >= _NARROWEST_BAR else 0, text)
-
-
-def _run_line(state: _State, width: int) -> Line:
-    return fitted(state.label, state.values(), (), state.left(), width)
 
 
 def _stage_line(state: _State, width: int) -> Line:
@@ -303,7 +308,7 @@ class _Terminal:
         self._stack.enter_context(printing_above(self._console))
 
     def close(self) -> None:
-        """Leave the run's line, and the stage's only where there is no other."""
+        """Leave the run's line on the terminal, or the stage's if the run has none."""
         self._stage_shown = not self._state.in_iterations
         self._stack.close()
 
@@ -311,7 +316,8 @@ class _Terminal:
         state, width = self._state, self._console.width
         lines: list[Text] = []
         if state.in_iterations:
-            lines.append(self._drawn(_run_line(state, width), state.fraction))
+            run_line = fitted(state.label, state.values(), (), state.left(), width)
+            lines.append(self._drawn(run_line, state.fraction))
         if self._stage_shown and (state.stage.name or state.stage.total):
             lines.append(self._drawn(_stage_line(state, width), state.stage_fraction()))
         return Group(*lines)

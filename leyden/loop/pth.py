@@ -1,10 +1,12 @@
-"""Checkpoints of one file, as `torch.load(path, weights_only=True)` reads them: plain containers, numbers, strings and tensors.
+"""Checkpoints of one file, as `torch.load(path, weights_only=True)` reads them: plain containers,
+numbers, strings and tensors.
 
     {"kind", "format", "leyden_version", "current_iter", "metrics", "callbacks", "loggers", "rng",
     ..., "vessel": {"policy": ...}}
 
-A NumPy array stands in it as {"__array__": tensor}; `SavedFile` gives it back as an array. torch is imported when one is written or read.
-Directories (`checkpoint.py`) are verified file by file; these are for people and programs that know `torch.load`.
+A NumPy array stands in it as {"__array__": tensor}; `SavedFile` gives it back as an array. torch is
+imported when one is written or read. Directories (`checkpoint.py`) are verified file by file; these
+are for people and programs that know `torch.load`.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from leyden.errors import CheckpointError
-from leyden.loop.optional import import_optional
+from leyden.extras import import_optional
 from leyden.loop.state_files import StatefulVessel, map_leaves
 from leyden.utils.atomic import ASIDE, fsync_directory
+from leyden.utils.json import is_object
 
 _FORMAT: Final = 1
 _KIND: Final = "leyden checkpoint"
@@ -36,7 +39,7 @@ class SavedFile:
     state: dict[str, Any]
     """The value that `TrainLoop.run_state` returned."""
     vessel_state: Any
-    """What the vessel's `state_dict` answered."""
+    """The value that the vessel's `state_dict` returned."""
     callbacks_path: Path | None = None
     """Files of callbacks: there are none in this kind."""
 
@@ -50,7 +53,10 @@ class SavedFile:
 
 
 def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> None:
-    """Write the file aside, make it durable and rename it. Raises CheckpointError for a state that is not plain, naming the entry."""
+    """Write the file aside, make it durable and rename it.
+
+    Raises CheckpointError for a state that is not plain, naming the entry.
+    """
     torch = _torch()
 
     def tensor(value: Any, where: str) -> Any:
@@ -64,11 +70,11 @@ def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> N
             raise CheckpointError(f"{where} is an array of {value.dtype}, which torch has no dtype for") from error
 
     def unmarked(container: Any) -> Any:
-        if isinstance(container, dict) and _ARRAY in container:
+        if is_object(container) and _ARRAY in container:
             raise CheckpointError(
                 f"a state has the key {_ARRAY!r}; in a .pth file {_ARRAY!r} stands for an array, rename it"
             )
-        return container  # pyright: ignore[reportUnknownVariableType]
+        return container
 
     plain = {
         **map_leaves(dict(loop_state), tensor),
@@ -90,7 +96,10 @@ def write_pth(path: Path, loop_state: Mapping[str, Any], vessel_state: Any) -> N
 
 
 def read_pth(path: str | Path) -> SavedFile:
-    """Read a file that `Checkpoint(filename="....pth")` wrote; no code of it is run. Raises CheckpointError if it is none, or damaged."""
+    """Read a file that `Checkpoint(filename="....pth")` wrote; no code of it is run.
+
+    Raises CheckpointError if it is none, or damaged.
+    """
     path, torch = Path(path), _torch()
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

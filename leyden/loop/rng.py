@@ -1,4 +1,4 @@
-"""The process-wide random states, as JSON: Python's, and those of NumPy and torch where something has loaded them.
+"""The process-wide random states as JSON: Python's, and NumPy's and torch's if they are loaded.
 
 Generators that a policy owns are part of the policy's state, not of this. torch is imported only if
 the saved run had it.
@@ -31,7 +31,10 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(states: dict[str, Any]) -> None:
-    """Continue from a value of `capture_rng`. NumPy and torch are loaded if their states were captured."""
+    """Continue from a value of `capture_rng`.
+
+    NumPy and torch are loaded if their states were captured.
+    """
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     if "numpy" in states:

@@ -1,11 +1,14 @@
-"""A nested state (weights, optimizer, counters) as files, and back: no pickle, every number to the bit, no code is run.
+"""A nested state (weights, optimizer, counters) as files, and back: no pickle, every number to the
+bit, no code is run.
 
-    state.json    the containers and the plain values; an array or tensor stands there as {"__array__": 3} or {"__tensor__": 3}
+    state.json    the containers and the plain values, with {"__array__": 3} or {"__tensor__": 3}
+                  for each array or tensor
     arrays.npz    NumPy arrays; tensors too, those of bfloat16 and the like as their bits
 
-What may be in a state: dicts (keys are strings or whole numbers), lists, tuples, None, booleans, numbers, strings, NumPy arrays and
-numbers, torch tensors. Tensors come back on the CPU. NumPy and torch are imported only when the state has something of theirs.
-The module also holds what `TrainLoop` and its callbacks know of a vessel's state: `save_vessel`, `load_vessel`.
+What may be in a state: dicts (keys are strings or whole numbers), lists, tuples, None, booleans,
+numbers, strings, NumPy arrays and numbers, torch tensors. Tensors come back on the CPU. NumPy and
+torch are imported only when the state has something of theirs. The module also holds what
+`TrainLoop` and its callbacks know of a vessel's state: `save_vessel`, `load_vessel`.
 """
 
 from __future__ import annotations
@@ -27,10 +30,13 @@ _BITS: Final = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 @runtime_checkable
 class StatefulVessel(Protocol):
-    """A vessel whose state is one value. It needs no `save` and `load` of its own: this module writes the state into the directory."""
+    """A vessel whose state is one value.
+
+    It needs no `save` and `load` of its own: this module writes the state into the directory.
+    """
 
     def state_dict(self) -> Mapping[str, Any]:
-        """All that the next step depends on; see the module for what it may hold."""
+        """Return all values that the next step depends on. The module lists the allowed types."""
         ...
 
     def load_state_dict(self, state: Any, /) -> object:
@@ -39,7 +45,9 @@ class StatefulVessel(Protocol):
 
 
 def save_vessel(vessel: Any, path: Path) -> Any:
-    """`vessel.save(path)`, which may have to be awaited; else its `state_dict()`, written into the directory `path`."""
+    """`vessel.save(path)`, which may have to be awaited; else its `state_dict()`, written into the
+    directory `path`.
+    """
     if hasattr(vessel, "save"):
         return vessel.save(path)
     _require_state(vessel)
@@ -48,7 +56,10 @@ def save_vessel(vessel: Any, path: Path) -> Any:
 
 
 def load_vessel(vessel: Any, path: Path) -> Any:
-    """What `save_vessel` wrote; may have to be awaited."""
+    """Give the vessel the state that `save_vessel` wrote.
+
+    Return an awaitable if `vessel.load` is async.
+    """
     if hasattr(vessel, "load"):
         return vessel.load(path)
     _require_state(vessel)
@@ -64,7 +75,10 @@ def _require_state(vessel: Any) -> None:
 
 
 def write_state(state: Any, path: Path) -> None:
-    """Write a state into the directory. Raises CheckpointError, which names the entry, for what a state cannot hold."""
+    """Write a state into the directory.
+
+    Raises CheckpointError, which names the entry, for what a state cannot hold.
+    """
     arrays: dict[str, Any] = {}
 
     def keep(value: Any, where: str) -> Any:
@@ -82,7 +96,7 @@ def write_state(state: Any, path: Path) -> None:
 
 
 def read_state(path: Path) -> Any:
-    """What `write_state` wrote. Raises CheckpointError if it is damaged."""
+    """Return the state that `write_state` wrote. Raise CheckpointError if it is damaged."""
     try:
         tree = json.loads((path / _STATE).read_text(encoding="utf-8"))
         arrays: Any = {}
@@ -99,9 +113,10 @@ def map_leaves(
     containers: Callable[[Any], Any] = lambda it: it,
     where: str = "state",
 ) -> Any:
-    """The state with each array and tensor replaced by `arrays(value, where)`, each container passed through `containers`.
+    """Return the state with each array and tensor replaced by `arrays(value, where)`.
 
-    NumPy's numbers become Python's. Raises CheckpointError, which names the entry, for anything that a state cannot hold.
+    Pass each container through `containers`, and turn NumPy's numbers into Python's.
+    Raise CheckpointError, which names the entry, for a value that a state cannot hold.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -167,7 +182,10 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _as_array(value: Any) -> tuple[Any, str | None]:
-    """The array, and the tensor's dtype where NumPy has none like it: then the array holds the tensor's bits."""
+    """Return the value as an array, with the tensor's dtype if NumPy has no such dtype.
+
+    In that case the array holds the tensor's bits.
+    """
     if not _is_tensor(value):
         return value, None
     tensor = value.detach().cpu().contiguous()

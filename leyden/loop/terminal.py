@@ -1,7 +1,7 @@
-"""The terminal while a display is drawn on it: what the program writes meanwhile appears above.
+"""Keep a program's output above a display that is drawn on the terminal.
 
-It knows nothing of what is displayed. A child process that writes to the terminal by itself is not
-covered.
+The display's content is not known here. A child process that writes to the terminal by itself is
+not covered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from rich.text import Text
 
 
 class _Above(io.TextIOBase):
-    """A stand-in for a stream of the terminal: whole lines that are written to it appear above the display.
+    """A stand-in for a stream of the terminal: whole lines that are written to it appear above the
+    display.
 
     A rich Console that follows `sys.stderr` writes through it too.
     """
@@ -47,7 +48,9 @@ class _Above(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Show an unfinished line of this thread, such as a question, unless it is a bar that will be redrawn."""
+        """Show an unfinished line of this thread, such as a question, unless it is a bar that will
+        be redrawn.
+        """
         if self.is_over:
             self.stream.flush()
             return
@@ -85,8 +88,8 @@ class _Above(io.TextIOBase):
 def printing_above(console: Console) -> Generator[None]:
     """Let everything that this process writes to the terminal appear above the display.
 
-    That is `sys.stdout`, `sys.stderr` and the log handlers that hold one of them. Output to a file or
-    a pipe goes there as before.
+    That is `sys.stdout`, `sys.stderr` and the log handlers that hold one of them. Output to a file
+    or a pipe goes there as before.
     """
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     above = {name: _Above(stream, console) for name, stream in before.items() if is_terminal(stream)}
@@ -108,7 +111,9 @@ def _give_back(name: str, stand_in: _Above) -> None:
 
 
 def _still_there(stream: Any) -> Any:
-    """Return the stream, or the one behind it if its display is gone: displays of two runs may end in any order."""
+    """Return the stream, or the one behind it if its display is gone: displays of two runs may end
+    in any order.
+    """
     while isinstance(stream, _Above) and stream.is_over:
         stream = stream.stream
     return stream

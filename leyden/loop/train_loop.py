@@ -1,7 +1,10 @@
-"""`TrainLoop`: the order of stages, hooks and counters, the same for every vessel, synchronous or not. It does no I/O itself.
+"""`TrainLoop`: the order of stages, hooks and counters, the same for every vessel, synchronous or
+not.
 
-The order is written once, as a generator that yields whatever may have to be awaited; `run` and `arun` are two thin drivers of it
-(the pattern of httpx's `_auth.py`). What is trained is a `Vessel`; what is saved, printed or plotted is a callback's or a writer's affair.
+It does no I/O itself.
+The order is written once, as a generator that yields whatever may have to be awaited; `run` and
+`arun` are two thin drivers of it (the pattern of httpx's `_auth.py`). What is trained is a
+`Vessel`; what is saved, printed or plotted is a callback's or a writer's affair.
 
     on_fit_start
       [on_validate_start .. on_validate_end]      validate_first, or a validation that a stop had left due
@@ -11,8 +14,9 @@ The order is written once, as a generator that yields whatever may have to be aw
       on_iter_end                                  Checkpoint saves here, after all others
     on_fit_end                                     on_exception instead, when anything raised
 
-A step is *finished* when its checkpoint exists. Whatever happened after the last checkpoint (a step, rows, a validation) is undone by
-resuming from it: counters, callbacks, writers and random states go back to it together.
+A step is *finished* when its checkpoint exists. Whatever happened after the last checkpoint (a
+step, rows, a validation) is undone by resuming from it: counters, callbacks, writers and random
+states go back to it together.
 """
 
 from __future__ import annotations
@@ -42,10 +46,12 @@ Stateful = TypeVar("Stateful", Callback, LogWriter)
 
 
 class Vessel(Protocol):
-    """What is trained. Each method may be a coroutine function if the loop is driven by `arun`.
+    """A thing to train. Each method may be a coroutine function if `arun` drives the loop.
 
-    To be saved it also has `save(path)`, which writes everything that the next step depends on into the empty directory `path`, and
-    `load(path)`; or `state_dict()` and `load_state_dict(state)`, for a state as `state_files.py` describes.
+    To be saved, a vessel needs one of two pairs of methods:
+    - `save(path)`, which writes all that the next step depends on into the empty directory `path`,
+      and `load(path)`;
+    - `state_dict()` and `load_state_dict(state)`, for a state as `state_files.py` describes.
     """
 
     def step(self, iteration: int, /) -> Any:
@@ -53,7 +59,9 @@ class Vessel(Protocol):
         ...
 
     def validate(self, iteration: int, /) -> Any:
-        """Measure the policy after `iteration` steps, and change nothing of it; answer the metrics."""
+        """Measure the policy after `iteration` steps without changing it, and return the
+        metrics.
+        """
         ...
 
 
@@ -149,16 +157,25 @@ class TrainLoop(NamedOptions):
 
     @property
     def total_seconds(self) -> float:
-        """Time spent in this run, over all processes that worked on it; what was lost by a kill is not counted."""
+        """Time spent in this run, over all its processes, without the time that a kill has
+        undone.
+        """
         running = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         return self._seconds_before + running
 
     def stop(self) -> None:
-        """End after the stage under way: the last iteration counts, and is saved. From any thread, hook or signal handler."""
+        """End after the stage under way: the last iteration counts, and is saved.
+
+        From any thread, hook or signal handler.
+        """
         self.should_stop = True
 
     def progress(self, done: int, total: int, **counts: float) -> None:
-        """For the vessel, as often as it likes and from any thread: `done` of `total` in this stage; `counts` of other things so far."""
+        """Report that `done` of `total` of this stage are done, and `counts` of other things so
+        far.
+
+        For the vessel, which may call it as often as it likes and from any thread.
+        """
         seconds = time.monotonic() - self._stage_started_at
         event = Progress(done, total, seconds, counts)
         for callback in self.callbacks:
@@ -189,7 +206,10 @@ class TrainLoop(NamedOptions):
                 proceed = _sending(flow, result)
 
     async def arun(self, vessel: Vessel, *, resume: Resumable | None = None) -> None:
-        """Train, on the running event loop. Hooks and vessel may be asynchronous; what is not, blocks the event loop while it runs."""
+        """Train, on the running event loop.
+
+        Hooks and vessel may be asynchronous; what is not, blocks the event loop while it runs.
+        """
         flow = self._flow(vessel, resume)
         proceed: Callable[[], object] = lambda: next(flow)  # noqa: E731 -- rebound below
         while True:
@@ -322,7 +342,9 @@ class TrainLoop(NamedOptions):
         }
 
     def save_callback_files(self, path: Path) -> None:
-        """Let the callbacks that have files write them, each into a directory of its own under `path`, which is made if there are any."""
+        """Let the callbacks that have files write them, each into a directory of its own under
+        `path`, which is made if there are any.
+        """
         for key, callback in keyed(self.callbacks).items():
             if type(callback).save is not Callback.save:
                 folder = path / quote(key, safe="")
@@ -337,11 +359,12 @@ class TrainLoop(NamedOptions):
                 callback.load(folder)
 
     def load_run_state(self, state: dict[str, Any]) -> None:
-        """Continue from a value of `run_state`. The run restores the random states, after the vessel.
+        """Continue from a value of `run_state`.
 
+        The run restores the random states, after the vessel.
         A callback or writer without a saved state starts anew. A saved state without its callback
-        or writer is named in a warning.
-        `should_stop` keeps its value: the caller decides whether a run continues.
+        or writer is named in a warning. `should_stop` keeps its value: the caller decides whether a
+        run continues.
         """
         self.current_iter = state["current_iter"]
         self.current_stage = state["current_stage"]

@@ -72,7 +72,9 @@ REPORT_SECONDS: Final = 10.0
 
 
 def base_name(name: str) -> str:
-    """Return the metric's name without its part: `gpu_device_percent` for `gpu_device_percent:0`."""
+    """Return the metric's name without its part: `gpu_device_percent` for
+    `gpu_device_percent:0`.
+    """
     return name.partition(":")[0]
 
 

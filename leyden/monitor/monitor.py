@@ -44,7 +44,7 @@ _COUNTERS = frozenset({"attempts_ended", "attempts_completed", "attempts_succeed
 _PROBE_SECONDS = 10.0
 """A store that has not replied by then is unreachable."""
 _ABANDON_SECONDS = 3600.0
-"""A worker that was silent for this long is no longer judged."""
+"""After this silence, a worker is no longer judged."""
 _UPSTREAM_SECONDS = 6 * REPORT_SECONDS
 """The age at which a gateway's samples expire."""
 _MOST_WORKERS = 10_000
@@ -118,7 +118,7 @@ class Watch:
         }
         """The age in seconds up to which each metric is kept, because a rule reads it."""
         self._series: dict[str | None, dict[str, deque[Point]]] = {None: {}}
-        """By subject and metric."""
+        """The points by subject and metric."""
         self._heartbeats: dict[str, tuple[float | None, float]] = {}
         """The last heartbeat of each worker by the store's clock, and when this watch saw it, by
         its own clock.
@@ -401,7 +401,9 @@ def _alert_sample(alert: Alert, now: float, value: float) -> Sample:
 
 
 def _directory_of(store: LightningStore) -> Path | None:
-    """Return the directory of the store's file, or None for a store without a file on this machine."""
+    """Return the directory of the store's file, or None for a store without a file on
+    this machine.
+    """
     scheme, _, path = store.url.partition("://")
     return Path(path).parent if scheme == "sqlite" else None
 

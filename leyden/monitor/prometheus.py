@@ -45,7 +45,7 @@ def metrics(store: LightningStore) -> Mapping[str, View]:
 
 
 async def exposition(store: LightningStore, requests: RequestMetrics) -> bytes:
-    """Return the whole page. Raise what the store raises."""
+    """Return the page of all metrics. Raise the store's errors."""
     now = time.time()
     statistics = await store.statistics()
     workers = list(await store.query_workers())

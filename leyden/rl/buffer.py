@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import CheckpointError, ConfigError
+from leyden.options import check_number
 from leyden.rl.batch import Array, Batch, allocate, copied, mapped, same_shape, select, stacked, write
 from leyden.utils.json import is_object
 
@@ -81,8 +82,8 @@ class RolloutBuffer:
         """size: the most transitions of one collect, over all environments; None: no limit but
         memory.
         """
-        if (size is not None and size < 1) or num_envs < 1:
-            raise ConfigError(f"a rollout buffer of size {size} for {num_envs} environments; both must be at least 1")
+        check_number("size", size, at_least=1, whole=True, or_none="no limit")
+        check_number("num_envs", num_envs, at_least=1, whole=True)
         self.size = size
         self.num_envs = num_envs
         self.capacity = -(-(_FIRST_SIZE if size is None else size) // num_envs)
@@ -309,7 +310,9 @@ class ReplayBuffer:
             self._latest = np.full(num_envs, -1, np.int64)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole buffer as copied arrays and numbers, which can be loaded without pickle."""
+        """Return the whole buffer as copied arrays and numbers, which can be loaded without
+        pickle.
+        """
         n = self._count
         return {
             "size": self.size,
@@ -356,7 +359,9 @@ class ReplayBuffer:
 
 
 def _check_size(size: int, num_envs: int) -> None:
-    if num_envs < 1 or size < 2 * num_envs:
+    check_number("size", size, at_least=1, whole=True)
+    check_number("num_envs", num_envs, at_least=1, whole=True)
+    if size < 2 * num_envs:
         raise ConfigError(
             f"a replay buffer of size {size} for {num_envs} environments; it needs room for 2 transitions of each at least"
         )

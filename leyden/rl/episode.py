@@ -1,5 +1,4 @@
-"""What vectorised environments report of their episodes: `EpisodeLost`, and to whom: an
-`EnvWriter`.
+"""`EpisodeLost`, an episode that a vectorised environment could not finish, and `EnvWriter`.
 
 A finished episode is described by `leyden.loop.EpisodeStats`.
 """

@@ -179,7 +179,7 @@ async def call_here(agent: Callable[[], Any]) -> Any:
     return agent()
 
 
-class LentThread:
+class CallingThread:
     """A thread that makes the calls that an event loop in another thread requests.
 
     Implements Debugger.

@@ -1,4 +1,4 @@
-"""Runs as data: what a run was started with, what it measured, how it ended.
+"""Runs as data: the configuration of a run, its metrics, and how it ended.
 
 Lives here: `Run`, which an algorithm reports to; the recorder, which writes a run's folder and its
 rows in the store; and the reader, which opens a running, finished or crashed run from either. The
@@ -10,10 +10,10 @@ stage), `failures.jsonl` (a line for each failed rollout), `run.log`, and beside
 keep: `store.sqlite`, `checkpoints/`, `model/`.
 
 To record something more about a run, add it to the configuration (`config.py`). To show something
-more, add it to `RunFigures`, which every reader of a run uses.
+more, add it to `RunMetrics`, which every reader of a run uses.
 """
 
-from leyden.runs.figures import RewardFigures, RunFigures
+from leyden.runs.metrics import RewardMetrics, RunMetrics
 from leyden.runs.reading import Failure, RecordedRun, RunState, list_runs, open_run
 from leyden.runs.run import Run
 from leyden.runs.summary import RunSummary
@@ -21,9 +21,9 @@ from leyden.runs.summary import RunSummary
 __all__ = [
     "Failure",
     "RecordedRun",
-    "RewardFigures",
+    "RewardMetrics",
     "Run",
-    "RunFigures",
+    "RunMetrics",
     "RunState",
     "RunSummary",
     "list_runs",

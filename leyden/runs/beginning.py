@@ -1,4 +1,6 @@
-"""Begin a run in a folder, or continue one: which folder, and whether the configuration is of the same run."""
+"""Begin a run in a folder, or continue one: which folder, and whether the configuration is of the
+same run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 _SHOWN_CHARACTERS = 80
 _PLACES = ("strategy", "n_runners", "concurrency", "versions", "git", "argv", "program", "store")
-"""Parts of the configuration that may differ from one process of a run to the next without a warning."""
+"""Parts of the configuration that may differ from one process of a run to the next without a
+warning."""
 
 
 def new_manifest(*, kind: str, name: str, config: dict[str, Any]) -> Manifest:
@@ -31,15 +34,15 @@ def new_manifest(*, kind: str, name: str, config: dict[str, Any]) -> Manifest:
 def begin_run(
     directory: Path | None, *, resume: bool = False, kind: str = "fit", name: str | None = None, config: dict[str, Any]
 ) -> tuple[Path, Manifest]:
-    """Return a run's folder and manifest: of a new run, or with `resume` of the one that is continued.
+    """Return a run's folder and manifest: of a new run, or with `resume` of the one that is
+    continued.
 
     directory: None makes a new folder under `.leyden/`. With `resume` it takes the newest run there
         that this program started with this algorithm.
 
     The folder of a new run exists afterwards; `run.json` is written when its recorder opens. A
-    difference of the data or of the options is logged.
-    Raises ConfigError for a folder that holds a run already, for a run to resume that is missing,
-    and for a run of another algorithm or model.
+    difference of the data or of the options is logged. Raises ConfigError for a folder that holds a
+    run already, for a run to resume that is missing, and for a run of another algorithm or model.
     """
     if resume:
         return _resumed(_newest(config, kind) if directory is None else directory, name, config)
@@ -63,20 +66,24 @@ def _resumed(directory: Path, name: str | None, config: dict[str, Any]) -> tuple
 
 
 def _newest(config: Mapping[str, Any], kind: str) -> Path:
-    """Return the newest run of this program and algorithm. Runs of an earlier format, which name neither, count as theirs."""
+    """Return the newest run of this program and algorithm.
+
+    A run of an earlier format names neither, and counts as one of them.
+    """
     runs = [run for run in list_runs() if run.record.kind == kind]
     if not runs:
         raise ConfigError(f"there is no run to resume in {RUNS.resolve()}; give run_dir=, or start one without resume")
     for run in runs:
-        theirs = run.record.config
-        if not theirs or (
-            _same_algorithm(_algorithm(theirs), _algorithm(config)) and theirs.get("program") == config.get("program")
+        recorded = run.record.config
+        if not recorded or (
+            _same_algorithm(_algorithm(recorded), _algorithm(config))
+            and recorded.get("program") == config.get("program")
         ):
             assert run.directory is not None
             return run.directory
-    theirs = runs[0].record.config
+    newest = runs[0].record.config
     raise ConfigError(
-        f"the newest run, {runs[0].directory}, was started by {_program(theirs)} with {_algorithm(theirs)}, and no run in "
+        f"the newest run, {runs[0].directory}, was started by {_program(newest)} with {_algorithm(newest)}, and no run in "
         f"{RUNS.resolve()} by {_program(config)} with {_algorithm(config)}; give run_dir= to continue a certain run"
     )
 
@@ -94,7 +101,10 @@ def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _same_algorithm(one: str | None, other: str | None) -> bool:
-    """Whether both name one class: a script's own class is `__main__.X` there and `script.X` where it is imported."""
+    """Return whether both import paths name one class.
+
+    A script's own class is `__main__.X` in the script and `script.X` where it is imported.
+    """
     if one is None or other is None or one == other:
         return one == other
     return "__main__" in (one.split(".")[0], other.split(".")[0]) and one.split(".")[-1] == other.split(".")[-1]
@@ -103,14 +113,15 @@ def _same_algorithm(one: str | None, other: str | None) -> bool:
 def _compare(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if not before:  # an earlier format
         return
-    theirs, ours = _algorithm(before), _algorithm(now)
-    if not _same_algorithm(theirs, ours):
+    recorded, given = _algorithm(before), _algorithm(now)
+    if not _same_algorithm(recorded, given):
         raise ConfigError(
-            f"the run in {directory} was started with the algorithm {theirs}, not with {ours}; resume it with its own "
+            f"the run in {directory} was started with the algorithm {recorded}, not with {given}; resume it with its own "
             "algorithm, or start a new run without resume"
         )
     model, other = before.get("model"), now.get("model")
-    if model and other and not _same_model(model, other):
+    identity = "digest" if model and other and model.get("digest") and other.get("digest") else "name"
+    if model and other and model[identity] != other[identity]:
         raise ConfigError(
             f"the run in {directory} trains the model {model['name']}{_digest(model)}, not {other['name']}{_digest(other)}; "
             "resume it with its own model, or start a new run without resume"
@@ -123,12 +134,6 @@ def _compare(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any])
         logger.info("the run in %s goes on with another %s than before", directory, ", ".join(places))
 
 
-def _same_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    if one.get("digest") and other.get("digest"):
-        return one["digest"] == other["digest"]
-    return one["name"] == other["name"]
-
-
 def _digest(model: Mapping[str, Any]) -> str:
     return f" ({model['digest']})" if model.get("digest") else ""
 
@@ -138,9 +143,9 @@ def _changes(prefix: str, before: Any, now: Any) -> list[str]:
     if before == now:
         return []
     if isinstance(before, Mapping) and isinstance(now, Mapping):
-        theirs, ours = cast("Mapping[str, Any]", before), cast("Mapping[str, Any]", now)
-        names = dict.fromkeys([*theirs, *ours])
-        return [change for each in names for change in _changes(f"{prefix}{each}.", theirs.get(each), ours.get(each))]
+        old, new = cast("Mapping[str, Any]", before), cast("Mapping[str, Any]", now)
+        names = dict.fromkeys([*old, *new])
+        return [change for each in names for change in _changes(f"{prefix}{each}.", old.get(each), new.get(each))]
     return [f"{prefix.rstrip('.')} {_shown(before)} -> {_shown(now)}"]
 
 

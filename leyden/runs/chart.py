@@ -63,7 +63,8 @@ def draw_text(series: Sequence[Series], *, width: int = 80, height: int = 12) ->
     """
     series = _finite(series)
     frame = _frame(series)
-    labels = {row: figure(_at(frame.high, frame.low, row / max(1, height - 1)), 3) for row in _label_rows(height)}
+    labelled = sorted({0, (height - 1) // 2, height - 1})
+    labels = {row: figure(_at(frame.high, frame.low, row / max(1, height - 1)), 3) for row in labelled}
     margin = max(len(label) for label in labels.values())
     columns = max(10, max(30, width) - margin - 2)
     rows = _braille(series[0], frame, columns, height) if len(series) == 1 else _marks(series, frame, columns, height)
@@ -76,10 +77,6 @@ def draw_text(series: Sequence[Series], *, width: int = 80, height: int = 12) ->
         legend = "   ".join(f"{_marker(number)} {each.name}" for number, each in enumerate(series))
         lines.append(f"{'':>{margin}}  {legend}")
     return [line.rstrip() for line in lines]
-
-
-def _label_rows(height: int) -> list[int]:
-    return sorted({0, (height - 1) // 2, height - 1})
 
 
 def _at(start: float, end: float, share: float) -> float:

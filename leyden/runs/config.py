@@ -31,7 +31,7 @@ _SECRET_NAMES = r"pass(?:word|wd|phrase)?|pgpassword|secret|token|api_?key|key|c
 _SECRET = re.compile(rf"(?:^|[_.-])(?:{_SECRET_NAMES}|passwords|secrets|api_?keys|(?:access|auth)_tokens)$", re.I)
 _SECRET_IN_CAMEL_CASE = re.compile(r"[a-z](?:Passw(?:or)?d|Secret|Token|Key|Credentials?)$")
 _KEY = re.compile(r"\b(?:sk-(?!leyden-)[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[A-Z0-9]{12,})")
-"""A key that its form gives away, whatever it is called."""
+"""Keys whose form shows that they are secret, under any name."""
 _LONGEST_TEXT = 500
 _MOST_ITEMS = 100
 _DEEPEST = 6
@@ -67,13 +67,18 @@ _PACKAGES = (
 
 
 def import_path(thing: object) -> str:
-    """Return `module.name` of a class or function, or of an object's class; a script's own names keep `__main__`."""
+    """Return `module.name` of a class or function, or of an object's class; a script's own names
+    keep `__main__`.
+    """
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', '?')}"
 
 
 def describe(value: Any, *, depth: int = 0) -> Any:
-    """Return the value as JSON that a person can read, without secrets. Objects become their class and its arguments."""
+    """Return the value as JSON that a person can read, without secrets.
+
+    Objects become their class and its arguments.
+    """
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -110,7 +115,10 @@ def _is_secret(name: str) -> bool:
 
 
 def _hidden(value: Any) -> Any:
-    """Return what is recorded of a secret. Numbers and switches, such as `key=3`, are none."""
+    """Return the recorded form of a secret.
+
+    Numbers and switches, such as `key=3`, are no secrets.
+    """
     return value if value is None or isinstance(value, bool | int | float) else HIDDEN if value else ""
 
 
@@ -144,9 +152,11 @@ def describe_model(model: Any) -> dict[str, Any]:
 
 
 def weights_of(model: Any) -> tuple[int, int] | None:
-    """Return how many weights of a model are trained, and how many it has; None if unknown before it is loaded.
+    """Return how many weights of a model are trained, and how many it has; None if unknown before
+    it is loaded.
 
-    model: a folder, a hub name (unknown), or a model object, whose frozen parameters are not trained.
+    model: a folder, a hub name (unknown), or a model object, whose frozen parameters are not
+        trained.
     """
     if isinstance(model, str | Path):
         folder = Path(model)
@@ -161,7 +171,9 @@ def weights_of(model: Any) -> tuple[int, int] | None:
 
 
 def _n_weights(folder: Path) -> int | None:
-    """Return how many weights the folder's safetensors files declare in their headers; None without such files."""
+    """Return how many weights the folder's safetensors files declare in their headers; None without
+    such files.
+    """
     n: int | None = None
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -219,7 +231,9 @@ def _as_json(value: Any) -> Any:
 
 
 def describe_program() -> dict[str, Any]:
-    """Return the program, its arguments, the versions of the installed packages that matter, and the git commit."""
+    """Return the program, its arguments, the versions of the installed packages that matter, and
+    the git commit.
+    """
     return {
         "program": _program(),
         "argv": _without_secrets(sys.argv),
@@ -268,7 +282,11 @@ def _git_commit() -> str | None:
 
 @cache
 def git_is_dirty() -> bool | None:
-    """Whether tracked files of the repository differ from its commit; None outside a repository. May take a while in a large one."""
+    """Return whether tracked files of the repository differ from its commit; None outside a
+    repository.
+
+    May take a while in a large one.
+    """
     status = _git("status", "--porcelain", "--untracked-files=no")
     return None if status is None else bool(status)
 

@@ -20,7 +20,7 @@ from leyden.utils.figures import duration, figure, one_line, shortened
 from leyden.utils.text import storable
 
 if TYPE_CHECKING:
-    from leyden.runs.figures import RewardFigures
+    from leyden.runs.metrics import RewardMetrics
     from leyden.runs.run import Run
     from leyden.runs.summary import RunSummary
 
@@ -29,7 +29,7 @@ _SHOWN_REASONS = 5
 _REASON_CHARACTERS = 300
 _RUNS = Path(".leyden")
 _WIDTH = 120
-"""Columns where there is no terminal."""
+"""The columns of output that does not go to a terminal."""
 
 
 def _terminal_width() -> int:
@@ -106,11 +106,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def closing_summary(summary: RunSummary, width: int | None = None) -> str:
     """Return what a run did, in a few lines.
 
-    They say how it ended, its rollouts and why some failed, its reward with a small curve, the reward of its
-    validations, and where everything is.
+    They say how it ended, its rollouts and why some failed, its reward with a small curve, the
+    reward of its validations, and where everything is.
 
-    width: columns; paths and commands are never broken. None: the width of the terminal that standard
-        error is; 120 if it is none.
+    width: columns; paths and commands are never broken. None: the width of the terminal that
+        standard error is; 120 if it is none.
     """
     width = width or _terminal_width()
     lines: list[str] = []
@@ -192,7 +192,7 @@ def _result(summary: RunSummary) -> str:
         return f"a {type(summary.result).__name__}, whose __repr__ raised {type(error).__name__}"
 
 
-def _reward(reward: RewardFigures) -> str:
+def _reward(reward: RewardMetrics) -> str:
     if len(reward.values) < 2:
         return figure(reward.last)
     return (
@@ -202,7 +202,9 @@ def _reward(reward: RewardFigures) -> str:
 
 
 def _validation(summary: RunSummary) -> str:
-    """Return the rewards of the validations; empty without one, and if they are shown as the reward already."""
+    """Return the rewards of the validations; empty without one, and if they are shown as the reward
+    already.
+    """
     reward = summary.val_reward
     if reward is None or reward == summary.reward:
         return ""
@@ -220,7 +222,7 @@ def commands(directory: Path) -> tuple[str, str]:
     return f"leyden show {shlex.quote(name)}", f"leyden plot {shlex.quote(name)}"
 
 
-def _curve(reward: RewardFigures | None) -> str:
+def _curve(reward: RewardMetrics | None) -> str:
     """Return the rewards as an SVG polyline, without text."""
     values = () if reward is None else reward.values[:: max(1, len(reward.values) // 300)]
     points = [(index, value) for index, value in enumerate(values) if math.isfinite(value)]

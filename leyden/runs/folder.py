@@ -28,7 +28,7 @@ from leyden.utils.atomic import private_directory, write_file
 from leyden.utils.figures import one_line
 
 RUNS = Path(".leyden")
-"""Where runs are kept by default, relative to the current folder."""
+"""The default directory of runs, relative to the current folder."""
 MANIFEST = "run.json"
 METRICS = "metrics.jsonl"
 FAILURES = "failures.jsonl"
@@ -49,7 +49,7 @@ _PREVIOUS_CAUSE = "recorded by an earlier version of Leyden, which did not note 
 
 
 def store_path(directory: Path) -> Path:
-    """The store's file in a run directory."""
+    """Return the path of the store's file in a run directory."""
     return directory / "store.sqlite"
 
 
@@ -102,7 +102,10 @@ class Manifest:
         return replace(self, host=socket.gethostname(), pid=pid, process_start_time=_start_time_of(pid))
 
     def write(self, directory: Path) -> None:
-        """Make the folder if it is missing and write `run.json` whole. Raises ConfigError if that is not possible."""
+        """Make the folder if it is missing and write `run.json` whole.
+
+        Raises ConfigError if that is not possible.
+        """
         content = {
             "format": _FORMAT,
             **self.record.model_dump(mode="json", exclude={"config", "last_heartbeat_time"}),
@@ -136,7 +139,10 @@ def _start_time_of(pid: int) -> float:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Return what `run.json` in this folder says. Raises ConfigError if the file is missing, damaged or too new."""
+    """Return what `run.json` in this folder says.
+
+    Raises ConfigError if the file is missing, damaged or too new.
+    """
     path = directory / MANIFEST
     try:
         read: Any = json.loads(path.read_text(encoding="utf-8"))

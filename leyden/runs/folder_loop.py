@@ -27,25 +27,33 @@ class FolderWriter(LogWriter):
         return {}
 
     def write(self, row: Row) -> None:
-        """Add the row; after the run has ended too, for a test of what was trained."""
+        """Add the row. A test of the trained policy adds one after the run has ended."""
         assert isinstance(row, MetricsRow)
         self._folder.add_row(row)
 
 
 class FolderCallback(Callback):
-    """Removes the rows after the checkpoint at which the loop goes on, because the loop makes them again."""
+    """Removes the rows after the checkpoint at which the loop goes on, because the loop makes them
+    again.
+    """
 
     def __init__(self, folder: FolderRecorder) -> None:
         self._folder = folder
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
-        """The counters are restored already; 0 means that there was no checkpoint."""
+        """Cut the rows after the restored iteration.
+
+        An iteration of 0 means that there was no checkpoint.
+        """
         self._folder.cut_rows(after_iteration=loop.current_iter or -1)
 
 
 @contextlib.contextmanager
 def recording(folder: FolderRecorder) -> Generator[None]:
-    """Keep the folder open during a run, and record its failure. The block closes it when the run has not failed."""
+    """Keep the folder open during a run, and record its failure.
+
+    The block closes it when the run has not failed.
+    """
     folder.open()
     try:
         yield

@@ -1,11 +1,11 @@
-"""`RunLog`: the lines of the `leyden` logger in the run's folder, without a change of what the user sees.
+"""`RunLog`: the lines of the `leyden` logger in the run's folder, without a change of what the user
+sees.
 
 Records from INFO on go to the file. If the user's level is higher, the logger is set to INFO while
-the run lasts, and a filter keeps the lower records from all handlers that were there before.
-A program without any handler sees warnings on standard error, as Python shows them by itself where
-no file is written.
-A logger whose name ends in `.details` keeps the user's level: its records are too many for a file
-that every run writes.
+the run lasts, and a filter keeps the lower records from all handlers that were there before. A
+program without any handler sees warnings on standard error, as Python shows them by itself where no
+file is written. A logger whose name ends in `.details` keeps the user's level: its records are too
+many for a file that every run writes.
 """
 
 from __future__ import annotations
@@ -52,12 +52,16 @@ class RunLog:
             _Lowered.release()
 
     def _is_ours(self, record: logging.LogRecord) -> bool:
-        """Whether the record may be of this run: it is, unless it was logged in the context of another."""
+        """Return whether the record belongs to this run, as all do that no other run's context
+        logged.
+        """
         return current_run_id.get() in (None, self._run_id)
 
 
 class _Lowered:
-    """The logger at INFO, whose other handlers see only what they saw before; one for all runs of the process."""
+    """The logger at INFO, whose other handlers see only what they saw before; one for all runs of
+    the process.
+    """
 
     _lock = threading.Lock()
     _holders = 0
@@ -121,7 +125,9 @@ def _loggers() -> Iterator[logging.Logger]:
 
 
 def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
-    """Yield the handlers that records of `leyden` reach: its own, its children's, and those of the loggers above it."""
+    """Yield the handlers that records of `leyden` reach: its own, its children's, and those of the
+    loggers above it.
+    """
     seen: set[int] = set()
     ancestors: list[logging.Logger] = []
     above: logging.Logger | None = logger

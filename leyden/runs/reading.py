@@ -21,8 +21,8 @@ from leyden.errors import ConfigError
 from leyden.loop import MetricsRow, Stage
 from leyden.loop.metrics import ROW_FIELDS
 from leyden.redaction import redact
-from leyden.runs.figures import RunFigures, figures_of, in_order
 from leyden.runs.folder import FAILURES, LOG, MANIFEST, METRICS, RUNS, Manifest, RunState, read_manifest, store_path
+from leyden.runs.metrics import RunMetrics, in_order, metrics_of
 from leyden.store import LightningStore, open_store
 from leyden.types import AttemptedRollout, Rollout, failure_reason
 from leyden.types.run import RunRecord
@@ -36,7 +36,7 @@ class Failure:
 
     rollout_id: str
     attempt_id: str | None
-    """None: the rollout ended before its first attempt."""
+    """The attempt's id; None if the rollout ended before its first attempt."""
     reason_kind: str | None
     """The kind of failure as the runner names it; None if it named none."""
     reason: str
@@ -44,7 +44,8 @@ class Failure:
     """Unix seconds."""
     mode: str | None = None
     iteration: int | None = None
-    """The training iteration that the rollout was for, counted from 1 as in the metrics; None if unknown."""
+    """The training iteration that the rollout was for, counted from 1 as in the metrics; None if
+    unknown."""
 
 
 class RecordedRun(ABC):
@@ -73,7 +74,9 @@ class RecordedRun(ABC):
 
     @abstractmethod
     def metrics(self, stage: Stage | None = None) -> list[MetricsRow]:
-        """Return the rows of all stages, or of one, in order of iterations; `val 0` comes before `train 1`."""
+        """Return the rows of all stages, or of one, in order of iterations; `val 0` comes before
+        `train 1`.
+        """
 
     @abstractmethod
     def failures(self) -> list[Failure]:
@@ -81,14 +84,15 @@ class RecordedRun(ABC):
 
     @abstractmethod
     def open_store(self) -> LightningStore:
-        """Return the run's store, to be used in `async with`: a file read-only, a server through a client.
+        """Return the run's store, to be used in `async with`: a file read-only, a server through a
+        client.
 
         Raises ConfigError if the store cannot be found.
         """
 
-    def figures(self) -> RunFigures:
-        """Return the figures of the rows that are recorded now."""
-        return figures_of(self.metrics())
+    def summary_metrics(self) -> RunMetrics:
+        """Return the rewards and counts of the rows that are recorded now."""
+        return metrics_of(self.metrics())
 
 
 class _FolderRun(RecordedRun):
@@ -202,7 +206,9 @@ def open_run(source: str | Path, *, run_id: str | None = None) -> RecordedRun:
             raise ConfigError(f"there is no run in {RUNS.resolve()}; start one, or give a run's folder")
         return runs[0]
     found = [run for run in runs if str(source) in (run.record.name, run.record.run_id)]
-    found = found or [run for run in runs if _begins(run.record, str(source))]
+    if source and not found:
+        names = ((run, run.record.name, run.record.run_id) for run in runs)
+        found = [run for run, name, run_id in names if name.startswith(str(source)) or run_id.startswith(str(source))]
     if len(found) == 1:
         return found[0]
     if found:
@@ -228,7 +234,9 @@ def _open_to_read(source: str | Path) -> LightningStore:
 
 
 def _read(source: str | Path, query: Callable[[LightningStore], Awaitable[T]]) -> T:
-    """Return the result of one query of a store, from synchronous code, also where an event loop runs in this thread."""
+    """Return the result of one query of a store, from synchronous code, also where an event loop
+    runs in this thread.
+    """
 
     async def work() -> T:
         async with _open_to_read(source) as store:
@@ -239,7 +247,10 @@ def _read(source: str | Path, query: Callable[[LightningStore], Awaitable[T]]) -
 
 
 def list_runs(root: Path = RUNS) -> list[RecordedRun]:
-    """Return the runs in the folders of `root`, the one that was started last first. Folders with a damaged `run.json` are left out."""
+    """Return the runs in the folders of `root`, the one that was started last first.
+
+    Folders with a damaged `run.json` are left out.
+    """
     runs: list[RecordedRun] = []
     for manifest in root.glob(f"*/{MANIFEST}"):
         try:
@@ -247,10 +258,6 @@ def list_runs(root: Path = RUNS) -> list[RecordedRun]:
         except ConfigError:
             continue
     return sorted(runs, key=lambda run: run.record.start_time, reverse=True)
-
-
-def _begins(record: RunRecord, beginning: str) -> bool:
-    return bool(beginning) and (record.name.startswith(beginning) or record.run_id.startswith(beginning))
 
 
 def _offer(runs: Iterable[RecordedRun]) -> str:
@@ -262,7 +269,10 @@ def _offer(runs: Iterable[RecordedRun]) -> str:
 
 
 def read_rows(path: Path) -> list[MetricsRow]:
-    """Return the rows of a `metrics.jsonl` in the order of the run. Of two rows of one stage and iteration, the later one counts."""
+    """Return the rows of a `metrics.jsonl` in the order of the run.
+
+    Of two rows of one stage and iteration, the later one counts.
+    """
     rows: list[MetricsRow] = []
     for number, line in _lines(path):
         try:
@@ -275,7 +285,10 @@ def read_rows(path: Path) -> list[MetricsRow]:
 
 
 def read_failures(path: Path) -> list[Failure]:
-    """Return the lines of a `failures.jsonl`. Fields that a later version may have added are left out."""
+    """Return the lines of a `failures.jsonl`.
+
+    Fields that a later version may have added are left out.
+    """
     known = {field.name for field in fields(Failure)}
     failures: list[Failure] = []
     for number, line in _lines(path):

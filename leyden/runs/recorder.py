@@ -90,13 +90,19 @@ class RunRecorder:
         self._tasks.append(asyncio.create_task(self._watch()))
 
     def begin_algorithm(self, *, resume: bool) -> None:
-        """The algorithm begins its work; again after a restart. With `resume`, it goes on from its own state."""
+        """Record that the algorithm begins its work, at first or after a restart.
+
+        resume: the algorithm continues from its own state.
+        """
         self._end_reported(None)
         self._cut_at_first_report, self._own_loop = resume, None
         self._began_at = time.monotonic()
 
     async def close(self, status: RunStatus, cause: str | None = None) -> None:
-        """Record how the run has ended. The folder comes first, because the store may be what failed."""
+        """Record how the run has ended.
+
+        The folder comes first, because the store may be what failed.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -118,14 +124,17 @@ class RunRecorder:
 
     @property
     def rows(self) -> list[MetricsRow]:
-        """The rows of the run so far, those of earlier processes included, in the order in which they were reported."""
+        """The rows of the run so far in the order of their reports, earlier processes included."""
         with self._lock:
             return list(self._rows)
 
     # ---- what the algorithm reports ------------------------------------------------------------------------------------
 
     def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
-        """Record the metrics of a stage. Raises ConfigError if the algorithm has a loop, which reports its stages."""
+        """Record the metrics of a stage.
+
+        Raises ConfigError if the algorithm has a loop, which reports its stages.
+        """
         if self._own_loop is not None:
             raise ConfigError(
                 "Run.report is for algorithms that own their loop; an IterativeAlgorithm returns its metrics from step and validate"
@@ -182,7 +191,10 @@ class RunRecorder:
         self._mirror.add(row)
 
     def follow(self, loop: TrainLoop) -> None:
-        """Take the algorithm's own loop, which begins now. Rows after its checkpoint are removed, because it makes them again."""
+        """Take the algorithm's own loop, which begins now.
+
+        Rows after its checkpoint are removed, because it makes them again.
+        """
         self._own_loop = loop
         self._cut(after_iteration=loop.current_iter or -1)  # 0: there was no checkpoint
 
@@ -199,7 +211,9 @@ class RunRecorder:
     # ---- failures ------------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Look for failures after each row, and every ten seconds; show the store that the run lives."""
+        """Look for failures after each row, and every ten seconds; show the store that the run
+        lives.
+        """
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
@@ -212,7 +226,10 @@ class RunRecorder:
                 await self._mirror.beat()
 
     async def _look_for_failures(self) -> None:
-        """Record the rollouts that have failed since the last look. The cost grows with their number alone."""
+        """Record the rollouts that have failed since the last look.
+
+        The cost grows with their number alone.
+        """
         async with self._looking:
             self._looked_at = time.monotonic()
             if self._folder is None:
@@ -244,7 +261,10 @@ class RunRecorder:
 
 
 class _Mirror:
-    """The store's rows of a run. What is to be written waits here until the trainer's event loop takes it to the store."""
+    """The store's rows of a run.
+
+    What is to be written waits here until the trainer's event loop takes it to the store.
+    """
 
     def __init__(self, store: LightningStore, run_id: str) -> None:
         self._store, self._run_id = store, run_id
@@ -291,10 +311,10 @@ class _Mirror:
             self._loop.call_soon_threadsafe(self.news.set)
 
     async def flush(self) -> None:
-        """Write what is pending; points that wait together are one call.
+        """Write the pending rows, with points that wait together in one call.
 
-        What the store did not take, because it failed or because the call was cancelled, stays
-        pending. Writing it again is harmless.
+        Rows that the store did not take, because it failed or the call was cancelled, stay pending.
+        Writing them again is harmless.
         """
         async with self._writing:
             while taken := self._first_pending():
@@ -312,7 +332,10 @@ class _Mirror:
             return self._pending[: max(1, cut) if cut is not None else None]
 
     async def _add(self, points: list[MetricPoint]) -> None:
-        """Write the points. Leave out a point that stores refuse, such as one with a line break in its name."""
+        """Write the points.
+
+        Leave out a point that stores refuse, such as one with a line break in its name.
+        """
         if not points:
             return
         try:
@@ -327,13 +350,13 @@ class _Mirror:
                 logger.warning("the store does not take a metric of the run (%s); its folder has it", error)
 
     async def beat(self) -> None:
-        """Show the store that the run lives, if it has not been told for a while."""
+        """Send the store a heartbeat of the run, if the last one is old."""
         if time.monotonic() - self._touched_at >= HEARTBEAT_SECONDS:
             self._touched_at = time.monotonic()
             await self._store.update_run(self._run_id)
 
     async def end(self, record: RunRecord) -> None:
-        """Write what is left, and how the run has ended."""
+        """Write the remaining rows, and how the run has ended."""
         with self.reporting_errors():
             await self.flush()
             await self._store.update_run(self._run_id, status=record.status, cause=record.cause, config=record.config)

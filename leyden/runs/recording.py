@@ -1,5 +1,6 @@
-"""`FolderRecorder`: writes a run's folder while the run lives. It needs no event loop and knows no store.
+"""`FolderRecorder`: writes a run's folder while the run lives.
 
+It needs no event loop and knows no store.
 Rows and failures are appended as they come, so a kill loses none that was written. A thread touches
 `run.json` every ten seconds to show that the run lives.
 """
@@ -32,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 class FolderRecorder:
-    """Keeps `run.json`, `metrics.jsonl`, `failures.jsonl` and `run.log` of one run, from `open` to `close`.
+    """Keeps `run.json`, `metrics.jsonl`, `failures.jsonl` and `run.log` of one run, from `open` to
+    `close`.
 
     directory: exists already and holds `run.json`.
     """
@@ -49,7 +51,10 @@ class FolderRecorder:
         """Held while `run.json` is written."""
 
     def open(self) -> None:
-        """Note that the run is under way in this process, and open its files. Rows of an earlier process stay."""
+        """Note that the run is under way in this process, and open its files.
+
+        Rows of an earlier process stay.
+        """
         record = self.manifest.record
         record.status, record.end_time, record.cause = "running", None, None
         self._write_manifest()
@@ -59,7 +64,10 @@ class FolderRecorder:
         self._heart.start()
 
     def close(self, status: RunStatus, cause: str | None = None) -> None:
-        """Note how the run has ended, and close its files. Safe to repeat; the first call counts."""
+        """Note how the run has ended, and close its files.
+
+        Safe to repeat; the first call counts.
+        """
         with self._lock:  # the heartbeat writes nothing after it
             if self._ended.is_set():
                 return
@@ -80,7 +88,9 @@ class FolderRecorder:
         return read_rows(self.directory / METRICS)
 
     def add_row(self, row: MetricsRow) -> None:
-        """Append a row; one that has its stage and iteration already takes its place when the file is read."""
+        """Append a row; one that has its stage and iteration already takes its place when the file
+        is read.
+        """
         if self._ended.is_set():
             with _appending(self.directory / METRICS) as file:
                 _append(file, row.flat())
@@ -141,15 +151,10 @@ def _appending(path: Path) -> IO[str]:
     """Open a file of lines to add to it, without the line that a kill has cut in half."""
     file = path.open("a+", encoding="utf-8", newline="")
     size = file.seek(0, os.SEEK_END)
-    if size and (end := _end_of_last_line(path)) < size:
+    if size and (end := path.read_bytes().rfind(b"\n") + 1) < size:
         file.truncate(end)
         file.seek(0, os.SEEK_END)
     return file
-
-
-def _end_of_last_line(path: Path) -> int:
-    with path.open("rb") as file:
-        return file.read().rfind(b"\n") + 1
 
 
 def _append(file: IO[str] | None, content: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ class ReportedLoop(TrainLoop):
         self._hook("on_fit_start")
 
     def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
-        """Write a row. Raises InvalidMetrics for a value that is no metric."""
+        """Write a row. Raise InvalidMetrics for a value that is no metric."""
         if stage not in ("train", "val", "test"):
             raise ConfigError(f"stage is {stage!r}; possible: 'train', 'val', 'test'")
         if iteration is not None and (type(iteration) is not int or iteration < 0):

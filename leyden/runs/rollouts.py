@@ -1,4 +1,6 @@
-"""The rollouts of a recorded run, for people who look: counts, failures in groups, the best and the worst."""
+"""The rollouts of a recorded run, for people who look: counts, failures in groups, the best and the
+worst.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ class ScoredRollout:
 
 
 def group_failures(failures: Iterable[Failure]) -> list[FailureGroup]:
-    """Return the failures by reason, the most frequent first. Ids of rollouts and attempts do not tell reasons apart."""
+    """Return the failures by reason, the most frequent first.
+
+    Ids of rollouts and attempts do not tell reasons apart.
+    """
     groups: dict[tuple[str | None, str], list[Failure]] = {}
     for failure in failures:
         groups.setdefault((failure.reason_kind, _without_ids(failure)), []).append(failure)
@@ -56,7 +61,9 @@ def _without_ids(failure: Failure) -> str:
 
 
 async def count_by_status(run: RecordedRun, store: LightningStore) -> dict[str, int]:
-    """Return how many rollouts of the run the store holds, by status; statuses without any are left out."""
+    """Return how many rollouts of the run the store holds, by status; statuses without any are left
+    out.
+    """
     if _has_the_store_for_itself(run):
         found = dict((await store.statistics())["rollouts_by_status"])
     else:
@@ -68,7 +75,9 @@ async def count_by_status(run: RecordedRun, store: LightningStore) -> dict[str, 
 
 
 async def failures_of(run: RecordedRun, store: LightningStore | None) -> list[Failure]:
-    """Return the run's failures: those in its folder, else the failed rollouts that the store still holds."""
+    """Return the run's failures: those in its folder, else the failed rollouts that the store still
+    holds.
+    """
     if (recorded := run.failures()) or store is None:
         return recorded
     return [failure_of(rollout) async for page in _pages(run, store, ["failed"]) for rollout in page]
@@ -95,7 +104,10 @@ async def scored_rollouts(
 
 
 async def find_rollout(run: RecordedRun, store: LightningStore, beginning: str) -> Rollout:
-    """Return the rollout with this id, or the only one whose id contains the text. Raises ConfigError otherwise."""
+    """Return the rollout with this id, or the only one whose id contains the text.
+
+    Raises ConfigError otherwise.
+    """
     run_id = None if _has_the_store_for_itself(run) else run.record.run_id
     exact = await store.query_rollouts(rollout_id_in=[beginning], run_id=run_id)
     found = exact or await store.query_rollouts(rollout_id_contains=beginning, run_id=run_id, limit=_OFFERED + 1)
@@ -113,8 +125,8 @@ async def find_rollout(run: RecordedRun, store: LightningStore, beginning: str) 
 async def latest_resources(run: RecordedRun, store: LightningStore) -> ResourcesUpdate | None:
     """Return the resources that the run published last; None if there are none.
 
-    A store that several runs share does not tell whose resources they are: there, those of the run's
-    newest rollout.
+    A store that several runs share does not tell whose resources they are: there, those of the
+    run's newest rollout.
     """
     if _has_the_store_for_itself(run):
         return await store.get_latest_resources()
@@ -135,5 +147,7 @@ async def _pages(
 
 
 def _has_the_store_for_itself(run: RecordedRun) -> bool:
-    """Return whether every rollout in the store is the run's: a store file in the run's own folder."""
+    """Return whether every rollout in the store is the run's: a store file in the run's
+    own folder.
+    """
     return run.directory is not None and (run.directory / "store.sqlite").exists()

@@ -1,4 +1,4 @@
-"""`Run`: what an algorithm is given of the run that it works for."""
+"""`Run`: the run that an algorithm works for, as the algorithm sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leyden.loop import Callback, LogWriter, Metrics, Stage
 
 
 class Reports(Protocol):
-    """Takes what a run reports; `RunRecorder` is the one that ships."""
+    """Receives an algorithm's reports. `RunRecorder` is the shipped implementation."""
 
     def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
         """Record the metrics of a stage."""
@@ -22,7 +22,9 @@ class Reports(Protocol):
         ...
 
     def loop_callbacks(self) -> Sequence[Callback]:
-        """Return the callbacks of an algorithm that has a `TrainLoop`; asking means that the loop reports."""
+        """Return the callbacks of an algorithm that has a `TrainLoop`; asking means that the loop
+        reports.
+        """
         ...
 
     def loop_writers(self) -> Sequence[LogWriter]:
@@ -35,7 +37,8 @@ class Run:
     """A run, as its algorithm sees it: names, places, and two methods that report to the user."""
 
     run_id: str
-    """Names the run. The ids of its rollouts are derived from it, so that a resumed run finds its own rollouts."""
+    """Names the run. The ids of its rollouts are derived from it, so that a resumed run finds its
+    own rollouts."""
     directory: Path | None = None
     """The run's folder; None: the run keeps nothing beside its store."""
     resume: bool = False
@@ -46,14 +49,15 @@ class Run:
     """Takes the reports; None: reports are dropped."""
 
     def report(self, metrics: Metrics, *, stage: Stage = "train", iteration: int | None = None) -> None:
-        """Record the metrics of a stage: in the folder, in the store, in the loggers, on the screen.
+        """Record the metrics of a stage: in the folder, in the store, in the loggers, on the
+        screen.
 
         metrics: names to numbers or short texts. The curve and the summary show `reward`.
         iteration: finished iterations, 1 after the first. None: one more than the last that was
             reported; for `val` and `test`, the last of `train`. A row that was reported before is
             replaced.
-        May be called from any thread. Does nothing for a run without a recorder.
-        Raises InvalidMetrics for a value that is no metric.
+        May be called from any thread. Does nothing for a run without a recorder. Raises
+        InvalidMetrics for a value that is no metric.
         """
         if self.recorder is not None:
             self.recorder.report(metrics, stage=stage, iteration=iteration)

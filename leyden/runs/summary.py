@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from leyden.loop import MetricValue
 from leyden.runs.display import closing_summary, summary_html
-from leyden.runs.figures import RewardFigures
+from leyden.runs.metrics import RewardMetrics
 from leyden.store.base import LightningStore
 from leyden.types import RolloutStatus, failure_reason
 
@@ -32,9 +32,10 @@ class RunSummary:
     """Rollouts that retention removed from the store while `fit` ran."""
     stopped: str | None = None
     """Why the run ended before the algorithm did; None if the algorithm has done its work."""
-    reward: RewardFigures | None = None
-    """The rewards of the training stages, or of the validations if there was no training; None without rewards."""
-    val_reward: RewardFigures | None = None
+    reward: RewardMetrics | None = None
+    """The rewards of the training stages, or of the validations if there was no training; None
+    without rewards."""
+    val_reward: RewardMetrics | None = None
     """The rewards of the validations; None without rewards there."""
     metrics: dict[str, MetricValue] = field(default_factory=dict[str, MetricValue])
     """The metrics of the last row that was reported."""

@@ -1,15 +1,16 @@
-"""Record what an agent does, in the right attempt: traces, where their spans come from, and their way to the store.
+"""Record what an agent does, in the right attempt: traces, where their spans come from, and their
+way to the store.
 
-`Tracer.trace_context` opens a `Trace`, which is a context variable; `OtelTracer` collects OpenTelemetry's spans, `AgentOpsTracer` and
-`WeaveTracer` what these make of an agent's calls (both are optional), `DummyTracer` only what the agent's code emits. It knows the store's
-protocol and no runner, agent or model. For a new source of spans see `base.py`; for other processes `carry.py`.
+`Tracer.trace_context` opens a `Trace`, which is a context variable; `OtelTracer` collects
+OpenTelemetry's spans, `AgentOpsTracer` and `WeaveTracer` what these make of an agent's calls (both
+are optional), `DummyTracer` only what the agent's code emits. It knows the store's protocol and no
+runner, agent or model. For a new source of spans see `base.py`; for other processes `carry.py`.
 """
 
 from leyden.tracer.agentops import AgentOpsTracer
-from leyden.tracer.base import Tracer
+from leyden.tracer.base import DummyTracer, Tracer
 from leyden.tracer.context import TraceContext
 from leyden.tracer.current import active_trace, current_trace
-from leyden.tracer.dummy import DummyTracer
 from leyden.tracer.otel import LightningSpanProcessor, OtelTracer, from_readable_span
 from leyden.tracer.trace import (
     LOCAL,

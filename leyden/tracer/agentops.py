@@ -1,8 +1,9 @@
 """`AgentOpsTracer`: what AgentOps instruments, recorded here instead of at AgentOps.
 
-AgentOps's instrumentation and decorators make OpenTelemetry spans, which are collected as `OtelTracer` collects any. Its client, which asks
-for a key and sends to agentops.ai, is never started: while a trace is open `agentops.init()` does nothing. AgentOps is looked for when a
-tracer is made, and not imported otherwise (extra `agentops`).
+AgentOps's instrumentation and decorators make OpenTelemetry spans, which are collected as
+`OtelTracer` collects any. Its client, which asks for a key and sends to agentops.ai, is never
+started: while a trace is open `agentops.init()` does nothing. AgentOps is looked for when a tracer
+is made, and not imported otherwise (extra `agentops`).
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ _LEFT_WRAPPED = (
     ("anthropic.resources.messages.messages", "Messages", "stream"),
     ("anthropic.resources.messages.messages", "AsyncMessages", "stream"),
 )
-"""What AgentOps 0.4.21 wraps and does not unwrap: the second block would record each call twice."""
+"""Methods that AgentOps 0.4.21 wraps and does not unwrap.
+
+A second block would record each call twice."""
 
 
 class AgentOpsTracer(OtelTracer):
-    """Records what AgentOps's own instrumentation sees, and `@agentops.operation` and its like. Nobody is called, no key is needed.
+    """Records what AgentOps's own instrumentation sees, and `@agentops.operation` and its like.
 
+    Nobody is called, no key is needed.
     Raises ConfigError where `agentops` is not installed.
     """
 
@@ -51,7 +55,9 @@ class AgentOpsTracer(OtelTracer):
 
 
 class _AgentOps(Instrumentation):
-    """What the user has started of AgentOps themselves stays as it is."""
+    """Record AgentOps's spans while a trace is open, unless the user has started AgentOps
+    themselves.
+    """
 
     modules: ClassVar[tuple[str, ...]] = ("agentops",)
 
@@ -81,7 +87,7 @@ class _AgentOps(Instrumentation):
 
 
 def _left_wrapped() -> Iterator[tuple[Any, str]]:
-    """The classes and methods of `_LEFT_WRAPPED` that are installed here."""
+    """Yield the classes and methods of `_LEFT_WRAPPED` that are installed here."""
     for module, owner, name in _LEFT_WRAPPED:
         try:
             yield getattr(importlib.import_module(module), owner), name
@@ -95,6 +101,6 @@ def _reset(core: Any) -> None:
 
 def _does_nothing(original: Callable[..., Any]) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        """Of AgentOps's client, while a trace of Leyden's is open."""
+        """Replace the `init` of AgentOps's client while a trace of Leyden is open."""
 
     return init

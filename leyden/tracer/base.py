@@ -1,8 +1,9 @@
-"""What a tracer is.
+"""`Tracer`, the base of tracers.
 
-A tracer says where spans come from; traces, their delivery to the store and the current trace are the same for all of them. To write
-one: implement `prepare`, and where a step ends call `current_trace().add(span)` (or keep the trace from the step's start, which is
-right in every thread). It does not know runners or agents.
+A tracer says where spans come from; traces, their delivery to the store and the current trace are
+the same for all of them. To write one: implement `prepare`, and where a step ends call
+`current_trace().add(span)` (or keep the trace from the step's start, which is right in every
+thread). It does not know runners or agents.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from leyden.types import Span, SpanStatus
 
 
 class Tracer(NamedOptions, ABC):
-    """Records what runs inside `trace_context`. One tracer serves any number of traces at a time, in any threads and loops."""
+    """Records what runs inside `trace_context`.
+
+    One tracer serves any number of traces at a time, in any threads and loops.
+    """
 
     model_hosts: Sequence[str] = MODEL_HOSTS
     """Which services are models; see `leyden.instrumentation.route`."""
@@ -32,10 +36,16 @@ class Tracer(NamedOptions, ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make sure that steps are noticed from now on. Called by `init` and as each trace opens; cheap when there is nothing to do."""
+        """Make sure that steps are noticed from now on.
+
+        Called by `init` and as each trace opens; cheap when there is nothing to do.
+        """
 
     def while_open(self) -> AbstractContextManager[object]:
-        """Entered as each trace opens and left as it closes, any number at a time: for what must be undone afterwards."""
+        """Return a context that is entered as each trace opens and left as it closes.
+
+        Any number may be open at a time. Override it for changes that must be undone afterwards.
+        """
         return nullcontext()
 
     def init(self) -> None:
@@ -54,7 +64,10 @@ class Tracer(NamedOptions, ABC):
         self._worker_stores = {key: store for key, store in self._worker_stores.items() if key != worker_id}
 
     def teardown(self) -> None:
-        """Once, at the end. What was recorded has arrived by then: each trace delivers as it closes."""
+        """Once, at the end.
+
+        What was recorded has arrived by then: each trace delivers as it closes.
+        """
 
     def trace_context(
         self,
@@ -67,11 +80,12 @@ class Tracer(NamedOptions, ABC):
         """Return a trace around a block: `async with tracer.trace_context(...) as trace:`, or
         `with` in sync code.
 
-        With `rollout_id` and `attempt_id` the spans are recorded for that attempt in `store`, by default the store that `init_worker`
-        was given. Leaving the block raises if they could not be recorded. Without ids, or without any store, the spans stay in
-        `trace.spans`. Traces may be nested: a span belongs to the innermost one.
-        Raises ConfigError for one id without the other, for a store without ids, and for ids without `store` where the workers of this
-        tracer have different stores.
+        With `rollout_id` and `attempt_id` the spans are recorded for that attempt in `store`, by
+        default the store that `init_worker` was given. Leaving the block raises if they could not
+        be recorded. Without ids, or without any store, the spans stay in `trace.spans`. Traces may
+        be nested: a span belongs to the innermost one. Raises ConfigError for one id without the
+        other, for a store without ids, and for ids without `store` where the workers of this tracer
+        have different stores.
         """
         if store is None and rollout_id is not None:
             store = self._workers_store()
@@ -101,7 +115,11 @@ class Tracer(NamedOptions, ABC):
         return {name: value for name, value in vars(self).items() if name != "_worker_stores"}
 
     def get_last_trace(self) -> list[Span]:
-        """The spans of the trace that is open here; outside, of the last one that was opened in this context (or task); else none."""
+        """Return the spans of the trace that is open here.
+
+        Outside a trace, return those of the last trace that was opened in this context or task, or
+        an empty list.
+        """
         return last_trace()
 
     def create_span(
@@ -111,11 +129,27 @@ class Tracer(NamedOptions, ABC):
         timestamp: float | None = None,
         status: SpanStatus | StatusCode | None = None,
     ) -> Span:
-        """Record a step of no length in the current trace. See Trace.create_span. Raises NoActiveTrace, InvalidEmission."""
+        """Record a step of no length in the current trace. See Trace.create_span.
+
+        Raises NoActiveTrace, InvalidEmission.
+        """
         return active_trace("create_span").create_span(name, attributes, timestamp=timestamp, status=status)
 
     def operation_context(
         self, name: str, attributes: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[OpenSpan]:
-        """Record a block as one step of the current trace. See Trace.operation. Raises NoActiveTrace, InvalidEmission."""
+        """Record a block as one step of the current trace. See Trace.operation.
+
+        Raises NoActiveTrace, InvalidEmission.
+        """
         return active_trace("operation_context").operation(name, attributes)
+
+
+class DummyTracer(Tracer):
+    """Records what the agent's code emits, and touches no library and no global state.
+
+    For tests, and for agents whose calls the gateway records anyway.
+    """
+
+    def prepare(self) -> None:
+        """Prepare nothing."""

@@ -1,4 +1,5 @@
-"""Carry the current trace into threads and processes: while a trace is open, what starts them takes it along.
+"""Carry the current trace into threads and processes: while a trace is open, what starts them takes
+it along.
 
 | started by | takes along |
 |---|---|
@@ -7,12 +8,14 @@
 | `ProcessPoolExecutor`, `multiprocessing.Pool` | the trace, for each piece of work |
 | `subprocess`, `asyncio.create_subprocess_*` | variables (`Trace.environment`); what the call's own `env` says otherwise counts |
 
-`asyncio` tasks and `asyncio.to_thread` carry context variables by themselves. The methods are replaced while at least one trace is open
-and put back with the last one; code that runs outside a trace is not touched. A worker of a pool is not marked by the trace in which it
-happened to be started: each piece of work brings its own. A child of a bare `os.fork()` is in no trace, so what it emits is refused, not
-lost.
+`asyncio` tasks and `asyncio.to_thread` carry context variables by themselves. The methods are
+replaced while at least one trace is open and put back with the last one; code that runs outside a
+trace is not touched. A worker of a pool is not marked by the trace in which it happened to be
+started: each piece of work brings its own. A child of a bare `os.fork()` is in no trace, so what it
+emits is refused, not lost.
 
-It knows these starters and the current trace. To carry it in another way (a new kind of executor), add its method to `_patches`.
+It knows these starters and the current trace. To carry it in another way (a new kind of executor),
+add its method to `_patches`.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from leyden.tracer.trace import CURRENT, Trace
 from leyden.utils.patching import Patch
 
 _ENV_POSITION = 10
-"""Of `env` among the positional arguments of Popen, after `self`."""
+"""The position of `env` among the positional arguments of Popen, after `self`."""
 
 
 # ---- threads -------------------------------------------------------------------------------------------------------------
@@ -70,7 +73,7 @@ def _carrying_submit(original: Callable[..., Future[Any]]) -> Callable[..., Futu
 
 
 class _InContext:
-    """A function that runs in a copy of this context each time, in any number of threads at once."""
+    """A function that runs in a copy of this context each time, in any number of threads."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function, self._context = function, contextvars.copy_context()
@@ -167,7 +170,9 @@ def _carrying_spawn(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _merged(trace: Trace, given: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
-    """The variables of a program: the trace's, apart from those that the call itself sets, or takes away."""
+    """Return the environment of a program: the trace's variables, except where the call changes
+    them.
+    """
     if given is None:
         return {**os.environ, **trace.environment()}
     asked = {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()}
@@ -179,7 +184,9 @@ def _merged(trace: Trace, given: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
 
 @contextmanager
 def _nobodys() -> Generator[None]:
-    """What is started here, a worker of a pool for instance, must not belong to this trace for good."""
+    """Start things outside the trace, such as a pool's worker, which would belong to it
+    for good.
+    """
     token = CURRENT.set(None)
     try:
         yield
@@ -203,7 +210,7 @@ def _patches() -> Sequence[Patch]:
 
 @functools.cache
 def _patches_of_uvloop() -> Sequence[Patch]:
-    """Its loop starts programs without `subprocess`."""
+    """Return the patches of uvloop's loop, which starts programs without `subprocess`."""
     loop = sys.modules["uvloop"].Loop
     return tuple(Patch(loop, name, _carrying_spawn) for name in ("subprocess_exec", "subprocess_shell"))
 
@@ -217,7 +224,7 @@ class _Held:
 
 
 def hold() -> None:
-    """One more trace is open."""
+    """Count one more open trace; the first one applies the patches."""
     _watch_forks()
     with _Held.lock:
         _Held.open_traces += 1
@@ -228,7 +235,7 @@ def hold() -> None:
 
 
 def release() -> None:
-    """One trace fewer is open."""
+    """Count one open trace fewer; the last one undoes the patches."""
     with _Held.lock:
         _Held.open_traces -= 1
         if _Held.open_traces == 0:
@@ -242,7 +249,11 @@ def _watch_forks() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: the way to the store stayed in the parent, and so did the threads that may have held a lock."""
+    """Forget the trace in a forked child.
+
+    The connection to the store stayed in the parent, and so did the threads that may have held a
+    lock.
+    """
     _Held.lock = threading.Lock()
     if CURRENT.get() is not None:
         CURRENT.set(None)

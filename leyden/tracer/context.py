@@ -1,4 +1,5 @@
-"""Open and close a trace, with `with` or `async with`, here or in a process to which it was carried.
+"""Open and close a trace, with `with` or `async with`, here or in a process to which it was
+carried.
 
 Opening makes it the current trace of this context; closing delivers all of its spans. This module
 puts a trace together with its outbox, its address and the way into threads and processes. It makes
@@ -38,9 +39,11 @@ _LAST: ContextVar[Trace | None] = ContextVar("leyden_last_trace", default=None)
 
 
 class TraceContext:
-    """One trace, to be entered once. `async with` delivers in the running loop, `with` blocks its thread until all is delivered.
+    """One trace, to be entered once.
 
-    Leaving raises what kept spans from the store, unless the block itself was cancelled or interrupted: then it is logged.
+    `async with` delivers in the running loop, `with` blocks its thread until all is delivered.
+    Leaving raises what kept spans from the store, unless the block itself was cancelled or
+    interrupted: then it is logged.
     """
 
     def __init__(
@@ -55,7 +58,12 @@ class TraceContext:
         model_hosts: Sequence[str] = MODEL_HOSTS,
         url: str | None = None,
     ) -> None:
-        """prepare: see Trace.prepare. around: what is open as long as the trace is. url: see Trace."""
+        """Check that the ids and the store fit together.
+
+        prepare: see `Trace.prepare`.
+        around: contexts that stay open as long as the trace.
+        url: see `Trace`.
+        """
         if (rollout_id is None) != (attempt_id is None):
             raise ConfigError(
                 f"a trace needs rollout_id and attempt_id or neither, got {rollout_id!r} and {attempt_id!r}"

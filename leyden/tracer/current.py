@@ -1,4 +1,5 @@
-"""The current trace: the one that is open in this context, or the one in which this process was started.
+"""The current trace: the one that is open in this context, or the one in which this process was
+started.
 
 It is a context variable, so hundreds of attempts run in one process, each in its own tasks and
 threads. OpenTelemetry's context holds it as well, because some code carries only that context into
@@ -25,7 +26,7 @@ def current_trace() -> Trace | None:
 
 
 def inherited_trace() -> Trace | None:
-    """Return the trace in which this whole process was started (see `Trace.environment`), or None."""
+    """Return the trace in which this process was started (see `Trace.environment`), or None."""
     return process_trace() if SPANS_URL in os.environ else None
 
 
@@ -36,7 +37,10 @@ def trace_of(context: otel_context.Context) -> Trace | None:
 
 
 def active_trace(what: str) -> Trace:
-    """Return the trace that is open here. Raise NoActiveTrace, which names `what` and how to open one."""
+    """Return the trace that is open here.
+
+    Raise NoActiveTrace, which names `what` and how to open one.
+    """
     trace = current_trace()
     if trace is None:
         raise NoActiveTrace(

@@ -1,13 +1,15 @@
 """Bring finished spans to the store, in batches, off the agent's path.
 
-There is one `Delivery` for each store and event loop, however many attempts are open, and at most one `add_many_spans` of it is
-under way: what ends meanwhile travels in the next one. A span waits 0.2 s at most (it is a heartbeat), 64 spans do not wait, and
-closing an `Outbox` delivers everything of its trace. A span that ends after that (a late one) goes by way of a background thread with
-its own event loop, since the loop of its attempt may be over by then; so do the spans of traces that were opened without a loop.
+There is one `Delivery` for each store and event loop, however many attempts are open, and at most
+one `add_many_spans` of it is under way: what ends meanwhile travels in the next one. A span waits
+0.2 s at most (it is a heartbeat), 64 spans do not wait, and closing an `Outbox` delivers everything
+of its trace. A span that ends after that (a late one) goes by way of a background thread with its
+own event loop, since the loop of its attempt may be over by then; so do the spans of traces that
+were opened without a loop.
 
-It knows outboxes and stores, and nothing of agents or OpenTelemetry. A store that fails is tried again every second until the
-outbox closes (a late span: for a minute); what one attempt did wrong (an unknown id, a value that cannot be stored) never holds up
-the others.
+It knows outboxes and stores, and nothing of agents or OpenTelemetry. A store that fails is tried
+again every second until the outbox closes (a late span: for a minute); what one attempt did wrong
+(an unknown id, a value that cannot be stored) never holds up the others.
 """
 
 from __future__ import annotations
@@ -40,19 +42,24 @@ _LATE_TRIES = 60
 _EXIT_SECONDS = 2.0
 
 _FINAL = (ValueError, TypeError, StoreClosed)
-"""No retry can help: the spans themselves are wrong (UnknownRollout and its like are ValueErrors), or the store is no more."""
+"""Errors that no retry can cure: the spans are wrong, or the store is closed.
+
+UnknownRollout and similar errors are ValueErrors."""
 
 
 class SpanSink(Protocol):
-    """Where spans are delivered: a store, or what brings them to one."""
+    """A receiver of spans: a store, or an object that forwards them to one."""
 
     @property
     def url(self) -> str:
-        """What messages call it."""
+        """The receiver's name in messages."""
         ...
 
     async def add_many_spans(self, spans: Sequence[Span], /) -> Sequence[Span]:
-        """Take all or none, each span once however often it is sent; answers them with the sequence ids that were drawn."""
+        """Store all spans or none, each once however often it is sent.
+
+        Return them with the sequence ids that the store assigned.
+        """
         ...
 
 
@@ -63,15 +70,17 @@ class Outbox:
         self._delivery = delivery
         self._late: Outbox | None = None
         self.name = name
-        """What messages call the trace."""
+        """The trace's name in messages."""
         self.tries = tries
-        """How often a store that fails is tried before the spans are given up; None: until the trace closes."""
+        """How often a store that fails is tried before the spans are given up; None: until the
+        trace closes."""
         self.waiting = 0
-        """Spans that were put and are not in the store yet. Changed under the delivery's lock only."""
+        """Spans that were put and are not in the store yet. Changed under the delivery's lock only.
+        """
         self.lost = 0
         """Spans that the store refused for good."""
         self.error: Exception | None = None
-        """What the last try raised; None once a try has succeeded."""
+        """The error of the last try; None once a try has succeeded."""
         self.closed = False
 
     def put(self, span: Span) -> None:
@@ -86,7 +95,8 @@ class Outbox:
     async def close(self) -> None:
         """Deliver everything that was put; call it in the delivery's own loop.
 
-        Raises what the store raised if something could not be delivered (a StoreError around whatever is not a LeydenError).
+        Raises what the store raised if something could not be delivered (a StoreError around
+        whatever is not a LeydenError).
         """
         try:
             await self._delivery.drain(self)
@@ -103,12 +113,17 @@ class Outbox:
             ) from self.error
 
     def close_blocking(self) -> None:
-        """`close`, from a thread where no loop can be awaited; the delivery must be the background loop's."""
+        """`close`, from a thread where no loop can be awaited; the delivery must be the background
+        loop's.
+        """
         asyncio.run_coroutine_threadsafe(self.close(), self._delivery.loop).result()
 
 
 class Delivery:
-    """The one flusher of a store in an event loop. `put` may be called from any thread, everything else runs in the loop."""
+    """The one flusher of a store in an event loop.
+
+    `put` may be called from any thread, everything else runs in the loop.
+    """
 
     def __init__(self, store: SpanSink, loop: asyncio.AbstractEventLoop) -> None:
         self.store = store
@@ -118,11 +133,13 @@ class Delivery:
         self._lock = threading.Lock()
         self._pending: list[tuple[Outbox, Span]] = []
         self._armed = False
-        """Whether a timer is running, or about to, that will flush what is pending."""
+        """Whether a timer that will flush the pending spans is running or about to start."""
         self._batch: asyncio.Task[None] | None = None
 
     def put(self, outbox: Outbox, span: Span) -> bool:
-        """Take the span; False if the outbox is closed, or the loop is, which its trace has outlived."""
+        """Take the span; False if the outbox is closed, or the loop is, which its trace has
+        outlived.
+        """
         with self._lock:
             if outbox.closed or self.loop.is_closed():
                 return False
@@ -141,7 +158,9 @@ class Delivery:
         return True
 
     async def drain(self, outbox: Outbox) -> None:
-        """Close the outbox and return when its spans are in the store, or when the store has refused them."""
+        """Close the outbox and return when its spans are in the store, or when the store has
+        refused them.
+        """
         with self._lock:
             outbox.closed = True
         # The first round may join a batch that was taken before the last spans ended; the second one has all of them; the third
@@ -176,12 +195,12 @@ class Delivery:
             self._start()
 
     async def flush(self) -> None:
-        """Return when what is pending has been tried once."""
+        """Return when every pending span has been sent once, with or without success."""
         if self._batch or self._pending:
             await asyncio.wait({self._batch or self._start()})
 
     def _start(self) -> asyncio.Task[None]:
-        """The batch under way, or a new one of all that is pending."""
+        """Return the batch under way, or start one with everything that is pending."""
         if self._batch is None:
             with self._lock:
                 batch, self._pending = self._pending, []
@@ -198,7 +217,9 @@ class Delivery:
             self._put_back(undelivered)
 
     def _put_back(self, undelivered: Sequence[tuple[Outbox, Span]]) -> None:
-        """Go on with what is pending now: at once when there is much, after a moment when there is little or the store failed."""
+        """Schedule the pending spans: at once if there are many, after a moment if few or on a
+        failure.
+        """
         with self._lock:
             self._pending[:0] = undelivered
             full = len(self._pending) >= _FLUSH_SPANS and not undelivered
@@ -210,7 +231,10 @@ class Delivery:
             self._arm(_RETRY_SECONDS if undelivered else _FLUSH_SECONDS)
 
     async def _send(self, batch: Sequence[tuple[Outbox, Span]]) -> Sequence[tuple[Outbox, Span]]:
-        """Deliver the batch, each outbox by itself if the spans of one spoil it; answers what should be tried again."""
+        """Deliver the batch, each outbox by itself if one of them spoils it.
+
+        Return the spans to retry.
+        """
         if len(batch) > _MOST_SPANS:
             parts = [batch[start : start + _MOST_SPANS] for start in range(0, len(batch), _MOST_SPANS)]
             return [entry for part in parts for entry in await self._send(part)]
@@ -266,7 +290,10 @@ _deliveries: dict[tuple[int, int], Delivery] = {}
 
 
 def open_outbox(store: SpanSink, loop: asyncio.AbstractEventLoop, name: str) -> Outbox:
-    """A new outbox for a trace called `name`, on the delivery that all open traces of this store and loop share."""
+    """Return a new outbox for a trace, on the delivery that its store and loop share.
+
+    name: the trace's name in messages.
+    """
     with _registry_lock:
         delivery = _deliveries.setdefault((id(store), id(loop)), Delivery(store, loop))
         delivery.users += 1
@@ -296,7 +323,7 @@ class _Background:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self.deliveries: weakref.WeakSet[Delivery] = weakref.WeakSet()
-        """Those that may hold late spans when the process ends."""
+        """Deliveries that may hold late spans when the process ends."""
         self._thread = threading.Thread(target=self._run, name="leyden-delivery", daemon=True)
         contextvars.Context().run(self._thread.start)  # from an empty context, so that the thread belongs to no trace
         atexit.register(self._finish)
@@ -325,7 +352,7 @@ _background: _Background | None = None
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of the background thread, which is started by the first call."""
+    """Return the event loop of the background thread. The first call starts it."""
     global _background
     with _registry_lock:
         if _background is None or _background.pid != os.getpid():

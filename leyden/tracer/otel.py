@@ -1,13 +1,16 @@
-"""`OtelTracer`: collects every span that OpenTelemetry ends inside a trace, whoever instrumented it.
+"""`OtelTracer`: collects every span that OpenTelemetry ends inside a trace, from any library.
 
-Instrumentation finds its provider through OpenTelemetry's global one. Where the user has set one, ours only listens to it; where there
-is none, ours becomes the global one. Spans outside a trace are ignored. A span belongs to the trace in which it started, wherever it ends.
+Instrumentation finds its provider through OpenTelemetry's global one. Where the user has set one,
+ours only listens to it; where there is none, ours becomes the global one. Spans outside a trace are
+ignored. A span belongs to the trace in which it started, wherever it ends.
 
-While a trace is open the clients of `leyden.instrumentation` are instrumented, those that are installed: a model call of an agent that
-knows nothing of Leyden brings the trace context along, and goes to the gateway where the attempt has one.
+While a trace is open the clients of `leyden.instrumentation` are instrumented, those that are
+installed: a model call of an agent that knows nothing of Leyden brings the trace context along, and
+goes to the gateway where the attempt has one.
 
-The sampler, limits and other exporters of the user's own provider stay as they are, so what it does not sample is not collected;
-what Leyden's emitters record does not pass through it. A user who sets up OpenTelemetry does so before the first trace.
+The sampler, limits and other exporters of the user's own provider stay as they are, so what it does
+not sample is not collected; what Leyden's emitters record does not pass through it. A user who sets
+up OpenTelemetry does so before the first trace.
 """
 
 from __future__ import annotations
@@ -44,10 +47,13 @@ logger = logging.getLogger(__name__)
 
 
 class OtelTracer(Tracer):
-    """Collects the spans of any OpenTelemetry instrumentation. All tracers of a process share one listener.
+    """Collects the spans of any OpenTelemetry instrumentation.
 
-    instrumentation: which of `leyden.instrumentation.names()` to install while a trace is open; None: HTTP clients, and every library
-        that is imported by the time the trace opens (none is imported only to be instrumented).
+    All tracers of a process share one listener.
+
+    instrumentation: which of `leyden.instrumentation.names()` to install while a trace is open;
+        None: HTTP clients, and every library that is imported by the time the trace opens (none is
+        imported only to be instrumented).
     model_hosts: which services are models, as `host` or `host/path`; in place of MODEL_HOSTS.
     Raises ConfigError for an instrumentation that there is not.
     """
@@ -64,7 +70,9 @@ class OtelTracer(Tracer):
         listen()
 
     def init_worker(self, worker_id: int, store: LightningStore) -> None:
-        """Bind the worker's store, and import what instrumentation needs before the first rollout waits for it."""
+        """Bind the worker's store, and import what instrumentation needs before the first rollout
+        waits for it.
+        """
         super().init_worker(worker_id, store)
         with self.while_open():
             pass
@@ -75,9 +83,11 @@ class OtelTracer(Tracer):
 
 
 class LightningSpanProcessor(SpanProcessor):
-    """Gives each ended span to the trace in which it started, which delivers it in batches, off the agent's thread.
+    """Gives each ended span to the trace in which it started, which delivers it in batches, off the
+    agent's thread.
 
-    Leaving a trace waits for what has ended in it. A span that ends later goes to the same attempt by itself.
+    Leaving a trace waits for what has ended in it. A span that ends later goes to the same attempt
+    by itself.
     """
 
     def __init__(self) -> None:
@@ -85,7 +95,9 @@ class LightningSpanProcessor(SpanProcessor):
         self._started: weakref.WeakValueDictionary[int, SdkSpan] = weakref.WeakValueDictionary()
 
     def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
-        """Note the trace of a span: of the parent context that was given, else of the running code, else of the parent span."""
+        """Note the trace of a span: of the parent context that was given, else of the running code,
+        else of the parent span.
+        """
         trace = None if parent_context is None else trace_of(parent_context)
         if trace is None:
             trace = current_trace() or _trace_of_span(otel_trace.get_current_span(parent_context))
@@ -115,14 +127,16 @@ def _span_id(span: ReadableSpan) -> int:
 
 
 class UnseededIds(IdGenerator):
-    """Ids that an agent's `random.seed(...)` cannot repeat; spans without a parent share the trace id of their trace."""
+    """Ids that an agent's `random.seed(...)` cannot repeat; spans without a parent share the trace
+    id of their trace.
+    """
 
     def generate_span_id(self) -> int:
         """64 random bits, not 0."""
         return secrets.randbits(64) or 1
 
     def generate_trace_id(self) -> int:
-        """The current trace's id; outside a trace 128 random bits, not 0."""
+        """Return the current trace's id, or 128 random bits outside a trace."""
         trace = current_trace()
         return int(trace.trace_id, 16) if trace else secrets.randbits(128) or 1
 
@@ -133,12 +147,15 @@ _heard: weakref.WeakSet[Any] = weakref.WeakSet()
 
 @functools.cache
 def collector() -> LightningSpanProcessor:
-    """The one listener of this process."""
+    """Return the one span processor of this process."""
     return LightningSpanProcessor()
 
 
 def listen() -> None:
-    """Have the global provider tell our collector, once. Safe to repeat; only the first call and a new provider cost anything."""
+    """Have the global provider tell our collector, once.
+
+    Safe to repeat; only the first call and a new provider cost anything.
+    """
     with _lock:
         provider: Any = otel_trace.get_tracer_provider()
         if isinstance(provider, otel_trace.ProxyTracerProvider):
@@ -166,7 +183,10 @@ def _own_provider() -> TracerProvider:
 
 
 def from_readable_span(span: ReadableSpan, rollout_id: str, attempt_id: str) -> Span:
-    """An ended OpenTelemetry span as a span of an attempt, its sequence id left to the store. OTLP makes an equal one of it."""
+    """Return an ended OpenTelemetry span as a span of an attempt.
+
+    The store assigns its sequence id. A span received over OTLP has the same form.
+    """
     context, parent = span.context, span.parent
     assert context is not None
     attributes = _attributes(span.attributes)
@@ -203,7 +223,9 @@ _resource_read: tuple[Resource | None, Attributes] = (None, {})
 
 
 def _resource(resource: Resource) -> Attributes:
-    """A process has one resource, or a few: the last one is not read anew for each span."""
+    """Return a resource's attributes, cached for the last resource, since a process has one or a
+    few.
+    """
     global _resource_read
     last, attributes = _resource_read
     if last is not resource:

@@ -55,14 +55,17 @@ class Receiver:
     """The address of one trace, from construction to `close`."""
 
     def __init__(self, trace: Trace, handlers: Mapping[str, Handler] | None = None) -> None:
-        """handlers: of further paths below the secret one, for POST."""
+        """Receive spans for `trace`.
+
+        handlers: handlers of further paths below the secret one, for POST.
+        """
         self.trace = trace
         self.handlers: Mapping[str, Handler] = {
             TRACES: self._take_otlp,
             SPANS: self._take_spans,
             **(handlers or {}),
         }
-        """By path below the secret one."""
+        """The handlers by path below the secret one."""
         self._seen: set[str] = set()
         self._server = _ReceiverServer.of_this_process()
         self._secret = secrets.token_urlsafe(24)

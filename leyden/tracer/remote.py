@@ -1,4 +1,5 @@
-"""A trace in another process than its own: the way of its spans back, and the trace of a whole process.
+"""A trace in another process than its own: the way of its spans back, and the trace of a whole
+process.
 
 Spans go to the address of the trace (`Trace.address`), in the batches in which they would go to a
 store. All of them have arrived when the carried work ends, or the process does. This module knows
@@ -43,7 +44,11 @@ class SpansAddress:
         self.url = url
 
     async def add_many_spans(self, spans: Sequence[Span], /) -> Sequence[Span]:
-        """Send all spans. Raise UnknownAttempt if the attempt is over, StoreError if the address does not answer. Safe to repeat."""
+        """Send all spans.
+
+        Raise UnknownAttempt if the attempt is over, StoreError if the address does not answer. Safe
+        to repeat.
+        """
         for start in range(0, len(spans), _BATCH):
             body = _SPANS.dump_json(list(spans[start : start + _BATCH]))
             try:
@@ -57,7 +62,9 @@ class SpansAddress:
 
 
 async def _post(url: str, body: bytes) -> tuple[int, str]:
-    """Send one request, by hand, because no thread can be started at a process's very end, and a library costs imports."""
+    """Send one request, by hand, because no thread can be started at a process's very end, and a
+    library costs imports.
+    """
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
@@ -80,7 +87,9 @@ def below(traceparent: str, trace: Trace) -> otel_context.Context:
 
 
 class _ProcessTrace:
-    """The trace of a process that was started in one, from the variables that it was started with."""
+    """The trace of a process that was started in one, made from the process's environment
+    variables.
+    """
 
     current: Trace | None = None
     pid = 0

@@ -1,9 +1,10 @@
 """`Trace`: the record of one attempt while it is made.
 
 Spans of Leyden's emitters are made here, without OpenTelemetry's SDK, so that no sampler, limit or
-switch of the user's can lose a reward. A trace knows its attempt, its outbox, and the variables that
-other processes need to record in it. It does not know which tracer opened it, how it is carried into
-another process, or how its address is served: whoever opens it hands these in (`context.py`).
+switch of the user's can lose a reward. A trace knows its attempt, its outbox, and the variables
+that other processes need to record in it. It does not know which tracer opened it, how it is
+carried into another process, or how its address is served: whoever opens it hands these in
+(`context.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ OTEL_KEY: Final = otel_context.create_key("leyden-trace")
 
 
 class OpenSpan:
-    """A step under way (`Trace.operation`): what is set here is recorded when it ends."""
+    """A step under way (`Trace.operation`).
+
+    Attributes that are set here are recorded when it ends.
+    """
 
     def __init__(self, name: str, attributes: Attributes) -> None:
         self.name = name
@@ -76,7 +80,7 @@ class Address(Protocol):
 
 
 class CarriedTrace(Protocol):
-    """What travels to another process, so that work there is recorded in the trace."""
+    """A trace in a form that travels to another process, where work is then recorded in it."""
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function in the trace, in the process where this has arrived."""
@@ -111,20 +115,28 @@ class Trace:
         self.parent_id: str | None = None
         """The step of another process below which the spans are that have no parent here."""
         self.spans: list[Span] = []
-        """What has ended so far. `sequence_id` is 0 until the store has drawn one; a local trace counts by itself."""
+        """The spans that have ended so far.
+
+        `sequence_id` is 0 until the store has assigned one; a local trace counts by itself."""
         self.outbox = outbox
         self.route = Route(rollout_id, attempt_id)
-        """Where model calls go that know nothing of Leyden."""
+        """The target of model calls that know nothing of Leyden."""
         self.prepare: Callable[[], None] = _nothing
-        """What makes another process's steps noticed there; it can be pickled, or is left out."""
+        """A function that makes another process record its steps.
+
+        One that cannot be pickled is left out."""
         self._root_id = self.trace_id[:16]
-        """Stands for the trace where W3C demands the id of a step and none is under way; no span has it."""
+        """Stands for the trace where W3C demands the id of a step and none is under way; no span
+        has it."""
         self._url, self._open_address, self._pack = url, open_address, pack
         self._address: Address | None = None
         self._lock = threading.Lock()
 
     def add(self, span: Span) -> None:
-        """Keep a finished span and have it delivered. From any thread; a span after the trace was closed still arrives."""
+        """Keep a finished span and have it delivered.
+
+        From any thread; a span after the trace was closed still arrives.
+        """
         if span.parent_id == self._root_id:
             span.parent_id = None
         self.spans.append(span)
@@ -146,9 +158,11 @@ class Trace:
         status: SpanStatus | StatusCode | None = None,
         events: Sequence[SpanEvent] = (),
     ) -> Span:
-        """Record a step of no length at `timestamp` (Unix seconds; None: now), below the step that is under way here.
+        """Record a step of no length at `timestamp` (Unix seconds; None: now), below the step that
+        is under way here.
 
-        Raises InvalidEmission for an attribute that is neither a string, a number, a bool nor a list of one of these.
+        Raises InvalidEmission for an attribute that is neither a string, a number, a bool nor a
+        list of one of these.
         """
         moment = time.time() if timestamp is None else timestamp
         checked = checked_attributes(attributes or {})
@@ -161,7 +175,8 @@ class Trace:
 
     @contextmanager
     def operation(self, name: str, attributes: Mapping[str, Any] | None = None) -> Generator[OpenSpan]:
-        """Record the block as one step, with all that is recorded within it, by OpenTelemetry too, below it.
+        """Record the block as one step, with all that is recorded within it, by OpenTelemetry too,
+        below it.
 
         An exception is recorded and goes on. Raises InvalidEmission as `create_span` does.
         """
@@ -184,7 +199,10 @@ class Trace:
             self.add(self._span(step.name, step.attributes, step.status, start, time.time(), span_id, parent))
 
     def environment(self) -> dict[str, str]:
-        """The variables by which a process that is started here records in this trace, whatever it is written in."""
+        """Return the environment variables by which a child process records in this trace.
+
+        The child may be written in any language.
+        """
         return {**self.route.environment(), **self._recording()}
 
     def close_address(self) -> None:
@@ -211,9 +229,11 @@ class Trace:
         }
 
     def address(self) -> str:
-        """Return the URL to which other processes send spans of this trace, as OTLP or in Leyden's form.
+        """Return the URL to which other processes send spans of this trace, as OTLP or in Leyden's
+        form.
 
-        It is served until the trace is closed. Raise NoActiveTrace for a trace that no `TraceContext` opened.
+        It is served until the trace is closed. Raise NoActiveTrace for a trace that no
+        `TraceContext` opened.
         """
         with self._lock:
             if self._url is not None:
@@ -227,13 +247,18 @@ class Trace:
             return self._address.url
 
     def packed(self) -> CarriedTrace:
-        """Return what travels to another process. Raise NoActiveTrace for a trace that no `TraceContext` opened."""
+        """Return what travels to another process.
+
+        Raise NoActiveTrace for a trace that no `TraceContext` opened.
+        """
         if self._pack is None:
             raise NoActiveTrace(f"the trace {self.name!r} cannot be carried; open it with trace_context")
         return self._pack(self)
 
     def _parent(self) -> tuple[str, str | None]:
-        """The trace id and span id of the step under way here; this trace's own id and None where there is none."""
+        """Return the trace id and span id of the step under way; this trace's own id and None
+        outside one.
+        """
         context = otel_trace.get_current_span().get_span_context()
         if not context.is_valid:
             return self.trace_id, self.parent_id
@@ -269,12 +294,15 @@ def _nothing() -> None:
 
 
 def checked_attributes(attributes: Mapping[str, Any]) -> Attributes:
-    """A copy with lists for tuples. Raises InvalidEmission, naming the key, for a value that has no attribute form."""
+    """Return a copy of the attributes with lists for tuples.
+
+    Raise InvalidEmission, naming the key, for a value that has no attribute form.
+    """
     return {_checked_key(key): _checked_value(key, value) for key, value in attributes.items()}
 
 
 def exception_attributes(error: BaseException) -> Attributes:
-    """What OpenTelemetry says of an exception: type, message, stack trace."""
+    """Return OpenTelemetry's attributes of an exception: type, message, stack trace."""
     kind = type(error)
     prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return {

@@ -1,11 +1,12 @@
-"""`WeaveTracer`: what Weave's ops and integrations trace, recorded here instead of at Weights & Biases.
+"""`WeaveTracer`: what Weave's ops and integrations trace, recorded here instead of at Weights &
+Biases.
 
-In the place of Weave's client, which needs an account and a server, stands one that makes a span of each call. What needs the server
-(`weave.publish`, datasets, feedback) raises. Weave is looked for when a tracer is made, and not imported otherwise
-(extra `weave`).
+In the place of Weave's client, which needs an account and a server, stands one that makes a span of
+each call. What needs the server (`weave.publish`, datasets, feedback) raises. Weave is looked for
+when a tracer is made, and not imported otherwise (extra `weave`).
 
-Weave reports to Sentry as it is imported, unless WANDB_ERROR_REPORTING says `false`. The tracer says so before it imports Weave; who
-imports Weave before there is a tracer has to set it.
+Weave reports to Sentry as it is imported, unless WANDB_ERROR_REPORTING says `false`. The tracer
+says so before it imports Weave; who imports Weave before there is a tracer has to set it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ _INTEGRATIONS = {
 
 
 class WeaveTracer(OtelTracer):
-    """Records calls of `@weave.op` and of Weave's integrations for openai and anthropic. Nobody is called, no key is needed.
+    """Records calls of `@weave.op` and of Weave's integrations for openai and anthropic.
 
+    Nobody is called, no key is needed.
     Raises ConfigError where `weave` is not installed.
     """
 
@@ -54,7 +56,9 @@ class WeaveTracer(OtelTracer):
 
 
 class _Weave(Instrumentation):
-    """A client that the user has made themselves is put back afterwards; an integration that they have patched stays so."""
+    """A client that the user has made themselves is put back afterwards; an integration that they
+    have patched stays so.
+    """
 
     modules: ClassVar[tuple[str, ...]] = ("weave",)
 
@@ -90,7 +94,7 @@ def _set_client(context: Any, client: Any) -> None:
 
 
 class _Client:
-    """What Weave's ops need of a client."""
+    """A client with the methods that Weave's ops call."""
 
     project_id = entity = project = "leyden"
 
@@ -161,18 +165,20 @@ class _Client:
 
 
 def _own(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without the object whose method was called: of a client, its keys would be shown."""
+    """Return the arguments without `self`, because a client's attributes would show its keys."""
     return {name: value for name, value in inputs.items() if name != "self"}
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say of a part of an input or output."""
+    """Return a part of an input or output as JSON can hold it."""
     dump = getattr(value, "model_dump", None)
     return dump(mode="json", exclude_none=True) if callable(dump) and not isinstance(value, type) else repr(value)
 
 
 def _answer(output: Any) -> dict[str, str | int]:
-    """What joins a model's answer with the gateway's record of the same call."""
+    """Return the attributes that join a model's answer with the gateway's record of the
+    same call.
+    """
     said: Any = _plain(output) if hasattr(output, "model_dump") else output
     if not isinstance(said, dict):
         return {}

@@ -6,12 +6,12 @@ knows every part by its protocol only. A new component needs one line in
 """
 
 from leyden.components import build_component, instantiate_component, instantiate_from_spec, load_class
-from leyden.runs import RewardFigures, RunSummary
+from leyden.runs import RewardMetrics, RunSummary
 from leyden.trainer.registry import register_component, registered_components
 from leyden.trainer.trainer import Trainer
 
 __all__ = [
-    "RewardFigures",
+    "RewardMetrics",
     "RunSummary",
     "Trainer",
     "build_component",

@@ -1,37 +1,64 @@
-"""Run a coroutine from synchronous code, under a running loop or without one, so that Ctrl-C and SIGTERM cancel it once."""
+"""Run a coroutine from synchronous code, under a running loop or without one, so that Ctrl-C and
+SIGTERM cancel it once.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import signal
 import threading
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from leyden.execution import ExecutionStrategy, SharedMemoryExecutionStrategy
 from leyden.execution.agent_loop import AgentLoop
-from leyden.runner.calls import LentThread, QuitDebugging
+from leyden.runner import Runner
+from leyden.runner.calls import CallingThread, QuitDebugging, call_here
 
 T = TypeVar("T")
 
 
-def run_for_debugging(work: Coroutine[Any, Any, T], lent: LentThread | None) -> T:
-    """Return the coroutine's result, with all agent code on the calling thread.
-
-    lent: the runners' Debugger if a loop runs in this thread already (a notebook). The coroutine
-        then runs in another thread, and the calling thread calls the sync agents. None: the agents'
-        loop runs in this thread.
+@dataclass(frozen=True, slots=True)
+class Debugged:
+    """A run under a debugger: agent code on the calling thread, one rollout at a time, no time
+    limits.
     """
-    try:
-        if lent is None:
-            return AgentLoop.of_this_process().run_here(_until_terminated(work))
-        return _in_thread(work, lent)
-    except QuitDebugging as quitting:
-        raise quitting.original from None
+
+    strategy: ExecutionStrategy
+    runner: Runner[Any]
+    _caller: CallingThread | None
+    """Calls the sync agents, if a loop runs in this thread already (a notebook)."""
+
+    @classmethod
+    def of(cls, runner: Runner[Any]) -> Debugged:
+        """Return a strategy, and a copy of the runner, that suit a debugger in the calling
+        thread.
+        """
+        caller = CallingThread() if _loop_runs_here() else None
+        runner = copy.copy(runner)
+        runner.debugger = caller or call_here
+        return cls(SharedMemoryExecutionStrategy(main_thread="runner"), runner, caller)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the coroutine's result.
+
+        Its loop runs in this thread. If another loop runs here already, the coroutine runs in
+        another thread, and this thread calls the sync agents.
+        """
+        try:
+            if self._caller is None:
+                return AgentLoop.of_this_process().run_here(_until_terminated(work))
+            return _in_thread(work, self._caller)
+        except QuitDebugging as quitting:
+            raise quitting.original from None
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Return the coroutine's result. Ctrl-C cancels it, and raises KeyboardInterrupt when it has ended.
+    """Return the coroutine's result.
 
+    Ctrl-C cancels it, and raises KeyboardInterrupt when it has ended.
     A second Ctrl-C does not wait. If a loop runs in this thread already (a notebook), the coroutine
     runs on a loop of its own in another thread, and the caller blocks all the same.
     """
@@ -47,7 +74,11 @@ def _loop_runs_here() -> bool:
 
 
 async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
-    """In the main thread, treat SIGTERM as Ctrl-C, also where that is ignored (what a shell starts with `&`) or somebody else's."""
+    """Await the work. In the main thread, treat SIGTERM as Ctrl-C.
+
+    This replaces any handler of SIGTERM for the time of the work, and works where SIGTERM is
+    ignored, as in programs that a shell starts with `&`.
+    """
     if threading.current_thread() is not threading.main_thread():  # signals are not ours to handle
         return await work
     loop, task, terminated = asyncio.get_running_loop(), cast("asyncio.Task[Any]", asyncio.current_task()), False
@@ -70,7 +101,7 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
-def _in_thread(work: Coroutine[Any, Any, T], lent: LentThread | None = None) -> T:
+def _in_thread(work: Coroutine[Any, Any, T], caller: CallingThread | None = None) -> T:
     results: list[T] = []
     errors: list[BaseException] = []
     loop = asyncio.new_event_loop()
@@ -84,14 +115,14 @@ def _in_thread(work: Coroutine[Any, Any, T], lent: LentThread | None = None) -> 
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
-            if lent is not None:
-                lent.end()
+            if caller is not None:
+                caller.end()
 
     thread = threading.Thread(target=run, name="leyden-fit", daemon=True)
     thread.start()
     try:
-        if lent is not None:
-            lent.serve()
+        if caller is not None:
+            caller.serve()
         thread.join()
     except KeyboardInterrupt:
         loop.call_soon_threadsafe(task.cancel)

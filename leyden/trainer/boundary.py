@@ -1,4 +1,5 @@
-"""The border between Leyden and a user's script: errors leave it short, and with the user's own frames.
+"""The border between Leyden and a user's script: errors leave it short, and with the user's own
+frames.
 
 A traceback of `fit` would hold dozens of frames of event loops and threads, which say nothing about
 the user's mistake. The whole traceback is in the log at DEBUG.
@@ -23,7 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _EXIT_STATUS = 130
-"""Of a program that SIGINT ended, by the convention of shells."""
+"""The exit status of a program that SIGINT ended, by the convention of shells."""
 
 
 def short_errors(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,4 +1,7 @@
-"""What can be wrong with a trainer's arguments, found before anything starts. Each refusal says what was given and what is possible."""
+"""Check a trainer's arguments before anything starts.
+
+Each error says what was given and what is possible.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _busy_lock = threading.Lock()
 
 @contextlib.contextmanager
 def exclusively(*parts: Any) -> Generator[None]:
-    """Its parts hold the state of one run at a time. Raises ConfigError while one of them is in a run."""
+    """Hold the parts for one run. Raise ConfigError while one of them is in another run."""
     given = {id(part): type(part).__name__ for part in parts if part is not None}
     with _busy_lock:
         for name in (name for key, name in given.items() if key in _busy):
@@ -50,7 +53,10 @@ def require_used(runner: Runner[Any], **options: Any) -> None:
 
 
 def require_followed(strategy: ExecutionStrategy, **options: Any) -> None:
-    """Refuse an option of the trainer that its strategy does not have, or was given otherwise. Each is named as the strategy names it."""
+    """Refuse an option of the trainer that its strategy does not have, or was given otherwise.
+
+    Each is named as the strategy names it.
+    """
     kind = type(strategy).__name__
     for name, value in options.items():
         if value is None:
@@ -64,7 +70,9 @@ def require_followed(strategy: ExecutionStrategy, **options: Any) -> None:
 
 
 def check_dataset(name: str, dataset: object) -> None:
-    """Refuse what has no length or no items by index (a generator), and text and dicts, which are seldom meant."""
+    """Refuse what has no length or no items by index (a generator), and text and dicts, which are
+    seldom meant.
+    """
     kind = type(dataset).__name__
     if isinstance(dataset, str | bytes | Mapping):
         lines = f", for example the lines of the file: [json.loads(line) for line in open({dataset!r:.200})]"
@@ -76,7 +84,7 @@ def check_dataset(name: str, dataset: object) -> None:
 
 
 def checked_hooks(hooks: Any) -> tuple[Hook, ...]:
-    """One hook or several, as a tuple."""
+    """Return one hook or several as a tuple. Raise ConfigError for other objects."""
     several = isinstance(hooks, Sequence)
     given: tuple[Any, ...] = tuple(cast(Sequence[Any], hooks)) if several else () if hooks is None else (hooks,)
     for hook in given:
@@ -90,7 +98,7 @@ def _several(given: Any) -> tuple[Any, ...]:
 
 
 def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """One callback or several, as a tuple."""
+    """Return one callback or several as a tuple. Raise ConfigError for other objects."""
     given = _several(callbacks)
     for callback in given:
         if not isinstance(callback, Callback):
@@ -99,7 +107,7 @@ def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
 
 
 def checked_loggers(loggers: Any) -> tuple[LogWriter, ...]:
-    """One writer or several, as a tuple."""
+    """Return one writer or several as a tuple. Raise ConfigError for other objects."""
     given = _several(loggers)
     for writer in given:
         if not isinstance(writer, LogWriter):
@@ -108,7 +116,7 @@ def checked_loggers(loggers: Any) -> tuple[LogWriter, ...]:
 
 
 def checked_name(name: Any) -> str | None:
-    """The run's name, as a store takes it."""
+    """Return the run's name. Raise ConfigError unless a store can keep it."""
     if name is None or (isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
         return name
     raise ConfigError(
@@ -117,7 +125,7 @@ def checked_name(name: Any) -> str | None:
 
 
 def checked_run_dir(run_dir: Any) -> Path | None:
-    """The directory as a path; an empty name is that of no directory."""
+    """Return the run's directory as a path. Raise ConfigError for an empty one."""
     if run_dir is None:
         return None
     if not isinstance(run_dir, str | Path) or not str(run_dir):
@@ -126,14 +134,14 @@ def checked_run_dir(run_dir: Any) -> Path | None:
 
 
 def checked_retention(retention: Any) -> Retention | None:
-    """What the store keeps."""
+    """Return the retention. Raise ConfigError for other objects."""
     if retention is None or isinstance(retention, Retention):
         return retention
     raise ConfigError(f"retention is {retention!r:.200}; give a Retention, for example Retention(max_rollouts=100_000)")
 
 
 def checked_resources(resources: Any) -> NamedResources | None:
-    """Resources by name."""
+    """Return resources by name. Raise ConfigError for other objects."""
     if resources is None:
         return None
     if not isinstance(resources, Mapping):
@@ -152,7 +160,9 @@ def checked_resources(resources: Any) -> NamedResources | None:
 
 
 def check_not_imported() -> None:
-    """Raise ConfigError if a command imports the file that calls `fit`, because importing must start no run."""
+    """Raise ConfigError if a command imports the file that calls `fit`, because importing must
+    start no run.
+    """
     if (command := imported_by.get()) is not None:
         raise ConfigError(
             f"the file starts a run when {command} imports it; put the lines that start it under "

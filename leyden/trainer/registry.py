@@ -1,4 +1,7 @@
-"""Short names for components. Leyden's own are listed here; `register_component` adds those of other packages."""
+"""Short names for components.
+
+Leyden's own are listed here; `register_component` adds those of other packages.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +53,14 @@ _REGISTRIES: Final[Mapping[str, dict[str, Component]]] = {
 
 
 def register_component(kind: str, name: str, component: Component) -> None:
-    """Make a component known by a short name in this process, so that `Trainer(<kind>=<name>)` finds it.
+    """Make a component known by a short name in this process, so that `Trainer(<kind>=<name>)`
+    finds it.
 
     kind: "adapter", "algorithm", "runner", "store", "strategy" or "tracer".
-    component: a class, a factory, or its import path, which is imported when the name is first used.
-    Raise ConfigError for an unknown kind, for a name that could be an import path, and for one that means another component.
+    component: a class, a factory, or its import path, which is imported when the name is first
+        used.
+    Raise ConfigError for an unknown kind, for a name that could be an import path, and for one that
+    means another component.
     """
     register_name(_registry(kind), name, component, kind=kind)
 

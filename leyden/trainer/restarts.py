@@ -1,6 +1,7 @@
 """An algorithm that fails is started again: how often, after how long, and after which failures.
 
-It knows no strategy and no checkpoint: the trainer runs both sides again, and the algorithm resumes as it would in a new process.
+It knows no strategy and no checkpoint: the trainer runs both sides again, and the algorithm resumes
+as it would in a new process.
 """
 
 from __future__ import annotations
@@ -48,14 +49,19 @@ def _why_not(algorithm: Algorithm | None) -> str:
 
 
 class Restarts:
-    """Counts the failures of one run. All of them count, whether or not there was a new checkpoint in between."""
+    """Counts the failures of one run.
+
+    All of them count, whether or not there was a new checkpoint in between.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._used = 0
 
     def allow(self, error: Exception) -> bool:
-        """Whether the algorithm is started again after this; a ConfigError would only be raised again."""
+        """Return whether to start the algorithm again. A ConfigError is never retried; it would
+        recur.
+        """
         return self._used < self._most and not isinstance(error, ConfigError)
 
     async def pause(self, error: Exception) -> None:

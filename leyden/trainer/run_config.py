@@ -1,4 +1,4 @@
-"""The configuration that a trainer's run records: what was given, resolved to JSON."""
+"""The configuration that a trainer's run records: the trainer's arguments, resolved to JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def run_config(
     n_runners: int,
     concurrency: int,
 ) -> dict[str, Any]:
-    """Return the configuration of a run of `fit`. Reading the data sets costs at most about a second each."""
+    """Return the configuration of a run of `fit`.
+
+    Reading the data sets costs at most about a second each.
+    """
     data = {"train": train_dataset, "val": val_dataset}
     return {
         **algorithm_config(algorithm),

@@ -1,1 +1,1 @@
-"""Small helpers that know nothing of Leyden's nouns: ids, time, atomic files, signals."""
+"""Small helpers without Leyden's nouns: ids, time, atomic files, signals."""

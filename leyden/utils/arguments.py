@@ -1,4 +1,4 @@
-"""Remember what an object was made with, so that a run can record its configuration."""
+"""Remember the arguments of a constructor, so that a run can record its configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ class KeepsArguments:
 
 
 def arguments_of(made: object) -> dict[str, Any]:
-    """Return the constructor's arguments by name, defaults included; empty for an object that does not remember them."""
+    """Return the constructor's arguments by name, defaults included; empty for an object that does
+    not remember them.
+    """
     args, kwargs = getattr(made, "__dict__", {}).get("_arguments", ((), {}))
     try:
         bound = inspect.signature(type(made)).bind(*args, **kwargs)

@@ -1,6 +1,7 @@
-"""Files and directories that exist whole or not at all, whatever is killed when.
+"""Files and directories that exist whole or not at all, even if the process is killed.
 
-The recipe is always the same: write aside in the same directory, make it durable (fsync), rename, make the rename durable.
+The recipe is always the same: write aside in the same directory, make it durable (fsync), rename,
+make the rename durable.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from pathlib import Path
 from typing import IO
 
 ASIDE = ".tmp-"
-"""What is unfinished begins with this. A process that finds such a name may remove it once its writer is gone."""
+"""The prefix of unfinished files. A process may remove such a file once its writer is gone."""
 
 
 @contextlib.contextmanager
 def open_aside(path: Path) -> Generator[IO[str]]:
-    """A text file (UTF-8, newlines as written) that takes the place of `path` when the block ends, and vanishes if it raises."""
+    """Open a text file that replaces `path` when the block ends, and vanishes if it raises.
+
+    The text is UTF-8, with newlines as written.
+    """
     aside = path.with_name(ASIDE + path.name)
     try:
         with aside.open("w", encoding="utf-8", newline="") as file:
@@ -48,7 +52,10 @@ def write_file(path: Path, text: str) -> None:
 
 
 def commit_directory(aside: Path, path: Path) -> None:
-    """Make everything under `aside` durable, then let it be `path`, which must not exist. Both lie in the same directory."""
+    """Make everything under `aside` durable, then let it be `path`, which must not exist.
+
+    Both lie in the same directory.
+    """
     for folder, _, names in os.walk(aside):
         for name in names:
             _fsync(Path(folder, name))
@@ -58,7 +65,10 @@ def commit_directory(aside: Path, path: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory so that a crash leaves no half of it under its own name. Nothing happens if it is missing."""
+    """Remove a directory so that a crash leaves no half of it under its own name.
+
+    Nothing happens if it is missing.
+    """
     aside = path.with_name(f"{ASIDE}removed-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -67,7 +77,10 @@ def remove_directory(path: Path) -> None:
 
 
 def fsync_directory(path: Path) -> None:
-    """Make names created or removed in this directory durable. Windows has no such call and needs none."""
+    """Make names created or removed in this directory durable.
+
+    Windows has no such call and needs none.
+    """
     if os.name != "nt":
         _fsync(path)
 

@@ -1,7 +1,7 @@
 """API keys that name an attempt: `sk-leyden-<rollout>.<attempt>.<hmac>`.
 
-Who holds the gateway's token can make one for any attempt; who holds a key can call in that attempt and in no other. It knows
-neither resources nor HTTP.
+Who holds the gateway's token can make one for any attempt; who holds a key can call in that attempt
+and in no other. It knows neither resources nor HTTP.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from urllib.parse import quote, unquote
 
 PREFIX: Final = "sk-leyden-"
 NO_TOKEN: Final = "EMPTY"
-"""Stands for the token of a gateway that has none: its keys say where a call belongs, and prove nothing."""
+"""Stands for the token of a gateway that has none: its keys say where a call belongs, and prove
+nothing."""
 
 
 def attempt_key(token: str | None, rollout_id: str, attempt_id: str) -> str:
-    """The key of one attempt, in ASCII."""
+    """Return the API key of one attempt, in ASCII."""
     return f"{PREFIX}{_quoted(rollout_id)}.{_quoted(attempt_id)}.{_proof(token, rollout_id, attempt_id)}"
 
 
@@ -28,7 +29,9 @@ def read_attempt_key(token: str | None, key: str) -> tuple[str, str] | None:
 
 
 def named_by(key: str) -> tuple[str, str] | None:
-    """(rollout id, attempt id), whoever made the key; None for what is no such key."""
+    """Return the rollout id and the attempt id in a key, without a check of its proof; None for
+    other text.
+    """
     parts = key.removeprefix(PREFIX).split(".")
     return (unquote(parts[0]), unquote(parts[1])) if key.startswith(PREFIX) and len(parts) == 3 else None
 

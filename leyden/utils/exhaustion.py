@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from leyden.utils.throttle import Throttle
 
@@ -29,7 +30,9 @@ class _Resource:
     """Parts of messages, for errors that another process or library has made into text."""
 
     def is_named_by(self, error: BaseException) -> bool:
-        """Whether this error itself, without its causes, says that the resource has run out."""
+        """Return whether this error itself, without its causes, says that the resource has
+        run out.
+        """
         if isinstance(error, MemoryError) and errno.ENOMEM in self.numbers:
             return True
         if isinstance(error, OSError) and error.errno in self.numbers:
@@ -111,4 +114,4 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield one
         waiting += [cause for cause in (one.__context__, one.__cause__) if cause is not None]
         if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions  # pyright: ignore[reportUnknownMemberType] -- a group of anything
+            waiting += cast("BaseExceptionGroup[BaseException]", one).exceptions

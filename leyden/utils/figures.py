@@ -9,7 +9,8 @@ import math
 import re
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
-"""Control characters but for tabs and line breaks, marks that reverse the direction of text, lone surrogates."""
+"""Control characters but for tabs and line breaks, marks that reverse the direction of text, lone
+surrogates."""
 
 
 def figure(value: float | str, digits: int = 4) -> str:
@@ -47,10 +48,11 @@ def one_line(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """Return the text without characters that a terminal obeys, each replaced by `�`. Line breaks and tabs stay.
+    """Return the text without characters that a terminal obeys, each replaced by `�`.
 
-    The texts of models, agents and tasks may hold escape sequences, which retitle a terminal, write to
-    its clipboard, or hide what stands there.
+    Line breaks and tabs stay.
+    The texts of models, agents and tasks may hold escape sequences, which retitle a terminal, write
+    to its clipboard, or hide what stands there.
     """
     return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
 

@@ -9,9 +9,10 @@ _NEW_OBJECTS = 20_000
 
 
 def look_for_cycles_rarely() -> None:
-    """Let this process look for cycles once for many answers, not several times for each.
+    """Let Python look for reference cycles once for many answers, not several times for each.
 
-    One answer with log-probabilities is hundreds of containers, none of them in a cycle, which live until it is recorded: every look goes
-    through them in vain, a tenth of what a call costs the gateway. Only for a process that runs nothing of the user's.
+    An answer with log-probabilities is hundreds of containers, none of them in a cycle, which live
+    until it is recorded. Every look visits them in vain, at a tenth of the gateway's cost of a
+    call. Call this only in a process that runs no code of the user's.
     """
     gc.set_threshold(_NEW_OBJECTS, 10, 10)

@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 
 class Latch:
-    """Closed, then open for ever: set from any thread, loop or signal handler; waits are woken, never polled."""
+    """Closed, then open for ever: set from any thread, loop or signal handler; waits are woken,
+    never polled.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -24,11 +26,14 @@ class Latch:
             wake()
 
     def is_set(self) -> bool:
-        """Whether it is open."""
+        """Return whether it is open."""
         return self._event.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block this thread until it is open or `timeout` seconds have passed; answers `is_set()`."""
+        """Block this thread until it is open or `timeout` seconds have passed.
+
+        Return `is_set()`.
+        """
         return self._event.wait(timeout)
 
     async def wait_async(self) -> None:

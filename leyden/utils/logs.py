@@ -69,7 +69,8 @@ def line_formatter(*, source: bool = False) -> logging.Formatter:
 
 
 def setup_logging(level: int | str = "INFO") -> None:
-    """Write the records of the `leyden` loggers to standard error, for scripts and the command line.
+    """Write the records of the `leyden` loggers to standard error, for scripts and the command
+    line.
 
     A file or a pipe gets one line for each record, as `line_formatter` makes it. Safe to repeat.
 
@@ -89,7 +90,9 @@ def setup_logging(level: int | str = "INFO") -> None:
 
 
 def stderr_handler() -> logging.Handler:
-    """Return a handler that writes records to standard error, in colours on a terminal and as lines elsewhere."""
+    """Return a handler that writes records to standard error, in colours on a terminal and as lines
+    elsewhere.
+    """
     handler = _rich_handler() if sys.stderr is not None and sys.stderr.isatty() else _LineHandler()
     handler.name = _HANDLER_NAME
     handler.addFilter(lambda record: not hasattr(record, _FOR_FILES))
@@ -103,21 +106,26 @@ def setup_logging_if_asked() -> None:
 
 
 def setup_child_logging() -> None:
-    """Write the records of a child process to standard error, with the names of process and logger."""
+    """Write the records of a child process to standard error, with the names of process
+    and logger.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(line_formatter(source=True))
     logging.basicConfig(handlers=[handler])
 
 
 def setup_relayed_logging() -> None:
-    """Write the records of a child process to standard error, for a parent that passes each line to `relay_line`."""
+    """Write the records of a child process to standard error, for a parent that passes each line to
+    `relay_line`.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(_LineFormatter("%(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
 def relay_line(logger: logging.Logger, source: str, line: str) -> None:
-    """Log a line of a child's standard error, at the level that `setup_relayed_logging` put before it.
+    """Log a line of a child's standard error, at the level that `setup_relayed_logging` put before
+    it.
 
     A line without a level, such as what a library prints, is logged at INFO.
     """
@@ -173,7 +181,9 @@ def _is_shown(logger: logging.Logger) -> bool:
 
 
 class _HarmlessFormatter(logging.Formatter):
-    """Leaves out what a terminal would obey: messages and errors hold texts of models, agents and tasks."""
+    """A formatter that removes control characters, since messages may hold texts of models and
+    agents.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))

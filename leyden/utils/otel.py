@@ -1,6 +1,8 @@
-"""OpenTelemetry's values as a span keeps them, however they came: from the SDK in this process, or over OTLP.
+"""OpenTelemetry's values as a span keeps them, however they came: from the SDK in this process, or
+over OTLP.
 
-It knows neither the SDK nor protobuf, only plain Python values. Both roads use it, so the same step is the same span.
+It knows neither the SDK nor protobuf, only plain Python values. Both roads use it, so the same step
+is the same span.
 """
 
 from __future__ import annotations
@@ -13,16 +15,21 @@ from typing import Any, cast
 
 
 def seconds(nanoseconds: int | None) -> float | None:
-    """Unix nanoseconds as Unix seconds. None and 0, which is how OTLP says it, are a moment that is not known."""
+    """Unix nanoseconds as Unix seconds.
+
+    None and 0, which is how OTLP says it, are a moment that is not known.
+    """
     return nanoseconds / 1_000_000_000 if nanoseconds else None
 
 
 def attribute_value(value: object) -> Any:
-    """The value of an attribute as a span can keep it: a scalar, or a list of strings or of numbers.
+    """Return an attribute's value as a span can keep it: a scalar, or a list of strings or of
+    numbers.
 
-    A map is kept as the text of its JSON, bytes as base64, and a number that JSON does not have as "NaN", "Infinity" or "-Infinity", as
-    OTLP writes them. In a list that is not all numbers, what is no string is kept as its JSON. A value that is absent (None, which
-    OpenTelemetry makes of an invalid one) is the empty string.
+    A map is kept as the text of its JSON, bytes as base64, and a number that JSON lacks as "NaN",
+    "Infinity" or "-Infinity", as OTLP writes them. In a list that is not all numbers, an element
+    that is no string is kept as its JSON. An absent value (None, which OpenTelemetry makes of an
+    invalid one) is the empty string.
     """
     if isinstance(value, str) or _is_number(value):
         return value
@@ -35,7 +42,7 @@ def attribute_value(value: object) -> Any:
 
 
 def links_text(links: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
-    """The links of a span (trace id, span id, attributes) as JSON; the value of the attribute `semconv.LINKS`."""
+    """Return the links of a span (trace id, span id, attributes) as JSON, for `semconv.LINKS`."""
     return _json([{"trace_id": trace, "span_id": span, "attributes": attributes} for trace, span, attributes in links])
 
 

@@ -1,4 +1,6 @@
-"""An event loop that a fork of its process cannot run: both would take the other's events, and write to the same connections."""
+"""An event loop that a fork of its process cannot run: both would take the other's events, and
+write to the same connections.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ def new_own_loop() -> asyncio.AbstractEventLoop:
 def run_on_own_loop(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` on a loop of its own and cancel the tasks that are left over.
 
-    `asyncio.run` waits without limit for a task that swallows its cancellation, and for threads of the default executor.
-    This function leaves both behind after a moment, so it is for a process that ends afterwards.
+    `asyncio.run` waits without limit for a task that swallows its cancellation, and for threads of
+    the default executor. This function leaves both behind after a moment, so it is for a process
+    that ends afterwards.
     """
     loop = new_own_loop()
     try:

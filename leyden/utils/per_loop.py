@@ -1,4 +1,6 @@
-"""Things that belong to one event loop (a session, its connections), for objects that are used from many."""
+"""Things that belong to one event loop (a session, its connections), for objects that are used from
+many.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """One item for each event loop that asks: made at its first use there, and ended when the loop shuts down or at `close`.
+    """One item for each event loop that asks: made at its first use there, and ended when the loop
+    shuts down or at `close`.
 
-    The loop itself ends it: it is held by an async generator, and `asyncio.run` closes those of its loop.
+    The loop itself ends it: it is held by an async generator, and `asyncio.run` closes those of its
+    loop.
     """
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
-        """make: a context manager that enters without waiting, and holds no async generator (the loop would close that one too)."""
+        """make: a context manager that enters without waiting, and holds no async generator (the
+        loop would close that one too).
+        """
         self._make = make
         self._lock = threading.Lock()
         self._items: dict[asyncio.AbstractEventLoop, T] = {}
@@ -29,7 +35,10 @@ class PerLoop(Generic[T]):
         return self.get_now()
 
     def get_now(self) -> T:
-        """Return the running loop's item, from code that cannot await. Raise RuntimeError without a running loop."""
+        """Return the running loop's item, from code that cannot await.
+
+        Raise RuntimeError without a running loop.
+        """
         loop = asyncio.get_running_loop()
         item = self._items.get(loop)
         return self._add(loop) if item is None else item
@@ -65,7 +74,9 @@ class PerLoop(Generic[T]):
 
 
 def _first(generator: AsyncGenerator[T, None]) -> T:
-    """Return the first item of a generator that does not wait before it; the running loop registers the generator."""
+    """Return the first item of a generator that does not wait before it; the running loop registers
+    the generator.
+    """
     step = generator.__anext__().__await__()
     try:
         next(step)

@@ -5,16 +5,25 @@ Functions and classes of a script or a notebook, lambdas and closures travel by 
 
 from __future__ import annotations
 
+import io
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import cloudpickle  # pyright: ignore[reportMissingTypeStubs] -- it has none
+if TYPE_CHECKING:  # cloudpickle is untyped
+    from pickle import Pickler as _Pickler
+else:
+    from cloudpickle import Pickler as _Pickler
 
-_cloudpickle: Any = cloudpickle  # untyped
+
+class CloudPickler(_Pickler):
+    """The pickler of cloudpickle, with the types of pickle's."""
 
 
 def pack(value: Any) -> bytes:
-    """Pickle a value, by value if pickle cannot send it by name. `pickle.loads` reads the result."""
+    """Pickle a value, by value if pickle cannot send it by name.
+
+    `pickle.loads` reads the result.
+    """
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:  # noqa: BLE001 -- a user's __reduce__ raises anything; the second attempt reports it
@@ -23,5 +32,6 @@ def pack(value: Any) -> bytes:
 
 def pack_by_value(value: Any) -> bytes:
     """Pickle a value with cloudpickle, which takes in what the other process cannot import."""
-    data: bytes = _cloudpickle.dumps(value)
-    return data
+    buffer = io.BytesIO()
+    CloudPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()

@@ -1,4 +1,6 @@
-"""Text of things that other people wrote: exceptions and values of agents, which may be huge, unprintable, or raise when asked."""
+"""Text of things that other people wrote: exceptions and values of agents, which may be huge,
+unprintable, or raise when asked.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ _LIMIT = 10_000
 def storable(text: str, *, limit: int = _LIMIT) -> str:
     """Return `text` as any file or database takes it, and as anyone may read it.
 
-    Lone surrogates are written out, passwords in addresses are hidden, and the middle of a very long text is left out.
+    Lone surrogates are written out, passwords in addresses are hidden, and the middle of a very
+    long text is left out.
     """
     text = redact(text)
     text = text.encode("utf-8", "backslashreplace").decode()
@@ -26,7 +29,7 @@ def storable(text: str, *, limit: int = _LIMIT) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """The error's message, whatever its `__str__` does; empty when it has none."""
+    """Return the error's message, whatever its `__str__` does; empty if it has none."""
     try:
         return storable(str(error))
     except Exception as trouble:  # noqa: BLE001 -- an agent's own class, which may do anything
@@ -34,7 +37,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def shown(value: object, *, limit: int = 200) -> str:
-    """The `repr` of a value and its type, whatever its `__repr__` does."""
+    """Return the `repr` of a value and its type, whatever its `__repr__` does."""
     try:
         text = storable(repr(value))[:limit]
     except Exception as trouble:  # noqa: BLE001 -- an agent's own class, which may do anything
@@ -43,7 +46,7 @@ def shown(value: object, *, limit: int = 200) -> str:
 
 
 def as_json(value: Any, *, default: Callable[[Any], Any] = repr) -> str:
-    """The value as JSON, whatever it is. default: what stands for a part that JSON cannot say."""
+    """Return any value as JSON. default: makes a substitute for a part that JSON cannot hold."""
     try:
         return json.dumps(value, ensure_ascii=False, default=default)
     except (TypeError, ValueError, RecursionError):  # keys that are no strings, circles

@@ -30,13 +30,13 @@ class Throttle:
             return due
 
     def reset(self) -> None:
-        """Forget what was admitted."""
+        """Forget all earlier events."""
         with self._lock:
             self._admitted.clear()
 
 
 def first_on_this_machine(name: str, seconds: float = 60.0) -> bool:
-    """Return whether no process of this user was answered True for `name` within `seconds`.
+    """Return whether this is the first call for `name` by any process of this user in `seconds`.
 
     A file in the folder for temporary files keeps the time. Return True if it cannot be used.
     """

@@ -28,7 +28,7 @@ def run_program(program: str, directory: Path) -> str:
 
 
 def rewards_of(run: Path) -> list[float]:
-    figures = open_run(run).figures().reward
+    figures = open_run(run).summary_metrics().reward
     assert figures is not None
     return list(figures.values)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.runs import RewardFigures, Run
+from leyden.runs import RewardMetrics, Run
 from leyden.runs.chart import sparkline
 from leyden.runs.display import closing_summary, first_line
 from leyden.runs.summary import RunSummary
@@ -58,7 +58,7 @@ def test_the_first_line_is_one_line_of_any_width(width: int) -> None:
     assert len(line) <= width and line.isprintable()
 
 
-REWARD = RewardFigures(0.42578125, 0.98, 0.991, 38, (0.42578125, 0.7, 0.991, 0.98), (1, 20, 38, 40))
+REWARD = RewardMetrics(0.42578125, 0.98, 0.991, 38, (0.42578125, 0.7, 0.991, 0.98), (1, 20, 38, 40))
 
 
 def summary_of(run_dir: Path, **options: Any) -> RunSummary:
@@ -86,8 +86,8 @@ def test_the_summary_says_how_a_run_ended_and_where_everything_is(tmp_path: Path
 
 
 def test_the_summary_shows_the_reward_of_the_validations_beside_that_of_the_training(tmp_path: Path) -> None:
-    several = RewardFigures(0.41, 0.92, 0.95, 20, (0.41, 0.95, 0.92), (1, 20, 40))
-    once = RewardFigures(0.5, 0.5, 0.5, 1, (0.5,), (1,))
+    several = RewardMetrics(0.41, 0.92, 0.95, 20, (0.41, 0.95, 0.92), (1, 20, 40))
+    once = RewardMetrics(0.5, 0.5, 0.5, 1, (0.5,), (1,))
     assert "validation: 0.41 -> 0.92" in str(summary_of(tmp_path, val_reward=several)).splitlines()
     assert "validation: 0.5" in str(summary_of(tmp_path, val_reward=once)).splitlines()
     html = summary_of(tmp_path, val_reward=several)._repr_html_()
@@ -108,7 +108,7 @@ def test_the_summary_fits_but_for_paths_and_commands(width: int) -> None:
 def test_a_summary_of_little_is_short() -> None:
     assert str(RunSummary(None, {"succeeded": 2})) == "rollouts: 2 succeeded"
     assert str(RunSummary(None)) == "rollouts: none"
-    once = RewardFigures(0.5, 0.5, 0.5, 1, (0.5,), (1,))
+    once = RewardMetrics(0.5, 0.5, 0.5, 1, (0.5,), (1,))
     assert "reward: 0.5" in str(RunSummary(None, reward=once)).splitlines()
 
 

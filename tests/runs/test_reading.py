@@ -70,7 +70,7 @@ def test_a_folder_of_the_previous_format_is_read(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     assert (run.record.run_id, run.record.start_time, run.state) == ("old", 12.5, "stopped")
     assert run.metrics() == run.failures() == []
-    assert run.figures().reward is None
+    assert run.summary_metrics().reward is None
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_rows_come_in_the_order_of_the_run_and_a_repeated_row_counts_once(tmp_pa
     run = open_run(tmp_path)
     assert [(row.iteration, row.stage) for row in run.metrics()] == [(0, "val"), (1, "train"), (2, "train"), (2, "val")]
     assert [row.metrics["reward"] for row in run.metrics("train")] == [0.2, 0.6]
-    figures = run.figures()
+    figures = run.summary_metrics()
     assert figures.reward is not None and figures.val_reward is not None
     assert (figures.reward.first, figures.reward.last, figures.reward.best_iteration) == (0.2, 0.6, 2)
     assert (figures.val_reward.values, figures.val_reward.iterations) == ((0.1, 0.5), (0, 2))

@@ -94,7 +94,7 @@ def test_an_error_of_neither_leyden_nor_the_user_stays_whole(monkeypatch: pytest
     monkeypatch.setattr("leyden.utils.frames.is_users_file", lambda filename: False)
     monkeypatch.setattr(type(trainer.runner), "init", breaks)
     frames = shown(lambda: trainer.fit(agent, ["task"]))[1]
-    assert {"run_blocking", "_execute", "breaks"} < set(frames)
+    assert {"run_blocking", "execute", "breaks"} < set(frames)
 
 
 def test_the_whole_traceback_is_in_the_log_at_debug(caplog: pytest.LogCaptureFixture) -> None:

@@ -211,7 +211,7 @@ def test_a_run_in_a_given_store_keeps_its_metrics_there(tmp_path: Path) -> None:
     assert (run.state, run.record.run_id, run.directory) == ("succeeded", summary.run_id, None)
     assert [(stage, iteration) for stage, iteration, _ in rows(run)] == [("train", 1)]
     assert run.metrics("train")[0].metrics == {"reward": 1.0, "rollouts": 2, "failed": 1}
-    assert (run.figures().rollouts, run.figures().failed) == (2, 1)
+    assert (run.summary_metrics().rollouts, run.summary_metrics().failed) == (2, 1)
     assert [failure.reason for failure in run.failures()] == ["ValueError: -2 is negative"]
     ly.Trainer(algorithm="baseline", store=f"sqlite://{path}").fit(odd, [1, 2])
     with pytest.raises(ConfigError, match=f"holds 2 runs; give run_id=, one of .*{summary.run_id}"):

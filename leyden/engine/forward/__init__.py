@@ -1,8 +1,8 @@
-"""How logits are computed: through the model's own forward, or by a faster step that is proven equal to it.
+"""How logits are computed: through the model's own forward, or by a faster step that is proven
+equal to it.
 
-`base` is the protocol, `cached` runs any causal model of transformers through its own `forward`, `layout` is the fast
-path for the Llama and Qwen family, `choose` proves a candidate on probes and falls back. Nothing here samples, trains
-or serves.
-To add a fast path for another layout: implement `ModelForward` and name it in `choose.CANDIDATES`; the probe decides
-whether it is used.
+`base` is the protocol, `cached` runs any causal model of transformers through its own `forward`,
+`layout` is the fast path for the Llama and Qwen family, `choose` proves a candidate on probes and
+falls back. Nothing here samples, trains or serves. To add a fast path for another layout: implement
+`ModelForward` and name it in `choose.CANDIDATES`; the probe decides whether it is used.
 """

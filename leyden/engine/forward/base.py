@@ -1,6 +1,8 @@
-"""`ModelForward`: logits for decoding (with a cache) and for training (with a gradient), and the cache's storage.
+"""`ModelForward`: logits for decoding (with a cache) and for training (with a gradient), and the
+cache's storage.
 
-Shapes: B rows of a batch, S new tokens of a row (padded), T tokens a row attends to, N tokens of a batch without
+Shapes: B rows of a batch, S new tokens of a row (padded), T tokens a row attends to, N tokens of a
+    batch without
 padding, V vocabulary.
 """
 
@@ -21,14 +23,17 @@ class ModelForward(Protocol):
     """No sequence is longer."""
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
-        """Logits (B, V) after the last token of each sequence.
+        """Return logits (B, V) after the last token of each sequence.
 
-        The cache row `rows[b]` holds the first `cached[b]` tokens of `sequences[b]`, and holds all of them afterwards.
+        The cache row `rows[b]` holds the first `cached[b]` tokens of `sequences[b]`, and holds all
+        of them afterwards.
         """
         ...
 
     def logits_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
-        """Logits (N, V) after the N tokens at `positions[b]` of each sequence b, in order; differentiable."""
+        """Return differentiable logits (N, V) after the N tokens at `positions[b]` of each sequence
+        b.
+        """
         ...
 
     def release(self) -> None:
@@ -39,8 +44,8 @@ class ModelForward(Protocol):
 class KeyValueStore:
     """Keys and values of every layer in preallocated rows: tensors (rows, length, heads, dim).
 
-    They grow by doubling, which keeps short conversations on a long-context model small. Rows keep their content until
-    they are written over.
+    They grow by doubling, which keeps short conversations on a long-context model small. Rows keep
+    their content until they are written over.
     """
 
     def __init__(self, max_rows: int, max_length: int) -> None:
@@ -67,12 +72,14 @@ class KeyValueStore:
         self._at_least(self._values, layer, values).index_put_(at, values)
 
     def read(self, layer: int, rows_B: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, length, heads, dim) of the first `length` places of each row."""
+        """Return keys and values (B, length, heads, dim) of the first `length` places of each
+        row.
+        """
         keys, values = self._layer(layer)
         return keys[:, :length].index_select(0, rows_B), values[:, :length].index_select(0, rows_B)
 
     def read_at(self, layer: int, rows_B1: Tensor, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, T, heads, dim) at the given places of each row."""
+        """Return keys and values (B, T, heads, dim) at the given places of each row."""
         keys, values = self._layer(layer)
         return keys[rows_B1, positions_BT], values[rows_B1, positions_BT]
 

@@ -1,10 +1,11 @@
-"""Any causal model of transformers through its own `forward`: with transformers' cache, or without one.
+"""Any causal model of transformers through its own `forward`: with transformers' cache, or without
+one.
 
-`CachedForward` hands the model a transformers `Cache` whose layers keep keys and values in the rows of a
-`KeyValueStore`, so rows of different lengths share a batch, stay after they finish and can be continued. To the model a
-batch looks left-padded: the last token of every row is in the last column, positions and the attention mask say where
-each row begins. `UncachedForward` runs whole sequences every
-step: slow, and right for any model, those with a recurrent state included.
+`CachedForward` hands the model a transformers `Cache` whose layers keep keys and values in the rows
+of a `KeyValueStore`, so rows of different lengths share a batch, stay after they finish and can be
+continued. To the model a batch looks left-padded: the last token of every row is in the last
+column, positions and the attention mask say where each row begins. `UncachedForward` runs whole
+sequences every step: slow, and right for any model, those with a recurrent state included.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class UncachedForward:
         pass
 
     def _selection_works(self) -> bool:
-        """Whether this model takes a boolean mask of positions, so that its head runs on the chosen tokens only."""
+        """Return whether this model takes a boolean mask of positions.
+
+        With such a mask, its head runs on the chosen tokens only.
+        """
         ids = torch.zeros(2, 3, dtype=torch.long, device=self.device)
         mask = torch.tensor([[True, False, True], [False, True, False]], device=self.device)
         try:
@@ -115,7 +119,7 @@ class CachedForward(UncachedForward):
 
 
 class _Plan:
-    """Where the tokens of one batch go and come from; every layer of the cache reads it."""
+    """The source and target of each token of one batch. Every layer of the cache reads it."""
 
     def __init__(self, store: KeyValueStore) -> None:
         self.store = store
@@ -125,7 +129,7 @@ class _Plan:
         """T"""
 
     def prepare(self, rows: list[int], lengths: list[int], cached: list[int], device: torch.device) -> None:
-        """Rows of `lengths` tokens in all, `cached` of which are there already."""
+        """Plan rows that will hold `lengths` tokens, of which `cached` are in the cache already."""
         new = [length - held for length, held in zip(lengths, cached, strict=True)]
         self.width, self.length = max(new), max(lengths)
         self.store.reserve(max(rows), self.length)
@@ -154,7 +158,10 @@ class _RowLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store the new keys and values (B, heads, S, dim); return those of the whole rows (B, heads, T, dim)."""
+        """Store the new keys and values (B, heads, S, dim).
+
+        Return the keys and values of the whole rows (B, heads, T, dim).
+        """
         plan = self._plan
         keys = key_states.transpose(1, 2)[plan.batch_N, plan.column_N]
         values = value_states.transpose(1, 2)[plan.batch_N, plan.column_N]
@@ -170,7 +177,7 @@ class _RowLayer(DynamicLayer):
 
 
 def _innermost(model: Any) -> Any:
-    """The transformers model inside a PEFT wrapper, or the model itself."""
+    """Return the transformers model inside a PEFT wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

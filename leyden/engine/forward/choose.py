@@ -1,8 +1,8 @@
 """Pick the fastest way to compute logits that is proven equal to the model's own forward.
 
-Every candidate runs the same probe: ragged prompts in one batch, single tokens after them, rows of both kinds together,
-a row continued after a pause. Its logits must match those of the model on each sequence alone. A candidate that
-raises or differs is passed over, and the log says why.
+Every candidate runs the same probe: ragged prompts in one batch, single tokens after them, rows of
+both kinds together, a row continued after a pause. Its logits must match those of the model on each
+sequence alone. A candidate that raises or differs is passed over, and the log says why.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ CANDIDATES: list[Callable[..., ModelForward]] = [LayoutForward, CachedForward, U
 _PROBE_ROWS = 4
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 _COARSE_TOLERANCE = 0.1
-"""For half precision, relative to the largest logit: two orders of summation differ that much in bfloat16."""
+"""For half precision, relative to the largest logit: two orders of summation differ that much in
+bfloat16."""
 
 
 class Mismatch(Exception):
@@ -42,7 +43,7 @@ def choose_forward(
     max_length: int,
     candidates: Sequence[Callable[..., ModelForward]] | None = None,
 ) -> ModelForward:
-    """The first candidate that passes the probe. Raises EngineError when none does."""
+    """Return the first candidate that passes the probe. Raise EngineError if none does."""
     reasons: list[str] = []
     for candidate in CANDIDATES if candidates is None else candidates:
         try:
@@ -62,7 +63,7 @@ def choose_forward(
 
 @torch.inference_mode()
 def probe(model: Any, forward: ModelForward) -> None:
-    """Raises Mismatch where `forward` and `model` disagree. Leaves the cache empty."""
+    """Raise Mismatch unless `forward` and `model` agree. Leave the cache empty."""
     rng = random.Random(0)
     embeddings = model.get_input_embeddings()
     n_vocabulary = min(int(embeddings.weight.shape[0]), 32_000)

@@ -1,11 +1,14 @@
-"""The fast path for the Llama layout (Llama, Mistral, Qwen2, Qwen3), written over the model's own sub-modules.
+"""The fast path for the Llama layout (Llama, Mistral, Qwen2, Qwen3), written over the model's own
+sub-modules.
 
-What makes it fast: tokens of all rows side by side without padding, single tokens and new prompts in one pass, the last
-layer's queries and MLP only for the tokens that somebody asked about, fused norms, and keys and values written
-where they stay. Projections are called as modules, so adapters (LoRA) and quantised layers inside them count. What
-it may not assume is refused in `__init__`, what it gets wrong is found by the probe (`choose`).
+What makes it fast: tokens of all rows side by side without padding, single tokens and new prompts
+in one pass, the last layer's queries and MLP only for the tokens that somebody asked about, fused
+norms, and keys and values written where they stay. Projections are called as modules, so adapters
+(LoRA) and quantised layers inside them count. What it may not assume is refused in `__init__`, what
+it gets wrong is found by the probe (`choose`).
 
-Shapes: N tokens of a batch, B rows, S new tokens of a row, T tokens a row attends to, H heads, K key-value heads,
+Shapes: N tokens of a batch, B rows, S new tokens of a row, T tokens a row attends to, H heads, K
+    key-value heads,
 G = H / K, D head size.
 """
 
@@ -24,7 +27,7 @@ from leyden.errors import ConfigError
 
 _MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Those whose angles depend on the position alone, not on how long the sequence is."""
+"""The kinds of RoPE whose angles depend on the position alone, not on the sequence's length."""
 
 
 class LayoutForward:
@@ -33,7 +36,7 @@ class LayoutForward:
     name = "the fast path for the Llama layout"
 
     def __init__(self, model: Any, *, max_rows: int, max_length: int) -> None:
-        """Raises ConfigError for a model that does not have the layout."""
+        """Raise ConfigError for a model without this layout."""
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         config = inner.config
         _check_layout(config, max_length)
@@ -137,7 +140,7 @@ class _Layer:
         return qk[..., :n_heads, :], qk[..., n_heads:, :], v
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add what attention found, then what the MLP makes of it."""
+        """Add the result of attention, then the result of the MLP."""
         x = x + self._o(attended)
         h = _norm(self._mlp_norm, x)
         return x + self._down(self._act(self._gate(h)) * self._up(h))
@@ -160,13 +163,13 @@ class _Prompts:
     length: int
     width: int
     places_N: Tensor
-    """Where each token stands in the padded (B * S)."""
+    """The place of each token in the padded (B * S)."""
     mask_B1ST: Tensor
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Where the tokens of one step are: those of single-token rows first, then the prompts'."""
+    """The tokens of one step: first those of rows with a single token, then those of prompts."""
 
     ids_N: Tensor
     positions_N: Tensor
@@ -177,7 +180,7 @@ class _Batch:
     every: _Single
     """Every row's last token, in the order of the rows given."""
     last_B: Tensor | None
-    """Where those are among the N; None: the N are exactly those, in order."""
+    """The places of the wanted tokens among the N; None if all N are wanted, in order."""
 
     @classmethod
     def of(cls, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int], like: Tensor) -> _Batch:
@@ -238,12 +241,15 @@ def _prompts(
 
 
 def _mask(hidden: Tensor, like: Tensor) -> Tensor:
-    """Minus infinity where `hidden`; a boolean mask would be converted in every layer."""
+    """Return minus infinity at `hidden` places, else 0; layers would convert a boolean mask."""
     return torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf).to(like.device)
 
 
 def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(B, S, H * D) from (B, S, heads, D); rows are right-padded, so what is real never sees the padding."""
+    """Return (B, S, H * D) from (B, S, heads, D).
+
+    Rows are right-padded, so a real token never attends to padding.
+    """
     groups = q.shape[2] // k.shape[2]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
@@ -254,14 +260,16 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:
-    """The norm in one kernel where the module is a root-mean-square norm, the module itself otherwise."""
+    """Apply a norm, in one kernel if it is a root-mean-square norm."""
     if type(module).__name__.endswith("RMSNorm"):
         return functional.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
     return module(x)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding; x (..., heads, D), cos and sin (..., D), the first half of sin negated."""
+    """Rotary position embedding; x (..., heads, D), cos and sin (..., D), the first half of sin
+    negated.
+    """
     return torch.addcmul(x * cos[..., None, :], x.roll(x.shape[-1] // 2, dims=-1), sin[..., None, :])
 
 
@@ -274,7 +282,7 @@ def _rotary_table(rotary: Any, max_length: int, like: Tensor) -> tuple[Tensor, T
 
 
 def _check_layout(config: Any, max_length: int) -> None:
-    """Refuse what a short probe could not see: behaviour that depends on the length."""
+    """Refuse models whose behaviour depends on the length, which a short probe cannot see."""
     if config.model_type not in _MODEL_TYPES:
         raise ConfigError(f"{config.model_type!r} is none of {', '.join(sorted(_MODEL_TYPES))}")
     window = getattr(config, "sliding_window", None)

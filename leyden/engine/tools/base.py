@@ -1,8 +1,10 @@
-"""Tool calls in a model's text: what a parser is, and how it reads a response that arrives in pieces.
+"""Tool calls in a model's text: what a parser is, and how it reads a response that arrives in
+pieces.
 
-A parser knows the form in which one family of models writes a call. It is a pure function of text: no tokens, no
-templates, no requests. `Reader` does what all forms have in common: it finds where a call may begin, holds back text
-that may still become one, and returns text that is no call as content.
+A parser knows the form in which one family of models writes a call. It is a pure function of text:
+no tokens, no templates, no requests. `Reader` does what all forms have in common: it finds where a
+call may begin, holds back text that may still become one, and returns text that is no call as
+content.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class ToolParser(ABC):
     markers: ClassVar[tuple[str, ...]]
     """Texts of which one begins a call."""
     tokens: ClassVar[tuple[str, ...]]
-    """Tokens of the form, which stay in the decoded text even if the tokenizer counts them as special."""
+    """Tokens of the form, which stay in the decoded text even if the tokenizer counts them as
+    special."""
     end: ClassVar[str]
     """A text that every call holds at or near its end: text without it has no complete call."""
     call_id_length: ClassVar[int | None] = None
@@ -71,9 +74,11 @@ class ToolParser(ABC):
     def grammar(
         self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool
     ) -> dict[str, str] | None:
-        """Return Lark rules for a response of calls alone, of which the first is `calls`; None if there are none.
+        """Return Lark rules for a response of calls alone, of which the first is `calls`; None if
+        there are none.
 
-        arguments: the rule for each tool's arguments. literal: writes a text in the grammar. many: several calls may be
+        arguments: the rule for each tool's arguments. literal: writes a text in the grammar. many:
+            several calls may be
         made, and not only one.
         """
         return None
@@ -82,22 +87,25 @@ class ToolParser(ABC):
 class Reader:
     """A response read while it arrives: `feed` returns what has become certain.
 
-    Content is the text around the calls, without the white space that separates it from them. Text that looks like a
-    call and is none is content. How the response is cut into pieces does not change what is read.
+    Content is the text around the calls, without the white space that separates it from them. Text
+    that looks like a call and is none is content. How the response is cut into pieces does not
+    change what is read.
     """
 
     def __init__(self, parser: ToolParser, schemas: Schemas) -> None:
         self._parser = parser
         self._schemas = schemas
         self._rest = ""
-        """Text of which it is not certain yet what it is."""
+        """Text that may still turn out to be a call or content."""
         self._space = ""
         """White space that belongs to the content only if content follows."""
         self._at_start = True
         self.n_calls = 0
 
     def feed(self, piece: str, *, final: bool) -> tuple[str, list[Call]]:
-        """Add text; return the content and the calls that are now certain. final: it is the last piece."""
+        """Add text; return the content and the calls that are now certain. final: it is the last
+        piece.
+        """
         self._rest += piece
         content, calls = "", list[Call]()
         while (at := self._marker()) is not None:
@@ -139,7 +147,9 @@ class Reader:
         return len(self._rest)
 
     def _take(self, length: int) -> str:
-        """Remove the next `length` characters, which are content; return them but for white space at their end."""
+        """Remove the next `length` characters, which are content; return them but for white space
+        at their end.
+        """
         taken, self._rest = self._rest[:length], self._rest[length:]
         text = taken.rstrip()
         if not text:
@@ -152,12 +162,15 @@ class Reader:
 
 
 def parse(text: str, parser: ToolParser, schemas: Schemas) -> tuple[str, list[Call]]:
-    """The content and the calls of a whole response."""
+    """Return the content and the tool calls of a whole response."""
     return Reader(parser, schemas).feed(text, final=True)
 
 
 def decode_json(text: str, start: int) -> tuple[Any, int] | None:
-    """The JSON value that begins at `start`, after white space, and where it ends; None if none is complete there."""
+    """Return the JSON value that begins at `start`, after white space, and its end.
+
+    None if no complete value is there.
+    """
     start += len(text[start:]) - len(text[start:].lstrip())
     try:
         return _DECODER.raw_decode(text, start)
@@ -166,7 +179,10 @@ def decode_json(text: str, start: int) -> tuple[Any, int] | None:
 
 
 def call_of(value: Any, *names: str) -> Call | None:
-    """The call that a JSON value describes: an object with "name" and, under one of `names`, the arguments' object."""
+    """Return the call that a JSON value describes, or None if it describes none.
+
+    The value is an object with "name" and, under one of `names`, the object of arguments.
+    """
     if not isinstance(value, dict):
         return None
     described = cast(Json, value)
@@ -178,7 +194,9 @@ def call_of(value: Any, *names: str) -> Call | None:
 
 
 def json_calls(arguments: Mapping[str, str], field: str) -> dict[str, str]:
-    """Lark rules for `call`: a JSON object with the name of a tool and, under `field`, its arguments."""
+    """Lark rules for `call`: a JSON object with the name of a tool and, under `field`, its
+    arguments.
+    """
     rules = {"call": " | ".join(f"call_{index}" for index in range(len(arguments)))}
     for index, (name, rule) in enumerate(arguments.items()):
         begin = json.dumps(f'{{"name": {json.dumps(name)}, "{field}": ')
@@ -195,7 +213,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether the text has no half of a surrogate pair, which UTF-8 cannot hold."""
+    """Return whether the text is free of lone surrogates, which UTF-8 cannot hold."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,6 +1,7 @@
 """Hermes's form: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once for each call.
 
-Models that write it: Nous Hermes 2 Pro and 3, Qwen2.5, Qwen3, and many that were tuned on their data.
+Models that write it: Nous Hermes 2 Pro and 3, Qwen2.5, Qwen3, and many that were tuned on their
+data.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Hermes(ToolParser):
         return "not a call" if final or not _END.startswith(rest) else "unfinished"
 
     def grammar(self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool) -> dict[str, str]:
-        """Tags around each JSON object, and a line for each call."""
+        """Return rules for tags around each JSON object, with a line for each call."""
         return {
             "calls": 'tagged ("\\n" tagged)*' if many else "tagged",
             "tagged": f'{literal(_BEGIN)} "\\n" call "\\n" {literal(_END)}',

@@ -1,7 +1,8 @@
-"""Llama's form: the whole response is `{"name": ..., "parameters": {...}}`, or several of them between semicolons.
+"""Llama's form: the whole response is `{"name": ..., "parameters": {...}}`, or several of them
+between semicolons.
 
-Models that write it: Llama 3.1, 3.2 and 3.3, sometimes after `<|python_tag|>`. Code for the built-in interpreter, which
-follows that token too, is content.
+Models that write it: Llama 3.1, 3.2 and 3.3, sometimes after `<|python_tag|>`. Code for the
+built-in interpreter, which follows that token too, is content.
 """
 
 from __future__ import annotations
@@ -41,5 +42,5 @@ class Llama3Json(ToolParser):
         return "not a call"
 
     def grammar(self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool) -> dict[str, str]:
-        """One call: Llama's templates take no more in a message."""
+        """Return rules for one call, because Llama's templates take only one in a message."""
         return {"calls": "call", **json_calls(arguments, "parameters")}

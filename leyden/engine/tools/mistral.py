@@ -1,7 +1,9 @@
-"""Mistral's forms: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, and `[TOOL_CALLS]name[ARGS]{...}`.
+"""Mistral's forms: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, and
+`[TOOL_CALLS]name[ARGS]{...}`.
 
-Models up to Mistral Nemo and Small 3 write a list after one marker, newer ones a marker for each call. The ids that a
-model writes are not read: each call gets a new one, of the nine letters and digits that Mistral's templates demand.
+Models up to Mistral Nemo and Small 3 write a list after one marker, newer ones a marker for each
+call. The ids that a model writes are not read: each call gets a new one, of the nine letters and
+digits that Mistral's templates demand.
 """
 
 from __future__ import annotations
@@ -41,6 +43,6 @@ class Mistral(ToolParser):
         return Found(known, end) if known and len(known) == len(calls) else "not a call"
 
     def grammar(self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool) -> dict[str, str]:
-        """The older form, which both kinds of models know how to go on with."""
+        """Return rules for the older form, which old and new models can continue."""
         calls = 'call (", " call)*' if many else "call"
         return {"calls": f'{literal(_MARKER)} "[" {calls} "]"', **json_calls(arguments, "arguments")}

@@ -37,7 +37,10 @@ class Qwen3Coder(ToolParser):
     end = _FUNCTION_END
 
     def read(self, text: str, schemas: Schemas, *, final: bool) -> Outcome:
-        """Read one call. The outer tags may be missing, the closing one at the end of a response alone."""
+        """Read one call.
+
+        The outer tags may be missing, the closing one at the end of a response alone.
+        """
         if _FUNCTION_END not in text:  # a policy may write on without end, and this is asked after each token
             return "not a call" if final else "unfinished"
         is_bare = final or text.startswith(_FUNCTION)
@@ -58,7 +61,11 @@ class Qwen3Coder(ToolParser):
 
 
 def _value(text: str, schema: Any) -> Any:
-    """The value of an argument; its text if the schema asks for a string, for nothing, or for what the text is not."""
+    """Return the value of an argument.
+
+    It stays text if the schema asks for a string or for nothing, or if the text does not fit the
+    schema.
+    """
     types = _types(schema)
     if not types or types == {"string"}:
         return text
@@ -70,7 +77,7 @@ def _value(text: str, schema: Any) -> Any:
 
 
 def _types(schema: Any) -> set[str]:
-    """The types that a schema allows, as far as it names them."""
+    """Return the types that a schema allows, as far as it names them."""
     if not isinstance(schema, dict):
         return set()
     described = cast(Json, schema)

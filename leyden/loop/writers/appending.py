@@ -1,4 +1,4 @@
-"""`AppendingWriter`: a file to which every row adds bytes, cut on resume where its checkpoint says."""
+"""`AppendingWriter`: a file to which every row adds bytes. Resuming cuts it at its checkpoint."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from leyden.loop.writers.base import LogWriter, file_path
 
 
 class AppendingWriter(LogWriter, ABC):
-    """To add a format, subclass and implement `encode`, and `header` if the file begins with something.
+    """To add a format, subclass and implement `encode`, and `header` if the file begins with
+    something.
 
-    A new run replaces the file; a resumed one cuts it after the bytes that its checkpoint counts, so no row is lost or doubled.
-    A kill loses none that was added.
+    A new run replaces the file; a resumed one cuts it after the bytes that its checkpoint counts,
+    so no row is lost or doubled. A kill loses none that was added.
     """
 
     def __init__(self, path: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
@@ -28,10 +29,10 @@ class AppendingWriter(LogWriter, ABC):
 
     @abstractmethod
     def encode(self, row: Row) -> bytes:
-        """What the row adds to the file."""
+        """Return the bytes that the row adds to the file."""
 
     def header(self) -> bytes:
-        """What the file begins with."""
+        """Return the bytes that the file begins with."""
         return b""
 
     @property
@@ -40,7 +41,10 @@ class AppendingWriter(LogWriter, ABC):
         return f"{type(self).__name__.lower()}:{self.path.name}"
 
     def open(self) -> None:
-        """Begin the file, or cut it. Raises CheckpointError if the file is shorter than the checkpoint says."""
+        """Begin the file, or cut it.
+
+        Raises CheckpointError if the file is shorter than the checkpoint says.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._bytes, self._resume = self._resume or 0, None
         self._file = self.path.open("ab")
@@ -67,7 +71,7 @@ class AppendingWriter(LogWriter, ABC):
         self._file = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Bytes so far, on disk."""
+        """Return the number of bytes written so far. They are durable."""
         if self._file:
             os.fsync(self._file.fileno())
         return {**super().state_dict(), "bytes": self._bytes if self._resume is None else self._resume}

@@ -1,7 +1,8 @@
 """`LogWriter`: what every writer is, and how it hears of stages, episodes and steps.
 
-A writer takes rows of one kind. A training loop gives it the row of each stage; vectorised environments tell it of each episode and, if it
-`wants_steps`, of each step. The base class counts, gathers and makes the rows; it does not know where they go.
+A writer takes rows of one kind. A training loop gives it the row of each stage; vectorised
+environments tell it of each episode and, if it `wants_steps`, of each step. The base class counts,
+gathers and makes the rows; it does not know where they go.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _EVENTS: Final = (
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningEpisode:
     """An episode under way in one environment."""
 
     number: int
@@ -41,25 +42,31 @@ class _Running:
 
 
 class LogWriter(NamedOptions):
-    """Write the rows of one run: [load_state_dict], open, write ..., close. Then it may serve
-    another run.
+    """Write the rows of one run: [load_state_dict], open, write ..., close.
+
+    Then it may serve another run.
 
     loglevel: take the values that a step logged at this level or above.
-    rows: which rows it takes: "stage" (a row for each training and validation stage), "episode" or "step".
+    rows: which rows it takes: "stage" (a row for each training and validation stage), "episode" or
+        "step".
 
-    To add one, subclass and override at least one of the following (a class that overrides none cannot be made: TypeError)
-        write(row)                                    a row of the writer's kind
-        log_episode(episode)                          an `EpisodeStats`; or, as in Qlib, log_episode(length, rewards, contents)
-        log_step(reward, contents)                    contents: name -> value, of this writer's level and above
-        on_env_step(env_id, obs, reward, done, info)  everything; call super() to keep the counters
+    To add one, subclass and override at least one of the following (a class that overrides none
+    cannot be made: TypeError)
+        write(row)                a row of the writer's kind
+        log_episode(episode)      an `EpisodeStats`; or Qlib's log_episode(length, rewards, contents)
+        log_step(reward, contents)
+                                  contents: name -> value, of this writer's level and above
+        on_env_step(env_id, obs, reward, done, info)
+                                  everything; call super() to keep the counters
         on_env_all_ready(), on_env_reset(env_id, obs), on_env_all_done()
-    Overriding one that needs steps makes the writer want steps: its environments then send them, which costs time.
+    Overriding one that needs steps makes the writer want steps: its environments then send them,
+    which costs time.
     """
 
     row_kind: RowKind = "stage"
     loglevel: LogLevel = LogLevel.PERIODIC
     iteration: int = 0
-    """Of the stage under way, as its row will say."""
+    """The iteration of the stage under way, as in its row."""
     stage: Stage = "train"
     episode_count: int = 0
     """Episodes ended since the last `clear`, which is when a collect begins."""
@@ -76,7 +83,9 @@ class LogWriter(NamedOptions):
 
     @staticmethod
     def _counting(hear: Callable[[Any, EpisodeStats], None]) -> Callable[[Any, EpisodeStats], None]:
-        """`log_episode` that counts the episode once, whether or not it calls the one that it overrides."""
+        """`log_episode` that counts the episode once, whether or not it calls the one that it
+        overrides.
+        """
 
         @functools.wraps(hear)
         def counted(self: LogWriter, episode: EpisodeStats) -> None:
@@ -107,8 +116,8 @@ class LogWriter(NamedOptions):
         if rows not in ROW_KINDS:
             raise ConfigError(f"rows is {rows!r}; choose one of {', '.join(ROW_KINDS)}")
         self.row_kind, self.loglevel = rows, LogLevel(loglevel)
-        self._running: dict[int, _Running] = {}
-        self._ended: list[tuple[int, _Running]] = []
+        self._running: dict[int, _RunningEpisode] = {}
+        self._ended: list[tuple[int, _RunningEpisode]] = []
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -135,13 +144,19 @@ class LogWriter(NamedOptions):
         """Begin a new record, or go on from the state that was loaded since the last `open`."""
 
     def write(self, row: Row) -> None:
-        """Take a row of the writer's kind; the base class drops it. Raises OSError if it cannot be kept."""
+        """Take a row of the writer's kind; the base class drops it.
+
+        Raises OSError if it cannot be kept.
+        """
 
     def close(self) -> None:
         """Give everything back. Calling it again does nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """How much was written, as JSON. All of it is durable when this returns. Also answered after `close`."""
+        """Return how much was written, as JSON. All of it is durable when this returns.
+
+        May be called after `close`.
+        """
         counters = {name: getattr(self, name) for name in _COUNTERS}
         return {"counters": counters} if any(counters.values()) else {}
 
@@ -152,29 +167,32 @@ class LogWriter(NamedOptions):
                 setattr(self, name, int(count))
 
     def clear(self) -> None:
-        """Begin to count anew: `episode_count` and `step_count` are 0, and what ran is forgotten. The global ones go on."""
+        """Begin to count anew: `episode_count` and `step_count` are 0, and what ran is forgotten.
+
+        The global ones go on.
+        """
         self.episode_count = self.step_count = 0
         self._running, self._ended = {}, []
 
     # ---- what happens --------------------------------------------------------------------------------------------------
 
     def on_stage_start(self, iteration: int, stage: Stage) -> None:
-        """A stage begins whose row will have this iteration."""
+        """Called when a stage begins; its row will have this iteration."""
         self.iteration, self.stage = iteration, stage
 
     def on_env_all_ready(self) -> None:
-        """A collect begins. Clears."""
+        """Called when a collect begins. Clears the counters."""
         self.clear()
 
     def on_env_all_done(self) -> None:
-        """The collect is over."""
+        """Called when the collect is over."""
 
     def on_env_reset(self, env_id: int, obs: Any) -> None:
-        """An episode begins in this environment."""
+        """Called when an episode begins in an environment."""
         self._begin(env_id)
 
     def on_env_step(self, env_id: int, obs: Any, reward: float, done: bool, info: Mapping[str, Any]) -> None:
-        """A step was made. `info["log"]` has what was logged in it: name -> (level, value)."""
+        """Called after each step. `info["log"]` has the logged values: name -> (level, value)."""
         if not self.wants_steps:
             return
         logs: Mapping[str, tuple[int, Any]] = info.get("log", {})
@@ -195,19 +213,19 @@ class LogWriter(NamedOptions):
             self._ended.append((env_id, self._running.pop(env_id)))
 
     def log_step(self, reward: float, contents: dict[str, Any]) -> None:
-        """A step was made, with these contents of this writer's level and above."""
+        """Called after each step, with its values of this writer's level and above."""
 
     @_counting
     def log_episode(self, episode: EpisodeStats) -> None:
-        """An episode has ended; after `on_env_step` of its last step."""
+        """Called when an episode has ended, after `on_env_step` of its last step."""
         if self.row_kind == "episode":
             self.write(EpisodeRow(self.iteration, self.stage, self._ended_episode.number, episode))
 
     # ---- counting ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, env_id: int) -> _Running:
+    def _begin(self, env_id: int) -> _RunningEpisode:
         self._begun += 1
-        running = self._running[env_id] = _Running(self._begun)
+        running = self._running[env_id] = _RunningEpisode(self._begun)
         return running
 
     def _count(self, episode: EpisodeStats) -> None:
@@ -219,7 +237,7 @@ class LogWriter(NamedOptions):
         self.step_count += unheard
         self.global_step += unheard
 
-    def _find_ended(self, env_id: int | None) -> _Running:
+    def _find_ended(self, env_id: int | None) -> _RunningEpisode:
         for place, (each, running) in enumerate(self._ended):
             if env_id is None or each == env_id:
                 del self._ended[place]
@@ -229,7 +247,7 @@ class LogWriter(NamedOptions):
         if env_id is None and len(self._running) == 1:
             return self._running.popitem()[1]
         self._begun += 1
-        return _Running(self._begun)
+        return _RunningEpisode(self._begun)
 
 
 def file_path(path: str | Path, writer: LogWriter, example: str) -> Path:
@@ -242,7 +260,7 @@ def file_path(path: str | Path, writer: LogWriter, example: str) -> Path:
 
 
 def _takes_three(method: Callable[..., None]) -> bool:
-    """Whether it is `log_episode(self, length, rewards, contents)`."""
+    """Return whether a method has Qlib's form `log_episode(self, length, rewards, contents)`."""
     parameters = list(inspect.signature(method).parameters.values())[1:]
     required = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
     return len(required) == 3

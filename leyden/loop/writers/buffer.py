@@ -57,13 +57,18 @@ class LogBuffer(LogWriter):
         self.callback(False, True, self)
 
     def episode_metrics(self) -> dict[str, float]:
-        """Return the metrics of the newest episode. Raise ConfigError (a ValueError) if none has ended in this collect."""
+        """Return the metrics of the newest episode.
+
+        Raise ConfigError (a ValueError) if none has ended in this collect.
+        """
         if self._latest is None:
             raise ConfigError("no episode has ended yet in this collect; ask after the callback had on_episode=True")
         return dict(self._latest)
 
     def collect_metrics(self) -> dict[str, float]:
-        """Return the mean of each metric over the episodes of this collect so far; empty if none has ended."""
+        """Return the mean of each metric over the episodes of this collect so far; empty if none
+        has ended.
+        """
         return {name: total / self._counts[name] for name, total in self._sums.items()}
 
     def state_dict(self) -> dict[str, Any]:

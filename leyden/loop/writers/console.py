@@ -22,13 +22,14 @@ class ConsoleWriter(LogWriter):
     """One line for each row: `[  12] train  reward 0.5312  loss 0.12`.
 
     stream: where to; None: what `sys.stdout` is at the time of each row.
-    metrics: names of the metrics to print, in this order; "all" for all of them. None: at most five,
-        the reward and the losses before others. Files (`CsvWriter`, the run folder's
+    metrics: names of the metrics to print, in this order; "all" for all of them. None: at most
+        five, the reward and the losses before others. Files (`CsvWriter`, the run folder's
         `metrics.jsonl`) keep every metric.
     digits: significant digits of a number.
-    rows: "stage", "episode" or "step". Of episodes: a value, and in parentheses its mean since the collect began,
-        `[  20/100] train episode 20  reward 1.0000 (0.9000)`.
-    log_every_n_episode: print the episodes whose count in the collect is a multiple of it, and the last of `total_episodes`.
+    rows: "stage", "episode" or "step". Of episodes: a value, and in parentheses its mean since the
+        collect began, `[  20/100] train episode 20  reward 1.0000 (0.9000)`.
+    log_every_n_episode: print the episodes whose count in the collect is a multiple of it, and the
+        last of `total_episodes`.
     loglevel: of the steps' contents; see `LogWriter`.
     """
 

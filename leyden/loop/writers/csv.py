@@ -17,14 +17,17 @@ from leyden.utils.atomic import open_aside
 
 
 class CsvWriter(LogWriter):
-    """A line for each row: of a stage, `iteration, stage, seconds`, then the metrics, empty where a row has none of that name.
+    """A line for each row: of a stage, `iteration, stage, seconds`, then the metrics, empty where a
+    row has none of that name.
 
     path: of the file; a directory is refused (ConfigError).
-    rows: "stage", "episode" or "step"; the first columns are the `fields` of that kind of row. Lists are written as JSON.
+    rows: "stage", "episode" or "step"; the first columns are the `fields` of that kind of row.
+        Lists are written as JSON.
     loglevel: of the steps' contents; see `LogWriter`.
 
-    A metric that appears later adds a column: the file is written anew, aside. A new run replaces the file; a resumed one cuts it
-    after the rows that its checkpoint counts. Numbers are written so that reading them gives the same number.
+    A metric that appears later adds a column: the file is written anew, aside. A new run replaces
+    the file; a resumed one cuts it after the rows that its checkpoint counts. Numbers are written
+    so that reading them gives the same number.
     """
 
     def __init__(self, path: str | Path, *, rows: RowKind = "stage", loglevel: int = LogLevel.PERIODIC) -> None:
@@ -41,7 +44,10 @@ class CsvWriter(LogWriter):
         return f"csvwriter:{self.path.name}"
 
     def open(self) -> None:
-        """Begin the file, or cut it. Raises CheckpointError if the file lacks rows that the checkpoint counts."""
+        """Begin the file, or cut it.
+
+        Raises CheckpointError if the file lacks rows that the checkpoint counts.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         state, self._resume = self._resume or {"rows": 0, "columns": ROW_KINDS[self.row_kind].fields}, None
         self._n_rows, self._columns = state["rows"], list(state["columns"])
@@ -49,7 +55,9 @@ class CsvWriter(LogWriter):
 
     def write(self, row: Row) -> None:
         """Add a row; a kill loses none that was added."""
-        values = {name: _cell(value) for name, value in row.flat().items()}
+        values = {
+            name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in row.flat().items()
+        }
         if new := [name for name in values if name not in self._columns]:
             before = self._read(self._n_rows)
             self._columns += new
@@ -67,7 +75,7 @@ class CsvWriter(LogWriter):
         self._file = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows and columns so far, on disk."""
+        """Return the number of rows and the columns written so far. They are durable."""
         if self._file:
             os.fsync(self._file.fileno())
         so_far = self._resume or {"rows": self._n_rows, "columns": list(self._columns)}
@@ -83,7 +91,10 @@ class CsvWriter(LogWriter):
         return self._file
 
     def _read(self, n_rows: int) -> list[dict[str, str]]:
-        """The first `n_rows` rows; what follows them (a row that a kill cut in half) is not looked at."""
+        """Return the first `n_rows` rows.
+
+        Ignore the rest, such as a row that a kill cut in half.
+        """
         if n_rows == 0:
             return []
         try:
@@ -107,10 +118,6 @@ class CsvWriter(LogWriter):
             table.writeheader()
             table.writerows(rows)
         self._file = self.path.open("a", encoding="utf-8", newline="")
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, (list, dict)) else value
 
 
 def _missing(wanted: Sequence[str], present: Iterable[str]) -> list[str]:

@@ -8,24 +8,26 @@ from typing import Any
 
 from leyden.loop.metrics import Row
 from leyden.loop.writers.appending import AppendingWriter
+from leyden.utils.json import is_list, is_object
 
 
 class JsonlWriter(AppendingWriter):
-    """A JSON object for each row, with the keys of the CSV's columns. NaN and infinities are null, which strict readers accept.
+    """A JSON object for each row, with the keys of the CSV's columns.
 
+    NaN and infinities are null, which strict readers accept.
     A new run replaces the file; a resumed one cuts it after the rows that its checkpoint counts.
     """
 
     def encode(self, row: Row) -> bytes:
-        """A line."""
+        """Return the row as one line of JSON."""
         return (json.dumps(_finite(row.flat()), allow_nan=False) + "\n").encode()
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, list):
-        return [_finite(part) for part in value]  # pyright: ignore[reportUnknownVariableType]
+    if is_object(value):
+        return {name: _finite(part) for name, part in value.items()}
+    if is_list(value):
+        return [_finite(part) for part in value]
     return value

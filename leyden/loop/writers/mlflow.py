@@ -7,20 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from leyden.errors import CheckpointError, ConfigError
+from leyden.extras import import_optional
 from leyden.loop.metrics import LogLevel, Row, RowKind
-from leyden.loop.optional import import_optional
 from leyden.loop.writers.base import LogWriter
 
 
 class MlflowWriter(LogWriter):
-    """A point for each number of a row, under the names `reward`, `val/reward`, `episode/reward`; its step the iteration, episode or step.
+    """A point for each number of a row, under the names `reward`, `val/reward`, `episode/reward`;
+    its step the iteration, episode or step.
 
     experiment: made if it is not there.
-    tracking_uri: `sqlite:///runs.db` or a server's address; None: MLflow's own choice (`MLFLOW_TRACKING_URI`, or a database here).
+    tracking_uri: `sqlite:///runs.db` or a server's address; None: MLflow's own choice
+        (`MLFLOW_TRACKING_URI`, or a database here).
     run_name, tags: of the run.
-    A new fit is a new run. A resumed one goes on with its run; MLflow takes no point back, so those that were written after the checkpoint
-    stay, and none is written twice for the same metric and step. Strings and arrays are left out. Closed, a run is FINISHED.
-    Raises ConfigError without `mlflow-skinny` (extra `mlflow`), and CheckpointError when the run to go on with is not in the store.
+    A new fit is a new run. A resumed one goes on with its run; MLflow takes no point back, so those
+    that were written after the checkpoint stay, and none is written twice for the same metric and
+    step. Strings and arrays are left out. Closed, a run is FINISHED. Raises ConfigError without
+    `mlflow-skinny` (extra `mlflow`), and CheckpointError when the run to go on with is not in the
+    store.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class MlflowWriter(LogWriter):
         self._resume = state["run_id"]
 
     def _steps_of(self, name: str) -> set[int]:
-        """The steps for which the resumed run had this metric when it was opened."""
+        """Return the steps for which the resumed run had this metric when it was opened."""
         if not self._resumed:
             return set()
         if name not in self._known:

@@ -16,14 +16,15 @@ _PROTOCOL: Final = 4
 
 
 class PickleWriter(AppendingWriter):
-    """One pickle after another, each a dict of numbers, strings and lists: every float to the bit, nested arrays as lists.
+    """One pickle after another, each a dict of numbers, strings and lists: every float to the bit,
+    nested arrays as lists.
 
-    Read it with `read_pickled_rows`, which refuses whatever else a file may hold. A new run replaces the file; a resumed one cuts it
-    after the rows that its checkpoint counts.
+    Read it with `read_pickled_rows`, which refuses whatever else a file may hold. A new run
+    replaces the file; a resumed one cuts it after the rows that its checkpoint counts.
     """
 
     def encode(self, row: Row) -> bytes:
-        """A pickle."""
+        """Return the row as one pickle."""
         return pickle.dumps(row.flat(), protocol=_PROTOCOL)
 
 
@@ -35,9 +36,9 @@ class _Plain(pickle.Unpickler):
 
 
 def read_pickled_rows(path: str | Path) -> Generator[dict[str, Any]]:
-    """The rows of a file of PickleWriter's, in order. Runs no code of the file.
+    """Yield the rows of a PickleWriter's file, in order. No code of the file is run.
 
-    Raises CheckpointError where the file holds anything but plain containers, or ends within a row.
+    Raise CheckpointError if the file holds anything but plain containers, or ends within a row.
     """
     content = io.BytesIO(Path(path).read_bytes())
     end = len(content.getbuffer())

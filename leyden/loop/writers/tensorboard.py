@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from leyden.extras import import_optional
 from leyden.loop.metrics import LogLevel, Row, RowKind
-from leyden.loop.optional import import_optional
 from leyden.loop.writers.appending import AppendingWriter
 
 _FILE: Final = "events.out.tfevents.0000000000.leyden"
@@ -16,13 +16,16 @@ _VERSION: Final = "brain.Event:2"
 
 
 class TensorboardWriter(AppendingWriter):
-    """A scalar for each number of a row: `reward`, `val/reward`, `episode/reward`; its step is the iteration, the episode or the step.
+    """A scalar for each number of a row: `reward`, `val/reward`, `episode/reward`; its step is the
+    iteration, the episode or the step.
 
     axis: a number of the row to use as the step instead: "total_steps" for curves over environment
         steps. Rows without it are left out.
-    log_dir: the directory of the run; one event file, always of the same name. TensorBoard keeps 32 bits of a scalar. Strings and arrays
-    are left out. A new run replaces the file; a resumed one cuts it after the events that its checkpoint counts, so nothing is doubled.
-    Raises ConfigError without the package `tensorboard` (extra `tensorboard`); TensorFlow is not needed.
+    log_dir: the directory of the run; one event file, always of the same name. TensorBoard keeps 32
+        bits of a scalar. Strings and arrays
+    are left out. A new run replaces the file; a resumed one cuts it after the events that its
+    checkpoint counts, so nothing is doubled. Raises ConfigError without the package `tensorboard`
+    (extra `tensorboard`); TensorFlow is not needed.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class TensorboardWriter(AppendingWriter):
         return f"tensorboardwriter:{self.path.parent.name}"
 
     def header(self) -> bytes:
-        """The version of the format."""
+        """Return the record with the version of the format."""
         return self._record(self._event(wall_time=time.time(), file_version=_VERSION))
 
     def encode(self, row: Row) -> bytes:

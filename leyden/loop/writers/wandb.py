@@ -7,19 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from leyden.extras import import_optional
 from leyden.loop.metrics import EpisodeRow, LogLevel, Row, RowKind
-from leyden.loop.optional import import_optional
 from leyden.loop.writers.base import LogWriter
 
 
 class WandbWriter(LogWriter):
-    """The numbers of each row, as `reward`, `val/reward`, `episode/reward`; the step is the iteration, the episode's count, or the step's.
+    """The numbers of each row, as `reward`, `val/reward`, `episode/reward`; the step is the
+    iteration, the episode's count, or the step's.
 
     project, name, config: of the run, see `wandb.init`.
-    mode: "online", "offline" (files under `dir`, to be uploaded by `wandb sync`), "disabled"; None: what `WANDB_MODE` says.
-    A new fit is a new run. A resumed one goes on with the same run id. W&B orders a history by step and refuses what is not newer, so
-    online no row is doubled; offline a resumed run has a folder of its own, and what the killed process wrote after its checkpoint
-    is in both. wandb's own process writes: rows of the last moment can be lost by a kill. Strings and arrays are left out.
+    mode: "online", "offline" (files under `dir`, to be uploaded by `wandb sync`), "disabled"; None:
+        what `WANDB_MODE` says.
+    A new fit is a new run. A resumed one goes on with the same run id. W&B orders a history by step
+    and refuses what is not newer, so online no row is doubled; offline a resumed run has a folder
+    of its own, and what the killed process wrote after its checkpoint is in both. wandb's own
+    process writes: rows of the last moment can be lost by a kill. Strings and arrays are left out.
     Raises ConfigError without `wandb` (extra `wandb`).
     """
 
@@ -72,7 +75,9 @@ class WandbWriter(LogWriter):
         self._run.log(row.numbers(), step=step)
 
     def close(self) -> None:
-        """End the run; W&B's service process has everything, and writes or uploads the rest within moments (`wandb.teardown()` waits)."""
+        """End the run; W&B's service process has everything, and writes or uploads the rest within
+        moments (`wandb.teardown()` waits).
+        """
         if self._run is not None:
             self._run.finish()
         self._run = None

@@ -29,7 +29,10 @@ _CHUNK: Final = 65536
 
 
 class Channel:
-    """Signals and messages over one end of a duplex pipe. Each side replies before it receives another message."""
+    """Signals and messages over one end of a duplex pipe.
+
+    Each side replies before it receives another message.
+    """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         """connection: stays its owner's, who closes it."""
@@ -42,14 +45,20 @@ class Channel:
         os.write(self._descriptor, _SIGNAL)
 
     def send(self, message: Any) -> None:
-        """Send a message, by value (cloudpickle) if pickle cannot send it by name. Raise OSError if the other side has gone."""
+        """Send a message, by value (cloudpickle) if pickle cannot send it by name.
+
+        Raise OSError if the other side has gone.
+        """
         data = pack(message)
         rest = memoryview(_HEAD.pack(b"M", len(data)) + data)
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
 
     def receive(self, timeout_seconds: float | None = None) -> Any:
-        """Return a message, or SIGNAL. Raise EOFError if the other side has gone, TimeoutError if nothing arrives in time."""
+        """Return a message, or SIGNAL.
+
+        Raise EOFError if the other side has gone, TimeoutError if nothing arrives in time.
+        """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         data = self._some(deadline)
         if data == _SIGNAL:
@@ -79,7 +88,9 @@ class Channel:
 
 
 class SharedMemoryFile:
-    """Memory that a process shares with its children: pass it to them as an argument, set its size, and map it."""
+    """Memory that a process shares with its children: pass it to them as an argument, set its size,
+    and map it.
+    """
 
     def __init__(self, descriptor: int | None = None) -> None:
         if descriptor is None:

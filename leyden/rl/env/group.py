@@ -330,8 +330,8 @@ class _GymSlot(_Slot):
         return obs, reward, terminated, truncated, info
 
     def _info(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the environment's info without the keys of `_RESERVED_KEYS`, and add up the numbers of
-        its `log`.
+        """Return the environment's info without the keys of `_RESERVED_KEYS`, and add up the
+        numbers of its `log`.
         """
         info = {name: value for name, value in given.items() if name not in _RESERVED_KEYS}
         log = info.pop("log", None)

@@ -78,7 +78,10 @@ class FiniteThreadVectorEnv(FiniteVectorEnv):
         quiet_seconds: float = 60.0,
         workers: int | None = None,
     ) -> None:
-        """workers: the number of threads; None: one for each environment, because they mostly wait."""
+        """Make the environments in threads.
+
+        workers: the number of threads; None for one per environment, because they mostly wait.
+        """
         super().__init__(
             len(env_fns),
             logger=logger,

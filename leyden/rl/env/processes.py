@@ -1,12 +1,15 @@
-"""Vectorised environments in worker processes, whose results lie in shared memory (`shmem`), or come in messages too (`subproc`).
+"""Vectorised environments in worker processes, whose results lie in shared memory (`shmem`), or
+come in messages too (`subproc`).
 
-W workers with E environments each live from the making of the environment to its `close`; one that dies, or hangs for longer than
-`step_timeout_seconds`, is replaced, and its episodes are lost (see `on_worker_error`). A step is one wake-up of each worker that has
-something to step, and one of this process for each answer. Nobody polls and nobody spins: a wake-up over a pipe costs about
-two microseconds of CPU, and who spins takes the core from a worker that could use it.
+W workers with E environments each live from the making of the environment to its `close`; one that
+dies, or hangs for longer than `step_timeout_seconds`, is replaced, and its episodes are lost (see
+`on_worker_error`). A step is one wake-up of each worker that has something to step, and one of this
+process for each answer. Nobody polls and nobody spins: a wake-up over a pipe costs about two
+microseconds of CPU, and who spins takes the core from a worker that could use it.
 
-Factories travel by value (cloudpickle): lambdas and closures too. Unless `start_method="fork"`, a worker imports the main script, as
-`multiprocessing` does: what that does at its top level has to be under `if __name__ == "__main__":`, or it says so.
+Factories travel by value (cloudpickle): lambdas and closures too. Unless `start_method="fork"`, a
+worker imports the main script, as `multiprocessing` does: what that does at its top level has to be
+under `if __name__ == "__main__":`, or it says so.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from leyden.host.child import (
     preload,
     require_importable_main,
 )
+from leyden.options import check_number
 from leyden.rl.batch import select, write
 from leyden.rl.data_queue import active_queue
 from leyden.rl.env.channel import SIGNAL, Channel, SharedMemoryFile
@@ -51,7 +55,7 @@ _LAST_SECONDS = 2.0
 
 
 class _Lost(Exception):
-    """A worker has answered nothing."""
+    """A worker has sent no reply."""
 
     def __init__(self, how: str, traceback: str = "") -> None:
         super().__init__(how)
@@ -136,14 +140,14 @@ class _Worker:
             raise _Lost(f"its worker process ended: {answer.headline}", answer.traceback)
         return answer
 
-    def tell(self, order: Any) -> None:
+    def send(self, command: Any) -> None:
         """Send a command, or SIGNAL. A worker that has died does not reply."""
         assert self._channel is not None
         with contextlib.suppress(OSError):
-            if order is SIGNAL:
+            if command is SIGNAL:
                 self._channel.signal()
             else:
-                self._channel.send(order)
+                self._channel.send(command)
 
     def end(self, grace_seconds: float = 0.0) -> None:
         """End the process. It has so many seconds to close its environments."""
@@ -153,7 +157,9 @@ class _Worker:
 
 
 class FiniteSubprocVectorEnv(FiniteVectorEnv):
-    """Environments in worker processes. Observations and actions lie in memory that all share, where their spaces are of a fixed size;
+    """Environments in worker processes.
+
+    Observations and actions lie in memory that all share, where their spaces are of a fixed size;
     those of any other space go through pipes.
     """
 
@@ -173,17 +179,22 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         step_timeout_seconds: float | None = None,
         seed: int | WorkerSeeds | None = None,
     ) -> None:
-        """workers: processes; None: one for each core, at most one for each environment.
-        start_method: None: forkserver if available.
+        """Start the workers, which make the environments.
 
-        step_timeout_seconds: how long a worker may take for the making, a reset or a step of all its environments; None: for ever.
-        seed: of the global generators (random, NumPy, torch) of the workers, which all differ. None: drawn from this process's generators,
-            so a program that seeds these repeats its workers' numbers.
+        workers: the number of processes; None: one for each core, at most one per environment.
+        start_method: None: forkserver if available.
+        step_timeout_seconds: the longest that a worker may take to make, reset or step all its
+            environments; None: no limit.
+        seed: the seed of the workers' global generators (random, NumPy, torch), which all differ.
+            None: drawn from this process's generators, so that a program that seeds these gets the
+            same numbers again.
+
         A worker that dies while it makes its environments is restarted, unless `on_worker_error` is
-        `raise`.
-        Raises SimulatorError when environments cannot be made, ConfigError when a factory cannot go to another process.
+        `raise`. Raise SimulatorError if environments cannot be made, and ConfigError if a factory
+        cannot travel to another process.
         """
         exit_if_starting()
+        check_number("step_timeout_seconds", step_timeout_seconds, above=0, or_none="no limit")
         super().__init__(
             len(env_fns),
             logger=logger,
@@ -249,8 +260,8 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             self._let_open(worker)
 
     def _let_open(self, worker: _Worker) -> None:
-        """The memory has its size now: the worker maps it."""
-        worker.tell("open")
+        """Let a worker map the shared memory, which has its final size now."""
+        worker.send("open")
         try:
             worker.answer(self._timeout)
         except _Lost as lost:
@@ -297,7 +308,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             mine = [(env - worker.part.start, seed) for env, seed in starts if env in worker.part]
             if mine:
                 orders.append((worker, Begin(mine)))
-                worker.tell(orders[-1][1])
+                worker.send(orders[-1][1])
         failures: list[EnvFailure] = []
         for worker, order in orders:
             begun = [env for env, _ in order.starts]
@@ -314,7 +325,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         for worker in self._workers:
             envs = worker.everyone if everyone else np.flatnonzero(mask[worker.rows]).tolist()
             if envs:
-                worker.tell(SIGNAL if shared else Step(envs, select(actions, worker.rows)))
+                worker.send(SIGNAL if shared else Step(envs, select(actions, worker.rows)))
                 told.append((worker, envs))
         infos: Infos = {}
         failures: list[EnvFailure] = []
@@ -326,7 +337,10 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         return infos, failures
 
     def _take_in(self, worker: _Worker, envs: Sequence[int], doing: str) -> tuple[Infos, list[EnvFailure]]:
-        """What a worker answers, in numbers of all environments. envs: those of its own that it was told about."""
+        """Return a worker's infos and failures, by the numbers of all environments.
+
+        envs: the environments, by the worker's own numbers, that it was asked to step or reset.
+        """
         start = worker.part.start
         self._awaited = worker
         try:

@@ -15,6 +15,7 @@ changes the order.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -28,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.errors import ConfigError, SimulatorError
-from leyden.options import NamedOptions
+from leyden.options import NamedOptions, check_choice, check_number
 from leyden.rl.env.group import EnvFailure, Infos, Rows, Start
 from leyden.rl.env.layout import Batch, Layout, layout_of
 from leyden.rl.episode import EnvWriter, EpisodeLost
@@ -92,12 +93,11 @@ class FiniteVectorEnv(NamedOptions, ABC):
         quiet_seconds: the time after which a call of a simulator is reported by a warning, which
             names the environment, the seed and the step. Infinity: never.
         """
-        if num_envs < 1:
-            raise ConfigError(f"{num_envs} environments; at least one is needed")
-        if on_worker_error not in get_args(OnWorkerError):
-            raise ConfigError(
-                f"on_worker_error={on_worker_error!r}; choose one of {', '.join(get_args(OnWorkerError))}"
-            )
+        check_number("the number of environments", num_envs, at_least=1, whole=True)
+        check_choice("on_worker_error", on_worker_error, get_args(OnWorkerError))
+        check_number("max_retries", max_retries, at_least=0, whole=True)
+        if quiet_seconds != math.inf:
+            check_number("quiet_seconds", quiet_seconds, above=0)
         self.num_envs = num_envs
         self.alive: Mask = np.zeros(num_envs, np.bool_)
         """(N,): whether the environment has an episode under way."""
@@ -128,8 +128,6 @@ class FiniteVectorEnv(NamedOptions, ABC):
         self._closed = False
         self._at_work = False
         self._works = 0
-        if not quiet_seconds > 0:
-            raise ConfigError(f"quiet_seconds={quiet_seconds}; give a time above 0, or infinity for no warning")
         self._quiet_seconds = quiet_seconds
         self._watch_ended = threading.Event()
 

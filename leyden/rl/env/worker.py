@@ -1,7 +1,7 @@
 """The worker process: a group of environments, stepped at the parent's command.
 
-It ends when the parent hangs up or has gone. The forkserver imports this module before any worker is
-started, so that all workers share the memory of what it loads.
+It ends when the parent hangs up or has gone. The forkserver imports this module before any worker
+is started, so that all workers share the memory of what it loads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Ready:
     observation_space: AnySpace
     action_space: AnySpace
     own_seeds: str | None = None
-    """The address of the DataQueue that its environments were made with; empty: another seed iterator."""
+    """The address of the DataQueue that its environments were made with; empty: another seed
+    iterator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +41,20 @@ class Sizes:
     """How the shared memory is divided."""
 
     n_envs: int
-    """Of all workers."""
+    """The number of environments of all workers."""
     n_workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """An order: begin episodes."""
+    """The command to begin episodes."""
 
     starts: list[Start]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An order: step, where actions are not shared."""
+    """The command to step, with the actions if they are not in shared memory."""
 
     envs: list[int]
     actions: Batch
@@ -61,7 +62,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What came of an order. rows: where they are not shared."""
+    """The results of a command. rows: given if the rows are not in shared memory."""
 
     infos: Infos
     failures: list[EnvFailure]
@@ -69,7 +70,11 @@ class Results:
 
 
 class View(NamedTuple):
-    """The shared memory, as arrays. Observations, actions and results lie in it if all are of a fixed size; else messages carry them."""
+    """The shared memory, as arrays.
+
+    Observations, actions and results lie in it if all are of a fixed size; else messages carry
+    them.
+    """
 
     progress: NDArray[np.int64]
     """(workers,): the environment, of its own, that each worker was last at."""
@@ -80,7 +85,7 @@ class View(NamedTuple):
 
     @classmethod
     def of(cls, file: SharedMemoryFile, sizes: Sizes, layout: Layout, actions: Layout, *, resize: bool) -> View:
-        """The same division on both sides. resize: make it so long first."""
+        """Divide the file, in the same way on both sides. resize: give the file its size first."""
         n, place = sizes.n_envs, 0
         shares = layout.unshared is None and actions.unshared is None
 
@@ -160,18 +165,18 @@ def _serve(
     channel.signal()
     try:
         while True:
-            order = channel.receive()
-            if order is SIGNAL:
+            command = channel.receive()
+            if command is SIGNAL:
                 infos, failures = group.step(everyone if todo.all() else np.flatnonzero(todo).tolist(), acts)
                 if infos or failures:
                     _send(channel, Results(infos, _for_parent(failures)))
                 else:
                     channel.signal()
-            elif isinstance(order, Begin):
+            elif isinstance(command, Begin):
                 generators.seed()  # a simulator may load torch late
-                channel.send(Results({}, _for_parent(group.begin(order.starts)), sent))
+                channel.send(Results({}, _for_parent(group.begin(command.starts)), sent))
             else:
-                infos, failures = group.step(order.envs, order.actions)
+                infos, failures = group.step(command.envs, command.actions)
                 _send(channel, Results(infos, _for_parent(failures), sent))
     finally:
         with contextlib.suppress(Exception):  # the worker ends, whatever their close() says
@@ -203,5 +208,8 @@ def _picklable(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_parent(failures: list[EnvFailure]) -> list[EnvFailure]:
-    """The traceback travels; the exception may not be able to."""
+    """Return the failures without their exceptions, which may not be picklable.
+
+    The traceback is text.
+    """
     return [replace(failure, error=None) for failure in failures] if failures else failures

@@ -134,7 +134,9 @@ class EnvSection(_Section):
 
 
 class SimulatorSection(_Section):
-    """`simulator`: minutes in a bar and in a step, and the share of the volume that a tick may trade."""
+    """`simulator`: minutes in a bar and in a step, and the share of the volume that a tick may
+    trade.
+    """
 
     data_granularity: int = 1
     time_per_step: int = 30

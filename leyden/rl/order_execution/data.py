@@ -31,7 +31,7 @@ class IntradayProcessedData:
 
 
 class ProcessedDataProvider(ABC):
-    """Features for interpreters. They are read at every step, so cache what is slow."""
+    """Features for interpreters. They are read at every step, so cache slow ones."""
 
     @abstractmethod
     def get_data(self, stock_id: str, date: Any, feature_dim: int, time_index: Array) -> IntradayProcessedData:

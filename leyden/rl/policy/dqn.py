@@ -1,4 +1,5 @@
-"""Deep Q-learning in plain torch: double, n-step, with a target network and epsilon-greedy exploration.
+"""Deep Q-learning in plain torch: double, n-step, with a target network and epsilon-greedy
+exploration.
 
 It knows a replay buffer and a network, and no environment.
 
@@ -94,10 +95,7 @@ class DQN(TorchPolicy):
         check_number("estimation_step", estimation_step, at_least=1, whole=True)
         check_number("target_update_freq", target_update_freq, at_least=0, whole=True)
         check_number("max_grad_norm", max_grad_norm, or_none="no clipping")
-        first, last, over = (exploration, exploration, 0) if isinstance(exploration, int | float) else exploration
-        if not 0 <= first <= 1 or not 0 <= last <= 1 or over < 0:
-            raise ConfigError(f"exploration={exploration}: probabilities between 0 and 1, and a number of decisions")
-        self._schedule = (float(first), float(last), int(over))
+        self._schedule = _checked_schedule(exploration)
         self.discount_factor = discount_factor
         self.estimation_step = estimation_step
         self.target_update_freq = target_update_freq
@@ -222,3 +220,17 @@ class DQN(TorchPolicy):
         self.n_explored = int(state["n_explored"])
         if self.target is not None:
             self.target.load_state_dict(state["target"])
+
+
+def _checked_schedule(exploration: float | tuple[float, float, int]) -> tuple[float, float, int]:
+    """Return the first and last probability, and the number of actions from one to the other."""
+    if not isinstance(exploration, tuple | list):
+        check_number("exploration", exploration, at_least=0, at_most=1)
+        return float(exploration), float(exploration), 0
+    if len(exploration) != 3:
+        raise ConfigError(f"exploration is {exploration!r}; give a probability, or (first, last, number of actions)")
+    first, last, over = exploration
+    for name, probability in (("first", first), ("last", last)):
+        check_number(f"exploration's {name} probability", probability, at_least=0, at_most=1)
+    check_number("exploration's number of actions", over, at_least=0, whole=True)
+    return float(first), float(last), int(over)

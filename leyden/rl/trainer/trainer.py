@@ -140,11 +140,11 @@ class Trainer(TrainLoop):
         return self.writers
 
     def named_callbacks(self) -> dict[str, Callback]:
-        """The callbacks by the names of their states in a checkpoint."""
+        """Return the callbacks by the names of their states in a checkpoint."""
         return keyed(self.callbacks)
 
     def named_loggers(self) -> dict[str, LogWriter]:
-        """The writers by the names of their states in a checkpoint."""
+        """Return the writers by the names of their states in a checkpoint."""
         return keyed(self.loggers)
 
     def _min_loglevel(self) -> LogLevel:
@@ -383,7 +383,9 @@ class Trainer(TrainLoop):
         return {**metrics, **totals}
 
     def _metrics_callback(self, on_episode: bool, on_collect: bool, log_buffer: LogBuffer) -> None:
-        """Update `metrics` and the counters: with the newest episode's values, at last with means."""
+        """Update `metrics` and the counters: with the newest episode's values, at last with
+        means.
+        """
         metrics = log_buffer.episode_metrics() if on_episode else log_buffer.collect_metrics()
         if on_episode and self.current_stage == "train":
             self.current_episode += 1

@@ -191,7 +191,9 @@ class TrainingVesselBase(NamedOptions, Generic[InitialStateType]):
 
 
 def _is_method_of(cls: type, vessel: TrainingVesselBase[Any], name: str) -> bool:
-    """Whether the vessel's method is the one that `cls` defines, and so was not overridden."""
+    """Return whether the vessel's method is the one that `cls` defines, and so was not
+    overridden.
+    """
     return getattr(getattr(vessel, name), "__func__", None) is getattr(cls, name)
 
 

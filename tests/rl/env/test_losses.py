@@ -173,7 +173,7 @@ def test_a_worker_that_is_long_in_starting_is_named(caplog: pytest.LogCaptureFix
 
 
 def test_the_time_before_a_warning_is_above_0() -> None:
-    with pytest.raises(ConfigError, match="quiet_seconds=0"):
+    with pytest.raises(ConfigError, match="quiet_seconds is 0"):
         vectorize_env(factory(), quiet_seconds=0)
 
 

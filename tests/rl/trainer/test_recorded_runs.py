@@ -43,7 +43,7 @@ def test_a_fit_with_a_run_dir_is_a_run_of_kind_rl(tmp_path: Path) -> None:
     assert [(row.stage, row.iteration) for row in run.metrics()] == [("train", 1), ("train", 2), ("val", 2)]
     assert run.record.config["algorithm"]["name"].startswith("leyden.rl.policy")
     assert run.record.config["data"]["train"]["digest"]
-    assert run.figures().reward is not None
+    assert run.summary_metrics().reward is not None
     assert {path.name for path in tmp_path.iterdir()} == {"run.json", "metrics.jsonl", "failures.jsonl", "run.log"}
 
 

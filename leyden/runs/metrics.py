@@ -1,4 +1,7 @@
-"""Figures of a run, computed from its rows alone: the summary, `leyden runs` and the curve use them."""
+"""Metrics of a whole run, computed from its rows: its rewards, counts and newest values.
+
+The summary, `leyden runs` and the curve use them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from leyden.loop import MetricsRow, MetricValue
 
 
 @dataclass(frozen=True, slots=True)
-class RewardFigures:
+class RewardMetrics:
     """The mean rewards of a stage over the run. Rows without a finite reward are left out."""
 
     first: float
@@ -24,12 +27,13 @@ class RewardFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFigures:
+class RunMetrics:
     """The rewards and counts of a run so far."""
 
-    reward: RewardFigures | None = None
-    """Rewards of the training stages, or of the validations if the run has no training stage; None without rewards."""
-    val_reward: RewardFigures | None = None
+    reward: RewardMetrics | None = None
+    """Rewards of the training stages, or of the validations if the run has no training stage; None
+    without rewards."""
+    val_reward: RewardMetrics | None = None
     """Rewards of the validations; None if no validation reported a reward."""
     iterations: int = 0
     """Finished training iterations."""
@@ -44,19 +48,22 @@ class RunFigures:
 
 
 def in_order(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
-    """Return the rows in the order of the run. Of two rows of one stage and iteration, the later one counts."""
+    """Return the rows in the order of the run.
+
+    Of two rows of one stage and iteration, the later one counts.
+    """
     latest = {(row.iteration, row.stage): row for row in rows}
     return sorted(latest.values(), key=lambda row: (row.iteration, row.stage != "train"))
 
 
-def figures_of(rows: Sequence[MetricsRow]) -> RunFigures:
-    """Return the figures of these rows."""
+def metrics_of(rows: Sequence[MetricsRow]) -> RunMetrics:
+    """Return the metrics of the run that has these rows."""
     rows = in_order(rows)
     if not rows:
-        return RunFigures()
+        return RunMetrics()
     train = _rewards(row for row in rows if row.stage == "train")
     validation = _rewards(row for row in rows if row.stage == "val")
-    return RunFigures(
+    return RunMetrics(
         reward=train or validation,
         val_reward=validation,
         iterations=max((row.iteration for row in rows if row.stage == "train"), default=0),
@@ -67,13 +74,13 @@ def figures_of(rows: Sequence[MetricsRow]) -> RunFigures:
     )
 
 
-def _rewards(rows: Iterable[MetricsRow]) -> RewardFigures | None:
+def _rewards(rows: Iterable[MetricsRow]) -> RewardMetrics | None:
     found = [(row.iteration, value) for row in rows if (value := _finite(row.metrics.get("reward"))) is not None]
     if not found:
         return None
     iterations, values = zip(*found, strict=True)
     best = max(values)
-    return RewardFigures(values[0], values[-1], best, iterations[values.index(best)], values, iterations)
+    return RewardMetrics(values[0], values[-1], best, iterations[values.index(best)], values, iterations)
 
 
 def _total(rows: Sequence[MetricsRow], name: str) -> int:

@@ -1,4 +1,4 @@
--- Where a version of resources comes from, labels, and where models listen: see SQLite's `0006_versions.sql`.
+-- Where a version of resources comes from, labels, and where models listen: see SQLite's `0007_versions.sql`.
 
 ALTER TABLE resources
     ADD COLUMN parent_id TEXT COLLATE "C",

@@ -1,13 +1,21 @@
-"""Run a coroutine on an event loop of its own in another thread."""
+"""Work that crosses event loops: a coroutine on a loop of its own, and a store that one loop owns.
+
+The store's wrapper knows none of its methods: it hands coroutine functions to that loop, and passes
+on everything else.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
+import functools
+import inspect
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from leyden.store.base import LightningStore
 
 T = TypeVar("T")
 
@@ -55,3 +63,27 @@ async def run_in_thread(work: Coroutine[Any, Any, T], *, name: str) -> T:
             loop.call_soon_threadsafe(task.cancel)
         await asyncio.wait({outcome})
         raise
+
+
+def on_this_loop(store: LightningStore) -> LightningStore:
+    """Return a wrapper of the store for any thread.
+
+    Its methods run on the loop that is running now.
+    """
+    return cast(LightningStore, _OnOneLoop(store, asyncio.get_running_loop()))
+
+
+@LightningStore.register
+class _OnOneLoop:
+    def __init__(self, store: LightningStore, loop: asyncio.AbstractEventLoop) -> None:
+        self._store, self._loop = store, loop
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        return functools.partial(self._call, found) if inspect.iscoroutinefunction(found) else found
+
+    async def _call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        work: Coroutine[Any, Any, Any] = method(*args, **kwargs)
+        if asyncio.get_running_loop() is self._loop:
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

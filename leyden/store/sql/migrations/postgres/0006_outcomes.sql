@@ -1,4 +1,4 @@
--- What an attempt came to, as columns: see SQLite's `0005_outcomes.sql`.
+-- What an attempt came to, as columns: see SQLite's `0006_outcomes.sql`.
 
 LOCK TABLE rollouts, attempts, spans IN SHARE ROW EXCLUSIVE MODE; -- what is written meanwhile would be left out
 

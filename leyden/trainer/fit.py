@@ -1,0 +1,491 @@
+"""`Fit`: one call of `fit` or `dev`, from its run's directory to its summary.
+
+A fit opens the run and its store, starts the gateway and the workers, hands both sides to the
+strategy, restarts an algorithm that may be restarted, and records how the run ended. It knows the
+trainer's configuration as `FitConfig`, never the trainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from leyden.adapter import TraceAdapter
+from leyden.algorithm import Algorithm, Dataset, IterativeAlgorithm, Run
+from leyden.errors import ConfigError, StoreError, UnknownRun
+from leyden.execution import Elsewhere, ExecutionStrategy
+from leyden.execution.base import RunsAgain
+from leyden.execution.events import StopSignal
+from leyden.gateway import FoundGateways, LLMProxy
+from leyden.host.listening import is_loopback
+from leyden.litagent import LitAgent
+from leyden.loop import Callback, LogWriter, ProgressBar
+from leyden.loop.rng import capture_rng, restore_rng
+from leyden.monitor import Monitor
+from leyden.redaction import redact
+from leyden.runner import AttemptRecorder, Hook, Runner, WorkerBundle
+from leyden.runner.calls import call_sync
+from leyden.runs import RunSummary
+from leyden.runs.beginning import begin_run, new_manifest
+from leyden.runs.display import closing_summary, first_line
+from leyden.runs.folder import MANIFEST, Manifest, remove_if_nothing_started, store_path
+from leyden.runs.metrics import metrics_of
+from leyden.runs.recorder import RunRecorder
+from leyden.runs.recording import FolderRecorder
+from leyden.runs.summary import count_rollouts
+from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, Sweeper
+from leyden.trainer.deserted import until_done_or_deserted, until_stopped_or_deserted
+from leyden.trainer.restarts import Restarts
+from leyden.trainer.run_config import algorithm_config, run_config
+from leyden.trainer.run_store import RunStore
+from leyden.types import Retention
+from leyden.types.run import current_run_id
+from leyden.utils.exhaustion import warn_if_exhausted
+from leyden.utils.latch import Latch
+from leyden.utils.logs import log_for_files, notice
+from leyden.utils.text import describe_error
+
+logger = logging.getLogger(__name__)
+
+_RELEASE_SECONDS = 5.0
+"""How long a run that was stopped waits for its store to release its claims."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitConfig:
+    """The trainer's components and options, as they were when the call began."""
+
+    strategy: ExecutionStrategy
+    runner: Runner[Any]
+    adapter: TraceAdapter[Any]
+    llm_proxy: LLMProxy | None
+    hooks: tuple[Hook, ...]
+    callbacks: tuple[Callback, ...]
+    loggers: tuple[LogWriter, ...]
+    monitor: Monitor | None
+    retention: Retention | None
+    max_algorithm_restarts: int
+    run_store: RunStore
+    run_dir: Path | None
+    name: str | None
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FitInput:
+    """The arguments of one call: an agent, what trains it, and the data."""
+
+    agent: LitAgent[Any]
+    algorithm: Algorithm | None
+    train_dataset: Dataset[Any] | None = None
+    val_dataset: Dataset[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A run with its store, before anything has started."""
+
+    run: Run
+    store: LightningStore
+    manifest: Manifest
+    is_new_folder: bool = False
+    """Whether the call made the run's directory."""
+    shows_progress: bool = False
+
+
+class Fit:
+    """One call of `fit` or `dev`. Making one opens the run; `execute` works on it.
+
+    resume: continue the run in `config.run_dir`. dev: keep no directory.
+    Raises ConfigError, and leaves nothing behind, if an argument is wrong.
+    """
+
+    def __init__(self, config: FitConfig, given: FitInput, *, resume: bool = False, dev: bool = False) -> None:
+        self._config, self._given = config, given
+        self._strategy, self._runner = config.strategy, config.runner
+        begun = _begin_dev(config, given.algorithm, resume) if dev else _begin(config, given, resume)
+        self._run, self._store, self._manifest = begun.run, begun.store, begun.manifest
+        self._is_new_folder, self._shows_progress = begun.is_new_folder, begun.shows_progress
+        self._result: Any = None
+        """The value that the algorithm returned."""
+        self._stopped: str | None = None
+        """Why the run ended before its algorithm did."""
+
+    @property
+    def directory(self) -> Path | None:
+        """The run's directory; None for a run that is kept nowhere."""
+        return self._run.directory
+
+    async def execute(self) -> RunSummary:
+        """Run the algorithm and the runners, record how it ended, and return the summary."""
+        run_store, algorithm = self._config.run_store, self._given.algorithm
+        if not self._strategy.runs_algorithm:
+            async with run_store.attached(self._store):
+                await self._work(None)
+            return RunSummary(self.directory)  # the algorithm's side counts what became of its rollouts
+        nothing_started = self._is_new_folder
+        try:
+            async with run_store.attached(self._store):
+                recorder = self._recorder()
+                try:
+                    await recorder.open()
+                    nothing_started = False
+                    if self._shows_progress:
+                        _show(first_line(self._run, self._manifest.record.config))
+                    self._run = replace(self._run, recorder=recorder)
+                    summary = await self._work(algorithm)
+                except asyncio.CancelledError:
+                    nothing_started = self._is_new_folder and await _nothing_started(recorder, self._store)
+                    if not nothing_started:
+                        logger.info(how_to_resume(self.directory))
+                    await recorder.close("stopped", "interrupted")
+                    raise
+                except Exception as error:
+                    log_for_files(logger, "run %s has failed", self._run.run_id, error=error)
+                    nothing_started = self._is_new_folder and await _nothing_started(recorder, self._store)
+                    if self.directory is not None and not nothing_started:
+                        error.add_note(how_to_resume(self.directory))
+                    await recorder.close("failed", f"{type(error).__name__}: {describe_error(error)}")
+                    raise
+                recorder.note(f"done\n{summary}")
+                await recorder.close("succeeded" if summary.stopped is None else "stopped", summary.stopped)
+        finally:
+            if nothing_started and self.directory is not None:
+                run_store.forget_file()
+                remove_if_nothing_started(self.directory)
+        self._report(summary)
+        return summary
+
+    def _recorder(self) -> RunRecorder:
+        config, algorithm = self._config, self._given.algorithm
+        of_algorithm = algorithm.callbacks if isinstance(algorithm, IterativeAlgorithm) else ()
+        has_bar = any(isinstance(callback, ProgressBar) for callback in (*of_algorithm, *config.callbacks))
+        return RunRecorder(
+            self._manifest,
+            self._store,
+            None if self.directory is None else FolderRecorder(self.directory, self._manifest),
+            writers=config.loggers,
+            callbacks=config.callbacks,
+            bar=ProgressBar if self._shows_progress and not has_bar else None,
+        )
+
+    def _report(self, summary: RunSummary) -> None:
+        """Show how the run has ended."""
+        progress = self._config.progress
+        logger.log(logging.DEBUG if progress else logging.INFO, "run %s: done\n%s", summary.run_id, summary)
+        if progress:
+            _show(closing_summary(summary))
+        elif summary.stopped is not None:
+            logger.warning("the run ended before its algorithm did\n%s", summary)
+        elif summary.failures:
+            logger.warning("some rollouts failed\n%s", summary)
+
+    # ---- both sides ----------------------------------------------------------------------------
+
+    async def _work(self, algorithm: Algorithm | None) -> RunSummary:
+        """Run both sides on the open store, and return the summary of their rollouts."""
+        store, run, config = self._store, self._run, self._config
+        started = time.monotonic()
+        async with contextlib.AsyncExitStack() as stack:
+            if config.retention is not None and store.capabilities["zero_copy"]:
+                raise ConfigError(
+                    f"others work on {store.url} too, so one run does not decide what it keeps: leave retention out here, and "
+                    "give it where the store is served (leyden store --keep-rollouts, --keep-days, --keep-gb)"
+                )
+            if run.resume:
+                await store.release_claims(worker_ids=self._claimants())
+            sweeper = Sweeper(store, retention=config.retention)
+            if self._runner.debugger is None:  # no time limit holds at a breakpoint
+                await stack.enter_async_context(sweeper)
+            if config.monitor is not None and self._strategy.runs_algorithm:
+                await stack.enter_async_context(config.monitor.watch(store))
+            proxy = await self._gateway(algorithm, stack)
+            workers = WorkerBundle(
+                self._given.agent, config.hooks, self._recorders(proxy), self._runner, self._worker_names()
+            )
+            logger.debug(
+                "run %s: %s with %d runners (%s) on %s, adapter %s",
+                run.run_id,
+                type(algorithm).__name__,
+                self._strategy.n_runners,
+                type(self._strategy).__name__,
+                store.url,
+                type(config.adapter).__name__,
+            )
+            workers.init()
+            stack.callback(workers.teardown)
+            try:
+                await self._run_both(algorithm, proxy, workers)
+            except asyncio.CancelledError:
+                await self._release_claims()
+                raise
+            except Exception as error:
+                await self._release_claims()
+                warn_if_exhausted(logger, "the run", error)
+                raise
+            if not isinstance(run.recorder, RunRecorder):
+                return RunSummary(self.directory)
+            # A store that was given may hold rollouts of earlier runs. Without an algorithm, the work is another's.
+            is_shared = algorithm is not None and (config.run_store.is_given or store.capabilities["zero_copy"])
+            rollouts, failures = await count_rollouts(store, run.run_id if is_shared else None)
+            metrics = metrics_of(run.recorder.rows)
+            return RunSummary(
+                self.directory,
+                rollouts,
+                failures,
+                sweeper.forgotten,
+                self._stopped,
+                reward=metrics.reward,
+                val_reward=metrics.val_reward,
+                metrics=metrics.metrics,
+                result=self._result,
+                seconds=time.monotonic() - started,
+                run_id=run.run_id,
+            )
+
+    async def _run_both(self, algorithm: Algorithm | None, proxy: LLMProxy | None, workers: WorkerBundle) -> None:
+        """Run algorithm and runners until the algorithm is done, restarting both as often as
+        allowed.
+        """
+        restarts, random_states = Restarts(self._config.max_algorithm_restarts), capture_rng()
+        while (error := await self._run_once(algorithm, proxy, workers, restarts)) is not None:
+            await restarts.pause(error)
+            await self._store.release_claims(worker_ids=self._claimants())
+            restore_rng(random_states)  # a checkpoint's states, if there is one, come after these
+            self._run = replace(self._run, resume=True)
+
+    async def _run_once(
+        self, algorithm: Algorithm | None, proxy: LLMProxy | None, workers: WorkerBundle, restarts: Restarts
+    ) -> Exception | None:
+        """Run both sides once. Return the error after which to restart the algorithm, or None."""
+        ready, failures = Latch(), list[Exception]()
+
+        async def algorithm_bundle(store: LightningStore, event: Latch) -> None:
+            try:
+                left = await self._run_algorithm(algorithm, store, proxy, ready, event)
+                if left and self._stopped is None:
+                    self._stopped = self._why_deserted(left)
+            except Exception as error:
+                event.set()  # first: runners that still wait for it to be ready do not begin
+                if not restarts.allow(error):
+                    raise
+                failures.append(error)
+                raise RunsAgain from error
+            finally:
+                ready.set()  # no runner waits for an algorithm that has ended
+
+        try:
+            await self._strategy.execute(algorithm_bundle, workers, self._store, ready=ready)
+        except RunsAgain:
+            return failures[0]
+        return None
+
+    async def _run_algorithm(
+        self,
+        algorithm: Algorithm | None,
+        store: LightningStore,
+        proxy: LLMProxy | None,
+        ready: Latch,
+        event: Latch,
+    ) -> int:
+        """Run the algorithm with its collaborators; without an algorithm, wait to be stopped.
+
+        Return 0, or how many rollouts are left because all runners have ended.
+        """
+        if algorithm is None or not algorithm.holds_runners:
+            ready.set()
+        if algorithm is None:
+            notice(logger, "waiting for rollouts that others enqueue in %s; Ctrl-C ends", store.url)
+            await (until_stopped_or_deserted(event) if isinstance(event, StopSignal) else event.wait_async())
+            return 0
+
+        async def interrupt() -> None:
+            if isinstance(event, StopSignal):
+                await event.end_runners()
+            await self._release_claims()
+
+        run = self._run
+        algorithm.set_ready(ready)
+        algorithm.set_interrupt(interrupt)
+        algorithm.set_store(store)
+        algorithm.set_adapter(self._config.adapter)
+        algorithm.set_llm_proxy(proxy)
+        algorithm.set_run(run)
+        algorithm.set_concurrency(self._strategy.n_runners * self._runner.concurrency)
+
+        if isinstance(run.recorder, RunRecorder):
+            run.recorder.begin_algorithm(resume=run.resume)
+
+        async def work() -> None:
+            data = self._given.train_dataset, self._given.val_dataset
+            token = current_run_id.set(run.run_id)
+            try:
+                if algorithm.is_async():
+                    self._result = await algorithm.run(*data)
+                else:
+                    self._result = await call_sync(partial(algorithm.run, *data), None, name="leyden-algorithm")
+            finally:
+                current_run_id.reset(token)
+
+        if not isinstance(event, StopSignal) or store.capabilities["zero_copy"]:  # others may run what is left
+            await work()
+            return 0
+        return await until_done_or_deserted(asyncio.ensure_future(work()), event, store)
+
+    def _why_deserted(self, left: int) -> str:
+        limit = getattr(self._runner, "max_rollouts", None)
+        after = "" if limit is None else f" after max_rollouts={limit} each"
+        again = "" if self.directory is None else ", or continue with fit(..., resume=True)"
+        return (
+            f"all {self._strategy.n_runners} runners have ended{after}, and {left:,} rollouts are left; "
+            f"raise max_rollouts{again}"
+        )
+
+    # ---- the gateway and the workers -----------------------------------------------------------
+
+    async def _gateway(self, algorithm: Algorithm | None, stack: contextlib.AsyncExitStack) -> LLMProxy | None:
+        """Return the user's running gateway, or a new one if the algorithm needs one.
+
+        `stack` stops a gateway that is started here. None if neither is there, or if the algorithm,
+        and so its gateway, runs in another process.
+        """
+        if not self._strategy.runs_algorithm:
+            return None
+        proxy, elsewhere = self._config.llm_proxy, self._strategy.elsewhere()
+        if proxy is None and algorithm is not None and algorithm.uses_gateway:
+            proxy = LLMProxy() if elsewhere is None else _gateway_for(elsewhere)
+        if proxy is None:
+            return None
+        if elsewhere is not None:
+            proxy.share_control(elsewhere.secret)
+            if is_loopback(proxy.host) and not is_loopback(elsewhere.host):
+                logger.warning(
+                    "the gateway listens on %s, where agents on other machines do not reach it: give LLMProxy a host= and a token=",
+                    proxy.host,
+                )
+        if proxy.get_store() is not self._store:
+            proxy.set_store(self._store)
+        if not proxy.is_running():
+            await proxy.start()
+            stack.push_async_callback(proxy.stop)
+        return proxy
+
+    def _recorders(self, proxy: LLMProxy | None) -> Sequence[AttemptRecorder]:
+        """Return the gateways that runners notify when an attempt is over."""
+        elsewhere = self._strategy.elsewhere()
+        if not self._strategy.runs_algorithm and elsewhere is not None:
+            return (FoundGateways(elsewhere.secret),)
+        return () if proxy is None else (proxy,)
+
+    def _worker_names(self) -> list[str]:
+        """Return the ids of this run's workers, unique in a store that other runs use too."""
+        prefix = f"{self._run.run_id}-" if self._store.capabilities["zero_copy"] else ""
+        return [f"{prefix}Worker-{worker_id}" for worker_id in range(self._strategy.n_runners)]
+
+    def _claimants(self) -> list[str] | None:
+        """Return the workers whose claims end with this run; None for all, if no other run uses the
+        store.
+        """
+        return self._worker_names() if self._store.capabilities["zero_copy"] else None
+
+    async def _release_claims(self) -> None:
+        """Requeue the attempts under way, so that the next run claims them; the store may have
+        failed.
+        """
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await self._store.release_claims(worker_ids=self._claimants())
+
+
+def how_to_resume(directory: Path | None) -> str:
+    """Return the message for a stopped run: the place of its results, and how to continue it."""
+    if directory is not None and not (directory / MANIFEST).exists():
+        return "the run was stopped before it had begun; nothing is left of it"
+    if directory is None:
+        return "the run was stopped; it was kept in no directory"
+    return (
+        f"the run was stopped; everything finished is in {directory}. "
+        f"Continue with Trainer(..., run_dir={str(directory)!r}).fit(..., resume=True)"
+    )
+
+
+def _begin(config: FitConfig, given: FitInput, resume: bool) -> _Begun:
+    """Make or find the run's directory and its store.
+
+    Leave nothing behind if an argument is wrong.
+    """
+    strategy, stores = config.strategy, config.run_store
+    if resume and stores.is_given and config.run_dir is None:
+        raise ConfigError("resume=True needs a run directory; give run_dir= beside the store, or give no store")
+    remote = strategy.remote_store()
+    if remote is not None and not strategy.runs_algorithm:
+        return _Begun(Run(run_id=secrets.token_hex(6)), remote, new_manifest(kind="fit", name="runners", config={}))
+    recorded = run_config(
+        given.algorithm,
+        train_dataset=given.train_dataset,
+        val_dataset=given.val_dataset,
+        strategy=strategy,
+        n_runners=strategy.n_runners,
+        concurrency=config.runner.concurrency,
+    )
+    kind = "fit" if given.algorithm is None else given.algorithm.run_kind
+    if remote is not None or (stores.is_given and config.run_dir is None):
+        store = stores.build() if remote is None else remote
+        manifest = new_manifest(kind=kind, name=config.name or kind, config=recorded)
+        begun = _Begun(Run(run_id=manifest.record.run_id), store, manifest, shows_progress=config.progress)
+    else:
+        built = stores.build() if stores.is_given else None
+        directory, manifest = begin_run(config.run_dir, resume=resume, kind=kind, name=config.name, config=recorded)
+        run = Run(manifest.record.run_id, directory, resume=resume, options=manifest.options)
+        store = SqliteLightningStore(store_path(directory)) if built is None else built
+        begun = _Begun(run, store, manifest, is_new_folder=not resume, shows_progress=config.progress)
+    recorded["store"] = redact(begun.store.url)
+    return begun
+
+
+def _begin_dev(config: FitConfig, algorithm: Algorithm | None, resume: bool) -> _Begun:
+    if resume:
+        raise ConfigError("resume=True, but dev=True keeps no run; leave one of them out")
+    store = config.strategy.remote_store()
+    if store is None:
+        store = config.run_store.build() if config.run_store.is_given else InMemoryLightningStore()
+    manifest = new_manifest(kind="dev", name=config.name or "dev", config=algorithm_config(algorithm))
+    return _Begun(Run(manifest.record.run_id), store, manifest)
+
+
+async def _nothing_started(recorder: RunRecorder, store: LightningStore) -> bool:
+    """Return whether the run has neither a row nor a rollout; False if the store cannot tell."""
+    if recorder.rows:
+        return False
+    try:
+        async with asyncio.timeout(_RELEASE_SECONDS):
+            return not len(await store.query_rollouts(run_id=recorder.manifest.record.run_id, limit=1))
+    except UnknownRun:  # the store did not even take the run
+        return True
+    except (StoreError, TimeoutError):
+        return False
+
+
+def _gateway_for(elsewhere: Elsewhere) -> LLMProxy:
+    """Return a gateway at the address where runners on other machines look for it.
+
+    The callers of its models find its token in their resources.
+    """
+    token = None if is_loopback(elsewhere.host) else secrets.token_urlsafe(32)
+    return LLMProxy(host=elsewhere.host, port=elsewhere.gateway_port, token=token)
+
+
+def _show(text: str) -> None:
+    """Write to standard error; a stream that is gone does not end the run."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
