@@ -29,14 +29,15 @@ from leyden.adapter import merge_triplets
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData, build_step, minibatches
 from leyden.demo.game import NUMBERS, Game
 from leyden.demo.run import WEIGHTS
-from leyden.engine import EmbeddedBackend, OptimParams, PolicyLoss, SamplingParams
+from leyden.engine import EmbeddedBackend, OptimParams, SamplingParams
 from leyden.maths import ESTIMATORS
+from leyden.maths.losses import PPOLoss
 from leyden.types import TrainingSequence, Triplet, TripletPrompt, TripletResponse
 
 PEER = "bench-trl"
 PEER_SCRIPT = Path(__file__).parent / "peers" / "rl_tiny_trl.py"
 GROUP_SIZE = 16
-LOSS = PolicyLoss(clip_low=0.2, clip_high=0.28)
+LOSS = PPOLoss(clip_low=0.2, clip_high=0.28)
 OPTIM = OptimParams(learning_rate=1e-5, betas=(0.9, 0.99), weight_decay=0.0, max_grad_norm=1.0)
 WARM_UP_STEPS = 2
 STEPS = 5

@@ -24,7 +24,6 @@ from .engine import EmbeddedBackend as EmbeddedBackend
 from .engine import IsolatedBackend as IsolatedBackend
 from .engine import OptimParams as OptimParams
 from .engine import PolicyBackend as PolicyBackend
-from .engine import PolicyLoss as PolicyLoss
 from .errors import LeydenError as LeydenError
 from .execution import ExecutionStrategy as ExecutionStrategy
 from .execution import SharedMemoryExecutionStrategy as SharedMemoryExecutionStrategy
@@ -43,6 +42,7 @@ from .loop import CsvWriter as CsvWriter
 from .loop import EarlyStopping as EarlyStopping
 from .loop import ProgressBar as ProgressBar
 from .loop import TrainLoop as TrainLoop
+from .maths.losses import PPOLoss as PPOLoss
 from .monitor import Monitor as Monitor
 from .runner import Hook as Hook
 from .runner import LitAgentRunner as LitAgentRunner

@@ -190,7 +190,7 @@ for name in sys.argv[1:]:
 
 
 def test_a_loss_is_configured_without_torch() -> None:
-    command = [sys.executable, "-c", WITHOUT_PACKAGES, "leyden.maths.losses", "leyden.engine:PolicyLoss"]
+    command = [sys.executable, "-c", WITHOUT_PACKAGES, "leyden.maths.losses", "leyden.engine:OptimParams"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
 
 
@@ -225,9 +225,9 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: ly.PolicyGradient(backend(), temperature="1"), "temperature is '1'"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.PolicyGradient(backend(), advantages="gpro"), "advantages is 'gpro'; did you mean 'grpo'?"),
     (lambda: ly.PolicyGradient(backend(), advantages=True), "advantages is True; possible: grpo, dr_grpo"),  # pyright: ignore[reportArgumentType]
-    (lambda: ly.PolicyLoss("pop"), "loss is 'pop'; did you mean 'ppo'?"),
+    (lambda: ly.PolicyGradient(backend(), loss="pop"), "loss is 'pop'; did you mean 'ppo'?"),
     (lambda: ly.PolicyGradient(backend(), optim=1e-4), r"optim is 0.0001; give OptimParams(...)"),  # pyright: ignore[reportArgumentType]
-    (lambda: ly.PolicyGradient(backend(), loss="ppo"), "loss is 'ppo'; give PolicyLoss(...)"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.PolicyGradient(backend(), loss=0.2), "loss is 0.2; give a name (ppo"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.PolicyGradient(backend(), agent_match=3), "agent_match is 3, which is no regular expression"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.OptimParams(learning_rate="1e-4"), "learning_rate is '1e-4'; it must be a number, at least 0"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.OptimParams(learning_rate=-1), "learning_rate is -1"),
@@ -303,7 +303,7 @@ def numeric_options() -> Iterator[Refusal]:
         )
     yield from options(ly.OptimParams, number="learning_rate weight_decay max_grad_norm")
     yield from options(SamplingParams, whole="max_tokens seed?", number="temperature top_p")
-    yield from options(ly.PolicyLoss, number="clip_low clip_high temperature")
+    yield from options(ly.PPOLoss, number="clip_low clip_high")
     yield from options(ly.Retention, whole="max_rollouts? max_bytes?", number="max_age_seconds?")
     yield from options(ly.RolloutConfig, whole="max_attempts", number="timeout_seconds? unresponsive_seconds?")
     yield from options(ly.Checkpoint, "folder", whole="every_n_iters? keep?", number="time_interval?")

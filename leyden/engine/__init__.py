@@ -1,6 +1,6 @@
 """Backends that sample and train a policy.
 
-Lives here: the `PolicyBackend` protocol (`base`), the embedded backend (`embedded`: a Hugging Face
+Lives here: the `PolicyBackend` protocol, a `Learner` and a `Sampler` (`base`), the embedded backend (`embedded`: a Hugging Face
 model decoded and trained in one process, its endpoint OpenAI-compatible), and the same one in a
 child process (`isolated`). It knows token ids, advantages and weights; not rollouts, rewards or the
 store. Importing it loads neither torch nor transformers. To add a backend, implement the protocol
@@ -10,13 +10,16 @@ in one module and pass `tests/contracts/engine.py`.
 from typing import Any
 
 from leyden.engine.base import (
+    EngineCapabilities,
     EngineStatistics,
     ForwardBackwardResult,
+    ForwardResult,
+    Learner,
     OptimParams,
     OptimStepResult,
     PolicyBackend,
-    PolicyLoss,
     Sample,
+    Sampler,
     SamplingParams,
 )
 from leyden.engine.embedded import EmbeddedBackend
@@ -24,14 +27,17 @@ from leyden.engine.isolated import IsolatedBackend
 
 __all__ = [
     "EmbeddedBackend",
+    "EngineCapabilities",
     "EngineStatistics",
     "ForwardBackwardResult",
+    "ForwardResult",
     "IsolatedBackend",
+    "Learner",
     "OptimParams",
     "OptimStepResult",
     "PolicyBackend",
-    "PolicyLoss",
     "Sample",
+    "Sampler",
     "SamplingParams",
     "policy_backend",
 ]

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-from leyden.maths.losses import PolicyLoss
+from leyden.errors import ConfigError
+from leyden.maths.losses import Loss, find_loss
 from leyden.options import NamedOptions, check_number, named_options
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.arguments import KeepsArguments
@@ -84,16 +85,21 @@ class ForwardBackwardResult:
     """Tokens run through the model, padding not counted."""
     n_trained: int
     """Tokens with a weight other than 0."""
-    clip_fraction: float
-    """Share of trained tokens whose ratio lies outside the clip range."""
-    kl: float
-    """Mean of (r - 1) - log r over trained tokens: an estimate of KL(behaviour || policy) (k3,
-    Schulman 2020)."""
-    entropy: float
-    """Mean entropy of the policy at trained tokens, in nats."""
-    max_logprob_difference: float
-    """Largest |logp - behaviour logp| over trained tokens; about 0 on the first minibatch after
-    sampling."""
+    metrics: dict[str, float]
+    """Means and maxima over trained tokens by name: `entropy`, the policy's mean entropy in nats, and the metrics of
+    the loss (of `ppo`: `clip_fraction`, `kl` and `max_logprob_difference`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """Values of each token of several sequences, under the current weights. Lists of shape (T,), one for each sequence."""
+
+    logprobs: list[list[float]]
+    """Log-probability of each token with a weight other than 0; 0.0 for the others."""
+    entropies: list[list[float]]
+    """Entropy, in nats, of the distribution that each such token was drawn from; 0.0 for the others."""
+    values: list[list[float]] | None = None
+    """Estimates of a value head for each such token; None if they were not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ class OptimStepResult:
     """The result of an optimizer step."""
 
     policy_version: int
-    """The version that samples from now on."""
+    """The version of the weights that the step made."""
     grad_norm: float
     """Before clipping."""
 
@@ -118,35 +124,74 @@ class EngineStatistics:
     extra: dict[str, float] = field(default_factory=dict[str, float])
 
 
-class PolicyBackend(NamedOptions, KeepsArguments, ABC):
-    """A policy: sampled through an OpenAI-compatible endpoint or by token ids, trained by
-    gradients.
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What a backend can do beyond the protocol."""
 
-    `start` before use, `stop` after (or `async with`). `forward_backward` adds to the gradient,
-    `optim_step` applies and clears it and raises `policy_version` by one. Methods may be called
-    from any event loop, one training call at a time.
-    """
+    losses: frozenset[str]
+    """Names of the losses that `forward_backward` takes."""
+    values: bool = False
+    """Whether there is a value head, whose estimates `forward(values=True)` returns."""
+    shared_weights: bool = False
+    """Whether the sampler reads the learner's own weights, so that an optimizer step is published at once."""
 
-    model_name: str
-    """The name that the endpoint serves the policy under."""
+
+class Learner(ABC):
+    """The part of a backend that computes gradients and steps weights. One training call at a time."""
+
+    @abstractmethod
+    async def forward(
+        self, sequences: Sequence[TrainingSequence], *, temperature: float = 1.0, values: bool = False
+    ) -> ForwardResult:
+        """Return log-probabilities and entropies of the tokens with a weight, without a gradient.
+
+        temperature: the one that the tokens were sampled at; it divides the logits.
+        values: return estimates of the value head as well.
+        Raise ConfigError for what `forward_backward` refuses, and for `values` without a value head.
+        """
+
+    @abstractmethod
+    async def forward_backward(
+        self, sequences: Sequence[TrainingSequence], loss: Loss, *, temperature: float = 1.0
+    ) -> ForwardBackwardResult:
+        """Add the gradient of `loss` over `sequences`. The order of `sequences` fixes the order of summation.
+
+        loss: constants of a registered loss (`leyden.maths.losses`), which choose the loss.
+        temperature: the one that the tokens were sampled at; it divides the logits.
+        Raise ConfigError for a loss that the backend lacks, a column that the loss needs and a sequence
+        lacks, lists of unequal length, an empty batch and ids outside the vocabulary; EngineError for a
+        loss that is not finite, and the gradient is cleared then.
+        """
+
+    @abstractmethod
+    async def optim_step(self, params: OptimParams) -> OptimStepResult:
+        """Apply the gradient to the learner's weights, and clear it. Sampling has them after `publish_weights`.
+
+        Raise EngineError if no gradient was added since the last step, or its norm is not finite (it is
+        cleared, the weights stay).
+        """
+
+    @abstractmethod
+    async def save_state(self, path: Path) -> None:
+        """Write weights, optimizer state, version and the sampler's random state into `path` (made if missing)."""
+
+    @abstractmethod
+    async def load_state(self, path: Path) -> None:
+        """Restore what `save_state` wrote, to the bit, and publish it. Raise CheckpointError for a missing or foreign
+        state."""
+
+    @abstractmethod
+    async def save_pretrained(self, path: Path) -> None:
+        """Write a Hugging Face model folder (weights, config, tokenizer) that any library loads."""
+
+
+class Sampler(ABC):
+    """The part of a backend that samples, by token ids and through an OpenAI-compatible endpoint."""
 
     @property
     @abstractmethod
     def policy_version(self) -> int:
-        """0 for the weights it was given; one more after each optimizer step; restored by
-        `load_state`.
-        """
-
-    @abstractmethod
-    async def start(self) -> None:
-        """Load the model and serve the endpoint. Raises EngineError with the cause.
-
-        Calling it again does nothing.
-        """
-
-    @abstractmethod
-    async def stop(self) -> None:
-        """Stop serving and free everything. Requests under way fail. Safe to repeat."""
+        """The version of the weights that sampling uses: 0 at first, one more for each optimizer step."""
 
     @abstractmethod
     def endpoint(self) -> LLM:
@@ -154,46 +199,49 @@ class PolicyBackend(NamedOptions, KeepsArguments, ABC):
 
     @abstractmethod
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Sample]:
-        """Return one response for each prompt of token ids, sampled with the current weights."""
+        """Return one response for each prompt of token ids, with the published weights."""
 
     @abstractmethod
-    async def forward_backward(self, sequences: Sequence[TrainingSequence], loss: PolicyLoss) -> ForwardBackwardResult:
-        """Add the gradient of `loss` over `sequences`.
+    async def publish_weights(self) -> int:
+        """Let sampling use the learner's weights from now on, and return their version.
 
-        The order of `sequences` fixes the order of summation.
-        Raises ConfigError for lists of unequal length, an empty batch and ids outside the
-        vocabulary; EngineError for a loss that is not finite, and the gradient is cleared then.
+        Responses under way go on between two tokens with the new weights; each token carries its
+        version. A backend with `shared_weights` has published each step already. Safe to repeat.
         """
 
+
+class PolicyBackend(Learner, Sampler, NamedOptions, KeepsArguments, ABC):
+    """A policy that is sampled and trained: a learner, a sampler, and their life.
+
+    `start` before use, `stop` after (or `async with`). Methods may be called from any event loop.
+    """
+
+    model_name: str
+    """The name that the endpoint serves the policy under."""
+
+    @property
     @abstractmethod
-    async def optim_step(self, params: OptimParams) -> OptimStepResult:
-        """Apply and clear the gradient; swap weights between two decode steps, drop the cache,
-        raise the version.
-
-        Raises EngineError if no gradient was added since the last step, or its norm is not finite
-        (it is cleared, weights stay).
-        """
-
-    @abstractmethod
-    async def save_state(self, path: Path) -> None:
-        """Write weights, optimizer state, version and the sampler's random state into `path` (made
-        if missing).
-        """
-
-    @abstractmethod
-    async def load_state(self, path: Path) -> None:
-        """Restore what `save_state` wrote, to the bit.
-
-        Raises CheckpointError for a missing or foreign state.
-        """
+    def capabilities(self) -> EngineCapabilities:
+        """What this backend can do beyond the protocol. Known before `start`."""
 
     @abstractmethod
-    async def save_pretrained(self, path: Path) -> None:
-        """Write a Hugging Face model folder (weights, config, tokenizer) that any library loads."""
+    async def start(self) -> None:
+        """Load the model and serve the endpoint. Raise EngineError with the cause. Calling it again does nothing."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop serving and free everything. Requests under way fail. Calling it again does nothing."""
 
     @abstractmethod
     async def statistics(self) -> EngineStatistics:
-        """Return the counters since start."""
+        """Return counters since start."""
+
+    def check_loss(self, loss: Loss) -> None:
+        """Raise ConfigError, naming the loss, unless this backend takes it."""
+        name = find_loss(loss).name
+        if name not in self.capabilities.losses:
+            known = ", ".join(sorted(self.capabilities.losses))
+            raise ConfigError(f"{type(self).__name__} has no loss {name!r}; it has {known}")
 
     async def __aenter__(self) -> Self:
         await self.start()

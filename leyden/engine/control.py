@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import importlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from leyden import errors
-from leyden.engine.base import OptimParams, PolicyBackend, PolicyLoss, Sample, SamplingParams
+from leyden.engine.base import ForwardResult, OptimParams, PolicyBackend, Sample, SamplingParams
 from leyden.errors import ConfigError, EngineError, LeydenError
 from leyden.host.http import JSON, Handler, HttpReply, RequestHeaders
+from leyden.maths.losses import LOSSES, Loss, find_loss, make_loss
 from leyden.types import TrainingSequence, pack_floats, pack_ints, unpack_floats, unpack_ints
 
 logger = logging.getLogger("leyden.engine")
@@ -61,12 +63,21 @@ def write_prompts(prompts: Sequence[Sequence[int]]) -> Json:
 
 
 def write_sequences(sequences: Sequence[TrainingSequence]) -> Json:
-    """Training sequences, as one array for each of their lists."""
+    """Write training sequences as one array for each of their lists.
+
+    Raise ConfigError unless all sequences have the same columns.
+    """
+    names = list(sequences[0].columns) if sequences else []
+    for index, sequence in enumerate(sequences):
+        if sequence.columns.keys() != set(names):
+            raise ConfigError(
+                f"sequence {index} has the columns {sorted(sequence.columns)} and sequence 0 has {sorted(names)}; "
+                "the sequences of one call have the same columns"
+            )
     return {
         "token_ids": _pack([s.token_ids for s in sequences], pack_ints),
-        "logprobs": _pack([s.logprobs for s in sequences], pack_floats),
-        "advantages": _pack([s.advantages for s in sequences], pack_floats),
         "weights": _pack([s.weights for s in sequences], pack_floats),
+        "columns": {name: _pack([s.columns[name] for s in sequences], pack_floats) for name in names},
     }
 
 
@@ -91,13 +102,18 @@ def _write_samples(samples: Sequence[Sample]) -> Json:
 
 
 def _read_sequences(data: Json) -> list[TrainingSequence]:
-    columns = (
-        _unpack(data["token_ids"], unpack_ints),
-        _unpack(data["logprobs"], unpack_floats),
-        _unpack(data["advantages"], unpack_floats),
-        _unpack(data["weights"], unpack_floats),
-    )
-    return [TrainingSequence(*sequence) for sequence in zip(*columns, strict=True)]
+    token_ids = _unpack(data["token_ids"], unpack_ints)
+    weights = _unpack(data["weights"], unpack_floats)
+    columns = {name: _unpack(packed, unpack_floats) for name, packed in data["columns"].items()}
+    return [
+        TrainingSequence(ids, each, {name: lists[index] for name, lists in columns.items()})
+        for index, (ids, each) in enumerate(zip(token_ids, weights, strict=True))
+    ]
+
+
+def write_loss(loss: Loss) -> Json:
+    """Write a loss as its name, its constants and the module that registers it."""
+    return {"name": find_loss(loss).name, "constants": asdict(loss), "module": type(loss).__module__}
 
 
 def _pack(lists: Sequence[Sequence[N]], pack: Callable[[list[N]], bytes]) -> Json:
@@ -137,8 +153,25 @@ async def _sample(backend: PolicyBackend, data: Json) -> Json:
     return _write_samples(await backend.sample(_unpack(data["prompts"], unpack_ints), SamplingParams(**params)))
 
 
+async def _forward(backend: PolicyBackend, data: Json) -> Json:
+    sequences = _read_sequences(data["sequences"])
+    result = await backend.forward(sequences, temperature=data["temperature"], values=data["values"])
+    lists = {"logprobs": result.logprobs, "entropies": result.entropies, "values": result.values}
+    return {name: None if each is None else _pack(each, pack_floats) for name, each in lists.items()}
+
+
+def read_forward(data: Json) -> ForwardResult:
+    """Read what the other side answered to `forward`."""
+    values = None if data["values"] is None else _unpack(data["values"], unpack_floats)
+    return ForwardResult(_unpack(data["logprobs"], unpack_floats), _unpack(data["entropies"], unpack_floats), values)
+
+
 async def _forward_backward(backend: PolicyBackend, data: Json) -> Json:
-    return asdict(await backend.forward_backward(_read_sequences(data["sequences"]), PolicyLoss(**data["loss"])))
+    if data["loss"]["name"] not in LOSSES:
+        importlib.import_module(data["loss"]["module"])
+    loss = make_loss(data["loss"]["name"], data["loss"]["constants"])
+    sequences = _read_sequences(data["sequences"])
+    return asdict(await backend.forward_backward(sequences, loss, temperature=data["temperature"]))
 
 
 async def _optim_step(backend: PolicyBackend, data: Json) -> Json:
@@ -165,6 +198,7 @@ async def _statistics(backend: PolicyBackend, data: Json) -> Json:
 
 _METHODS: Mapping[str, Method] = {
     "sample": _sample,
+    "forward": _forward,
     "forward_backward": _forward_backward,
     "optim_step": _optim_step,
     "save_state": _save_state,

@@ -21,25 +21,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.engine.base import (
+    EngineCapabilities,
     EngineStatistics,
     ForwardBackwardResult,
+    ForwardResult,
     OptimParams,
     OptimStepResult,
     PolicyBackend,
-    PolicyLoss,
     Sample,
     SamplingParams,
 )
 from leyden.engine.tools import PARSERS
 from leyden.errors import ConfigError, EngineError
 from leyden.host.listening import is_loopback, listen, netloc
+from leyden.maths.losses import LOSSES, Loss
 from leyden.options import check_flag, check_number, check_token
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.extras import install_extra
 
 if TYPE_CHECKING:
     from leyden.engine.decoder import Decoder
-    from leyden.engine.learner import Learner
+    from leyden.engine.learner import TorchLearner
     from leyden.engine.loading import LoadedPolicy
     from leyden.host.asgi import AsgiThread
 
@@ -47,6 +49,11 @@ T = TypeVar("T")
 
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+def embedded_capabilities() -> EngineCapabilities:
+    """Return what an embedded engine can do, in this process or in a child of its own."""
+    return EngineCapabilities(losses=frozenset(LOSSES), shared_weights=True)
 
 
 class EmbeddedBackend(PolicyBackend):
@@ -134,6 +141,10 @@ class EmbeddedBackend(PolicyBackend):
         """Torch's setting before this backend changed it."""
 
     @property
+    def capabilities(self) -> EngineCapabilities:
+        return embedded_capabilities()
+
+    @property
     def policy_version(self) -> int:
         return 0 if self._running is None else self._running.decoder.policy_version
 
@@ -154,13 +165,29 @@ class EmbeddedBackend(PolicyBackend):
         running = self._started()
         return await sample(running.decoder, running.policy, running.max_length, prompts, params, self._deterministic)
 
-    async def forward_backward(self, sequences: Sequence[TrainingSequence], loss: PolicyLoss) -> ForwardBackwardResult:
+    async def forward(
+        self, sequences: Sequence[TrainingSequence], *, temperature: float = 1.0, values: bool = False
+    ) -> ForwardResult:
+        check_number("temperature", temperature, above=0)
+        if values:
+            raise ConfigError(f"{type(self).__name__} has no value head; call forward without values=True")
         running = self._started()
-        return await running.train(lambda: running.learner.forward_backward(sequences, loss))
+        return await running.train(lambda: running.learner.forward(sequences, temperature))
+
+    async def forward_backward(
+        self, sequences: Sequence[TrainingSequence], loss: Loss, *, temperature: float = 1.0
+    ) -> ForwardBackwardResult:
+        check_number("temperature", temperature, above=0)
+        self.check_loss(loss)
+        running = self._started()
+        return await running.train(lambda: running.learner.forward_backward(sequences, loss, temperature))
 
     async def optim_step(self, params: OptimParams) -> OptimStepResult:
         running = self._started()
         return await running.train(lambda: running.optim_step(params))
+
+    async def publish_weights(self) -> int:
+        return self._started().decoder.policy_version  # each step was published when it was made
 
     async def save_state(self, path: Path) -> None:
         from leyden.engine.state import write_state
@@ -216,7 +243,7 @@ class EmbeddedBackend(PolicyBackend):
         from leyden.engine.decoder import Decoder
         from leyden.engine.endpoint import Endpoint, EndpointOptions
         from leyden.engine.forward.choose import choose_forward
-        from leyden.engine.learner import Learner
+        from leyden.engine.learner import TorchLearner
         from leyden.engine.loading import load_policy
         from leyden.host.asgi import AsgiThread
         from leyden.host.http import SiteGuard
@@ -234,7 +261,7 @@ class EmbeddedBackend(PolicyBackend):
             raise ConfigError(f"max_length is {max_length}, but the model has a context of {policy.context} tokens")
         slots = Decoder.n_slots(self._max_batch_rows, self._deterministic)
         forward = choose_forward(policy.model, max_rows=slots, max_length=max_length)
-        learner = Learner(policy.model, forward, max_tokens_per_microbatch=self._max_tokens_per_microbatch)
+        learner = TorchLearner(policy.model, forward, max_tokens_per_microbatch=self._max_tokens_per_microbatch)
         decoder = Decoder(
             forward,
             max_batch_rows=self._max_batch_rows,
@@ -295,7 +322,7 @@ class _Running:
     def __init__(
         self,
         policy: LoadedPolicy,
-        learner: Learner,
+        learner: TorchLearner,
         decoder: Decoder,
         server: AsgiThread,
         executor: ThreadPoolExecutor,

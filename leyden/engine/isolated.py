@@ -24,19 +24,29 @@ from typing import Any
 
 import leyden
 from leyden.engine.base import (
+    EngineCapabilities,
     EngineStatistics,
     ForwardBackwardResult,
+    ForwardResult,
     OptimParams,
     OptimStepResult,
     PolicyBackend,
-    PolicyLoss,
     Sample,
     SamplingParams,
 )
-from leyden.engine.control import PREFIX, read_answer, read_samples, write_prompts, write_sequences
-from leyden.engine.embedded import EmbeddedBackend
+from leyden.engine.control import (
+    PREFIX,
+    read_answer,
+    read_forward,
+    read_samples,
+    write_loss,
+    write_prompts,
+    write_sequences,
+)
+from leyden.engine.embedded import EmbeddedBackend, embedded_capabilities
 from leyden.errors import ChildDied, ConfigError, EngineError
 from leyden.host.child import Command
+from leyden.maths.losses import Loss
 from leyden.options import check_names
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.logs import relay_line
@@ -78,6 +88,10 @@ class IsolatedBackend(PolicyBackend):
         self._policy_version = 0
 
     @property
+    def capabilities(self) -> EngineCapabilities:
+        return embedded_capabilities()
+
+    @property
     def policy_version(self) -> int:
         return self._policy_version
 
@@ -97,14 +111,27 @@ class IsolatedBackend(PolicyBackend):
     async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Sample]:
         return read_samples(await self._call("sample", {"prompts": write_prompts(prompts), "params": asdict(params)}))
 
-    async def forward_backward(self, sequences: Sequence[TrainingSequence], loss: PolicyLoss) -> ForwardBackwardResult:
-        payload = {"sequences": write_sequences(sequences), "loss": asdict(loss)}
+    async def forward(
+        self, sequences: Sequence[TrainingSequence], *, temperature: float = 1.0, values: bool = False
+    ) -> ForwardResult:
+        payload = {"sequences": write_sequences(sequences), "temperature": temperature, "values": values}
+        return read_forward(await self._call("forward", payload))
+
+    async def forward_backward(
+        self, sequences: Sequence[TrainingSequence], loss: Loss, *, temperature: float = 1.0
+    ) -> ForwardBackwardResult:
+        self.check_loss(loss)
+        payload = {"sequences": write_sequences(sequences), "loss": write_loss(loss), "temperature": temperature}
         return ForwardBackwardResult(**await self._call("forward_backward", payload))
 
     async def optim_step(self, params: OptimParams) -> OptimStepResult:
         result = OptimStepResult(**await self._call("optim_step", {"params": asdict(params)}))
         self._policy_version = result.policy_version
         return result
+
+    async def publish_weights(self) -> int:
+        self._started()
+        return self._policy_version  # the child has published each step
 
     async def save_state(self, path: Path) -> None:
         await self._call("save_state", {"path": _name(path)})

@@ -10,21 +10,21 @@ Shapes: N trained tokens of a micro-batch, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyLoss
+from leyden.engine.base import ForwardBackwardResult, ForwardResult, OptimParams
 from leyden.engine.forward.base import ModelForward
 from leyden.errors import ConfigError, EngineError
-from leyden.maths.losses import LOSSES
+from leyden.maths.losses import Loss, RegisteredLoss, TokenBatch, find_loss
 from leyden.types import TrainingSequence
 
 
-class Learner:
+class TorchLearner:
     """Owns the gradient and the optimizer. Not thread-safe: one training call at a time."""
 
     def __init__(self, model: Any, forward: ModelForward, *, max_tokens_per_microbatch: int) -> None:
@@ -46,24 +46,43 @@ class Learner:
         self.optimizer = _adamw(list(self.masters.values()), OptimParams())
         self._n_gradients = 0
 
-    def forward_backward(self, sequences: Sequence[TrainingSequence], loss: PolicyLoss) -> ForwardBackwardResult:
-        """See `PolicyBackend.forward_backward`."""
+    def forward(self, sequences: Sequence[TrainingSequence], temperature: float) -> ForwardResult:
+        """See `Learner.forward`."""
         check_sequences(sequences, self._n_vocabulary, self._forward.max_length)
+        logprobs, entropies = ([[0.0] * len(s.token_ids) for s in sequences] for _ in range(2))
+        trained = [_Trained.of(s, (), index) for index, s in enumerate(sequences) if any(s.weights)]
+        with torch.no_grad():
+            for batch in micro_batches(trained, self._max_tokens):
+                logits_NV = self._forward.logits_at([s.inputs for s in batch], [s.positions for s in batch])
+                targets = _Targets.of(batch, (), logits_NV.device)
+                logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+                logprobs_N = _chosen(logprobs_NV, targets.ids_N)
+                found = zip(_floats(logprobs_N), _floats(_entropies(logprobs_NV)), strict=True)
+                for s in batch:
+                    for position, (logprob, entropy) in zip(s.positions, found, strict=False):
+                        logprobs[s.index][position + 1], entropies[s.index][position + 1] = logprob, entropy
+        return ForwardResult(logprobs, entropies)
+
+    def forward_backward(
+        self, sequences: Sequence[TrainingSequence], loss: Loss, temperature: float
+    ) -> ForwardBackwardResult:
+        """See `Learner.forward_backward`."""
+        kind = find_loss(loss)
+        check_sequences(sequences, self._n_vocabulary, self._forward.max_length, kind)
         total = _Totals()
-        for batch in micro_batches([_Trained.of(s) for s in sequences if any(s.weights)], self._max_tokens):
+        trained = [_Trained.of(s, kind.columns, index) for index, s in enumerate(sequences) if any(s.weights)]
+        for batch in micro_batches(trained, self._max_tokens):
             logits_NV = self._forward.logits_at([s.inputs for s in batch], [s.positions for s in batch])
-            targets = _Targets.of(batch, logits_NV.device)
-            summed, seen = policy_loss(logits_NV, targets, loss)
-            if not math.isfinite(seen["loss"]):
+            targets = _Targets.of(batch, kind.columns, logits_NV.device)
+            summed, seen = token_loss(logits_NV, targets, kind, loss, temperature)
+            if not math.isfinite(seen.loss):
                 self.clear_gradient()
                 raise EngineError(
-                    f"the loss of {len(batch)} sequences is {seen['loss']}; the gradient has been cleared. Look for "
-                    "log-probabilities, advantages or weights that are not finite, or a policy that moved too far"
+                    f"the loss of {len(batch)} sequences is {seen.loss}; the gradient has been cleared. Look for "
+                    f"weights or columns ({', '.join(kind.columns)}) that are not finite, or a policy that moved too far"
                 )
             summed.backward()  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
-            total.add(
-                seen, n_sequences=len(batch), n_tokens=sum(len(s.inputs) for s in batch), n_trained=len(targets.ids_N)
-            )
+            total.add(seen, n_tokens=sum(len(s.inputs) for s in batch), n_trained=len(targets.ids_N))
         self._n_gradients += 1
         return total.result(n_sequences=len(sequences))
 
@@ -114,18 +133,25 @@ class Learner:
         self._n_gradients = 0
 
 
-def check_sequences(sequences: Sequence[TrainingSequence], n_vocabulary: int, max_length: int) -> None:
-    """Raise ConfigError, which names the sequence, if no gradient can be computed from a
-    sequence.
+def check_sequences(
+    sequences: Sequence[TrainingSequence], n_vocabulary: int, max_length: int, loss: RegisteredLoss | None = None
+) -> None:
+    """Raise ConfigError, naming the sequence, if no gradient of the loss can be computed from a sequence.
+
+    loss: None for a forward pass alone, which needs no column.
     """
     for index, sequence in enumerate(sequences):
         n = len(sequence.token_ids)
-        lengths = (n, len(sequence.logprobs), len(sequence.advantages), len(sequence.weights))
-        if len(set(lengths)) > 1:
+        if loss is not None and (missing := [name for name in loss.columns if name not in sequence.columns]):
             raise ConfigError(
-                f"sequence {index} has {lengths[0]} token_ids, {lengths[1]} logprobs, {lengths[2]} advantages and "
-                f"{lengths[3]} weights; the four lists must have one length"
+                f"sequence {index} has no column {missing[0]!r}, which the loss {loss.name!r} needs; "
+                f"it has {', '.join(sequence.columns) or 'none'}"
             )
+        for name, values in {"weights": sequence.weights, **sequence.columns}.items():
+            if len(values) != n:
+                raise ConfigError(
+                    f"sequence {index} has {n} token_ids and {len(values)} {name}; they must have one length"
+                )
         if n and not 0 <= min(sequence.token_ids) <= max(sequence.token_ids) < n_vocabulary:
             bad = next(token for token in sequence.token_ids if not 0 <= token < n_vocabulary)
             raise ConfigError(f"sequence {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens")
@@ -151,20 +177,22 @@ class _Trained:
     positions: list[int]
     """The positions of the tokens before each trained token."""
     targets: list[int]
-    logprobs: list[float]
-    advantages: list[float]
     weights: list[float]
+    columns: list[list[float]]
+    """The loss's columns at the trained tokens, in its order."""
+    index: int
+    """The sequence's place in the call."""
 
     @classmethod
-    def of(cls, sequence: TrainingSequence) -> _Trained:
-        at = [index for index, weight in enumerate(sequence.weights) if weight]
+    def of(cls, sequence: TrainingSequence, columns: Sequence[str], index: int) -> _Trained:
+        at = [place for place, weight in enumerate(sequence.weights) if weight]
         return cls(
             inputs=list(sequence.token_ids[: at[-1]]),
-            positions=[index - 1 for index in at],
-            targets=[sequence.token_ids[index] for index in at],
-            logprobs=[sequence.logprobs[index] for index in at],
-            advantages=[sequence.advantages[index] for index in at],
-            weights=[sequence.weights[index] for index in at],
+            positions=[place - 1 for place in at],
+            targets=[sequence.token_ids[place] for place in at],
+            weights=[sequence.weights[place] for place in at],
+            columns=[[sequence.columns[name][place] for place in at] for name in columns],
+            index=index,
         )
 
 
@@ -186,74 +214,92 @@ def micro_batches(sequences: Sequence[_Trained], max_tokens: int) -> list[list[_
 
 @dataclass(slots=True)
 class _Targets:
+    """The trained tokens of a micro-batch as tensors of shape (N,)."""
+
     ids_N: Tensor
-    behaviour_N: Tensor
-    advantages_N: Tensor
     weights_N: Tensor
+    columns: dict[str, Tensor]
+    sequence_N: Tensor
 
     @classmethod
-    def of(cls, batch: Sequence[_Trained], device: torch.device) -> _Targets:
-        def floats(read: Callable[[_Trained], list[float]]) -> Tensor:
-            return torch.tensor([value for s in batch for value in read(s)], dtype=torch.float32, device=device)
+    def of(cls, batch: Sequence[_Trained], columns: Sequence[str], device: torch.device) -> _Targets:
+        def floats(lists: Iterable[list[float]]) -> Tensor:
+            return torch.tensor([value for values in lists for value in values], dtype=torch.float32, device=device)
 
         return cls(
             ids_N=torch.tensor([token for s in batch for token in s.targets], device=device),
-            behaviour_N=floats(lambda s: s.logprobs),
-            advantages_N=floats(lambda s: s.advantages),
-            weights_N=floats(lambda s: s.weights),
+            weights_N=floats(s.weights for s in batch),
+            columns={name: floats(s.columns[place] for s in batch) for place, name in enumerate(columns)},
+            sequence_N=torch.tensor([place for place, s in enumerate(batch) for _ in s.targets], device=device),
         )
 
 
-def policy_loss(logits_NV: Tensor, targets: _Targets, loss: PolicyLoss) -> tuple[Tensor, dict[str, float]]:
-    """Return the summed, weighted loss, and metrics summed over the N tokens.
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Figures of one micro-batch."""
 
-    `PolicyLoss` has the formula.
-    """
-    logprobs_NV = torch.log_softmax(logits_NV.float() / loss.temperature, dim=-1)
-    logprobs_N = logprobs_NV.gather(-1, targets.ids_N[:, None])[:, 0]
-    terms = LOSSES[loss.name](logprobs_N, targets.behaviour_N, targets.advantages_N, loss)
+    loss: float
+    sums: dict[str, float]
+    maxima: dict[str, float]
+
+
+def token_loss(
+    logits_NV: Tensor, targets: _Targets, kind: RegisteredLoss, loss: Loss, temperature: float
+) -> tuple[Tensor, _Seen]:
+    """Return the summed, weighted loss of N tokens, and its figures."""
+    logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+    logprobs_N = _chosen(logprobs_NV, targets.ids_N)
+    terms = kind.function(TokenBatch(logprobs_N, targets.columns, targets.weights_N, targets.sequence_N), loss)
     summed = -(targets.weights_N * terms.objective_N).sum()
     with torch.no_grad():
-        figures = torch.stack(
-            [
-                summed,
-                terms.n_clipped(),
-                terms.kl_sum(),
-                -(logprobs_NV.exp() * logprobs_NV).nan_to_num().sum(),
-                terms.log_ratio_N.abs().max(),
-            ]
-        )
-    names = ("loss", "n_clipped", "kl", "entropy", "max_difference")
-    values = cast(list[float], figures.tolist())  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
-    return summed, dict(zip(names, values, strict=True))
+        sums = {"entropy": _entropies(logprobs_NV).sum(), **terms.sums}
+        values = _floats(torch.stack([summed, *sums.values(), *terms.maxima.values()]))  # one copy from the device
+    n_sums = len(sums)
+    return summed, _Seen(
+        values[0],
+        dict(zip(sums, values[1 : 1 + n_sums], strict=True)),
+        dict(zip(terms.maxima, values[1 + n_sums :], strict=True)),
+    )
+
+
+def _chosen(logprobs_NV: Tensor, ids_N: Tensor) -> Tensor:
+    return logprobs_NV.gather(-1, ids_N[:, None])[:, 0]
+
+
+def _entropies(logprobs_NV: Tensor) -> Tensor:
+    return -(logprobs_NV.exp() * logprobs_NV).nan_to_num().sum(-1)
+
+
+def _floats(values_N: Tensor) -> list[float]:
+    return cast(list[float], values_N.tolist())  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
 
 
 class _Totals:
     """Figures of several micro-batches."""
 
     def __init__(self) -> None:
-        self._sums = {"loss": 0.0, "n_clipped": 0.0, "kl": 0.0, "entropy": 0.0}
-        self._max_difference = 0.0
+        self._loss = 0.0
+        self._sums: dict[str, float] = {}
+        self._maxima: dict[str, float] = {}
         self._n_tokens = 0
         self._n_trained = 0
 
-    def add(self, seen: dict[str, float], *, n_sequences: int, n_tokens: int, n_trained: int) -> None:
-        for name in self._sums:
-            self._sums[name] += seen[name]
-        self._max_difference = max(self._max_difference, seen["max_difference"])
+    def add(self, seen: _Seen, *, n_tokens: int, n_trained: int) -> None:
+        self._loss += seen.loss
+        for name, value in seen.sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        for name, value in seen.maxima.items():
+            self._maxima[name] = max(self._maxima.get(name, value), value)
         self._n_tokens += n_tokens
         self._n_trained += n_trained
 
     def result(self, n_sequences: int) -> ForwardBackwardResult:
         return ForwardBackwardResult(
-            loss=self._sums["loss"],
+            loss=self._loss,
             n_sequences=n_sequences,
             n_tokens=self._n_tokens,
             n_trained=self._n_trained,
-            clip_fraction=self._sums["n_clipped"] / self._n_trained,
-            kl=self._sums["kl"] / self._n_trained,
-            entropy=self._sums["entropy"] / self._n_trained,
-            max_logprob_difference=self._max_difference,
+            metrics={name: value / self._n_trained for name, value in self._sums.items()} | self._maxima,
         )
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType] -- half typed
 from torch import Tensor
 
-from leyden.engine.learner import Learner
+from leyden.engine.learner import TorchLearner
 from leyden.errors import CheckpointError
 
 _FORMAT = 1
@@ -36,7 +36,7 @@ class LoadedState:
     random_state: tuple[Any, ...]
 
 
-def write_state(path: Path, learner: Learner, *, policy_version: int, rng: random.Random) -> None:
+def write_state(path: Path, learner: TorchLearner, *, policy_version: int, rng: random.Random) -> None:
     """Write `model.safetensors`, `optimizer.safetensors`, `optimizer.json` and `engine.json` into
     `path`.
     """
@@ -56,7 +56,7 @@ def write_state(path: Path, learner: Learner, *, policy_version: int, rng: rando
     (path / "engine.json").write_text(json.dumps(about))
 
 
-def read_state(path: Path, learner: Learner) -> LoadedState:
+def read_state(path: Path, learner: TorchLearner) -> LoadedState:
     """Read a state and check that it fits.
 
     Raises CheckpointError and changes nothing when it does not.
@@ -87,7 +87,7 @@ def read_state(path: Path, learner: Learner) -> LoadedState:
     return LoadedState(weights, moments, steps, version, random_state)
 
 
-def restore_learner(learner: Learner, state: LoadedState) -> None:
+def restore_learner(learner: TorchLearner, state: LoadedState) -> None:
     """Put weights and optimizer state in place, to the bit; clear the gradient.
 
     Run it between decode steps.

@@ -69,11 +69,13 @@ class Trajectory:
 
 @dataclass(slots=True)
 class TrainingSequence:
-    """What a policy backend takes a gradient from. T tokens; all lists have shape (T,)."""
+    """A sequence that a policy backend computes a gradient from. T tokens."""
 
     token_ids: list[int]
-    logprobs: list[float]
-    """Behaviour log-probabilities; read only where the weight is not 0."""
-    advantages: list[float]
+    """Shape (T,)."""
     weights: list[float]
-    """The token's share of the loss, `loss = sum over all tokens of weight * token loss`; 0 for tokens not trained on."""
+    """Shape (T,): the share of each token in the loss, `loss = sum over all tokens of weight * token loss`; 0 for
+    tokens that are not trained on."""
+    columns: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """Further values of each token by name, each of shape (T,), such as `logprobs` (of the policy that sampled the
+    token) and `advantages`. A loss says which it needs; values of tokens with weight 0 are not read."""

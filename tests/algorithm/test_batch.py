@@ -75,9 +75,12 @@ def test_only_sampled_tokens_have_a_weight_and_an_advantage(batch: list[Group]) 
     for rollout in build_step(batch, grpo).rollouts:
         for sequence in rollout.sequences:
             assert (
-                len(sequence.token_ids) == len(sequence.logprobs) == len(sequence.weights) == len(sequence.advantages)
+                len(sequence.token_ids)
+                == len(sequence.columns["logprobs"])
+                == len(sequence.weights)
+                == len(sequence.columns["advantages"])
             )
-            for token_weight, advantage in zip(sequence.weights, sequence.advantages, strict=True):
+            for token_weight, advantage in zip(sequence.weights, sequence.columns["advantages"], strict=True):
                 assert advantage == (rollout.advantage if token_weight else 0.0)
 
 
@@ -103,10 +106,10 @@ def test_in_one_minibatch_each_rollout_weighs_the_same_however_many_turns_it_too
     if not data.rollouts:
         return
     (sequences,) = minibatches(data.rollouts, size=len(data.rollouts), seed=0, step=0, epoch=0)
-    found = Counter((tuple(s.token_ids), tuple(s.weights), tuple(s.advantages)) for s in sequences)
+    found = Counter((tuple(s.token_ids), tuple(s.weights), tuple(s.columns["advantages"])) for s in sequences)
     share = 1 / len(data.rollouts)
     wanted = Counter(
-        (tuple(s.token_ids), tuple(w * share for w in s.weights), tuple(s.advantages))
+        (tuple(s.token_ids), tuple(w * share for w in s.weights), tuple(s.columns["advantages"]))
         for rollout in data.rollouts
         for s in rollout.sequences
     )
@@ -119,9 +122,9 @@ def tokens_with_context(rollout: Any) -> Counter[tuple[tuple[int, ...], int, flo
     for sequence in rollout.sequences:
         for place, token_weight in enumerate(sequence.weights):
             if token_weight:
-                pull = round(token_weight * sequence.advantages[place], 12)
+                pull = round(token_weight * sequence.columns["advantages"][place], 12)
                 context = tuple(sequence.token_ids[:place])
-                found[context, sequence.token_ids[place], sequence.logprobs[place], pull] += 1
+                found[context, sequence.token_ids[place], sequence.columns["logprobs"][place], pull] += 1
     return found
 
 

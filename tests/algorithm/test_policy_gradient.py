@@ -362,15 +362,15 @@ class NotingBackend(ly.EmbeddedBackend):
         self.trained: list[tuple[tuple[int, ...], float]] = []
         """The tokens with a weight of one sequence, and the sign of their advantage."""
 
-    async def forward_backward(self, sequences: Any, loss: Any) -> Any:
+    async def forward_backward(self, sequences: Any, loss: Any, *, temperature: float = 1.0) -> Any:
         for sequence in sequences:
             tokens = [(token, a) for token, w, a in self._rows(sequence) if w]
             self.trained.append((tuple(token for token, _ in tokens), tokens[0][1] > 0))
-        return await super().forward_backward(sequences, loss)
+        return await super().forward_backward(sequences, loss, temperature=temperature)
 
     @staticmethod
     def _rows(sequence: Any) -> Any:
-        return zip(sequence.token_ids, sequence.weights, sequence.advantages, strict=True)
+        return zip(sequence.token_ids, sequence.weights, sequence.columns["advantages"], strict=True)
 
 
 @ly.llm_rollout

@@ -16,13 +16,28 @@ import json
 import math
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
-from leyden.engine import OptimParams, PolicyBackend, PolicyLoss, SamplingParams
+from leyden.engine import OptimParams, PolicyBackend, SamplingParams
 from leyden.errors import CheckpointError, ConfigError, EngineError
+from leyden.maths.losses import PPOLoss
 from leyden.types import TrainingSequence
+
+
+def sequence_of(
+    token_ids: list[int], logprobs: list[float], advantages: list[float], weights: list[float]
+) -> TrainingSequence:
+    """A sequence with the columns of the loss `ppo`."""
+    return TrainingSequence(token_ids, weights, {"logprobs": logprobs, "advantages": advantages})
+
+
+def with_columns(sequence: TrainingSequence, **columns: list[float]) -> TrainingSequence:
+    """The sequence with some of its columns replaced."""
+    return dataclasses.replace(sequence, columns={**sequence.columns, **columns})
+
 
 PROMPTS = [[1, 50, 60, 70], [1, 80], [1, 5, 6, 7, 8, 9, 10, 11, 12, 13]]
 STEP = OptimParams(learning_rate=1e-2)
@@ -38,7 +53,7 @@ async def sampled(backend: PolicyBackend, *, max_tokens: int = 6, advantage: flo
     """What the policy says to PROMPTS, as training data."""
     samples = await backend.sample(PROMPTS, SamplingParams(max_tokens=max_tokens, seed=7))
     return [
-        TrainingSequence(
+        sequence_of(
             token_ids=prompt + s.token_ids,
             logprobs=[0.0] * len(prompt) + s.logprobs,
             advantages=[0.0] * len(prompt) + [advantage] * len(s.token_ids),
@@ -90,7 +105,7 @@ async def test_before_start_everything_says_so(backend: PolicyBackend):
     with pytest.raises(EngineError, match="start"):
         await backend.sample([[1]], SamplingParams())
     with pytest.raises(EngineError, match="start"):
-        await backend.forward_backward([], PolicyLoss())
+        await backend.forward_backward([], PPOLoss())
 
 
 async def test_a_sample_has_ids_logprobs_and_versions_of_one_length(running: PolicyBackend):
@@ -114,17 +129,17 @@ async def test_a_stop_token_ends_the_response_and_is_part_of_it(running: PolicyB
 
 
 async def test_sampled_logprobs_are_those_of_the_trainer(running: PolicyBackend):
-    result = await running.forward_backward(await sampled(running), PolicyLoss())
-    assert result.max_logprob_difference < 1e-5
-    assert result.kl == pytest.approx(0, abs=1e-8)
-    assert result.clip_fraction == 0
+    result = await running.forward_backward(await sampled(running), PPOLoss())
+    assert result.metrics["max_logprob_difference"] < 1e-5
+    assert result.metrics["kl"] == pytest.approx(0, abs=1e-8)
+    assert result.metrics["clip_fraction"] == 0
     assert result.n_sequences == 3
 
 
 async def test_a_tempered_sample_has_the_logprobs_of_a_tempered_trainer(running: PolicyBackend):
     samples = await running.sample(PROMPTS, SamplingParams(max_tokens=6, temperature=0.7, seed=3))
     sequences = [
-        TrainingSequence(
+        sequence_of(
             prompt + s.token_ids,
             [0.0] * len(prompt) + s.logprobs,
             [0.0] * len(prompt) + [1.0] * len(s.token_ids),
@@ -132,23 +147,23 @@ async def test_a_tempered_sample_has_the_logprobs_of_a_tempered_trainer(running:
         )
         for prompt, s in zip(PROMPTS, samples, strict=True)
     ]
-    result = await running.forward_backward(sequences, PolicyLoss(temperature=0.7))
-    assert result.max_logprob_difference < 1e-5
+    result = await running.forward_backward(sequences, PPOLoss(), temperature=0.7)
+    assert result.metrics["max_logprob_difference"] < 1e-5
 
 
 async def test_a_step_towards_a_response_makes_it_likelier(running: PolicyBackend):
     sequences = await sampled(running)
-    await running.forward_backward(sequences, PolicyLoss())
+    await running.forward_backward(sequences, PPOLoss())
     step = await running.optim_step(OptimParams(learning_rate=1e-3))
     assert step.policy_version == running.policy_version == 1
     assert step.grad_norm > 0
-    after = await running.forward_backward(sequences, PolicyLoss(clip_high=1e6))
+    after = await running.forward_backward(sequences, PPOLoss(clip_high=1e6))
     assert after.loss < -3.0  # three sequences of weight 1, each with a ratio above 1 now
-    assert after.kl > 0
+    assert after.metrics["kl"] > 0
 
 
 async def test_new_tokens_carry_the_new_version(running: PolicyBackend):
-    await running.forward_backward(await sampled(running), PolicyLoss())
+    await running.forward_backward(await sampled(running), PPOLoss())
     await running.optim_step(STEP)
     (sample,) = await running.sample([[1, 2, 3]], SamplingParams(max_tokens=3, seed=0))
     assert set(sample.policy_versions) == {1}
@@ -157,11 +172,11 @@ async def test_new_tokens_carry_the_new_version(running: PolicyBackend):
 async def test_gradients_add_up_over_calls(running: PolicyBackend, tmp_path: Path):
     sequences = await sampled(running)
     await running.save_state(tmp_path / "start")
-    await running.forward_backward(sequences, PolicyLoss())
+    await running.forward_backward(sequences, PPOLoss())
     together = await running.optim_step(STEP)
     await running.load_state(tmp_path / "start")
     for sequence in sequences:
-        await running.forward_backward([sequence], PolicyLoss())
+        await running.forward_backward([sequence], PPOLoss())
     apart = await running.optim_step(STEP)
     assert apart.grad_norm == pytest.approx(together.grad_norm, rel=1e-5)
 
@@ -169,7 +184,7 @@ async def test_gradients_add_up_over_calls(running: PolicyBackend, tmp_path: Pat
 async def test_a_step_without_a_gradient_is_refused(running: PolicyBackend):
     with pytest.raises(EngineError, match="forward_backward"):
         await running.optim_step(STEP)
-    await running.forward_backward(await sampled(running), PolicyLoss())
+    await running.forward_backward(await sampled(running), PPOLoss())
     await running.optim_step(STEP)
     with pytest.raises(EngineError, match="forward_backward"):
         await running.optim_step(STEP)
@@ -177,40 +192,40 @@ async def test_a_step_without_a_gradient_is_refused(running: PolicyBackend):
 
 
 async def test_training_data_that_cannot_be_right_is_refused(running: PolicyBackend):
-    good = TrainingSequence([1, 2, 3], [0.0, -1.0, -1.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
+    good = sequence_of([1, 2, 3], [0.0, -1.0, -1.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
     bad = {
         "nothing to train": [],
         "nothing to train on": [dataclasses.replace(good, weights=[0.0, 0.0, 0.0])],
-        "one length": [dataclasses.replace(good, logprobs=[0.0])],
+        "one length": [with_columns(good, logprobs=[0.0])],
         "99999": [dataclasses.replace(good, token_ids=[1, 99999, 3])],
         "-1": [dataclasses.replace(good, token_ids=[1, -1, 3])],
         "first token": [dataclasses.replace(good, weights=[1.0, 1.0, 1.0])],
     }
     for message, sequences in bad.items():
         with pytest.raises(ConfigError, match=message):
-            await running.forward_backward(sequences, PolicyLoss())
-    await running.forward_backward([good], PolicyLoss())
+            await running.forward_backward(sequences, PPOLoss())
+    await running.forward_backward([good], PPOLoss())
 
 
 async def test_a_loss_that_is_not_finite_clears_the_gradient(running: PolicyBackend):
-    good = TrainingSequence([1, 2, 3], [0.0, -1.0, -1.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
-    await running.forward_backward([good], PolicyLoss())
+    good = sequence_of([1, 2, 3], [0.0, -1.0, -1.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
+    await running.forward_backward([good], PPOLoss())
     with pytest.raises(EngineError, match="cleared"):
-        await running.forward_backward([dataclasses.replace(good, advantages=[0.0, math.nan, 1.0])], PolicyLoss())
+        await running.forward_backward([with_columns(good, advantages=[0.0, math.nan, 1.0])], PPOLoss())
     with pytest.raises(EngineError, match="forward_backward"):
         await running.optim_step(STEP)
 
 
 async def test_a_saved_state_continues_to_the_bit(running: PolicyBackend, tmp_path: Path):
     data = await sampled(running)
-    await running.forward_backward(data, PolicyLoss())
+    await running.forward_backward(data, PPOLoss())
     await running.optim_step(STEP)
     await running.save_state(tmp_path / "state")
 
     async def continued() -> list[object]:
         results: list[object] = []
         for _ in range(2):
-            results.append(await running.forward_backward(data, PolicyLoss()))
+            results.append(await running.forward_backward(data, PPOLoss()))
             results.append(await running.optim_step(STEP))
         results.append(await running.sample(PROMPTS, SamplingParams(max_tokens=4, temperature=0, seed=0)))
         return results
@@ -223,7 +238,7 @@ async def test_a_saved_state_continues_to_the_bit(running: PolicyBackend, tmp_pa
 
 async def test_a_state_moves_to_a_fresh_backend(backend: PolicyBackend, tmp_path: Path):
     async with backend:
-        await backend.forward_backward(await sampled(backend), PolicyLoss())
+        await backend.forward_backward(await sampled(backend), PPOLoss())
         await backend.optim_step(STEP)
         await backend.save_state(tmp_path / "state")
         before = await logprobs_of(backend, PROMPTS[0], 4)
@@ -256,7 +271,7 @@ async def test_a_pretrained_folder_loads_with_transformers(running: PolicyBacken
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    await running.forward_backward(await sampled(running), PolicyLoss())
+    await running.forward_backward(await sampled(running), PPOLoss())
     await running.optim_step(STEP)
     await running.save_pretrained(tmp_path / "hf")
     (sample,) = await running.sample([PROMPTS[0]], SamplingParams(max_tokens=1, temperature=0, seed=0))
@@ -283,7 +298,7 @@ async def test_the_endpoint_reports_tokens_and_versions(running: PolicyBackend):
 
 async def test_the_endpoint_serves_while_a_gradient_is_taken(running: PolicyBackend):
     async def trained() -> dict[str, int]:
-        await running.forward_backward(data, PolicyLoss())
+        await running.forward_backward(data, PPOLoss())
         return {"status": 200, "version": (await running.optim_step(STEP)).policy_version}
 
     data = await sampled(running)
@@ -305,3 +320,67 @@ async def test_prompts_that_cannot_be_continued_are_refused(running: PolicyBacke
     for prompt in ([], [10**6], [1] * 100_000):
         with pytest.raises(ConfigError, match="prompt 0"):
             await running.sample([prompt], SamplingParams(seed=0))
+
+
+# ---- forward, losses, capabilities -----------------------------------------------------------------------------------
+
+
+async def test_a_forward_pass_has_the_logprobs_of_the_sampler_and_changes_nothing(running: PolicyBackend):
+    samples = await running.sample(PROMPTS, SamplingParams(max_tokens=6, temperature=0.7, seed=3))
+    sequences = [
+        TrainingSequence(prompt + s.token_ids, [0.0] * len(prompt) + [1.0] * len(s.token_ids))
+        for prompt, s in zip(PROMPTS, samples, strict=True)
+    ]
+    result = await running.forward(sequences, temperature=0.7)
+    for prompt, sample, logprobs, entropies in zip(PROMPTS, samples, result.logprobs, result.entropies, strict=True):
+        assert logprobs[: len(prompt)] == entropies[: len(prompt)] == [0.0] * len(prompt)
+        assert logprobs[len(prompt) :] == pytest.approx(sample.logprobs, abs=1e-5)
+        assert all(0 < entropy < 6 for entropy in entropies[len(prompt) :])
+    assert result.values is None
+    with pytest.raises(EngineError, match="forward_backward"):
+        await running.optim_step(STEP)  # no gradient was left behind
+    with pytest.raises(ConfigError, match="one length"):
+        await running.forward([TrainingSequence([1, 2], [0.0])])
+
+
+async def test_what_a_backend_lacks_is_refused_by_name(running: PolicyBackend):
+    assert "ppo" in running.capabilities.losses
+    sequences = await sampled(running)
+    if not running.capabilities.values:
+        with pytest.raises(ConfigError, match="no value head"):
+            await running.forward(sequences, values=True)
+    lacks = [
+        dataclasses.replace(sequence, columns={"logprobs": sequence.columns["logprobs"]}) for sequence in sequences
+    ]
+    with pytest.raises(ConfigError, match="no column 'advantages', which the loss 'ppo' needs"):
+        await running.forward_backward(lacks, PPOLoss())
+    wrong: Any = "ppo"
+    with pytest.raises(ConfigError, match="PPOLoss"):
+        await running.forward_backward(sequences, wrong)
+
+
+async def test_a_loss_of_its_own_reaches_every_backend_with_its_constants_and_columns(running: PolicyBackend):
+    from tests.engine.weighted_likelihood import WeightedLikelihood
+
+    sequences = [
+        dataclasses.replace(sequence, columns={"score": [2.0] * len(sequence.token_ids)})
+        for sequence in await sampled(running)
+    ]
+    result = await running.forward_backward(sequences, WeightedLikelihood(factor=3.0))
+    before = await running.forward(sequences)
+    wanted = -sum(
+        6.0 * weight * logprob
+        for sequence, logprobs in zip(sequences, before.logprobs, strict=True)
+        for weight, logprob in zip(sequence.weights, logprobs, strict=True)
+    )
+    assert result.loss == pytest.approx(wanted, rel=1e-4)
+    assert result.metrics["score"] == pytest.approx(2.0)
+    await running.optim_step(STEP)
+    assert (await running.forward_backward(sequences, WeightedLikelihood(factor=3.0))).loss < result.loss
+
+
+async def test_weights_are_published_once_however_often_one_asks(running: PolicyBackend):
+    await running.forward_backward(await sampled(running), PPOLoss())
+    assert (await running.optim_step(STEP)).policy_version == 1
+    assert [await running.publish_weights() for _ in range(2)] == [1, 1]
+    assert running.policy_version == 1

@@ -14,12 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.engine import EmbeddedBackend, OptimParams, PolicyLoss, Sample, SamplingParams
+from leyden.engine import EmbeddedBackend, OptimParams, Sample, SamplingParams
 from leyden.engine.decoder import Generation
 from leyden.engine.sampling import draw
 from leyden.engine.slots import SlotTable
 from leyden.errors import ConfigError, EngineError
-from leyden.types import TrainingSequence
+from leyden.maths.losses import PPOLoss
+from tests.contracts.engine import sequence_of
 from tests.engine import tiny
 from tests.engine.waiting import until_sampling
 
@@ -44,8 +45,8 @@ async def one(backend: EmbeddedBackend, prompt: list[int], **params: Any) -> Sam
 
 
 async def step(backend: EmbeddedBackend, learning_rate: float = 1e-2) -> None:
-    data = TrainingSequence([1, 2, 3, 4], [0, -5.0, -5.0, -5.0], [1.0] * 4, [0, 1.0, 1.0, 1.0])
-    await backend.forward_backward([data], PolicyLoss())
+    data = sequence_of([1, 2, 3, 4], [0, -5.0, -5.0, -5.0], [1.0] * 4, [0, 1.0, 1.0, 1.0])
+    await backend.forward_backward([data], PPOLoss())
     await backend.optim_step(OptimParams(learning_rate=learning_rate))
 
 
@@ -73,13 +74,13 @@ async def test_any_architecture_is_sampled_and_trained_alike(kind: str):
         for _ in range(3):
             sample = await one(backend, tokens, max_tokens=6)
             check_logprobs(model, tokens, sample)
-            data = TrainingSequence(
+            data = sequence_of(
                 tokens + sample.token_ids,
                 [0.0] * len(tokens) + sample.logprobs,
                 [1.0] * (len(tokens) + len(sample.token_ids)),
                 [0.0] * len(tokens) + [1.0] * len(sample.token_ids),
             )
-            assert (await backend.forward_backward([data], PolicyLoss())).max_logprob_difference < 1e-5
+            assert (await backend.forward_backward([data], PPOLoss())).metrics["max_logprob_difference"] < 1e-5
             await backend.optim_step(OptimParams(learning_rate=1e-3))
             tokens = [*tokens, *sample.token_ids, 60, 61]
 

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import random
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,22 +14,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.engine import EmbeddedBackend, OptimParams, PolicyLoss
-from leyden.engine.control import control_handlers, read_answer, write_sequences
+from leyden.engine import EmbeddedBackend, OptimParams
+from leyden.engine.control import control_handlers, read_answer, write_loss, write_sequences
 from leyden.engine.forward.cached import CachedForward
 from leyden.engine.forward.layout import LayoutForward
-from leyden.engine.learner import Learner, micro_batches
+from leyden.engine.learner import TorchLearner, micro_batches
 from leyden.errors import ConfigError
-from leyden.maths.losses import LOSSES, LossTerms
+from leyden.maths.losses import Loss, LossTerms, PPOLoss, TokenBatch, make_loss, register_loss
 from leyden.types import TrainingSequence
+from tests.contracts.engine import sequence_of
 from tests.engine import tiny
+from tests.engine.weighted_likelihood import WeightedLikelihood
 
 torch.set_num_threads(1)
 
 
-def learner(model: Any = None, *, way: Any = LayoutForward, max_tokens: int = 512) -> Learner:
+def learner(model: Any = None, *, way: Any = LayoutForward, max_tokens: int = 512) -> TorchLearner:
     model = tiny.model() if model is None else model
-    return Learner(model, way(model, max_rows=4, max_length=128), max_tokens_per_microbatch=max_tokens)
+    return TorchLearner(model, way(model, max_rows=4, max_length=128), max_tokens_per_microbatch=max_tokens)
 
 
 def a_batch(seed: int, n: int = 6) -> list[TrainingSequence]:
@@ -40,7 +42,7 @@ def a_batch(seed: int, n: int = 6) -> list[TrainingSequence]:
         length = rng.randrange(3, 40)
         weights = [0.0, *(rng.choice([0.0, 0.0, 0.1, 1.0]) for _ in range(length - 1))]
         batch.append(
-            TrainingSequence(
+            sequence_of(
                 token_ids=[rng.randrange(260) for _ in range(length)],
                 logprobs=[rng.uniform(-6.5, -4.5) for _ in range(length)],
                 advantages=[rng.gauss(0, 1) for _ in range(length)],
@@ -51,30 +53,31 @@ def a_batch(seed: int, n: int = 6) -> list[TrainingSequence]:
     return batch
 
 
-def gradient(of: Learner) -> dict[str, torch.Tensor]:
+def gradient(of: TorchLearner) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in of.parameters.items() if p.grad is not None}
 
 
-def by_hand(model: Any, batch: list[TrainingSequence], loss: PolicyLoss) -> dict[str, float]:
-    """The formulas of `PolicyLoss` and `ForwardBackwardResult`, one token at a time in double precision."""
+def by_hand(model: Any, batch: list[TrainingSequence], loss: PPOLoss, temperature: float) -> dict[str, float]:
+    """The formulas of `PPOLoss` and `ForwardBackwardResult`, one token at a time in double precision."""
     total = kl = entropy = clipped = largest = 0.0
     n = 0
     for sequence in batch:
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([sequence.token_ids])).logits[0].double() / loss.temperature
+            logits = model(input_ids=torch.tensor([sequence.token_ids])).logits[0].double() / temperature
         table = logits.log_softmax(-1)
+        behaviour, advantages = sequence.columns["logprobs"], sequence.columns["advantages"]
         for t, weight in enumerate(sequence.weights):
             if weight == 0:
                 continue
             logp = float(table[t - 1, sequence.token_ids[t]])
-            ratio = math.exp(logp - sequence.logprobs[t])
+            ratio = math.exp(logp - behaviour[t])
             bounded = min(max(ratio, 1 - loss.clip_low), 1 + loss.clip_high)
-            advantage = sequence.advantages[t]
+            advantage = advantages[t]
             total -= weight * min(ratio * advantage, bounded * advantage)
             kl += ratio - 1 - math.log(ratio)
             clipped += bounded != ratio
             entropy -= float((table[t - 1].exp() * table[t - 1]).sum())
-            largest = max(largest, abs(logp - sequence.logprobs[t]))
+            largest = max(largest, abs(logp - behaviour[t]))
             n += 1
     return {
         "loss": total,
@@ -95,62 +98,86 @@ def by_hand(model: Any, batch: list[TrainingSequence], loss: PolicyLoss) -> dict
 @settings(max_examples=20, deadline=None)
 def test_the_loss_and_its_figures_are_those_of_the_formulas(seed: int, low: float, high: float, temperature: float):
     model, batch = tiny.model(), a_batch(seed)
-    loss = PolicyLoss(clip_low=low, clip_high=high, temperature=temperature)
-    result = learner(model).forward_backward(batch, loss)
-    wanted = by_hand(model, batch, loss)
+    loss = PPOLoss(clip_low=low, clip_high=high)
+    result = learner(model).forward_backward(batch, loss, temperature)
+    found = {"loss": result.loss, "n_trained": result.n_trained, **result.metrics}
+    wanted = by_hand(model, batch, loss, temperature)
+    assert found.keys() == wanted.keys()
     for name, value in wanted.items():
-        assert getattr(result, name) == pytest.approx(value, rel=1e-3, abs=1e-4), name
+        assert found[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
     assert result.n_sequences == len(batch)
 
 
 def test_the_gradient_is_that_of_the_formula():
-    model, batch, loss = tiny.model(), a_batch(3), PolicyLoss(clip_low=0.3, clip_high=0.6)
+    model, batch, loss = tiny.model(), a_batch(3), PPOLoss(clip_low=0.3, clip_high=0.6)
     twin = copy.deepcopy(model)
     total = torch.zeros(())
     for s in batch:
         logp = twin(input_ids=torch.tensor([s.token_ids])).logits[0].log_softmax(-1)
+        behaviour, advantages = s.columns["logprobs"], s.columns["advantages"]
         for t in range(1, len(s.token_ids)):
-            ratio = torch.exp(logp[t - 1, s.token_ids[t]] - s.logprobs[t])
+            ratio = torch.exp(logp[t - 1, s.token_ids[t]] - behaviour[t])
             bounded = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
-            total = total - s.weights[t] * torch.minimum(ratio * s.advantages[t], bounded * s.advantages[t])
+            total = total - s.weights[t] * torch.minimum(ratio * advantages[t], bounded * advantages[t])
     total.backward()
     ours = learner(model)
-    ours.forward_backward(batch, loss)
+    ours.forward_backward(batch, loss, 1.0)
     wanted = {name: p.grad for name, p in twin.named_parameters()}
     for name, got in gradient(ours).items():
         torch.testing.assert_close(got, wanted[name], atol=1e-4, rtol=1e-3)
 
 
-def reinforce(logprobs_N: Any, behaviour_N: Any, advantages_N: Any, constants: PolicyLoss) -> LossTerms:
-    log_ratio_N = (logprobs_N - behaviour_N).detach()
-    return LossTerms(logprobs_N * advantages_N, log_ratio_N.exp(), log_ratio_N, log_ratio_N.exp())
-
-
-async def test_a_loss_is_one_function_and_one_line_over_the_wire_too(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ConfigError, match="loss is 'reinforce'"):
-        PolicyLoss("reinforce")
-    monkeypatch.setitem(LOSSES, "reinforce", reinforce)
-    model, batch, loss = tiny.model(), a_batch(4), PolicyLoss("reinforce")
+async def test_a_loss_travels_as_its_name_and_its_constants():
+    model, batch = tiny.model(), [replace(s, columns={"score": s.columns["advantages"]}) for s in a_batch(4)]
     wanted = 0.0
     for s in batch:
         with torch.no_grad():
             table = model(input_ids=torch.tensor([s.token_ids])).logits[0].double().log_softmax(-1)
         for t in range(1, len(s.token_ids)):
-            wanted -= s.weights[t] * s.advantages[t] * float(table[t - 1, s.token_ids[t]])
-    result = learner(model).forward_backward(batch, loss)
-    assert result.loss == pytest.approx(wanted, rel=1e-4)
-    assert result.clip_fraction == 0
+            wanted -= 2 * s.weights[t] * s.columns["score"][t] * float(table[t - 1, s.token_ids[t]])
+    assert learner(model).forward_backward(batch, WeightedLikelihood(2.0), 1.0).loss == pytest.approx(wanted, rel=1e-4)
 
     backend = EmbeddedBackend(model, tokenizer=tiny.tokenizer(), device="cpu", max_length=128)
     async with backend:
         handler = control_handlers(backend)["/control/forward_backward"]
-        payload = {"sequences": write_sequences(batch), "loss": asdict(loss)}
+        payload: dict[str, Any] = {
+            "sequences": write_sequences(batch),
+            "loss": write_loss(WeightedLikelihood(2.0)),
+            "temperature": 1.0,
+        }
+        assert (payload["loss"]["name"], payload["loss"]["constants"]) == ("weighted_likelihood", {"factor": 2.0})
         reply = await handler(json.dumps(payload).encode(), {})
         assert read_answer(reply.body)["loss"] == pytest.approx(wanted, rel=1e-4)
-        payload["loss"]["name"] = "reinforced"
-        reply = await handler(json.dumps(payload).encode(), {})
-        with pytest.raises(ConfigError, match="did you mean 'reinforce'"):
-            read_answer(reply.body)
+        for change, message in (
+            ({"name": "weighted_likelihoods"}, "did you mean 'weighted_likelihood'"),
+            ({"constants": {"factr": 1.0}}, "did you mean 'factor'"),
+        ):
+            reply = await handler(json.dumps({**payload, "loss": payload["loss"] | change}).encode(), {})
+            with pytest.raises(ConfigError, match=message):
+                read_answer(reply.body)
+
+
+def test_sequences_of_one_call_have_the_same_columns_on_the_wire():
+    one, two = a_batch(1, n=2)
+    with pytest.raises(ConfigError, match=r"sequence 1 has the columns \['logprobs'\]"):
+        write_sequences([one, replace(two, columns={"logprobs": two.columns["logprobs"]})])
+
+
+def test_a_name_or_a_type_is_registered_once():
+    @dataclass(frozen=True, slots=True)
+    class Other(Loss):
+        """No constants."""
+
+    def nothing(batch: TokenBatch, constants: Loss) -> LossTerms:
+        return LossTerms(batch.logprobs_N)
+
+    with pytest.raises(ConfigError, match="'ppo'"):
+        register_loss("ppo", Other, columns=())(nothing)
+    with pytest.raises(ConfigError, match="PPOLoss"):
+        register_loss("other", PPOLoss, columns=())(nothing)
+    with pytest.raises(ConfigError, match="loss is 'pop'; did you mean 'ppo'"):
+        make_loss("pop")
+    assert make_loss("ppo", {"clip_low": 0.1}) == PPOLoss(clip_low=0.1)
 
 
 @pytest.mark.parametrize("way", [LayoutForward, CachedForward])
@@ -159,8 +186,8 @@ async def test_a_loss_is_one_function_and_one_line_over_the_wire_too(monkeypatch
 def test_micro_batches_change_no_gradient(way: Any, seed: int, max_tokens: int):
     batch = a_batch(seed)
     whole, cut = learner(way=way, max_tokens=10**6), learner(way=way, max_tokens=max_tokens)
-    first = whole.forward_backward(batch, PolicyLoss())
-    second = cut.forward_backward(batch, PolicyLoss())
+    first = whole.forward_backward(batch, PPOLoss(), 1.0)
+    second = cut.forward_backward(batch, PPOLoss(), 1.0)
     assert first.loss == pytest.approx(second.loss, rel=1e-4, abs=1e-4)
     assert first.n_tokens == second.n_tokens
     wanted = gradient(whole)
@@ -170,14 +197,14 @@ def test_micro_batches_change_no_gradient(way: Any, seed: int, max_tokens: int):
 
 def test_a_merged_conversation_has_the_gradient_of_its_separate_calls():
     first, second = [5, 6, 7, 8], [9, 10, 11]
-    merged = TrainingSequence(first + second, [-5.0] * 7, [0.5] * 7, [0, 0, 1.0, 1.0, 0, 1.0, 1.0])
+    merged = sequence_of(first + second, [-5.0] * 7, [0.5] * 7, [0, 0, 1.0, 1.0, 0, 1.0, 1.0])
     calls = [
-        TrainingSequence(first, [-5.0] * 4, [0.5] * 4, [0, 0, 1.0, 1.0]),
-        TrainingSequence(first + second, [-5.0] * 7, [0.5] * 7, [0, 0, 0, 0, 0, 1.0, 1.0]),
+        sequence_of(first, [-5.0] * 4, [0.5] * 4, [0, 0, 1.0, 1.0]),
+        sequence_of(first + second, [-5.0] * 7, [0.5] * 7, [0, 0, 0, 0, 0, 1.0, 1.0]),
     ]
     one, two = learner(), learner()
-    together = one.forward_backward([merged], PolicyLoss())
-    apart = two.forward_backward(calls, PolicyLoss())
+    together = one.forward_backward([merged], PPOLoss(), 1.0)
+    apart = two.forward_backward(calls, PPOLoss(), 1.0)
     assert together.loss == pytest.approx(apart.loss, rel=1e-5)
     assert together.n_tokens < apart.n_tokens
     wanted = gradient(two)
@@ -191,15 +218,14 @@ def test_sequences_without_weight_and_tokens_after_the_last_weight_are_not_run()
         replace(
             s,
             token_ids=[*s.token_ids, 7, 7],
-            logprobs=[*s.logprobs, 0.0, 0.0],
-            advantages=[*s.advantages, 9.0, 9.0],
             weights=[*s.weights, 0.0, 0.0],
+            columns={name: [*values, 9.0, 9.0] for name, values in s.columns.items()},
         )
         for s in batch
     ]
     idle = replace(batch[0], weights=[0.0] * len(batch[0].weights))
     one, two = learner(), learner()
-    plain, more = one.forward_backward(batch, PolicyLoss()), two.forward_backward([*padded, idle], PolicyLoss())
+    plain, more = one.forward_backward(batch, PPOLoss(), 1.0), two.forward_backward([*padded, idle], PPOLoss(), 1.0)
     assert more.n_tokens == plain.n_tokens
     assert more.n_sequences == plain.n_sequences + 1
     assert all(torch.equal(got, gradient(one)[name]) for name, got in gradient(two).items())
@@ -210,7 +236,7 @@ def test_micro_batches_keep_their_token_budget_and_every_sequence():
     seen = 0
     from leyden.engine.learner import _Trained  # the unit that micro_batches takes
 
-    for part in micro_batches([_Trained.of(s) for s in batch], 64):
+    for part in micro_batches([_Trained.of(s, (), 0) for s in batch], 64):
         width = max(len(s.inputs) for s in part)
         assert len(part) == 1 or len(part) * width <= 64
         seen += len(part)
@@ -219,7 +245,7 @@ def test_micro_batches_keep_their_token_budget_and_every_sequence():
 
 def test_the_gradient_is_clipped_to_its_norm():
     ours = learner()
-    ours.forward_backward(a_batch(2), PolicyLoss())
+    ours.forward_backward(a_batch(2), PPOLoss(), 1.0)
     before = math.sqrt(sum(float(g.pow(2).sum()) for g in gradient(ours).values()))
     assert ours.clip(OptimParams(max_grad_norm=0.01)) == pytest.approx(before, rel=1e-4)
     after = math.sqrt(sum(float(g.pow(2).sum()) for g in gradient(ours).values()))
@@ -229,7 +255,7 @@ def test_the_gradient_is_clipped_to_its_norm():
 def test_a_step_is_that_of_torch_adamw():
     model, batch = tiny.model(), a_batch(4)
     ours = learner(model)
-    ours.forward_backward(batch, PolicyLoss())
+    ours.forward_backward(batch, PPOLoss(), 1.0)
     params = OptimParams(learning_rate=3e-3, betas=(0.8, 0.95), weight_decay=0.1, max_grad_norm=1e9)
     twin = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     for name, grad in gradient(ours).items():
@@ -244,7 +270,7 @@ def test_a_step_is_that_of_torch_adamw():
 def test_half_precision_weights_are_stepped_in_single_precision():
     model = tiny.model().to(torch.bfloat16)
     ours = learner(model)
-    ours.forward_backward(a_batch(4), PolicyLoss())
+    ours.forward_backward(a_batch(4), PPOLoss(), 1.0)
     small = OptimParams(learning_rate=1e-5)
     ours.clip(small)
     masters = {name: m.detach().clone() for name, m in ours.masters.items()}

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from leyden.engine import EmbeddedBackend, OptimParams, PolicyLoss, Sample, SamplingParams
-from leyden.types import TrainingSequence
+from leyden.engine import EmbeddedBackend, OptimParams, Sample, SamplingParams
+from leyden.maths.losses import PPOLoss
+from tests.contracts.engine import sequence_of
 from tests.engine import tiny
 
 
@@ -19,7 +20,7 @@ async def iterate(backend: EmbeddedBackend, iteration: int) -> list[Sample]:
     prompts = [[1, 50 + i, iteration] for i in range(6)]
     samples = await backend.sample(prompts, SamplingParams(max_tokens=8, seed=1000 * iteration))
     batch = [
-        TrainingSequence(
+        sequence_of(
             prompt + s.token_ids,
             [0.0] * 3 + s.logprobs,
             [0.0] * 3 + [1.0 if token % 2 == 0 else -1.0 for token in s.token_ids],
@@ -28,7 +29,7 @@ async def iterate(backend: EmbeddedBackend, iteration: int) -> list[Sample]:
         for prompt, s in zip(prompts, samples, strict=True)
     ]
     for half in (batch[:3], batch[3:]):
-        await backend.forward_backward(half, PolicyLoss())
+        await backend.forward_backward(half, PPOLoss())
         await backend.optim_step(OptimParams(learning_rate=3e-3, weight_decay=0.01))
     return samples
 

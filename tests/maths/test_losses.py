@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.maths.losses import LOSSES, PolicyLoss, clipped_surrogate, clipped_value_loss
+from leyden.maths.losses import PPOLoss, TokenBatch, clipped_surrogate, clipped_value_loss, ppo
 
 LOGP = st.floats(-6, 0)
 
@@ -21,16 +21,19 @@ LOGP = st.floats(-6, 0)
 )
 def test_the_clipped_objective_and_its_figures_are_those_of_the_formula(samples, low, high):
     logp, behaviour, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*samples, strict=True))
-    terms = LOSSES["ppo"](logp, behaviour, advantages, PolicyLoss(clip_low=low, clip_high=high))
-    kl = clipped = 0.0
+    batch = TokenBatch(logp, {"logprobs": behaviour, "advantages": advantages}, torch.ones_like(logp), torch.zeros(0))
+    terms = ppo(batch, PPOLoss(clip_low=low, clip_high=high))
+    kl = clipped = largest = 0.0
     for (new, old, advantage), got in zip(samples, terms.objective_N.tolist(), strict=True):
         ratio = math.exp(new - old)
         bounded = min(max(ratio, 1 - low), 1 + high)
         assert got == pytest.approx(min(ratio * advantage, bounded * advantage))
         kl += ratio - 1 - (new - old)
         clipped += bounded != ratio
-    assert float(terms.kl_sum()) == pytest.approx(kl, abs=1e-9)
-    assert float(terms.n_clipped()) == clipped
+        largest = max(largest, abs(new - old))
+    assert float(terms.sums["kl"]) == pytest.approx(kl, abs=1e-9)
+    assert float(terms.sums["clip_fraction"]) == clipped
+    assert float(terms.maxima["max_logprob_difference"]) == pytest.approx(largest)
 
 
 def test_no_gradient_flows_where_clipping_decides():

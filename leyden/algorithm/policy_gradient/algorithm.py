@@ -25,10 +25,11 @@ from leyden.algorithm.base import Dataset
 from leyden.algorithm.iterative import IterativeAlgorithm, Metrics
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData, StepData, build_step, minibatches, task_indices
 from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatch, learning_rate_hint
-from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend, PolicyLoss
+from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend
 from leyden.errors import ConfigError, InvalidArgument, NoTrainingData
 from leyden.gateway import UpstreamModel
 from leyden.maths import ESTIMATORS
+from leyden.maths.losses import Loss, make_loss
 from leyden.options import check_choice, check_number
 from leyden.runs.config import weights_of
 from leyden.types import (
@@ -47,6 +48,9 @@ from leyden.utils import ids
 from leyden.utils.arguments import arguments_of
 
 logger = logging.getLogger(__name__)
+
+_DIFFERENCE = "max_logprob_difference"
+"""The metric of a loss that compares log-probabilities of learner and sampler."""
 
 _PROGRESS_SECONDS = 0.5
 _SHOWN_REASONS = 5
@@ -79,7 +83,7 @@ class PolicyGradient(IterativeAlgorithm):
     epochs: passes over the step's rollouts.
     advantages: estimator of the advantages, a name of `leyden.maths.ESTIMATORS`. "grpo" divides the
         centred rewards by the group's standard deviation, "dr_grpo" does not.
-    loss: the loss of the sampled tokens, with its constants.
+    loss: the loss of the sampled tokens: its name ("ppo"), or its constants (`PPOLoss(clip_high=0.2)`).
     warmup_steps: steps over which the learning rate rises from a fraction to its full value.
     temperature, max_tokens: suggested to the agent in its LLM's sampling_parameters.
     timeout_seconds, max_attempts: of each rollout.
@@ -103,7 +107,7 @@ class PolicyGradient(IterativeAlgorithm):
         minibatch_size: int | None = None,
         epochs: int = 1,
         advantages: str = "grpo",
-        loss: PolicyLoss | None = None,
+        loss: Loss | str = "ppo",
         optim: OptimParams | None = None,
         warmup_steps: int = 5,
         temperature: float = 1.0,
@@ -134,9 +138,10 @@ class PolicyGradient(IterativeAlgorithm):
         check_number("warmup_steps", warmup_steps, at_least=0, whole=True)
         check_number("seed", seed, whole=True)
         check_choice("advantages", advantages, ESTIMATORS)
-        for name, given, kind in (("loss", loss, PolicyLoss), ("optim", optim, OptimParams)):
-            if given is not None and not isinstance(given, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise InvalidArgument(f"{name} is {given!r}; give {kind.__name__}(...)")
+        if optim is not None and not isinstance(optim, OptimParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"optim is {optim!r}; give OptimParams(...)")
+        self.loss = make_loss(loss) if isinstance(loss, str) else loss
+        backend.check_loss(self.loss)
         super().__init__(max_iters=n_steps, val_every_n_iters=val_every_n_steps, **loop_options)
         if rollouts_per_task < 2:
             raise ConfigError(f"rollouts_per_task is {rollouts_per_task}; a group needs at least 2 to compare")
@@ -148,7 +153,7 @@ class PolicyGradient(IterativeAlgorithm):
         self.tasks_per_step, self.rollouts_per_task = tasks_per_step, rollouts_per_task
         self.minibatch_size = minibatch_size or tasks_per_step * rollouts_per_task
         self.epochs, self.advantages, self.warmup_steps = epochs, advantages, warmup_steps
-        self.loss = replace(loss or PolicyLoss(), temperature=temperature)
+        self.temperature = temperature
         self.optim = optim or OptimParams()
         self._chose_optim = optim is not None
         self.sampling_parameters: dict[str, Any] = {"temperature": temperature}
@@ -379,9 +384,9 @@ class PolicyGradient(IterativeAlgorithm):
     def _refusal(self, triplet: Triplet) -> str | None:
         """Why a call cannot be trained on, None when it can: its log-probabilities must be of the policy that is trained."""
         temperature = triplet.metadata.get("temperature", 1.0)  # the default of every OpenAI-compatible server
-        if abs(temperature - self.loss.temperature) > 1e-6:
+        if abs(temperature - self.temperature) > 1e-6:
             return (
-                f"the agent sampled at temperature {temperature:g}, the policy is trained at {self.loss.temperature:g}: "
+                f"the agent sampled at temperature {temperature:g}, the policy is trained at {self.temperature:g}: "
                 "use llm.sampling_parameters['temperature'] in the agent, or PolicyGradient(temperature=...)"
             )
         return refusal(triplet)
@@ -406,18 +411,19 @@ class PolicyGradient(IterativeAlgorithm):
             for batch in minibatches(
                 data.rollouts, size=self.minibatch_size, seed=self.seed, step=iteration, epoch=epoch
             ):
-                results.append(await self.backend.forward_backward(batch, self.loss))
+                results.append(await self.backend.forward_backward(batch, self.loss, temperature=self.temperature))
                 grad_norms.append((await self.backend.optim_step(optim)).grad_norm)
+        # The learner's log-probabilities differ from the sampler's by rounding alone, before the first step.
+        first = {"logprob_difference": results[0].metrics[_DIFFERENCE]} if _DIFFERENCE in results[0].metrics else {}
+        names = [name for name in results[0].metrics if name != _DIFFERENCE]
         return {
             "optimizer_steps": len(results),
-            "policy_version": self.backend.policy_version,
+            "policy_version": await self.backend.publish_weights(),
             "learning_rate": optim.learning_rate,
             "loss": _mean([result.loss for result in results]),
-            "entropy": _mean([result.entropy for result in results]),
-            "kl": _mean([result.kl for result in results]),
-            "clip_fraction": _mean([result.clip_fraction for result in results]),
+            **{name: _mean([result.metrics[name] for result in results]) for name in names},
             "grad_norm": _mean(grad_norms),
-            "logprob_difference": results[0].max_logprob_difference,
+            **first,
             "trained_tokens": sum(result.n_trained for result in results),
         }
 

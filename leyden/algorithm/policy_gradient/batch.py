@@ -87,9 +87,11 @@ def _sequences(rollout: RolloutData, advantage: float) -> list[TrainingSequence]
     return [
         TrainingSequence(
             token_ids=trajectory.token_ids,
-            logprobs=trajectory.logprobs,
-            advantages=[advantage * mask for mask in trajectory.loss_mask],
             weights=[mask / n_trained for mask in trajectory.loss_mask],
+            columns={
+                "logprobs": trajectory.logprobs,
+                "advantages": [advantage * mask for mask in trajectory.loss_mask],
+            },
         )
         for trajectory in rollout.trajectories
     ]
@@ -114,9 +116,8 @@ def _weighted(rollouts: Sequence[TrainedRollout]) -> list[TrainingSequence]:
     return [
         TrainingSequence(
             token_ids=sequence.token_ids,
-            logprobs=sequence.logprobs,
-            advantages=sequence.advantages,
             weights=[weight * share for weight in sequence.weights],
+            columns=sequence.columns,
         )
         for rollout in rollouts
         for sequence in rollout.sequences
