@@ -680,11 +680,12 @@ class Trainer(NamedOptions):
         async def work() -> None:
             token = current_run_id.set(run.run_id)
             try:
-                if algorithm.is_async():
-                    results.append(await algorithm.run(train_dataset, val_dataset))
-                else:
-                    run_it = partial(algorithm.run, train_dataset, val_dataset)
-                    results.append(await call_sync(run_it, None, name="leyden-algorithm"))
+                async with algorithm.collecting():
+                    if algorithm.is_async():
+                        results.append(await algorithm.run(train_dataset, val_dataset))
+                    else:
+                        run_it = partial(algorithm.run, train_dataset, val_dataset)
+                        results.append(await call_sync(run_it, None, name="leyden-algorithm"))
             finally:
                 current_run_id.reset(token)
 
