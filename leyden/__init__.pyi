@@ -10,10 +10,15 @@ from .adapter import TraceToTriplet as TraceToTriplet
 from .adapter import TraceTree as TraceTree
 from .algorithm import Algorithm as Algorithm
 from .algorithm import Baseline as Baseline
+from .algorithm import Budget as Budget
+from .algorithm import CollectedRollout as CollectedRollout
 from .algorithm import FastAlgorithm as FastAlgorithm
 from .algorithm import IterativeAlgorithm as IterativeAlgorithm
 from .algorithm import PolicyGradient as PolicyGradient
+from .algorithm import RolloutCollector as RolloutCollector
 from .algorithm import algo as algo
+from .algorithm import rollout_id_at as rollout_id_at
+from .algorithm import rollout_id_of as rollout_id_of
 from .emitter import emit_annotation as emit_annotation
 from .emitter import emit_exception as emit_exception
 from .emitter import emit_message as emit_message
@@ -67,6 +72,7 @@ from .trainer import register_component as register_component
 from .types import LLM as LLM
 from .types import Attempt as Attempt
 from .types import AttemptedRollout as AttemptedRollout
+from .types import EnqueueRolloutRequest as EnqueueRolloutRequest
 from .types import NamedResources as NamedResources
 from .types import PromptTemplate as PromptTemplate
 from .types import ProxyLLM as ProxyLLM

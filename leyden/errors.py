@@ -112,6 +112,10 @@ class NoTrainingData(LeydenError, RuntimeError):
     """A step has no rollout that could be trained on; the message counts the reasons."""
 
 
+class BudgetExceeded(LeydenError, RuntimeError):
+    """An algorithm requested more than is left of its budget; nothing of the request was enqueued."""
+
+
 class RunnerDied(LeydenError, RuntimeError):
     """A runner's process could not start, or died at once again and again; the message has its own traceback."""
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
+import logging
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.adapter import TraceAdapter
-from leyden.errors import ConfigError
+from leyden.algorithm.collector import RolloutCollector
+from leyden.errors import ConfigError, LeydenError
 from leyden.options import NamedOptions
 from leyden.runs import Run
 from leyden.store.base import LightningStore
@@ -20,8 +24,13 @@ from leyden.utils.latch import Latch
 if TYPE_CHECKING:
     from leyden.gateway import LLMProxy
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Model = TypeVar("Model", bound=LLM)
+
+_CANCEL_SECONDS = 5.0
+"""How long an algorithm that has ended may take to cancel its rollouts; the store may be what failed."""
 
 Dataset = Sequence[T]
 """Tasks: anything with a length and items (a list, a Hugging Face data set)."""
@@ -51,6 +60,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     _initial_resources: NamedResources | None = None
     _run: Run | None = None
     _concurrency: int | None = None
+    _collector: RolloutCollector | None = None
 
     @abstractmethod
     def run(
@@ -113,7 +123,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     def set_store(self, store: LightningStore) -> None:
         """Give the store."""
-        self._store = store
+        self._store, self._collector = store, None
 
     def get_store(self) -> LightningStore:
         """The store that rollouts are enqueued in."""
@@ -160,7 +170,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     def set_concurrency(self, concurrency: int) -> None:
         """Say how many rollouts the runners work on at once, all of them together."""
-        self._concurrency = concurrency
+        self._concurrency, self._collector = concurrency, None
 
     def get_concurrency(self) -> int | None:
         """Return how many rollouts the runners work on at once; None if unknown or without a
@@ -170,7 +180,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     def set_run(self, run: Run) -> None:
         """Say where this run keeps what outlives it."""
-        self._run = run
+        self._run, self._collector = run, None
 
     def get_run(self) -> Run:
         """Where this run keeps what outlives it."""
@@ -179,8 +189,49 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return self._run
 
     @property
+    def collector(self) -> RolloutCollector:
+        """What runs this algorithm's rollouts; made at its first use, a new one for each run.
+
+        When the algorithm ends, the trainer cancels the rollouts that have not finished, because
+        their results would be read by nobody. If `leaves_rollouts`, they stay for the resumed run.
+        Raises ConfigError without a store.
+        """
+        if self._collector is None:
+            pin = None if self._run is None else self.pin
+            self._collector = RolloutCollector(self.get_store(), pin=pin, concurrency=self._concurrency)
+        return self._collector
+
+    def leaves_rollouts(self, error: BaseException | None) -> bool:
+        """Return whether unfinished rollouts stay in the queue when `run` has ended.
+
+        error: what `run` raised; None if it returned.
+        """
+        return self.resumable and error is not None
+
+    @contextlib.asynccontextmanager
+    async def collecting(self) -> AsyncGenerator[None]:
+        """Run the algorithm in this block, as Trainer does, so that no rollout is left behind that nobody will read."""
+        try:
+            yield
+        except BaseException as error:
+            await self._end_collecting(error)
+            raise
+        await self._end_collecting(None)
+
+    async def _end_collecting(self, error: BaseException | None) -> None:
+        if self._collector is None or self.leaves_rollouts(error):
+            return
+        try:
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await (self._collector.cancel() if self.resumable else self._collector.close())
+        except (LeydenError, TimeoutError) as failure:
+            logger.warning(
+                "rollouts that nobody will read were not cancelled: %s", failure or "the store did not answer"
+            )
+
+    @property
     def pin(self) -> str:
-        """The name under which this run pins the rollouts that it will still read (`EnqueueRolloutRequest.pin`)."""
+        """The name under which this run pins the rollouts that it will still read; `collector` does so."""
         return f"run {self.get_run().run_id}"
 
     def _not_set(self, what: str) -> ConfigError:

@@ -18,6 +18,7 @@ from typing import Any
 from leyden import semconv
 from leyden.adapter import model_calls
 from leyden.algorithm.base import Algorithm, Dataset
+from leyden.algorithm.collector import CollectedRollout, rollout_id_at
 from leyden.engine.base import PolicyBackend
 from leyden.errors import ConfigError
 from leyden.gateway import UpstreamModel
@@ -26,18 +27,13 @@ from leyden.types import (
     EnqueueRolloutRequest,
     NamedResources,
     ProxyLLM,
-    Rollout,
     RolloutConfig,
-    Span,
     failure_reason,
-    find_final_reward,
 )
 from leyden.utils import ids
 from leyden.utils.arguments import arguments_of
 from leyden.utils.figures import figure
 
-_AT_LEAST = 128
-"""Rollouts that are enqueued and unfinished at a time, if the runners are few."""
 _PROGRESS_SECONDS = 1.0
 _RESAMPLES = 2000
 _CONFIDENCE = 0.95
@@ -221,40 +217,34 @@ class Evaluation(Algorithm):
         return resources_id
 
     async def _measure(self, tasks: Dataset[Any], resources_id: str) -> list[EvaluatedRollout]:
-        store, run_id = self.get_store(), self.get_run().run_id
+        run = self.get_run()
         places = [(task, repeat) for task in range(len(tasks)) for repeat in range(self.repeats)]
-        place_of = {ids.derived_id("ro", run_id, *place): place for place in places}
-        to_come, waiting = list(place_of)[::-1], set[str]()
-        most = max(_AT_LEAST, 2 * (self.get_concurrency() or 1))
+        requests = (self._request(tasks, place, resources_id) for place in places)
         found: list[EvaluatedRollout] = []
-        while to_come or waiting:
-            batch = [to_come.pop() for _ in range(min(most - len(waiting), len(to_come)))]
-            requests = [self._request(tasks, rollout_id, place_of[rollout_id], resources_id) for rollout_id in batch]
-            waiting.update(rollout.rollout_id for rollout in await store.enqueue_many_rollouts(requests))
-            done = await store.wait_for_any_rollout(rollout_ids=list(waiting), timeout=_PROGRESS_SECONDS)
-            if done:
-                spans_of = await store.query_spans_of([rollout.rollout_id for rollout in done])
-                for rollout in done:
-                    place = place_of[rollout.rollout_id]
-                    found.append(_evaluated(rollout, spans_of[rollout.rollout_id], place))
-                    waiting.discard(rollout.rollout_id)
-                await store.pin(self.pin, list(waiting))
-            self.get_run().progress(len(found), len(places), tokens=sum(each.response_tokens for each in found))
+        tokens = 0
+
+        def show_progress() -> None:
+            run.progress(len(found), len(places), tokens=tokens)
+
+        async for result in self.collector.collect(
+            requests, max_unfinished="auto", check=show_progress, check_seconds=_PROGRESS_SECONDS
+        ):
+            found.append(_evaluated(result, places[result.place]))
+            tokens += found[-1].response_tokens
+            show_progress()
         return sorted(found, key=lambda each: (each.task, each.repeat))
 
-    def _request(
-        self, tasks: Dataset[Any], rollout_id: str, place: tuple[int, int], resources_id: str
-    ) -> EnqueueRolloutRequest:
+    def _request(self, tasks: Dataset[Any], place: tuple[int, int], resources_id: str) -> EnqueueRolloutRequest:
         task, repeat = place
+        run_id = self.get_run().run_id
         return EnqueueRolloutRequest(
-            rollout_id=rollout_id,
+            rollout_id=rollout_id_at(run_id, task, repeat),
             input=tasks[task],
             mode="val",
-            group_id=ids.derived_id("gr", self.get_run().run_id, task),
+            group_id=ids.derived_id("gr", run_id, task),
             resources_id=resources_id,
             config=RolloutConfig(timeout_seconds=self.timeout_seconds, require_reward=True),
             metadata={"task": task, "repeat": repeat, semconv.SAMPLING_KEY: f"val/{task}/{repeat}"},
-            pin=self.pin,
         )
 
     def _result(self, rollouts: list[EvaluatedRollout], *, n_tasks: int, seconds: float) -> EvaluationResult:
@@ -303,9 +293,8 @@ def estimate(rewards: Sequence[Sequence[float]]) -> Estimate:
     return Estimate(mean, resampled[cut], resampled[-cut - 1], "bootstrap")
 
 
-def _evaluated(rollout: Rollout, spans: Sequence[Span], place: tuple[int, int]) -> EvaluatedRollout:
-    reward = find_final_reward(spans) if rollout.status == "succeeded" else None
-    calls = [call for call in model_calls(spans) if not call.failed] if spans else []
+def _evaluated(result: CollectedRollout, place: tuple[int, int]) -> EvaluatedRollout:
+    calls = [call for call in model_calls(result.spans) if not call.failed] if result.spans else []
     counts = [
         (len(call.tokens.prompt_ids), len(call.tokens.response_ids))
         if call.tokens is not None
@@ -313,13 +302,13 @@ def _evaluated(rollout: Rollout, spans: Sequence[Span], place: tuple[int, int]) 
         for call in calls
     ]
     return EvaluatedRollout(
-        rollout_id=rollout.rollout_id,
+        rollout_id=result.rollout_id,
         task=place[0],
         repeat=place[1],
-        status=rollout.status,
-        reward=reward,
-        reason=None if reward is not None else failure_reason(rollout),
-        input=rollout.input,
+        status=result.status,
+        reward=result.reward,
+        reason=None if result.reward is not None else failure_reason(result.rollout),
+        input=result.rollout.input,
         model_calls=len(calls),
         prompt_tokens=sum(prompt for prompt, _ in counts),
         response_tokens=sum(response for _, response in counts),

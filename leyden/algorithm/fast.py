@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from leyden.algorithm.base import Algorithm, Dataset, Run
+from leyden.algorithm.collector import rollout_id_at
 from leyden.errors import ConfigError
 from leyden.loop import Metrics, Stage
 from leyden.options import check_number
@@ -23,17 +24,11 @@ from leyden.types import (
     failure_reason,
     find_final_reward,
 )
-from leyden.utils import ids
 from leyden.utils.text import as_json
 
 logger = logging.getLogger(__name__)
 details = logging.getLogger(f"{__name__}.details")
 """Takes the spans of each rollout, which are too many for the log of a run."""
-
-_AT_LEAST = 128
-"""Rollouts enqueued at a time if the runners are few or unknown."""
-_LET_GO = 100
-"""Rollouts that have been reported are let go together, when there are so many."""
 
 _STAGES: tuple[Stage, ...] = ("val", "train")
 """In the order in which an epoch reports them: a train row ends the iteration."""
@@ -157,45 +152,36 @@ class Baseline(FastAlgorithm):
             yield val[index], "val"
 
     async def _run_epoch(self, epoch: int, tasks: list[tuple[Any, RolloutMode]], resources_id: str | None) -> None:
-        store, run, total = self.get_store(), self.get_run(), len(tasks)
+        run, total = self.get_run(), len(tasks)
+        requests = (
+            EnqueueRolloutRequest(
+                rollout_id=self._rollout_id(epoch, place, task), input=task, mode=mode, resources_id=resources_id
+            )
+            for place, (task, mode) in enumerate(tasks)
+        )
         counts = {"train": _Counts(), "val": _Counts()}
-        finished = 0
-        waiting: set[str] = set()
-        reported, enqueued = 0, 0
-        most = self.max_queue_length or max(_AT_LEAST, 2 * (self.get_concurrency() or 1))
-        last_line = asyncio.get_running_loop().time()
-        while True:
-            requests = [
-                EnqueueRolloutRequest(
-                    rollout_id=self._rollout_id(epoch, place, task),
-                    input=task,
-                    mode=mode,
-                    resources_id=resources_id,
-                    pin=self.pin,
-                )
-                for place, (task, mode) in enumerate(tasks[enqueued : enqueued + most - len(waiting)], start=enqueued)
-            ]
-            enqueued += len(requests)
-            waiting.update(rollout.rollout_id for rollout in await store.enqueue_many_rollouts(requests))
-            if not waiting:
-                break
-            done = await store.wait_for_any_rollout(rollout_ids=list(waiting), timeout=self.polling_interval)
-            waiting.difference_update(rollout.rollout_id for rollout in done)
-            await self._report(done, counts)
-            if finished < _EARLY <= finished + len(done) < total:
-                _warn_of_failures(finished + len(done), total, counts)
-            finished += len(done)
-            run.progress(finished, total)
-            reported += len(done)
-            if self.max_queue_length is None and enqueued < total and await self._is_starved(most):
-                most *= 2
-            if reported >= _LET_GO or not waiting:
-                await store.pin(self.pin, list(waiting))
-                reported = 0
-            now = asyncio.get_running_loop().time()
-            if now - last_line >= self.polling_interval or finished == total:
-                last_line = now
+        finished, last_line = 0, time.monotonic()
+
+        def log_progress() -> None:
+            nonlocal last_line
+            if time.monotonic() - last_line >= self.polling_interval or finished == total:
+                last_line = time.monotonic()
                 _log_progress(epoch, finished, total, counts)
+
+        async for result in self.collector.collect(
+            requests,
+            max_unfinished=self.max_queue_length or "auto",
+            check=log_progress,
+            check_seconds=self.polling_interval,
+        ):
+            finished += 1
+            reward = find_final_reward(result.spans)
+            counts[str(result.rollout.mode)].add(result.rollout, reward)
+            self._log_rollout(result.rollout, reward, result.spans)
+            if finished == _EARLY < total:
+                _warn_of_failures(finished, total, counts)
+            run.progress(finished, total)
+            log_progress()
         for stage in _STAGES:
             if counts[stage].rollouts:
                 run.report(counts[stage].metrics(), stage=stage, iteration=epoch + 1)
@@ -205,23 +191,7 @@ class Baseline(FastAlgorithm):
         cannot be resumed.
         """
         run = self.get_run()
-        return None if run.directory is None else ids.derived_id("ro", run.run_id, epoch, place, as_json(task))
-
-    async def _is_starved(self, most: int) -> bool:
-        """Whether the runners could take more: none of the rollouts waits, and most of them are
-        under way.
-        """
-        count = (await self.get_store().statistics())["rollouts_by_status"].get
-        waiting, under_way = count("queuing", 0) + count("requeuing", 0), count("preparing", 0) + count("running", 0)
-        return waiting == 0 and under_way > most / 2
-
-    async def _report(self, rollouts: Any, counts: dict[str, _Counts]) -> None:
-        spans_of = await self.get_store().query_spans_of([rollout.rollout_id for rollout in rollouts])
-        for rollout in rollouts:
-            spans = spans_of[rollout.rollout_id]
-            reward = find_final_reward(spans)
-            counts[rollout.mode].add(rollout, reward)
-            self._log_rollout(rollout, reward, spans)
+        return None if run.directory is None else rollout_id_at(run.run_id, epoch, place, as_json(task))
 
     def _log_rollout(self, rollout: Rollout, reward: float | None, spans: list[Span]) -> None:
         logger.info("rollout %s (%s) %s, reward %s", rollout.rollout_id, rollout.mode, rollout.status, reward)

@@ -20,7 +20,8 @@ from leyden.options import check_several
 class IterativeAlgorithm(Algorithm):
     """Override `step`, and `setup`, `validate`, `save`, `load`, `finish`, `teardown` where there is something to do.
 
-    Enqueue a step's rollouts with `pin=self.pin`: they stay, whatever retention says, until the step is in a checkpoint.
+    Collect a step's rollouts with `self.collector.collect(requests, keep_until=iteration + 1)`: they
+    stay, whatever retention says, until the step is in a checkpoint.
 
     max_iters: steps in all, those before a resume included.
     val_every_n_iters: validate after every so many steps; None: never.
@@ -74,6 +75,10 @@ class IterativeAlgorithm(Algorithm):
     async def teardown(self) -> None:
         """Always, at the end of this process's part."""
 
+    def leaves_rollouts(self, error: BaseException | None) -> bool:
+        """Return whether steps are left, for which a resumed run reads the rollouts that were enqueued ahead."""
+        return error is not None or self._loop.current_iter < self.max_iters
+
     def progress(self, done: int, total: int, **counts: float) -> None:
         """Say how far the stage under way is, for whoever watches."""
         self._loop.progress(done, total, **counts)
@@ -86,10 +91,10 @@ class IterativeAlgorithm(Algorithm):
             checkpoint = Checkpoint(
                 run.directory / "checkpoints", every_n_iters=self.checkpoint_every, keep=self.keep_checkpoints
             )
-        let_go = _LetGo(self, checkpoint)
+        release = _Release(self, checkpoint)
         recorder = run.recorder
         self._loop = self._new_loop(
-            (let_go,) if checkpoint is None else (checkpoint, let_go),
+            (release,) if checkpoint is None else (checkpoint, release),
             callbacks=() if recorder is None else recorder.loop_callbacks(),
             writers=() if recorder is None else recorder.loop_writers(),
         )
@@ -118,8 +123,8 @@ class IterativeAlgorithm(Algorithm):
         )
 
 
-class _LetGo(Callback):
-    """Lets go of the pinned rollouts once nobody would read them again: no resume begins before this iteration any more."""
+class _Release(Callback):
+    """Unpins the rollouts of the steps that no resume repeats, because a checkpoint holds them."""
 
     runs_last: ClassVar[int] = 1
 
@@ -127,10 +132,10 @@ class _LetGo(Callback):
         self._algorithm, self._checkpoint = algorithm, checkpoint
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """The checkpoint, which came before, may have been written."""
+        """Release if the checkpoint callback, which came before, has saved this iteration."""
         if self._checkpoint is not None and self._checkpoint.last_saved < loop.current_iter:
             return None
-        return self._algorithm.get_store().pin(self._algorithm.pin, [])
+        return self._algorithm.collector.release(loop.current_iter)
 
     on_fit_end = on_iter_end
 

@@ -1,17 +1,19 @@
 """Which attempts may call a model, and the number of each call.
 
-It asks the store once for each attempt and remembers the answer: a call costs no store read. An attempt that is older than this
-gateway, which was started again, goes on with the numbers that its record ends with. It knows no HTTP beyond the status of a refusal.
+It asks the store once for each attempt and remembers the answer: a call costs no store read. It follows the store's news, so an attempt
+whose rollout has ended without a word from its runner is refused within a second. An attempt that is older than this gateway, which was
+started again, goes on with the numbers that its record ends with. It knows no HTTP beyond the status of a refusal.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -28,7 +30,13 @@ AttemptKey = tuple[str, str]
 """Rollout id, attempt id."""
 
 _RECHECK_SECONDS = 30.0
-"""How long an attempt that somebody else ended (a sweep, a cancellation) can still call."""
+"""How long an attempt that a sweep ended can still call, if its rollout goes on; the store has no news of that."""
+_NEWS_SECONDS = 30.0
+"""How long one wait for the store's news lasts if there are none."""
+_REST_SECONDS = 0.2
+"""Between two waits, so that a busy store is asked five times a second."""
+_AWAY_SECONDS = 2.0
+"""Between two tries while the store cannot be reached."""
 _LIVE_KEPT = 65_536
 """How many attempts that nobody ended are remembered; those that called last."""
 _RECORD_LOOKED_AT = 256
@@ -139,6 +147,28 @@ class Attempts:
         if len(self._ended) > _ENDED_KEPT:
             self._ended.pop(next(iter(self._ended)), None)
 
+    async def follow_news(self, give_up: Callable[[str, str], None]) -> None:
+        """End attempts as soon as their rollouts are over, until cancelled.
+
+        give_up: called with the ids of each, to cancel its calls under way.
+        """
+        after: str | None = None
+        while True:
+            try:
+                news = await self._store.get_news(after=after, timeout_seconds=_NEWS_SECONDS)
+                after = news.after
+                if news.gap:
+                    self._recheck_all()
+                elif finished := set(news.finished):
+                    for key in [key for key in self._live.copy() if key[0] in finished]:
+                        await self._end_if_over(key, give_up)
+                await asyncio.sleep(_REST_SECONDS)
+            except LeydenError as error:
+                logger.debug("cannot follow the store's news: %s", error)
+                self._recheck_all()
+                after = None
+                await asyncio.sleep(_AWAY_SECONDS)
+
     async def end_if_known(self, rollout_id: str, attempt_id: str) -> None:
         """End an attempt that a caller names over HTTP. Raise Refusal, and store nothing, if its
         ids are unknown.
@@ -150,6 +180,23 @@ class Attempts:
             with _looking_up(key):
                 await self._find(rollout_id, attempt_id)
         self.end(rollout_id, attempt_id)
+
+    def _recheck_all(self) -> None:
+        """Ask the store before the next call of each attempt, because news may be missing."""
+        for live in self._live.copy().values():
+            live.check_again_at = 0.0
+
+    async def _end_if_over(self, key: AttemptKey, give_up: Callable[[str, str], None]) -> None:
+        live = self._live.get(key)
+        if live is None or not live.check_again_at:
+            return  # ended meanwhile, or its first call is asking the store
+        try:
+            await self._check(key, live)
+        except Refusal as refusal:
+            if refusal.status == HTTPStatus.GONE:
+                give_up(*key)
+            else:
+                live.check_again_at = 0.0
 
     async def _check(self, key: AttemptKey, live: _Live) -> None:
         rollout_id, attempt_id = key

@@ -435,6 +435,7 @@ class LLMProxy(NamedOptions):
             reporting = asyncio.create_task(
                 relay.figures.report(store, self._reported_as, lambda: sum(server.connections for server in servers))
             )
+            following = asyncio.create_task(attempts.follow_news(app.end_attempt))
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             ready.set_result(
@@ -452,6 +453,7 @@ class LLMProxy(NamedOptions):
             )
             await stop.wait()
             reporting.cancel()
+            following.cancel()
             await asyncio.gather(
                 *(server.stop(grace_seconds=_STOP_GRACE_SECONDS, cancel=app.cancel_calls) for server in servers)
             )

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from leyden import semconv
@@ -24,7 +25,16 @@ from leyden.errors import (
 from leyden.host.listening import at_host_of
 from leyden.litagent import LitAgent, record_result
 from leyden.runner.base import AttemptRecorder, Hook, Runner
-from leyden.runner.calls import AgentTimeout, Debugger, QuitDebugging, call_async, call_sync, call_to_debug
+from leyden.runner.calls import (
+    AgentCancelled,
+    AgentTimeout,
+    Debugger,
+    QuitDebugging,
+    call_async,
+    call_sync,
+    call_to_debug,
+)
+from leyden.runner.cancellation import CancelWatch
 from leyden.store.base import LightningStore
 from leyden.tracer import Tracer, current_trace
 from leyden.types import (
@@ -46,7 +56,7 @@ from leyden.utils.text import describe_error
 logger = logging.getLogger(__name__)
 
 ReasonKind = Literal[
-    "exception", "timeout", "invalid_return", "no_reward", "no_model_call", "missing_resource", "recording"
+    "exception", "timeout", "cancelled", "invalid_return", "no_reward", "no_model_call", "missing_resource", "recording"
 ]
 
 
@@ -63,10 +73,11 @@ class Outcome:
     @property
     def completed(self) -> bool:
         """Whether the agent came to its end, good or bad, and what it did was recorded."""
-        return self.reason_kind not in ("timeout", "recording")
+        return self.reason_kind not in ("timeout", "cancelled", "recording")
 
 
 SUCCEEDED = Outcome("succeeded")
+CANCELLED = Outcome("cancelled", "cancelled", "its rollout was cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,7 @@ class AttemptRunner:
     tracer: Tracer
     hooks: Sequence[Hook]
     recorders: Sequence[AttemptRecorder]
+    watch: CancelWatch
 
     @property
     def agent_name(self) -> str:
@@ -130,17 +142,21 @@ class AttemptRunner:
             for recorder in self.recorders:
                 recorder.begin_attempt(rollout.rollout_id, rollout.attempt.attempt_id, resources)
             _route_model_calls(resources, rollout)
-            if (debugger := self.runner.debugger) is not None:
-                result = await call_to_debug(lambda: self._call_to_debug(debugger, rollout, resources))
-            elif agent.is_async():
-                result = await call_async(lambda: agent.run_async(rollout.input, resources, rollout), timeout)
-            else:
-                name = f"agent-{rollout.rollout_id}"
-                result = await call_sync(lambda: agent.run(rollout.input, resources, rollout), timeout, name=name)
+            with self.watch.over(rollout.rollout_id) as cancelled:
+                if (debugger := self.runner.debugger) is not None:
+                    result = await call_to_debug(lambda: self._call_to_debug(debugger, rollout, resources))
+                elif agent.is_async():
+                    run_async = partial(agent.run_async, rollout.input, resources, rollout)
+                    result = await call_async(run_async, timeout, cancelled=cancelled)
+                else:
+                    run, name = partial(agent.run, rollout.input, resources, rollout), f"agent-{rollout.rollout_id}"
+                    result = await call_sync(run, timeout, name=name, cancelled=cancelled)
             await record_result(result, rollout=rollout, store=self.store)
         except AgentTimeout:
             limit = rollout.config.timeout_seconds
             return Outcome("timeout", "timeout", f"the agent did not return within timeout_seconds={limit:g}")
+        except AgentCancelled:
+            return CANCELLED
         except QuitDebugging:
             raise
         except InvalidReturn as error:
@@ -148,6 +164,8 @@ class AttemptRunner:
         except (MissingResource, UnknownResources) as error:
             return _failed("missing_resource", error)
         except Exception as error:
+            if await self.watch.is_cancelled(rollout.rollout_id):
+                return CANCELLED  # the gateway, which refuses its calls, has noticed first
             if self.runner.debugger is not None:
                 shown = (type(error), error, users_part(error.__traceback__) or error.__traceback__)
                 logger.error("agent %r raised on rollout %s", self.agent_name, rollout.rollout_id, exc_info=shown)

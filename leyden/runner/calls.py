@@ -1,8 +1,9 @@
 """Call an agent so that nothing it does can hurt its siblings: not an exception of any kind, not a hang.
 
-An async agent runs as a task of the runner's loop and is cancelled when its time is over; one that swallows the cancellation is
-abandoned. A sync agent runs in a daemon thread of its own and is abandoned, since a thread cannot be stopped. A child that an agent forks
-ends where the agent ends: it is no second runner.
+An async agent runs as a task of the runner's loop and is cancelled when its time is over or its
+rollout is cancelled; one that swallows the cancellation is abandoned. A sync agent runs in a daemon
+thread of its own and is abandoned, since a thread cannot be stopped. A child that an agent forks ends
+where the agent ends: it is no second runner.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class AgentTimeout(Exception):
     """The agent did not return in its time."""
 
 
+class AgentCancelled(Exception):
+    """The agent was ended because its rollout was cancelled."""
+
+
 class _Escaped(Exception):
     """Carries SystemExit, KeyboardInterrupt and their like out of the agent without ending the event loop."""
 
@@ -54,9 +59,18 @@ def overdue_seconds() -> float:
     return time.monotonic() - min(_ENDS.copy().values(), default=float("inf"))
 
 
-async def call_async(agent: Callable[[], Awaitable[Any]], timeout_seconds: float | None) -> Any:
-    """The async agent's result. Raises what it raised, or AgentTimeout; cancelling the caller cancels the agent."""
+async def call_async(
+    agent: Callable[[], Awaitable[Any]],
+    timeout_seconds: float | None,
+    *,
+    cancelled: asyncio.Future[None] | None = None,
+) -> Any:
+    """Return the async agent's result.
 
+    cancelled: cancel the agent when this is resolved; the caller still owns it.
+    Raise what the agent raised, AgentTimeout, or AgentCancelled. Cancelling the caller cancels the
+    agent.
+    """
     pid = os.getpid()
 
     async def contained() -> Any:
@@ -73,16 +87,28 @@ async def call_async(agent: Callable[[], Awaitable[Any]], timeout_seconds: float
     if timeout_seconds is not None:
         _ENDS[task] = time.monotonic() + timeout_seconds
     try:
-        await asyncio.wait({task}, timeout=timeout_seconds)
+        await _wait(task, timeout_seconds, cancelled)
         if not task.done():
             await _cancel(task)
-            raise AgentTimeout
+            raise _why_ended(cancelled)
     except asyncio.CancelledError:
         await _cancel(task)
         raise
     finally:
         _ENDS.pop(task, None)
     return _result(task)
+
+
+async def _wait(
+    agent: asyncio.Future[Any], timeout_seconds: float | None, cancelled: asyncio.Future[None] | None
+) -> None:
+    """Wait until the agent has ended, its time is over or its rollout is cancelled."""
+    either = {agent} if cancelled is None else {agent, cancelled}
+    await asyncio.wait(either, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _why_ended(cancelled: asyncio.Future[None] | None) -> AgentCancelled | AgentTimeout:
+    return AgentCancelled() if cancelled is not None and cancelled.done() else AgentTimeout()
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
@@ -122,8 +148,18 @@ def _result(task: asyncio.Future[Any]) -> Any:
     return task.result()
 
 
-async def call_sync(agent: Callable[[], Any], timeout_seconds: float | None, *, name: str) -> Any:
-    """The sync agent's result, from a daemon thread called `name` that sees the caller's context variables."""
+async def call_sync(
+    agent: Callable[[], Any],
+    timeout_seconds: float | None,
+    *,
+    name: str,
+    cancelled: asyncio.Future[None] | None = None,
+) -> Any:
+    """Return the sync agent's result, from a daemon thread called `name` that sees the caller's context variables.
+
+    cancelled: leave the agent to itself when this is resolved; the caller still owns it.
+    Raise what the agent raised, AgentTimeout, or AgentCancelled.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     context, pid = contextvars.copy_context(), os.getpid()
@@ -153,10 +189,10 @@ async def call_sync(agent: Callable[[], Any], timeout_seconds: float | None, *, 
             pass  # the loop has ended; nobody waits for this agent any more
 
     threading.Thread(target=work, name=name, daemon=AGENTS_ARE_DAEMONS.get()).start()
-    done, _ = await asyncio.wait({future}, timeout=timeout_seconds)
-    if not done:
+    await _wait(future, timeout_seconds, cancelled)
+    if not future.done():
         future.cancel()
-        raise AgentTimeout
+        raise _why_ended(cancelled)
     return future.result()
 
 

@@ -1,7 +1,7 @@
 """`LitAgentRunner`: hundreds of rollouts in flight on one event loop.
 
 Claims are made in batches as slots become free and wait for work by event. Each claim's resources are read once and pinned for its
-attempt.
+attempt. An agent whose rollout is cancelled in the store is ended within a second.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from leyden.monitor.system import SystemProbe
 from leyden.options import check_number
 from leyden.runner.attempt import AttemptRunner, Outcome
 from leyden.runner.base import AttemptRecorder, Hook, Runner
+from leyden.runner.cancellation import CancelWatch
 from leyden.runner.watchdog import InFlight, LagWatchdog
 from leyden.store.base import LightningStore
 from leyden.tracer import OtelTracer, Tracer
@@ -95,11 +96,13 @@ class LitAgentRunner(Runner[T]):
 
     async def iter(self, event: Latch | None = None) -> None:
         """See Runner.iter."""
+        attempts = self._attempt_runner()
         with LagWatchdog.beside_this_loop(looks=self.debugger is None) as watchdog:
-            await self._iter(watchdog, event or Latch())
+            async with attempts.watch.working():
+                await self._iter(attempts, watchdog, event or Latch())
 
-    async def _iter(self, watchdog: LagWatchdog, event: Latch) -> None:
-        attempts, store = self._attempt_runner(), self._bound_store()
+    async def _iter(self, attempts: AttemptRunner, watchdog: LagWatchdog, event: Latch) -> None:
+        store = self._bound_store()
         running, pause = _RunningSet(watchdog), _Pause()
         claiming = asyncio.create_task(self._claim_unless_paused(running, attempts, store, pause))
         heartbeat = asyncio.create_task(self._heartbeat(store, running, pause))
@@ -161,7 +164,9 @@ class LitAgentRunner(Runner[T]):
         attempts, store = self._attempt_runner(), self._bound_store()
         resources_id = (await store.add_resources(resources)).resources_id if resources is not None else None
         rollout = await store.start_rollout(input, mode=mode, resources_id=resources_id, worker_id=self.worker_name)
-        outcome = await attempts.run(rollout, _read_resources(store, rollout.resources_id, rollout.resources_version))
+        async with attempts.watch.working():
+            reading = _read_resources(store, rollout.resources_id, rollout.resources_version)
+            outcome = await attempts.run(rollout, reading)
         if outcome.error is not None:
             raise outcome.error
         return await store.get_rollout_by_id(rollout.rollout_id)
@@ -171,7 +176,8 @@ class LitAgentRunner(Runner[T]):
             raise ConfigError(
                 "the runner has no agent; call init(agent) first, or use run_context(agent=..., store=...)"
             )
-        return AttemptRunner(self._agent, self, self._bound_store(), self.tracer, self._hooks, self._recorders)
+        store = self._bound_store()
+        return AttemptRunner(self._agent, self, store, self.tracer, self._hooks, self._recorders, CancelWatch(store))
 
     def _bound_store(self) -> LightningStore:
         if self._store is None:

@@ -329,10 +329,11 @@ class Fit:
             data = self._given.train_dataset, self._given.val_dataset
             token = current_run_id.set(run.run_id)
             try:
-                if algorithm.is_async():
-                    self._result = await algorithm.run(*data)
-                else:
-                    self._result = await call_sync(partial(algorithm.run, *data), None, name="leyden-algorithm")
+                async with algorithm.collecting():
+                    if algorithm.is_async():
+                        self._result = await algorithm.run(*data)
+                    else:
+                        self._result = await call_sync(partial(algorithm.run, *data), None, name="leyden-algorithm")
             finally:
                 current_run_id.reset(token)
 

@@ -12,12 +12,13 @@ from leyden.errors import IllegalTransition
 from leyden.types.rollout import ATTEMPT_FINISHED, ROLLOUT_FINISHED, AttemptStatus, RolloutConfig, RolloutStatus
 
 ATTEMPT_TRANSITIONS: Mapping[AttemptStatus, frozenset[AttemptStatus]] = {
-    "preparing": frozenset({"running", "succeeded", "failed", "timeout", "unresponsive"}),
-    "running": frozenset({"succeeded", "failed", "timeout", "unresponsive"}),
-    "unresponsive": frozenset({"running", "succeeded", "failed", "timeout"}),
+    "preparing": frozenset({"running", "succeeded", "failed", "timeout", "cancelled", "unresponsive"}),
+    "running": frozenset({"succeeded", "failed", "timeout", "cancelled", "unresponsive"}),
+    "unresponsive": frozenset({"running", "succeeded", "failed", "timeout", "cancelled"}),
     "succeeded": frozenset(),
     "failed": frozenset(),
     "timeout": frozenset(),
+    "cancelled": frozenset(),
 }
 """Which status may follow which. Staying where one is, is always allowed and changes nothing."""
 
@@ -65,8 +66,9 @@ def rollout_after_attempt(
 
     A finished rollout stays as it is, and so does one whose later attempt is already under way (`is_latest` false).
     An attempt that was interrupted (`Attempt.interrupted`) always requeues it. attempt_sequence: among those that were not.
-    A failed, timed-out or unresponsive attempt requeues its rollout if `config` allows another attempt. Once requeued, it leaves the
-    queue only for a sign of life or the success of that attempt: that the silent one is over too is nothing new.
+    An attempt that was cancelled cancels it. One that failed, timed out or fell silent requeues it if
+    `config` allows another attempt. Once requeued, it leaves the queue only for a sign of life or the
+    success of that attempt: that the silent one is over too is nothing new.
     """
     if rollout in ROLLOUT_FINISHED or not is_latest:
         return rollout
@@ -74,6 +76,8 @@ def rollout_after_attempt(
         return "succeeded"
     if attempt in _AFTER_UNFINISHED:
         return _AFTER_UNFINISHED[attempt]
+    if attempt == "cancelled":
+        return "requeuing" if rollout == "requeuing" else "cancelled"
     retry = attempt in config.retry_condition and attempt_sequence < config.max_attempts
     return "requeuing" if interrupted or retry or rollout == "requeuing" else "failed"
 

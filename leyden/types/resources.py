@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
 
+_SHOWN_CHARACTERS = 60
+"""How much of a template an error quotes."""
+
+
 class Resource(NamedFields):
     """The base of every kind of resource; each kind has its own `resource_type`, by which it is read back."""
 
@@ -121,13 +125,23 @@ class PromptTemplate(Resource):
     """A prompt with placeholders.
 
     A placeholder of an `f-string` template is a plain name in braces, `{task}`; `{{` and `}}` stand for
-    single braces. Attributes, indexes, conversions and widths are refused, because an optimiser or a model
-    may have written the template, and `{task.__init__.__globals__}` would read the runner's memory.
+    single braces (see `escape`). Attributes, indexes, conversions and widths are refused, because an
+    optimiser or a model may have written the template, and `{task.__init__.__globals__}` would read the
+    runner's memory.
     """
 
     resource_type: Literal["prompt_template"] = "prompt_template"
     template: str
     engine: Literal["f-string", "jinja", "poml"] = "f-string"
+
+    @staticmethod
+    def escape(text: str) -> str:
+        """Return `text` with doubled braces, which an `f-string` template renders as `text` itself.
+
+        Use it for text that is part of a template and that another program wrote: JSON, code, an
+        example of an answer.
+        """
+        return text.replace("{", "{{").replace("}", "}}")
 
     @property
     def placeholders(self) -> tuple[str, ...]:
@@ -146,25 +160,39 @@ class PromptTemplate(Resource):
         """
         parts = self._parts()
         if missing := next((name for _, name in parts if name is not None and name not in values), None):
-            raise ConfigError(f"the template needs a value for {missing!r}; given: {sorted(values) or 'none'}")
+            given = ", ".join(map(repr, sorted(values))) or "none"
+            raise ConfigError(f"{self._shown()} needs a value for {missing!r}; given: {given}")
         return "".join(literal if name is None else f"{literal}{values[name]!s}" for literal, name in parts)
 
     def _parts(self) -> list[tuple[str, str | None]]:
         """Return the template as pairs of literal text and the placeholder's name behind it."""
         if self.engine != "f-string":
-            raise ConfigError(f"a {self.engine!r} template is rendered by its own library; only 'f-string' is built in")
+            raise ConfigError(
+                f"{self._shown()} has the engine {self.engine!r}, whose own library renders it; 'f-string' is built in"
+            )
         try:
             parsed = list(string.Formatter().parse(self.template))
         except ValueError as error:
-            raise ConfigError(f"the template cannot be read: {error}; write {{{{ and }}}} for braces") from error
+            raise ConfigError(
+                f"{self._shown()} cannot be read: {error}; write {{{{ and }}}} for braces that are text, "
+                "or PromptTemplate.escape(text)"
+            ) from error
         for _, name, width, conversion in parsed:
             if name is not None and (not name.isidentifier() or width or conversion):
                 written = name + (f"!{conversion}" if conversion else "") + (f":{width}" if width else "")
                 raise ConfigError(
-                    f"the template's placeholder {{{written:.100}}} is no plain name such as {{task}}; "
-                    "format values before you pass them, and write {{ and }} for braces"
+                    f"{self._shown()} has the placeholder {{{written:.100}}}, which is no plain name such as {{task}}. "
+                    "Format values before you pass them; write {{ and }} for braces that are text, "
+                    "or PromptTemplate.escape(text)"
                 )
         return [(literal, name) for literal, name, _, _ in parsed]
+
+    def _shown(self) -> str:
+        """Return the beginning of the template, for messages."""
+        beginning = (
+            self.template if len(self.template) <= _SHOWN_CHARACTERS else f"{self.template[:_SHOWN_CHARACTERS]}..."
+        )
+        return f"the template {beginning!r}"
 
 
 ResourceUnion = Annotated[LLM | ProxyLLM | PromptTemplate, Field(discriminator="resource_type")]

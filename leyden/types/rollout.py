@@ -13,7 +13,7 @@ TaskInput = Any
 """The input of one piece of work: any JSON value."""
 
 RolloutStatus = Literal["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
-AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout"]
+AttemptStatus = Literal["preparing", "running", "failed", "succeeded", "unresponsive", "timeout", "cancelled"]
 RolloutMode = Literal["train", "val", "test", "live"]
 
 OVERTAKES = 1000
@@ -23,7 +23,7 @@ Priority = Annotated[int, Field(ge=-1000, le=1000)]
 
 ROLLOUT_FINISHED: frozenset[RolloutStatus] = frozenset({"succeeded", "failed", "cancelled"})
 """The statuses that a rollout never leaves."""
-ATTEMPT_FINISHED: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout"})
+ATTEMPT_FINISHED: frozenset[AttemptStatus] = frozenset({"succeeded", "failed", "timeout", "cancelled"})
 """The statuses that an attempt never leaves. `unresponsive` is not one of them: a late span revives it."""
 
 

@@ -27,6 +27,7 @@ def test_every_parameter_that_is_named_is_given_and_no_other() -> None:
     def everything(
         *,
         store: Any,
+        collector: Any,
         adapter: Any,
         llm_proxy: Any,
         initial_resources: Any,
@@ -40,6 +41,7 @@ def test_every_parameter_that_is_named_is_given_and_no_other() -> None:
     prompt = {"prompt": ly.PromptTemplate(template="hi")}
     ly.Trainer(algorithm=everything, store="memory", initial_resources=prompt).fit(agent, [1], val_dataset=[2])
     assert isinstance(seen["store"], InMemoryLightningStore)
+    assert isinstance(seen["collector"], ly.RolloutCollector)
     assert isinstance(seen["adapter"], TraceToTriplet)
     assert isinstance(seen["llm_proxy"], ly.LLMProxy)
     assert isinstance(seen["run"], Run)
@@ -88,7 +90,7 @@ def test_only_an_algorithm_that_names_the_gateway_has_one_made() -> None:
     ],
 )
 def test_a_parameter_that_nothing_can_be_given_to_is_refused_when_decorated(function: Any, parameter: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{parameter}'.*possible: store, adapter"):
+    with pytest.raises(ConfigError, match=f"'{parameter}'.*possible: store, collector, adapter"):
         ly.algo(function)
 
 

@@ -73,7 +73,17 @@ GIVEN = [*FIELDS, "run_id", "group_id"]
 RUNS = ["run0", "run1"]
 RUN_STATUSES = ["running", "running", "succeeded", "failed", "stopped"]
 ROLLOUT_STATUSES = ["queuing", "preparing", "running", "failed", "succeeded", "cancelled", "requeuing"]
-ATTEMPT_STATUSES = ["preparing", "running", "running", "unresponsive", "failed", "failed", "succeeded", "timeout"]
+ATTEMPT_STATUSES = [
+    "preparing",
+    "running",
+    "running",
+    "unresponsive",
+    "failed",
+    "failed",
+    "succeeded",
+    "timeout",
+    "cancelled",
+]
 
 
 def thorough(examples: int, steps: int = 30) -> settings:

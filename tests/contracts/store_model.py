@@ -281,6 +281,8 @@ class Model:
         elif status == "failed" and tried.metadata.get("reason_kind") == "interrupted":
             rollout.interrupted += 1
             self.become(rollout, "requeuing")
+        elif status == "cancelled" and rollout.status != "requeuing":
+            self.become(rollout, "cancelled")
         elif rollout.status != "requeuing":
             again = status in config.retry_condition and len(rollout.tries) - rollout.interrupted < config.max_attempts
             self.become(rollout, "requeuing" if again else "failed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -132,6 +133,26 @@ async def test_an_attempt_of_a_cancelled_rollout_is_410(caller: Caller) -> None:
     await caller.store.update_rollout(caller.rollout_id, status="cancelled")
     error = await Counted(caller.llm.endpoint).refused()
     assert error.status_code == 410
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_attempt_whose_rollout_is_cancelled_is_refused_within_a_second_and_its_calls_are_given_up(
+    caller: Caller, upstream: FakeUpstream, stream: bool
+) -> None:
+    await caller.client.chat.completions.create(model="fake", messages=say("hello"))
+    upstream.misbehave(Misbehaviour(chunk_delay_seconds=30) if stream else Misbehaviour(delay_seconds=30))
+    call = asyncio.create_task(
+        caller.client.chat.completions.create(model="fake", messages=say("later"), stream=stream)
+    )
+    await until(lambda: len(upstream.requests) == 2)
+    started = time.monotonic()
+    await caller.store.update_rollout(caller.rollout_id, status="cancelled")
+    with pytest.raises(openai.APIError, match=r"ended|did not wait"):
+        await (read_stream(call) if stream else call)
+    error = await Counted(caller.llm.endpoint).refused()
+    assert time.monotonic() - started < 2
+    assert (error.status_code, error.code) == (410, "attempt_ended")
+    assert len(upstream.requests) == 2
 
 
 async def test_a_superseded_attempt_still_calls_and_records_in_its_own(caller: Caller) -> None:

@@ -83,12 +83,17 @@ def test_a_rollout_follows_its_latest_attempt_and_stays_where_it_ended(
         assert after == rollout
     elif attempt in ("preparing", "running", "succeeded"):
         assert after == attempt
+    elif attempt == "cancelled":
+        assert after == ("requeuing" if rollout == "requeuing" else "cancelled")
     else:
         again = rollout == "requeuing" or (attempt in config.retry_condition and sequence < config.max_attempts)
         assert after == ("requeuing" if again else "failed")
 
 
-@given(CONFIGS, st.lists(st.sampled_from(["failed", "timeout", "unresponsive", "succeeded"]), min_size=5, max_size=5))
+@given(
+    CONFIGS,
+    st.lists(st.sampled_from(["failed", "timeout", "cancelled", "unresponsive", "succeeded"]), min_size=5, max_size=5),
+)
 def test_a_rollout_always_comes_to_an_end_within_its_attempts(
     config: RolloutConfig, outcomes: list[AttemptStatus]
 ) -> None:

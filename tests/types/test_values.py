@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -193,6 +194,11 @@ def test_a_page_is_a_sequence_and_unset_is_false() -> None:
         "{0}",
         '{"a": 1}',
         "{task.__init__.__globals__[os].environ[PATH]}",
+        "{task!r:>{width}}",
+        "{task:{width}}",
+        "{ task }",
+        "{class.x}",
+        "{self.template}",
     ],
 )
 def test_a_template_reads_nothing_but_the_values_that_it_is_given(template: str) -> None:
@@ -200,6 +206,37 @@ def test_a_template_reads_nothing_but_the_values_that_it_is_given(template: str)
         PromptTemplate(template=template).format(task="t")
     with pytest.raises(ConfigError, match="no plain name"):
         _ = PromptTemplate(template=template).placeholders
+
+
+def test_a_refused_placeholder_and_its_template_are_named() -> None:
+    class Spied:
+        read: ClassVar[list[str]] = []
+
+        def __getattribute__(self, name: str) -> Any:
+            Spied.read.append(name)
+            return object.__getattribute__(self, name)
+
+    template = PromptTemplate(template="Solve {task.answer}, please. " + 100 * "x")
+    with pytest.raises(
+        ConfigError, match=r"the template 'Solve \{task.answer\}, please. x+\.\.\.' has the placeholder \{task.a"
+    ):
+        template.format(task=Spied())
+    assert Spied.read == []
+
+
+@pytest.mark.parametrize("template", ['Answer as {"a": 1}', "a set {", "a set }", "{task", "f(x) { return {task}; }"])
+def test_braces_that_are_text_are_refused_with_the_way_to_write_them(template: str) -> None:
+    with pytest.raises(ConfigError, match=r"write \{\{ and \}\} for braces.*escape") as refused:
+        PromptTemplate(template=template).format(task="t")
+    assert repr(template) in str(refused.value)
+    assert PromptTemplate(template=PromptTemplate.escape(template)).format(task="t") == template
+
+
+@given(st.text() | st.text(alphabet="{}a!:.["), st.text() | st.text(alphabet="{}"))
+def test_escaped_text_is_rendered_as_it_is(text: str, value: str) -> None:
+    escaped = PromptTemplate.escape(text)
+    assert PromptTemplate(template=escaped).format() == text
+    assert PromptTemplate(template=escaped + "{x}" + escaped).format(x=value) == text + value + text
 
 
 def test_a_template_names_its_placeholders() -> None:

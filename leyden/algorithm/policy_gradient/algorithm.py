@@ -22,6 +22,7 @@ from leyden.adapter import TraceTree, merge_triplets
 from leyden.adapter.selection import select_calls
 from leyden.adapter.trajectory import refusal
 from leyden.algorithm.base import Dataset
+from leyden.algorithm.collector import CollectedRollout, rollout_id_at
 from leyden.algorithm.iterative import IterativeAlgorithm, Metrics
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData, StepData, build_step, minibatches, task_indices
 from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatch, learning_rate_hint
@@ -283,30 +284,49 @@ class PolicyGradient(IterativeAlgorithm):
     # ---- rollouts ------------------------------------------------------------------------------------------------------
 
     async def _collect(self, mode: RolloutMode, iteration: int, inputs: Sequence[Any]) -> _Collected:
-        """Enqueue, wait by event, read back. The place in `inputs` is the place in the answer."""
-        store = self.get_store()
-        rollouts = await self._enqueue(mode, iteration, inputs)
-        finished = await self._wait([rollout.rollout_id for rollout in rollouts])
-        spans_of = await store.query_spans_of([rollout.rollout_id for rollout in rollouts])
-        collected = _Collected()
-        for rollout in rollouts:
-            self._add(collected, finished[rollout.rollout_id], spans_of[rollout.rollout_id])
-        return collected
+        """Run the rollouts of one stage. The place in `inputs` is the place in the answer.
 
-    async def _enqueue(self, mode: RolloutMode, iteration: int, inputs: Sequence[Any]) -> Sequence[Rollout]:
-        """Enqueue the rollouts of one stage, or find them if an earlier process enqueued them.
-
-        A stage in which every rollout had failed is sampled anew, under other ids, because the
-        cause may have been fixed since.
+        A stage in which every rollout had failed before a resume is sampled anew, under other ids,
+        because the cause may have been fixed since.
         """
         generation = 0
         while True:
-            rollouts = await self.get_store().enqueue_many_rollouts(
-                [self._request(mode, iteration, place, generation, value) for place, value in enumerate(inputs)]
-            )
-            if not all(rollout.status in ("failed", "cancelled") for rollout in rollouts):
-                return rollouts
+            requests = [self._request(mode, iteration, place, generation, value) for place, value in enumerate(inputs)]
+            results = await self._results(requests, keep_until=iteration + 1 if mode == "train" else iteration)
+            if not all(result.cached and result.status in ("failed", "cancelled") for result in results):
+                break
             generation += 1
+        collected = _Collected()
+        for result in results:
+            self._add(collected, result.rollout, result.spans)
+        return collected
+
+    async def _results(
+        self, requests: Sequence[EnqueueRolloutRequest], *, keep_until: int
+    ) -> Sequence[CollectedRollout]:
+        """Return the results by place. Raise EngineError if the policy has died, because its calls
+        wait for the run to end.
+        """
+        look = asyncio.create_task(self.backend.statistics())
+        results: list[CollectedRollout] = []
+
+        def check_policy() -> None:
+            nonlocal look
+            self.progress(len(results), len(requests))
+            if look.done():  # a policy that hangs must not stop this loop: its rollouts have time limits
+                look.result()
+                look = asyncio.create_task(self.backend.statistics())
+
+        try:
+            async for result in self.collector.collect(
+                requests, keep_until=keep_until, check=check_policy, check_seconds=_PROGRESS_SECONDS
+            ):
+                results.append(result)
+                self.progress(len(results), len(requests))
+        finally:
+            look.cancel()
+            await asyncio.gather(look, return_exceptions=True)
+        return sorted(results, key=lambda result: result.place)
 
     def _request(
         self, mode: RolloutMode, iteration: int, place: int, generation: int, value: Any
@@ -314,7 +334,7 @@ class PolicyGradient(IterativeAlgorithm):
         place_in_run = [mode, iteration, place, *([generation] if generation else [])]
         run_id, group = self.get_run().run_id, place // self.rollouts_per_task
         return EnqueueRolloutRequest(
-            rollout_id=ids.derived_id("ro", run_id, *place_in_run),
+            rollout_id=rollout_id_at(run_id, *place_in_run),
             input=value,
             mode=mode,
             group_id=ids.derived_id("gr", run_id, iteration, group, generation) if mode == "train" else None,
@@ -325,29 +345,7 @@ class PolicyGradient(IterativeAlgorithm):
                 "place": place,
                 semconv.SAMPLING_KEY: "/".join(map(str, place_in_run)),  # the same in another run, where ids differ
             },
-            pin=self.pin,
         )
-
-    async def _wait(self, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
-        """Return all rollouts of the stage, finished. Raise EngineError if the policy has died,
-        because its calls wait for the run to end.
-
-        The wait ends by event. Its timeout is the interval at which progress and policy are
-        checked.
-        """
-        look = asyncio.create_task(self.backend.statistics())
-        try:
-            while True:
-                finished = await self.get_store().wait_for_rollouts(rollout_ids=rollout_ids, timeout=_PROGRESS_SECONDS)
-                self.progress(len(finished), len(rollout_ids))
-                if len(finished) == len(rollout_ids):
-                    return {rollout.rollout_id: rollout for rollout in finished}
-                if look.done():  # a policy that hangs must not stop this loop: its rollouts have time limits
-                    look.result()
-                    look = asyncio.create_task(self.backend.statistics())
-        finally:
-            look.cancel()
-            await asyncio.gather(look, return_exceptions=True)
 
     def _add(self, collected: _Collected, rollout: Rollout, spans: Sequence[Span]) -> None:
         triplets = self._triplets(spans)
