@@ -24,6 +24,7 @@ from leyden.gateway.asgi import (
     trace_parent,
 )
 from leyden.gateway.attempts import AttemptKey, Attempts, trace_id_of
+from leyden.gateway.control import Control
 from leyden.gateway.exchange import Exchange
 from leyden.gateway.record import ModelCall
 from leyden.gateway.recorder import Recorder
@@ -58,6 +59,7 @@ class GatewayApp:
         attempts: Attempts,
         recorder: Recorder,
         relay: Relay,
+        control: Control,
         model_names: Callable[[], list[str]],
         token: str | None,
         control_key: Callable[[], str],
@@ -67,6 +69,7 @@ class GatewayApp:
         self._attempts = attempts
         self._recorder = recorder
         self._relay = relay
+        self._control = control
         self._model_names = model_names
         self._token = None if token is None else token.encode()
         self._control_key = control_key
@@ -119,6 +122,10 @@ class GatewayApp:
             case ["rollout", rollout_id, "attempt", attempt_id, "end"]:
                 check_method(scope, "POST")
                 return await self._finish(scope, send, unquote(rollout_id), unquote(attempt_id))
+            case ["control", command]:
+                self._check_control_key(scope)
+                body = await read_request(scope, receive, self._max_body_bytes)
+                return await send_reply(send, dump(await self._control.handle(command, method, body)))
             case _:
                 key_of = self._authenticate(scope)
         match parts:
@@ -175,13 +182,7 @@ class GatewayApp:
 
     async def _finish(self, scope: Scope, send: Send, rollout_id: str, attempt_id: str) -> None:
         """End an attempt of another process's runner (`remote.py`), and flush its record."""
-        if not is_secret(bearer_token(header(scope, b"authorization")), self._control_key().encode()):
-            raise Refusal(
-                401,
-                "invalid_control_key",
-                "only this gateway's own runners may end an attempt; give those on other machines the gateway's LEYDEN_STORE_TOKEN, "
-                "or if it has none, its token as the api_key of their ProxyLLM",
-            )
+        self._check_control_key(scope)
         await self._attempts.end_if_known(rollout_id, attempt_id)
         self.end_attempt(rollout_id, attempt_id)
         try:
@@ -189,6 +190,16 @@ class GatewayApp:
         except StoreError as error:
             return await send_reply(send, str(error).encode(), status=500)
         await send_reply(send, b"{}")
+
+    def _check_control_key(self, scope: Scope) -> None:
+        """Raise Refusal (401) unless the request has the key of the gateway's own runners and operators."""
+        if not is_secret(bearer_token(header(scope, b"authorization")), self._control_key().encode()):
+            raise Refusal(
+                401,
+                "invalid_control_key",
+                "only this gateway's own runners may end an attempt, and only its operator may control it; give those on other "
+                "machines the gateway's LEYDEN_STORE_TOKEN, or if it has none, its token as the api_key of their ProxyLLM",
+            )
 
     async def _kept_response(
         self, scope: Scope, send: Send, key: AttemptKey, response_id: str, dialect: Dialect

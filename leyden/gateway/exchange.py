@@ -42,6 +42,8 @@ class Exchange:
     keep: dict[str, Any] | None = None
     """The request of a response that its client may refer to later."""
     price_per_million: tuple[float, float] | None = None
+    model_name: str | None = None
+    """The model whose server was asked; None: none was."""
     status: int | None = None
     """Of the upstream's answer."""
     answered: bool = False

@@ -21,10 +21,19 @@ class Gate:
         self._open, self._empty = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._empty.set()
-        self._inside = 0
+        self.inside = 0
+        """Calls that have gone in and not come out."""
+        self.waiting = 0
+        """Calls before the closed gate."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether calls are held up."""
+        return not self._open.is_set()
 
     async def enter(self) -> None:
         """Go in as soon as the gate is open; `leave` must follow. Raises Refusal (429) if that takes too long."""
+        self.waiting += 1
         try:
             async with asyncio.timeout(self._wait_seconds):
                 while not self._open.is_set():
@@ -36,13 +45,15 @@ class Gate:
                 f"the gateway has been paused for more than {self._wait_seconds:g} s (LLMProxy's pause_wait_seconds); try again",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             ) from error
-        self._inside += 1
+        finally:
+            self.waiting -= 1
+        self.inside += 1
         self._empty.clear()
 
     def leave(self) -> None:
         """A call is over."""
-        self._inside -= 1
-        if not self._inside:
+        self.inside -= 1
+        if not self.inside:
             self._empty.set()
 
     async def close(self) -> None:

@@ -24,6 +24,7 @@ import aiohttp
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.attempts import Attempts
+from leyden.gateway.control import Control
 from leyden.gateway.figures import UpstreamFigures, UpstreamStatus
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits
@@ -159,6 +160,8 @@ class LLMProxy(NamedOptions):
         self._token = token
         self._control_key = secrets.token_urlsafe(32)
         """What runners in other processes show when they end an attempt."""
+        self._policy_versions: dict[str, int] = {}
+        """By model name; written from any thread, one item at a time."""
         self._failures: Failures = {}
         self._running: _Running | None = None
 
@@ -193,6 +196,24 @@ class LLMProxy(NamedOptions):
             servers = [server for servers in self._models.values() for server in servers]
             with contextlib.suppress(RuntimeError):  # stopped this very moment
                 running.loop.call_soon_threadsafe(running.figures.keep, servers)
+
+    def set_policy_version(self, model_name: str, version: int | None) -> None:
+        """Say which weights the servers of a model have from now on, for servers that do not say so themselves.
+
+        Each call is recorded with the version at its start, and with the one at its end if that is
+        another (`leyden.policy_version`, `leyden.policy_version.at_end`). Its tokens get the version at the
+        start, the oldest that any of them can have. A server that reports versions of tokens is believed.
+        version: None for no version.
+        Raise ConfigError for a model that the gateway does not serve.
+        """
+        check_number("version", version, at_least=0, whole=True, or_none="no version")
+        if model_name not in self._models:
+            possible = ", ".join(map(repr, self._models)) or "none: give model_list="
+            raise ConfigError(f"set_policy_version: no model {model_name!r}; the gateway serves {possible}")
+        if version is None:
+            self._policy_versions.pop(model_name, None)
+        else:
+            self._policy_versions[model_name] = version
 
     def _checked(self, model_list: ModelList) -> dict[str, tuple[UpstreamModel, ...]]:
         models = upstream_models(model_list)
@@ -414,11 +435,21 @@ class LLMProxy(NamedOptions):
                 recorder=recorder,
                 gate=gate,
                 options=self._relay_options,
+                policy_version=self._policy_versions.get,
+            )
+            control = Control(
+                gate,
+                models=lambda: self._models,
+                policy_versions=self._policy_versions,
+                records_pending=lambda: recorder.pending,
+                update_models=self.update_model_list,
+                set_policy_version=self.set_policy_version,
             )
             app = GatewayApp(
                 attempts=attempts,
                 recorder=recorder,
                 relay=relay,
+                control=control,
                 model_names=lambda: list(self._models),
                 token=self._token,
                 control_key=lambda: self._control_key,

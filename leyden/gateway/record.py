@@ -47,6 +47,9 @@ class ModelCall:
     """Why the call failed, if it did."""
     cost: float | None = None
     """What the call cost, in the unit of `UpstreamModel.price_per_million`; None if its server has no price."""
+    policy_version: int | None = None
+    """The version of the model's weights when the server was asked (`LLMProxy.set_policy_version`)."""
+    policy_version_at_end: int | None = None
     span_id: str = field(default_factory=ids.span_id)
 
 
@@ -66,6 +69,10 @@ def span_of(call: ModelCall) -> Span:
     _describe_request(call.request, attributes)
     if call.response is not None:
         _describe_response(call.response, attributes)
+    if call.policy_version is not None:
+        attributes[semconv.POLICY_VERSION] = call.policy_version
+    if call.policy_version_at_end not in (None, call.policy_version):
+        attributes[semconv.POLICY_VERSION_AT_END] = call.policy_version_at_end
     if call.cost is not None:
         attributes[semconv.COST] = call.cost
     name, tokens = semconv.MODEL_CALL, None
@@ -116,6 +123,8 @@ def token_record(call: ModelCall) -> TokenRecord:
         versions = _ids("policy_versions", versions)
         if len(versions) != len(response_ids):
             raise Refused(f"{len(versions)} policy_versions for {len(response_ids)} response tokens")
+    elif call.policy_version is not None:
+        versions = [call.policy_version] * len(response_ids)
     return TokenRecord.model_construct(
         prompt_ids=prompt_ids, response_ids=response_ids, logprobs=logprobs, policy_versions=versions
     )

@@ -87,6 +87,11 @@ class Recorder:
         return key not in self._pending and key not in self._failures
 
     @property
+    def pending(self) -> int:
+        """How many calls have begun and are not in the store yet."""
+        return sum(self._pending.values())
+
+    @property
     def remembers(self) -> bool:
         """Whether `forget` may have something to do. May be asked from any thread."""
         return bool(self._prefixes)

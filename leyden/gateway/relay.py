@@ -96,12 +96,14 @@ class Relay:
         recorder: Recorder,
         gate: Gate,
         options: RelayOptions,
+        policy_version: Callable[[str], int | None],
     ) -> None:
         self._models = models
         self._transport = transport
         self._recorder = recorder
         self._gate = gate
         self._options = options
+        self._policy_version = policy_version
         self._balancer = Balancer()
         self._buffering = Buffering()
         self.figures = UpstreamFigures()
@@ -195,6 +197,8 @@ class Relay:
         """Try one server and record its health. Raise _Again if the call may be sent once more."""
         exchange.status = well = failure = None
         exchange.price_per_million = model.price_per_million
+        exchange.model_name = model.model_name
+        exchange.call.policy_version = self._policy_version(model.model_name)
         self._balancer.begin(model)
         began = self.figures.begin(model)
         try:
@@ -400,6 +404,8 @@ class Relay:
         if not exchange.recorded:
             exchange.recorded = True
             exchange.call.end_time = time.time()
+            if exchange.model_name is not None:
+                exchange.call.policy_version_at_end = self._policy_version(exchange.model_name)
             if exchange.call.response is not None:
                 usage = exchange.call.response.get("usage")
                 exchange.call.cost = cost_of(usage, exchange.price_per_million)

@@ -9,6 +9,7 @@ it on over a Unix socket, and the answer back as it comes. It knows processes, s
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
@@ -25,6 +26,7 @@ from urllib.parse import unquote
 import aiohttp
 import yarl
 
+from leyden.dialects import dump
 from leyden.errors import ConfigError, GatewayError, LeydenError
 from leyden.gateway.app import GatewayApp
 from leyden.gateway.asgi import (
@@ -38,9 +40,10 @@ from leyden.gateway.asgi import (
     sent_time,
 )
 from leyden.gateway.attempts import AttemptKey
+from leyden.gateway.control import PREFIX, join_states
 from leyden.gateway.proxy import LLMProxy
 from leyden.host.child import Backoff, Child, Failure, Parent, describe_exit
-from leyden.host.http import ClientGone, Receive, Refusal, Scope, Send, header, on_disconnect, raw_path
+from leyden.host.http import ClientGone, Receive, Refusal, Scope, Send, header, on_disconnect, raw_path, send_reply
 from leyden.host.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
 from leyden.store.opening import open_store
 from leyden.utils.attempt_key import named_by
@@ -235,6 +238,8 @@ class _Dispatch:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if raw_path(scope).strip("/").startswith(PREFIX):
+            return await self._control_all(scope, receive, send)
         key = _attempt_of(scope)
         owner = self._index if key is None else _owner(key, len(self._sessions))
         if owner == self._index:
@@ -245,6 +250,19 @@ class _Dispatch:
             return
         except Refusal as refusal:
             await send_refusal(send, refusal, client_dialect(scope))
+
+    async def _control_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a control request to every worker, and reply with their joint state or the first refusal."""
+        body = await read_request(scope, receive, self._max_body_bytes)
+        try:
+            asked = (self._ask(owner, scope, body) for owner in range(len(self._sessions)))
+            replies = [(reply.status, await reply.read()) for reply in await asyncio.gather(*asked)]
+        except Refusal as refusal:
+            return await send_refusal(send, refusal, client_dialect(scope))
+        refused = next((reply for reply in replies if reply[0] != 200), None)
+        if refused is not None:
+            return await send_reply(send, refused[1], status=refused[0])
+        await send_reply(send, dump(join_states([json.loads(reply) for _, reply in replies])))
 
     async def _hand_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Let another worker reply. If the client leaves, that worker's connection is closed, too."""

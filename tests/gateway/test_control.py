@@ -11,7 +11,7 @@ import pytest
 
 from leyden import semconv
 from leyden.errors import ConfigError, GatewayError, StoreError
-from leyden.gateway import AttemptLimits, LLMProxy, UpstreamModel
+from leyden.gateway import AttemptLimits, LLMProxy, RemoteGateway, UpstreamModel
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
 from leyden.types import Span
@@ -190,3 +190,98 @@ def test_a_wrong_option_is_refused_at_once(options: dict[str, Any], message: str
         LLMProxy(model_list=[{"model_name": "m", "endpoint": "http://x/v1"}], **options)
     with pytest.raises(ConfigError, match="calls is 0"):
         AttemptLimits(calls=0)
+
+
+# ---- over HTTP -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_operator_controls_a_gateway_over_http(upstream: FakeUpstream, store: InMemoryLightningStore) -> None:
+    async with LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        proxy.share_control("secret")
+        gateway = RemoteGateway(proxy.endpoint, "secret")
+        model = {"model_name": "fake", "endpoint": upstream.endpoint, "policy_version": None}
+        idle = {"paused": False, "calls_waiting": 0, "calls_at_models": 0, "records_pending": 0, "models": [model]}
+        assert await gateway.state() == idle
+        assert (await gateway.pause())["paused"]
+        caller = await new_caller(proxy, store)
+        async with caller.client:
+            call = asyncio.create_task(ask(caller))
+
+            async def waits() -> int:
+                return (await gateway.state())["calls_waiting"]
+
+            await until(waits)
+            assert (await gateway.drain())["calls_at_models"] == 0
+            assert not call.done()
+            assert not (await gateway.resume())["paused"]
+            assert await call
+            changed = await gateway.update_model_list(
+                [{"model_name": "other", "endpoint": upstream.endpoint, "api_key": "k"}]
+            )
+            assert [model["model_name"] for model in changed["models"]] == ["other"]
+            assert "k" not in str(changed)
+            with pytest.raises(openai.NotFoundError, match="fake"):
+                await ask(caller)
+
+
+@pytest.mark.parametrize("secret", [None, "", "wrong"])
+async def test_a_gateway_obeys_its_control_key_alone(
+    upstream: FakeUpstream, store: InMemoryLightningStore, secret: str | None
+) -> None:
+    async with LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        proxy.share_control("secret")
+        with pytest.raises(GatewayError, match="operator"):
+            await RemoteGateway(proxy.endpoint, secret).pause()
+        assert not (await RemoteGateway(proxy.endpoint, "secret").state())["paused"]
+
+
+async def test_a_wrong_command_is_refused_and_changes_nothing(
+    upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    async with LLMProxy(model_list=[upstream.llm()], store=store) as proxy:
+        proxy.share_control("secret")
+        gateway = RemoteGateway(proxy.endpoint, "secret")
+        before = await gateway.state()
+        wrong: Any = [{"model_name": "x", "endpoint": 7}]
+        for refused, message in (
+            (gateway.update_model_list(wrong), "endpoint"),
+            (gateway.update_model_list([{"model_name": "x", "endpoint": "ftp://x"}]), "base URL"),
+            (gateway.set_policy_version("nobody", 1), "'nobody'.*'fake'"),
+            (gateway.set_policy_version("fake", -1), "at least 0"),
+            (gateway._ask("POST", "stop"), "pause, drain, resume"),
+            (gateway._ask("GET", "pause"), "no route GET"),
+        ):
+            with pytest.raises(GatewayError, match=message):
+                await refused
+        assert await gateway.state() == before
+    with pytest.raises(GatewayError, match="cannot be reached"):
+        await gateway.state()
+
+
+async def test_a_call_has_the_version_of_the_weights_that_the_gateway_was_told(
+    store: InMemoryLightningStore,
+) -> None:
+    async with (
+        FakeUpstream(policy_version=None) as upstream,
+        LLMProxy(model_list=[upstream.llm()], store=store) as proxy,
+    ):
+        caller = await new_caller(proxy, store)
+        async with caller.client:
+            await ask(caller)
+            proxy.set_policy_version("fake", 3)
+            await ask(caller)
+            upstream._delay_seconds = 0.3
+            slow = asyncio.create_task(ask(caller))
+            await until(lambda: proxy._running is not None and proxy._running.gate.inside)
+            proxy.set_policy_version("fake", 4)
+            await slow
+            proxy.set_policy_version("fake", None)
+            upstream._delay_seconds = 0.0
+            await ask(caller)
+        told = [
+            (span.attributes.get("leyden.policy_version"), span.attributes.get("leyden.policy_version.at_end"))
+            for span in await caller.spans()
+        ]
+        assert told == [(None, None), (3, None), (3, 4), (None, None)]
+        versions = [span.tokens.policy_versions for span in await caller.spans() if span.tokens]
+        assert [set(each or ()) for each in versions] == [set(), {3}, {3}, set()]

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from leyden.errors import ConfigError, GatewayError
+from leyden.gateway import RemoteGateway
 from leyden.gateway.workers import GatewayWorkers
 from leyden.semconv import CALL_INDEX
 from leyden.store import LightningStore, LightningStoreServer, SqliteLightningStore
@@ -268,3 +269,35 @@ async def test_why_a_worker_cannot_start_is_said(tmp_path: Path, monkeypatch: py
     with pytest.raises(GatewayError, match=r"worker \d of the gateway cannot start: .*AF_UNIX path too long"):
         await workers.start()
     assert not list(folder.iterdir())
+
+
+async def test_one_request_controls_all_workers(
+    store: LightningStore, server: LightningStoreServer, upstream: FakeUpstream
+) -> None:
+    ids = await attempts(store)
+    async with command(server, upstream) as (_, endpoint):
+        gateway = RemoteGateway(endpoint, TOKEN)
+        assert [model["model_name"] for model in (await gateway.state())["models"]] == ["fake"]
+        assert (await gateway.pause())["paused"]
+        clients = [
+            openai.AsyncOpenAI(base_url=endpoint, api_key=attempt_key(TOKEN, *key), max_retries=0) for key in ids
+        ]
+        calls = [
+            asyncio.create_task(client.chat.completions.create(model="fake", messages=say("hi"))) for client in clients
+        ]
+
+        async def all_wait() -> bool:
+            return (await gateway.state())["calls_waiting"] == N_ATTEMPTS
+
+        await until(all_wait)
+        assert not upstream.requests
+        assert (await gateway.set_policy_version("fake", 5))["models"][0]["policy_version"] == 5
+        assert not (await gateway.resume())["paused"]
+        await asyncio.gather(*calls)
+        for client in clients:
+            await client.close()
+        with pytest.raises(GatewayError, match="operator"):
+            await RemoteGateway(endpoint, "wrong").state()
+    for key in ids:
+        (span,) = await store.query_spans(*key)
+        assert span.attributes["leyden.policy_version"] == 5

@@ -1,0 +1,236 @@
+"""What an operator, or a trainer in another process, asks of a running gateway over HTTP, under its control key.
+
+`GET /control/state` reports; `POST /control/pause`, `/control/drain` and `/control/resume` hold calls up while weights
+change; `POST /control/models` replaces the models; `POST /control/policy_version` says which weights a server has from
+now on. Each returns the state. `RemoteGateway` is the client. A gateway in several processes passes a request to each,
+and adds their counts (`join_states`). To add a command: a line in `_COMMANDS`, a method of `RemoteGateway`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NotRequired, cast
+
+import aiohttp
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+from typing_extensions import TypedDict
+
+from leyden.errors import ConfigError, GatewayError
+from leyden.gateway.gate import Gate
+from leyden.gateway.remote import control_key_of
+from leyden.gateway.upstream import UpstreamModel
+from leyden.host.http import Refusal
+from leyden.utils.per_loop import PerLoop
+
+PREFIX = "control/"
+_SECONDS = 600.0
+"""How long `drain` may take."""
+
+
+class ModelState(TypedDict):
+    """One server of a model."""
+
+    model_name: str
+    endpoint: str
+    policy_version: int | None
+    """The version of the weights that the gateway was told; None: it was told none."""
+
+
+class GatewayState(TypedDict):
+    """What a gateway is doing."""
+
+    paused: bool
+    calls_waiting: int
+    """Calls that wait because the gateway is paused."""
+    calls_at_models: int
+    """Calls that a model is answering."""
+    records_pending: int
+    """Calls whose record is not in the store yet."""
+    models: list[ModelState]
+
+
+class PolicyVersion(TypedDict):
+    """Which weights a model has."""
+
+    model_name: str
+    version: int | None
+
+
+class _Model(TypedDict):
+    """A line of the list of models: the fields of `UpstreamModel` that JSON can say."""
+
+    model_name: str
+    endpoint: NotRequired[str]
+    api_key: NotRequired[str | None]
+    upstream_model: NotRequired[str | None]
+    sampling_parameters: NotRequired[dict[str, Any]]
+    record_tokens: NotRequired[bool | None]
+    dialects: NotRequired[tuple[str, ...]]
+    part_of_run: NotRequired[bool]
+    price_per_million: NotRequired[tuple[float, float] | None]
+    litellm_params: NotRequired[dict[str, Any] | None]
+
+
+_MODELS = TypeAdapter(list[_Model])
+_VERSION = TypeAdapter(PolicyVersion)
+_STATE = TypeAdapter(GatewayState)
+
+
+class Control:
+    """The commands of one gateway process. Everything runs in the gateway's event loop."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        *,
+        models: Callable[[], Mapping[str, Sequence[UpstreamModel]]],
+        policy_versions: Mapping[str, int],
+        records_pending: Callable[[], int],
+        update_models: Callable[[list[Any]], None],
+        set_policy_version: Callable[[str, int | None], None],
+    ) -> None:
+        self.gate = gate
+        self._models = models
+        self._policy_versions = policy_versions
+        self._records_pending = records_pending
+        self._update_models = update_models
+        self._set_policy_version = set_policy_version
+
+    def state(self) -> GatewayState:
+        """Return what the gateway is doing now. Keys and passwords are left out."""
+        return GatewayState(
+            paused=self.gate.closed,
+            calls_waiting=self.gate.waiting,
+            calls_at_models=self.gate.inside,
+            records_pending=self._records_pending(),
+            models=[
+                ModelState(model_name=name, endpoint=server.address, policy_version=self._policy_versions.get(name))
+                for name, servers in self._models().items()
+                for server in servers
+            ],
+        )
+
+    async def handle(self, command: str, verb: str, body: bytes) -> GatewayState:
+        """Carry out a command and return the state after it. Raise Refusal for an unknown one and a wrong body."""
+        if (verb, command) != ("GET", "state"):
+            act = _COMMANDS.get(command)
+            if act is None or verb != "POST":
+                raise Refusal(
+                    404,
+                    "route_not_found",
+                    f"the gateway has no route {verb} /{PREFIX}{command}; there are GET /{PREFIX}state and "
+                    f"POST /{PREFIX} with {', '.join(_COMMANDS)}",
+                )
+            try:
+                await act(self, body)
+            except (ConfigError, ValidationError) as error:
+                raise Refusal(400, "invalid_request_error", f"/{PREFIX}{command}: {error}") from error
+        return self.state()
+
+    async def pause(self, body: bytes) -> None:
+        """Hold up new calls."""
+        await self.gate.close()
+
+    async def drain(self, body: bytes) -> None:
+        """Hold up new calls, and wait until no model is answering one."""
+        await self.gate.drain()
+
+    async def resume(self, body: bytes) -> None:
+        """Let the calls that wait go on."""
+        await self.gate.open()
+
+    async def update_models(self, body: bytes) -> None:
+        """Replace the list of models from the next call on."""
+        self._update_models(cast(list[Any], _MODELS.validate_json(body)))
+
+    async def set_policy_version(self, body: bytes) -> None:
+        """Say which weights a model has from now on."""
+        given = _VERSION.validate_json(body)
+        self._set_policy_version(given["model_name"], given["version"])
+
+
+_COMMANDS: Mapping[str, Callable[[Control, bytes], Awaitable[None]]] = {
+    "pause": Control.pause,
+    "drain": Control.drain,
+    "resume": Control.resume,
+    "models": Control.update_models,
+    "policy_version": Control.set_policy_version,
+}
+
+
+def join_states(states: Sequence[GatewayState]) -> GatewayState:
+    """Return the state of a gateway in several processes: paused if all are, counts added up."""
+    return GatewayState(
+        paused=all(state["paused"] for state in states),
+        calls_waiting=sum(state["calls_waiting"] for state in states),
+        calls_at_models=sum(state["calls_at_models"] for state in states),
+        records_pending=sum(state["records_pending"] for state in states),
+        models=states[0]["models"],
+    )
+
+
+class RemoteGateway:
+    """A gateway in another process or on another machine, controlled over HTTP.
+
+    Each method returns the state after it. Raise GatewayError if the gateway cannot be reached or refuses.
+    """
+
+    def __init__(self, url: str, secret: str | None = None) -> None:
+        """
+        url: the gateway's address, such as `http://127.0.0.1:8000`; a base URL that ends in `/v1` will do.
+        secret: the LEYDEN_STORE_TOKEN that the gateway was started with, or else its token; None if it has neither.
+        """
+        self._root = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"Authorization": f"Bearer {control_key_of(secret)}"}
+        self._sessions = PerLoop(_session)
+
+    async def state(self) -> GatewayState:
+        """Return what the gateway is doing."""
+        return await self._ask("GET", "state")
+
+    async def pause(self) -> GatewayState:
+        """Hold up new calls until `resume`; calls at a model go on."""
+        return await self._ask("POST", "pause")
+
+    async def drain(self) -> GatewayState:
+        """`pause`, and wait until no model is answering a call."""
+        return await self._ask("POST", "drain")
+
+    async def resume(self) -> GatewayState:
+        """Let the calls that wait go on."""
+        return await self._ask("POST", "resume")
+
+    async def update_model_list(self, models: Sequence[Mapping[str, Any]]) -> GatewayState:
+        """Replace the models, each given by the fields of `UpstreamModel`, from the next call on."""
+        return await self._ask("POST", "models", list(models))
+
+    async def set_policy_version(self, model_name: str, version: int | None) -> GatewayState:
+        """Say which weights a model has from now on. See `LLMProxy.set_policy_version`."""
+        return await self._ask("POST", "policy_version", {"model_name": model_name, "version": version})
+
+    async def _ask(self, verb: str, command: str, body: Any = None) -> GatewayState:
+        session = await self._sessions.get()
+        try:
+            async with session.request(
+                verb, f"{self._root}/{PREFIX}{command}", json=body, headers=self._headers
+            ) as reply:
+                answer = await reply.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise GatewayError(
+                f"the gateway at {self._root} cannot be reached: {error or type(error).__name__}"
+            ) from error
+        if reply.status != 200:
+            raise GatewayError(f"the gateway at {self._root} refused {command}: {_message(answer)}")
+        return _STATE.validate_json(answer)
+
+
+def _message(answer: bytes) -> str:
+    try:
+        return str(from_json(answer)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.decode(errors="replace")
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS), cookie_jar=aiohttp.DummyCookieJar())
