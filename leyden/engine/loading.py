@@ -80,7 +80,7 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
 def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
     """Load from a folder or a hub name. Raise EngineError, which names it, if that fails."""
     exists = Path(name).exists()
-    if not exists and not _may_be_hub_name(name):
+    if not exists and not (isinstance(name, str) and _HUB_NAME.fullmatch(name)):
         raise EngineError(
             f"there is no folder {str(name)!r} to load a model from (looked for {Path(name).absolute()}); "
             "give an existing folder, or a hub name such as 'Qwen/Qwen3-0.6B'"
@@ -94,11 +94,6 @@ def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
             raise EngineError(
                 f"{factory.__name__} cannot load {str(name)!r}{absent}: {type(error).__name__}: {error}"
             ) from error
-
-
-def _may_be_hub_name(name: str | Path) -> bool:
-    """Return whether a name has the form of a hub name, `model` or `owner/model`."""
-    return isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None
 
 
 @contextlib.contextmanager

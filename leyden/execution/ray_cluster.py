@@ -152,7 +152,7 @@ def _connect(ray: Any, address: str, folder: str) -> Cluster:
     if ours:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         options |= {
-            "num_cpus": _cpus(),
+            "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             "object_store_memory": _OBJECT_STORE_BYTES,
             "include_dashboard": False,
             "_temp_dir": folder,
@@ -229,10 +229,6 @@ def _host_towards(netloc: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(there)
         return str(probe.getsockname()[0])
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _fit(need: Mapping[str, float], node: Mapping[str, float], wanted: int) -> int:

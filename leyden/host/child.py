@@ -236,13 +236,13 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._ended: asyncio.Future[int] = self._loop.create_future()
-        self._loop.add_reader(self.connection, self._hear)
+        self._loop.add_reader(self.connection, self._on_readable)
         self._loop.add_reader(self._process.sentinel, self._end)
         return self._ended
 
     def deliver(self) -> None:
         """Pass the messages that have arrived to the function that `attend` was given."""
-        while not self.connection.closed and self.connection.poll() and self._hear():
+        while not self.connection.closed and self.connection.poll() and self._on_readable():
             pass
 
     async def stop(self, grace_seconds: float) -> int:
@@ -255,7 +255,7 @@ class Child:
         self.kill()
         return await asyncio.shield(self._ended)
 
-    def _hear(self) -> bool:
+    def _on_readable(self) -> bool:
         """Pass one message on. Return False, and hang up, if there will be no more."""
         try:
             message = self.connection.recv()

@@ -107,9 +107,9 @@ class Checkpoint(Callback):
         """The iteration of the newest checkpoint that this run wrote or was resumed from."""
         self._clock, self._saved_at = clock, 0.0
         self._name_checked = False
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.best_value: float | None = None
         self.best_iter: int | None = None
         self._files: dict[str, str] = {}
@@ -145,7 +145,7 @@ class Checkpoint(Callback):
         self._check_schedule(loop)
         self.last_saved, self._saved_at = loop.current_iter, self._clock()
         if loop.current_iter == 0:
-            self._forget()
+            self._reset()
         newer = self._newer(loop)
         if newer and not loop.goes_on:
             return  # an older checkpoint is looked at, not trained on: nothing of the newer ones changes

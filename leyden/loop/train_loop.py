@@ -252,7 +252,7 @@ class TrainLoop(NamedOptions):
         except GeneratorExit:  # the driver was dropped, nobody is left to await anything
             raise
         except BaseException as error:
-            yield from self._tell_exception(vessel, error)
+            yield from self._notify_exception(vessel, error)
             raise
         finally:
             for writer in self.writers:
@@ -316,7 +316,7 @@ class TrainLoop(NamedOptions):
         for callback in self.callbacks:
             yield getattr(callback, hook)(self, vessel)
 
-    def _tell_exception(self, vessel: Vessel, error: BaseException) -> Flow:
+    def _notify_exception(self, vessel: Vessel, error: BaseException) -> Flow:
         for callback in self.callbacks:
             try:
                 yield callback.on_exception(self, vessel, error)

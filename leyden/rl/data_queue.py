@@ -556,7 +556,7 @@ class _RemoteQueue:
             raise DataQueueClosed(_GONE) from None
         _REMOTES.add(self)
         # a process that ends by itself has finished its item
-        Finalize(self, _say_goodbye, (self._connection, self.pid), exitpriority=10)
+        Finalize(self, _sign_off, (self._connection, self.pid), exitpriority=10)
 
     def close_inherited(self) -> None:
         """Close the connection that a fork inherited. The parent's stays open."""
@@ -564,7 +564,7 @@ class _RemoteQueue:
 
     @property
     def exhausted(self) -> bool:
-        return self._ask("exhausted")
+        return self._request("exhausted")
 
     def take_next(self, timeout_seconds: float | None) -> Seed[Any] | None:
         """Take an item, and mark the previous one as done."""
@@ -575,21 +575,21 @@ class _RemoteQueue:
         return self._taken
 
     def take(self, timeout_seconds: float | None) -> Seed[Any] | None:
-        return self._ask("take", timeout_seconds)
+        return self._request("take", timeout_seconds)
 
     def finish(self, seed: Seed[Any]) -> None:
-        self._ask("finish", seed.number)
+        self._request("finish", seed.number)
 
     def give_back(self, seed: Seed[Any]) -> None:
-        self._ask("give_back", seed.number)
+        self._request("give_back", seed.number)
 
     def put(self, item: Any, timeout_seconds: float | None) -> None:
-        self._ask("put", item, timeout_seconds)
+        self._request("put", item, timeout_seconds)
 
     def mark_as_done(self) -> None:
-        self._ask("mark_as_done")
+        self._request("mark_as_done")
 
-    def _ask(self, what: str, *arguments: Any) -> Any:
+    def _request(self, what: str, *arguments: Any) -> Any:
         with self._lock:
             try:
                 self._connection.send_bytes(pack((what, arguments)))
@@ -604,7 +604,7 @@ class _RemoteQueue:
 _GONE: Final = "the process that made the data queue has left its `with`, or has ended"
 
 
-def _say_goodbye(connection: Connection, pid: int) -> None:
+def _sign_off(connection: Connection, pid: int) -> None:
     if pid == os.getpid():
         with contextlib.suppress(EOFError, OSError):
             connection.send(("bye", ()))

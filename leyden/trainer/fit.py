@@ -160,7 +160,7 @@ class Fit:
                 await recorder.close("succeeded" if summary.stopped is None else "stopped", summary.stopped)
         finally:
             if nothing_started and self.directory is not None:
-                run_store.forget_file()
+                run_store.drop_file()
                 remove_if_nothing_started(self.directory)
         self._report(summary)
         return summary
