@@ -70,7 +70,7 @@ def show(
         asyncio.run(_show_run(opened, run, as_json=as_json))
 
 
-# ---- a run ---------------------------------------------------------------------------------------------------------------
+# ---- a run ---------------------------------------------------------------------------------------
 
 
 async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
@@ -154,7 +154,7 @@ def _print_head(run: RecordedRun) -> None:
         _print(f"{name:<12}{reward_text(reward)}{best}  {sparkline(reward.values, 24)}".rstrip())
 
 
-# ---- rollouts ------------------------------------------------------------------------------------------------------------
+# ---- rollouts ------------------------------------------------------------------------------------
 
 
 async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:

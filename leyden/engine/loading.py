@@ -87,7 +87,8 @@ def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
         )
     with _quietly_alone():
         try:
-            # Code that comes with a model is never run, and transformers must not ask on a terminal whether it should be.
+            # Code that comes with a model is never run, and transformers must not ask on a terminal
+            # whether it should be.
             return factory.from_pretrained(str(name), trust_remote_code=False, **options)
         except Exception as error:  # loading fails in as many ways as there are formats
             absent = "" if exists else f" (there is no folder {Path(name).absolute()}, so it was taken for a hub name)"

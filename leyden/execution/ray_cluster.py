@@ -103,7 +103,8 @@ async def connected(address: str | None) -> AsyncGenerator[Cluster]:
         return
     if address in (None, "auto"):
         address = os.environ.get(_ADDRESS_VARIABLE) or address or "local"
-    # What a cluster is started by ends with the thread that started it, and signals are the main thread's.
+    # What a cluster is started by ends with the thread that started it, and signals are the main
+    # thread's.
     thread = ThreadPoolExecutor(1, thread_name_prefix="leyden-ray")
     loop = asyncio.get_running_loop()
     short = "/tmp" if sys.platform == "darwin" else None  # its sockets are in there, and their paths must not be long

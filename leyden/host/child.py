@@ -104,7 +104,7 @@ class Backoff:
         return min(self.first_seconds * 2 ** max(0, self.quick_deaths - 1), self.most_seconds)
 
 
-# ---- a Python function in a process of its own -----------------------------------------------------------------------
+# ---- a Python function in a process of its own ---------------------------------------------------
 
 
 def known_start_method(method: StartMethod | None) -> StartMethod:
@@ -449,7 +449,7 @@ def _sigterm_blocked() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# ---- a program -------------------------------------------------------------------------------------------------------
+# ---- a program -----------------------------------------------------------------------------------
 
 
 class Command:

@@ -130,7 +130,7 @@ class Checkpoint(Callback):
         """
         return self.store.best()
 
-    # ---- when ----------------------------------------------------------------------------------------------------------
+    # ---- when ------------------------------------------------------------------------------------
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Refuse a directory that is ahead of this run.
@@ -264,7 +264,7 @@ class Checkpoint(Callback):
         if self.best_value is None or (value > self.best_value if self.mode == "max" else value < self.best_value):
             self.best_value, self.best_iter = value, loop.current_iter
 
-    # ---- saving --------------------------------------------------------------------------------------------------------
+    # ---- saving ----------------------------------------------------------------------------------
 
     def _save(self, loop: TrainLoop, vessel: Vessel, *, in_time: bool) -> HookResult:
         """Save now. in_time: whether every metric of the filename is expected at this iteration."""
@@ -280,7 +280,8 @@ class Checkpoint(Callback):
     async def _save_async(self, saving: Awaitable[object], loop: TrainLoop, vessel: Vessel, name: str | None) -> None:
         await saving
         iteration = loop.current_iter
-        # hashes and fsync take their time; a cancellation waits for them, so that nothing writes on behind its back
+        # hashes and fsync take their time; a cancellation waits for them, so that nothing writes on
+        # behind its back
         commit = asyncio.ensure_future(asyncio.to_thread(self._gather(loop, vessel, name)))
         try:
             await asyncio.shield(commit)

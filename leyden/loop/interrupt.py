@@ -43,7 +43,8 @@ def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE)
         _write(f"\n{name}: {notice}\n")
         on_stop()
         with contextlib.suppress(RuntimeError):  # no loop runs in this thread
-            # wakes a loop that waits for I/O, so that it runs the callbacks that `on_stop` scheduled
+            # wakes a loop that waits for I/O, so that it runs the callbacks that `on_stop`
+            # scheduled
             asyncio.get_running_loop().call_soon_threadsafe(lambda: None)
 
     before: dict[signal.Signals, Any] = {number: signal.signal(number, handle) for number in _SIGNALS}

@@ -105,7 +105,7 @@ class DataQueue(Generic[T]):
         self._finalizer: Any = None
         self._timeout_seconds = timeout_seconds
 
-    # ---- life ----------------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     def activate(self) -> Self:
         """Start the producers and let other processes take part.
@@ -114,7 +114,8 @@ class DataQueue(Generic[T]):
         """
         local = self._require_own("activate")
         self._address = local.activate()
-        # closes a queue without references too, and at exit an active one before multiprocessing waits for its producers
+        # closes a queue without references too, and at exit an active one before multiprocessing
+        # waits for its producers
         self._finalizer = Finalize(self, local.cleanup, exitpriority=10)
         _ACTIVE[self._address.path] = self
         return self
@@ -146,7 +147,7 @@ class DataQueue(Generic[T]):
             )
         return _attach, (self._address, self._timeout_seconds)
 
-    # ---- for consumers -------------------------------------------------------------------------------------------------
+    # ---- for consumers ---------------------------------------------------------------------------
 
     def get(self, block: bool = True, timeout_seconds: float | None = None) -> T:
         """Return the next item, and mark the previous item of this process as done.
@@ -190,7 +191,7 @@ class DataQueue(Generic[T]):
             end.finish(seed)
         return seed
 
-    # ---- as a source of seeds ------------------------------------------------------------------------------------------
+    # ---- as a source of seeds --------------------------------------------------------------------
 
     @property
     def exhausted(self) -> bool:
@@ -209,7 +210,7 @@ class DataQueue(Generic[T]):
         """Mark the episode of a seed as finished."""
         self._end.finish(seed)
 
-    # ---- where it is ---------------------------------------------------------------------------------------------------
+    # ---- where it is -----------------------------------------------------------------------------
 
     @property
     def _end(self) -> _LocalQueue | _RemoteQueue:

@@ -43,7 +43,7 @@ _ENV_POSITION = 10
 """The position of `env` among the positional arguments of Popen, after `self`."""
 
 
-# ---- threads -------------------------------------------------------------------------------------------------------------
+# ---- threads -------------------------------------------------------------------------------------
 
 
 def _carrying_start(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -82,7 +82,7 @@ class _InContext:
         return self._context.copy().run(self._function, *args, **kwargs)
 
 
-# ---- processes -----------------------------------------------------------------------------------------------------------
+# ---- processes -----------------------------------------------------------------------------------
 
 
 class _CarriedRun:
@@ -143,7 +143,7 @@ def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
     return give
 
 
-# ---- programs ------------------------------------------------------------------------------------------------------------
+# ---- programs ------------------------------------------------------------------------------------
 
 
 def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
@@ -179,7 +179,7 @@ def _merged(trace: Trace, given: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
     return {**changed, **{n: v for n, v in trace.environment().items() if changed.get(n) == os.environ.get(n)}}
 
 
-# ---- while a trace is open -----------------------------------------------------------------------------------------------
+# ---- while a trace is open -----------------------------------------------------------------------
 
 
 @contextmanager

@@ -234,7 +234,8 @@ class Fit:
                 raise
             if not isinstance(run.recorder, RunRecorder):
                 return RunSummary(self.directory)
-            # A store that was given may hold rollouts of earlier runs. Without an algorithm, the work is another's.
+            # A store that was given may hold rollouts of earlier runs. Without an algorithm, the
+            # work is another's.
             is_shared = algorithm is not None and (config.run_store.is_given or store.capabilities["zero_copy"])
             rollouts, failures = await count_rollouts(store, run.run_id if is_shared else None)
             metrics = metrics_of(run.recorder.rows)

@@ -138,7 +138,7 @@ class LogWriter(NamedOptions):
         """Whether environments must tell it of each step."""
         return self.row_kind == "step" or self._overrides_steps or self._gathers
 
-    # ---- the record ----------------------------------------------------------------------------------------------------
+    # ---- the record ------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Begin a new record, or go on from the state that was loaded since the last `open`."""
@@ -174,7 +174,7 @@ class LogWriter(NamedOptions):
         self.episode_count = self.step_count = 0
         self._running, self._ended = {}, []
 
-    # ---- what happens --------------------------------------------------------------------------------------------------
+    # ---- what happens ----------------------------------------------------------------------------
 
     def on_stage_start(self, iteration: int, stage: Stage) -> None:
         """Called when a stage begins; its row will have this iteration."""
@@ -221,7 +221,7 @@ class LogWriter(NamedOptions):
         if self.row_kind == "episode":
             self.write(EpisodeRow(self.iteration, self.stage, self._ended_episode.number, episode))
 
-    # ---- counting ------------------------------------------------------------------------------------------------------
+    # ---- counting --------------------------------------------------------------------------------
 
     def _begin(self, env_id: int) -> _RunningEpisode:
         self._begun += 1
