@@ -14,7 +14,7 @@ import string
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from leyden.errors import CheckpointError, ConfigError
 from leyden.loop.callbacks import Callback, HookResult
@@ -162,7 +162,7 @@ class Checkpoint(Callback):
         name = self._files.get(str(loop.current_iter))
         if name is not None:  # killed after the directory, before the file or its link
             if not (self.store.dirpath / name).exists():
-                write_pth(self.store.dirpath / name, loop.run_state(), _state_of(vessel))
+                write_pth(self.store.dirpath / name, loop.run_state(), cast("StatefulVessel", vessel).state_dict())
             self._point_latest(self.store.dirpath / name)
 
     def _check_schedule(self, loop: TrainLoop) -> None:
@@ -304,7 +304,7 @@ class Checkpoint(Callback):
             self._gone = set(before.values()) - set(self._files.values())
         loop.save_callback_files(self.store.prepared(iteration) / CALLBACKS)
         state = loop.run_state()
-        vessel_state = None if name is None else _state_of(vessel)
+        vessel_state = None if name is None else cast("StatefulVessel", vessel).state_dict()
 
         def write() -> None:
             self.store.commit(iteration, state, best=best)
@@ -341,10 +341,6 @@ class Checkpoint(Callback):
         self.best_value, self.best_iter = state.get("best"), state.get("best_iter")
         self._files = {step: Path(name).name for step, name in state.get("files", {}).items()}
         self._gone = {Path(name).name for name in state.get("gone", ())}
-
-
-def _state_of(vessel: Any) -> Any:
-    return vessel.state_dict()
 
 
 def _check_filename(filename: str) -> None:
