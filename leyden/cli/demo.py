@@ -110,7 +110,8 @@ def _train_and_show(
     try:
         result, summary = run_demo(directory)
     except RunInterrupted:
-        # said here: the command line's library turns every KeyboardInterrupt into an exit without a word
+        # said here: the command line's library turns every KeyboardInterrupt into an exit without a
+        # word
         Console(stderr=True).print(
             f"\nstopped; everything finished is kept. {how_to_go_on}", soft_wrap=True, markup=False
         )

@@ -81,14 +81,14 @@ def train(
     try:
         result = train_orders(config, directory, resume=resume is not None, callbacks=[bar])
     except KeyboardInterrupt:
-        _say_stopped(how_to_go_on)
+        _report_stopped(how_to_go_on)
         raise typer.Exit(130) from None
     except ConfigError:
         raise
     except LeydenError as error:
         raise type(error)(f"{error}\n{how_to_go_on}") from error
     if not result.finished:
-        _say_stopped(how_to_go_on)
+        _report_stopped(how_to_go_on)
         raise typer.Exit(130)
     shown = [f"{name} {result.metrics[name]:.4g}" for name in ("reward", "pa", "val/pa") if name in result.metrics]
     typer.echo(f"trained: {result.iterations} iterations  {'  '.join(shown)}")
@@ -142,7 +142,7 @@ def backtest(
     typer.echo(f"table:  {table}")
 
 
-def _say_stopped(how_to_go_on: str) -> None:
+def _report_stopped(how_to_go_on: str) -> None:
     typer.echo(f"\nstopped; every finished iteration is kept. {how_to_go_on}", err=True)
 
 

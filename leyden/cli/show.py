@@ -70,7 +70,7 @@ def show(
         asyncio.run(_show_run(opened, run, as_json=as_json))
 
 
-# ---- a run ---------------------------------------------------------------------------------------------------------------
+# ---- a run ---------------------------------------------------------------------------------------
 
 
 async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
@@ -97,21 +97,21 @@ async def _show_run(run: RecordedRun, source: str, *, as_json: bool) -> None:
         return
     _print_head(run)
     if counts:
-        _say(f"rollouts    {', '.join(f'{count:,} {status}' for status, count in counts.items())}")
+        _print(f"rollouts    {', '.join(f'{count:,} {status}' for status, count in counts.items())}")
     elif trouble is not None:
-        _say(f"rollouts    unknown: {trouble}")
+        _print(f"rollouts    unknown: {trouble}")
     if groups:
-        _say(f"failures    {len(failures):,}, for {len(groups)} reason{'s' * (len(groups) > 1)}")
+        _print(f"failures    {len(failures):,}, for {len(groups)} reason{'s' * (len(groups) > 1)}")
         for group in groups[:_SHOWN_REASONS]:
             kind = f"[{group.reason_kind}] " if group.reason_kind else ""
-            _say(f"  {group.count:,} x {kind}{group.reason[:300]}")
-            _say(f"      leyden show {source} {group.example}")
+            _print(f"  {group.count:,} x {kind}{group.reason[:300]}")
+            _print(f"      leyden show {source} {group.example}")
         if len(groups) > _SHOWN_REASONS:
-            _say(f"  and {len(groups) - _SHOWN_REASONS} other reasons: leyden show {source} --failed")
+            _print(f"  and {len(groups) - _SHOWN_REASONS} other reasons: leyden show {source} --failed")
     if run.log_path is not None:
-        _say(f"log         {run.log_path}")
+        _print(f"log         {run.log_path}")
     if run.directory is not None and (how := _how_to_continue(run)) is not None:
-        _say(f"continue    {how}")
+        _print(f"continue    {how}")
 
 
 def _how_to_continue(run: RecordedRun) -> str | None:
@@ -133,28 +133,28 @@ def _print_head(run: RecordedRun) -> None:
     from leyden.utils.figures import duration, figure, harmless
 
     record, data, metrics = run.record, as_data(run), run.summary_metrics()
-    _say(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
+    _print(f"run         {record.name}" + (f"  ({run.directory})" if run.directory is not None else ""))
     colour = COLOURS[run.state]
     state = typer.style(run.state, fg=colour)
     cause = record.cause or ("its process is gone" if run.state == "crashed" else "")
     typer.echo(f"state       {state}" + (harmless(f": {cause}") if cause else ""))
-    _say(f"started     {age(record.start_time)}, took {duration(seconds_of(run))}")
+    _print(f"started     {age(record.start_time)}, took {duration(seconds_of(run))}")
     for name in ("algorithm", "model"):
         if data[name]:
-            _say(f"{name:<12}{data[name]}")
+            _print(f"{name:<12}{data[name]}")
     sets: dict[str, Any] = record.config.get("data") or {}
     if lengths := [f"{each['length']:,} {name}" for name, each in sets.items() if each]:
-        _say(f"tasks       {', '.join(lengths)}")
+        _print(f"tasks       {', '.join(lengths)}")
     if metrics.iterations:
-        _say(f"steps       {metrics.iterations:,}")
+        _print(f"steps       {metrics.iterations:,}")
     for name, reward in (("reward", metrics.reward), ("val reward", metrics.val_reward)):
         if reward is None or (name == "val reward" and metrics.reward == reward):
             continue
         best = f", best {figure(reward.best, 3)} at step {reward.best_iteration}" if len(reward.values) > 1 else ""
-        _say(f"{name:<12}{reward_text(reward)}{best}  {sparkline(reward.values, 24)}".rstrip())
+        _print(f"{name:<12}{reward_text(reward)}{best}  {sparkline(reward.values, 24)}".rstrip())
 
 
-# ---- rollouts ------------------------------------------------------------------------------------------------------------
+# ---- rollouts ------------------------------------------------------------------------------------
 
 
 async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
@@ -176,8 +176,8 @@ async def _list_failed(run: RecordedRun, limit: int, *, as_json: bool) -> None:
     for each in newest:
         step = "" if each.iteration is None else f"  step {each.iteration}"
         kind = f"[{each.reason_kind}] " if each.reason_kind else ""
-        _say(f"{each.rollout_id}  {age(each.time)}{step}  {kind}{' '.join(each.reason.split())}")
-    _say_left(len(failures), len(newest))
+        _print(f"{each.rollout_id}  {age(each.time)}{step}  {kind}{' '.join(each.reason.split())}")
+    _report_hidden(len(failures), len(newest))
 
 
 async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: bool) -> None:
@@ -196,7 +196,7 @@ async def _list_scored(run: RecordedRun, limit: int, *, best: bool, as_json: boo
     if not found:
         typer.echo("no rollout has a reward")
     for each in found:
-        _say(f"{each.rollout.rollout_id}  {each.reward:>8.4g}  {Preview(each.rollout.input)}")
+        _print(f"{each.rollout.rollout_id}  {each.reward:>8.4g}  {Preview(each.rollout.input)}")
 
 
 async def _show_rollout(run: RecordedRun, beginning: str, *, full: bool, as_json: bool) -> None:
@@ -235,28 +235,28 @@ async def _print_rollout(store: LightningStore, rollout_id: str, *, full: bool) 
     rollout = await store.get_rollout_by_id(rollout_id)
     spans = (await store.query_spans_of([rollout_id]))[rollout_id]
     reward = find_final_reward(spans)
-    _say(f"rollout     {rollout.rollout_id}" + (f" ({rollout.mode})" if rollout.mode else ""))
-    _say(f"state       {rollout.status}" + ("" if reward is None else f", reward {reward:g}"))
-    _say(f"task        {json.dumps(rollout.input, ensure_ascii=False, default=str)}")
+    _print(f"rollout     {rollout.rollout_id}" + (f" ({rollout.mode})" if rollout.mode else ""))
+    _print(f"state       {rollout.status}" + ("" if reward is None else f", reward {reward:g}"))
+    _print(f"task        {json.dumps(rollout.input, ensure_ascii=False, default=str)}")
     for attempt in await store.query_attempts(rollout_id):
         took = "" if attempt.end_time is None else f", {attempt.end_time - attempt.start_time:.2f} s"
         reason = attempt.metadata.get("reason")
         why = f": {' '.join(str(reason).split())}" if reason else ""
-        _say(f"attempt {attempt.sequence_id}   {attempt.status}{took}{why}")
+        _print(f"attempt {attempt.sequence_id}   {attempt.status}{took}{why}")
     if not spans:
         typer.echo("no step was recorded")
         return
     typer.echo("")
     for line in transcript_lines(spans, max_characters=None if full else 2000):
-        _say(line)
+        _print(line)
 
 
-def _say_left(total: int, shown: int) -> None:
+def _report_hidden(total: int, shown: int) -> None:
     if total > shown:
-        _say(f"{total - shown:,} more are not shown; use --limit", err=True)
+        _print(f"{total - shown:,} more are not shown; use --limit", err=True)
 
 
-def _say(line: str, *, err: bool = False) -> None:
+def _print(line: str, *, err: bool = False) -> None:
     """Print a line with the texts of others in it."""
     from leyden.utils.figures import harmless
 

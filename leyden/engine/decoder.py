@@ -289,7 +289,7 @@ class Decoder:
         return found
 
     def _hand_out(self, tokens: list[int], logprobs: list[float]) -> None:
-        told: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
         staying: list[_Row] = []
         for row, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
             generation = row.generation
@@ -309,20 +309,20 @@ class Decoder:
             else:
                 self._slots.release(row.slot, row.tokens[: row.cached])
             if generation.streams or generation.finish_reason is not None:
-                told.setdefault(generation.loop, []).append(generation)
+                by_loop.setdefault(generation.loop, []).append(generation)
         self._rows = staying
-        _tell(told)
+        _notify_waiting(by_loop)
 
     def _leave(self, row: _Row) -> None:
         self._rows.remove(row)
         self._slots.release(row.slot)
 
     def _fail(self, generations: Sequence[Generation], why: str) -> None:
-        told: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
         for generation in generations:
             generation.error = EngineError(why)
-            told.setdefault(generation.loop, []).append(generation)
-        _tell(told)
+            by_loop.setdefault(generation.loop, []).append(generation)
+        _notify_waiting(by_loop)
 
 
 def _do(chore: Callable[[], Any], future: Future[Any]) -> None:
@@ -334,9 +334,9 @@ def _do(chore: Callable[[], Any], future: Future[Any]) -> None:
         future.set_result(result)
 
 
-def _tell(told: dict[asyncio.AbstractEventLoop, list[Generation]]) -> None:
+def _notify_waiting(by_loop: dict[asyncio.AbstractEventLoop, list[Generation]]) -> None:
     """Notify all requests, with one wake-up for each event loop."""
-    for loop, generations in told.items():
+    for loop, generations in by_loop.items():
         try:
             loop.call_soon_threadsafe(_notify_all, generations)
         except RuntimeError:  # the loop is closed: nobody is waiting any more

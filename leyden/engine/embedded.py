@@ -229,7 +229,8 @@ class EmbeddedBackend(PolicyBackend):
                 raise EngineError(f"the embedded engine needs {error.name!r}: {install_extra('torch')}") from error
             executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leyden-trainer")
             try:
-                # On the training thread, so that torch's settings for it are made where they are used.
+                # On the training thread, so that torch's settings for it are made where they are
+                # used.
                 self._running = executor.submit(self._build, executor).result()
             except BaseException:
                 executor.shutdown()

@@ -43,7 +43,14 @@ class TorchLearner:
         }
         """The tensors that the optimizer updates: the parameters, or float32 copies of narrower
         ones."""
-        self.optimizer = _adamw(list(self.masters.values()), OptimParams())
+        first = OptimParams()
+        self.optimizer = torch.optim.AdamW(
+            list(self.masters.values()),
+            lr=first.learning_rate,
+            betas=first.betas,
+            weight_decay=first.weight_decay,
+            fused=True,  # one pass over each parameter instead of ten
+        )
         self._n_gradients = 0
 
     def forward(self, sequences: Sequence[TrainingSequence], temperature: float) -> ForwardResult:
@@ -301,12 +308,3 @@ class _Totals:
             n_trained=self._n_trained,
             metrics={name: value / self._n_trained for name, value in self._sums.items()} | self._maxima,
         )
-
-
-def _adamw(parameters: list[Tensor], params: OptimParams) -> torch.optim.AdamW:
-    """Return an AdamW optimizer, with the fused kernel: one pass over each parameter instead of
-    ten.
-    """
-    return torch.optim.AdamW(
-        parameters, lr=params.learning_rate, betas=params.betas, weight_decay=params.weight_decay, fused=True
-    )

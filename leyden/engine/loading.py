@@ -80,25 +80,21 @@ def write_pretrained(policy: LoadedPolicy, path: Path) -> None:
 def _from_pretrained(factory: Any, name: str | Path, **options: Any) -> Any:
     """Load from a folder or a hub name. Raise EngineError, which names it, if that fails."""
     exists = Path(name).exists()
-    if not exists and not _may_be_hub_name(name):
+    if not exists and not (isinstance(name, str) and _HUB_NAME.fullmatch(name)):
         raise EngineError(
             f"there is no folder {str(name)!r} to load a model from (looked for {Path(name).absolute()}); "
             "give an existing folder, or a hub name such as 'Qwen/Qwen3-0.6B'"
         )
     with _quietly_alone():
         try:
-            # Code that comes with a model is never run, and transformers must not ask on a terminal whether it should be.
+            # Code that comes with a model is never run, and transformers must not ask on a terminal
+            # whether it should be.
             return factory.from_pretrained(str(name), trust_remote_code=False, **options)
         except Exception as error:  # loading fails in as many ways as there are formats
             absent = "" if exists else f" (there is no folder {Path(name).absolute()}, so it was taken for a hub name)"
             raise EngineError(
                 f"{factory.__name__} cannot load {str(name)!r}{absent}: {type(error).__name__}: {error}"
             ) from error
-
-
-def _may_be_hub_name(name: str | Path) -> bool:
-    """Return whether a name has the form of a hub name, `model` or `owner/model`."""
-    return isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None
 
 
 @contextlib.contextmanager

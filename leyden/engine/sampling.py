@@ -33,7 +33,8 @@ def draw(
         probabilities_BV = _nucleus(probabilities_BV, torch.tensor(top_ps, device=device))
     if torch.are_deterministic_algorithms_enabled():
         probabilities_BV = probabilities_BV.cpu()  # a cumulative sum on CUDA has no deterministic kernel
-    # Double precision: over a large vocabulary, single-precision sums would shift probability between tokens.
+    # Double precision: over a large vocabulary, single-precision sums would shift probability
+    # between tokens.
     cumulative_BV = probabilities_BV.cumsum(dim=-1, dtype=torch.float64)
     uniforms_B1 = torch.tensor(uniforms, dtype=torch.float64, device=cumulative_BV.device)[:, None]
     drawn_B1 = torch.searchsorted(cumulative_BV, uniforms_B1 * cumulative_BV[:, -1:], right=True)

@@ -28,11 +28,11 @@ class StopSignal(Latch):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked, self.obeyed = Latch(), Latch()
+        self.end_requested, self.ended = Latch(), Latch()
         self.deserted = Latch()
         """Set when all runners have ended by themselves while the algorithm still runs."""
 
     async def end_runners(self) -> None:
         """Let them drain as when a run is stopped from outside, and wait until they have ended."""
-        self.asked.set()
-        await self.obeyed.wait_async()
+        self.end_requested.set()
+        await self.ended.wait_async()

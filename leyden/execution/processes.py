@@ -265,7 +265,7 @@ class Supervisor:
             process = self._processes[worker_id] = self._launch(worker_id)
             if self._stop.is_set():
                 process.send("stop")
-            ending = await self._see_through(process, worker_id, Begin(at_most), again=again)
+            ending = await self._examine(process, worker_id, Begin(at_most), again=again)
             if ending.finished or self._cancelled:
                 return
             again = True
@@ -282,7 +282,7 @@ class Supervisor:
             if self._stop.is_set():
                 return
 
-    async def _see_through(self, process: WorkerProcess, worker_id: int, begin: Begin, *, again: bool) -> Ending:
+    async def _examine(self, process: WorkerProcess, worker_id: int, begin: Begin, *, again: bool) -> Ending:
         if not await _first(process.prepared, unless=process.ended):
             return process.ended.result()
         if again:

@@ -158,9 +158,9 @@ class _Crew:
 
         Raises RayError if Ray starts it no more.
         """
-        while (name := await _answer(actor.wake.options(max_task_retries=-1).remote())) in self._names:
+        while (name := await _result_of(actor.wake.options(max_task_retries=-1).remote())) in self._names:
             with contextlib.suppress(self.died):
-                await _answer(actor.leave.remote())
+                await _result_of(actor.leave.remote())
         self._names.add(name)
 
     @property
@@ -208,7 +208,7 @@ class RunnerActor:
             await self._find_place()
         except self._crew.died as error:
             restarts = self._crew.strategy.max_restarts
-            self._end(f"is started no more by Ray (max_restarts={restarts}): {_gist(error)}", final=True)
+            self._end(f"is started no more by Ray (max_restarts={restarts}): {_main_sentence(error)}", final=True)
             return
         except TimeoutError as error:
             self._end(str(error), final=True)
@@ -218,7 +218,7 @@ class RunnerActor:
         try:
             self._take(await self._work())
         except self._crew.died as error:
-            self._end(f"was lost: {_gist(error)}")
+            self._end(f"was lost: {_main_sentence(error)}")
 
     async def _find_place(self) -> None:
         """Wait for a place in the cluster. Raise TimeoutError with a message for an `Ending`."""
@@ -237,9 +237,9 @@ class RunnerActor:
             finding.cancel()
 
     async def _work(self) -> RunnerMessage | None:
-        running = _answer(self._actor.run.remote())
+        running = _result_of(self._actor.run.remote())
         with contextlib.suppress(self._crew.died):  # `running` says it too
-            if await _answer(self._actor.wait_prepared.remote()) and not self.prepared.done():
+            if await _result_of(self._actor.wait_prepared.remote()) and not self.prepared.done():
                 self._since = time.monotonic()
                 self.prepared.set_result(None)
         return await running
@@ -270,14 +270,14 @@ class RunnerActor:
             self.ended.set_result(Ending(how, self.prepared.done(), finished, failure, worked_seconds, final=final))
 
 
-def _answer(ref: Any) -> asyncio.Future[Any]:
+def _result_of(ref: Any) -> asyncio.Future[Any]:
     """Return a future of an actor's call. The future may be left unread."""
     future: asyncio.Future[Any] = asyncio.wrap_future(ref.future())
     future.add_done_callback(lambda future: future.cancelled() or future.exception())
     return future
 
 
-def _gist(error: Exception) -> str:
+def _main_sentence(error: Exception) -> str:
     """Return the sentence of Ray's message that says what happened, without the guessed causes."""
     *before, last_line = str(error).strip().splitlines()
     if before and "never ran" in last_line:

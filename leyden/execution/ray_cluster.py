@@ -103,7 +103,8 @@ async def connected(address: str | None) -> AsyncGenerator[Cluster]:
         return
     if address in (None, "auto"):
         address = os.environ.get(_ADDRESS_VARIABLE) or address or "local"
-    # What a cluster is started by ends with the thread that started it, and signals are the main thread's.
+    # What a cluster is started by ends with the thread that started it, and signals are the main
+    # thread's.
     thread = ThreadPoolExecutor(1, thread_name_prefix="leyden-ray")
     loop = asyncio.get_running_loop()
     short = "/tmp" if sys.platform == "darwin" else None  # its sockets are in there, and their paths must not be long
@@ -152,7 +153,7 @@ def _connect(ray: Any, address: str, folder: str) -> Cluster:
     if ours:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         options |= {
-            "num_cpus": _cpus(),
+            "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             "object_store_memory": _OBJECT_STORE_BYTES,
             "include_dashboard": False,
             "_temp_dir": folder,
@@ -229,10 +230,6 @@ def _host_towards(netloc: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(there)
         return str(probe.getsockname()[0])
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _fit(need: Mapping[str, float], node: Mapping[str, float], wanted: int) -> int:

@@ -40,12 +40,12 @@ async def run_together(
 ) -> None:
     """See ExecutionStrategy.execute."""
     ended = asyncio.ensure_future(runners.wait())
-    ended.add_done_callback(lambda _: stop.obeyed.set())
+    ended.add_done_callback(lambda _: stop.ended.set())
     work = asyncio.ensure_future(algorithm)
-    asked = asyncio.ensure_future(stop.asked.wait_async())
+    requested = asyncio.ensure_future(stop.end_requested.wait_async())
     try:
-        await asyncio.wait({work, ended, asked}, return_when=asyncio.FIRST_COMPLETED)
-        if asked.done():
+        await asyncio.wait({work, ended, requested}, return_when=asyncio.FIRST_COMPLETED)
+        if requested.done():
             await _end(runners, stop, ended, drain_seconds=drain_seconds)
             await asyncio.shield(work)
             return
@@ -66,7 +66,7 @@ async def run_together(
         await _cancel(work)
         raise
     finally:
-        asked.cancel()
+        requested.cancel()
     ended.result()
 
 

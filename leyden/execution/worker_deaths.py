@@ -36,7 +36,8 @@ async def end_attempts(
 
     async def end(rollout: AttemptedRollout) -> None:
         kind = "runner_died" if rollout.attempt.attempt_id == culprit else "interrupted"
-        # Another process may have ended the attempt meanwhile, or the store has undone the claim of a client that is gone.
+        # Another process may have ended the attempt meanwhile, or the store has undone the claim of
+        # a client that is gone.
         with contextlib.suppress(IllegalTransition, UnknownAttempt, UnknownRollout):
             await store.update_attempt(
                 rollout.rollout_id,

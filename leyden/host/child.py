@@ -104,7 +104,7 @@ class Backoff:
         return min(self.first_seconds * 2 ** max(0, self.quick_deaths - 1), self.most_seconds)
 
 
-# ---- a Python function in a process of its own -----------------------------------------------------------------------
+# ---- a Python function in a process of its own ---------------------------------------------------
 
 
 def known_start_method(method: StartMethod | None) -> StartMethod:
@@ -236,13 +236,13 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._ended: asyncio.Future[int] = self._loop.create_future()
-        self._loop.add_reader(self.connection, self._hear)
+        self._loop.add_reader(self.connection, self._on_readable)
         self._loop.add_reader(self._process.sentinel, self._end)
         return self._ended
 
     def deliver(self) -> None:
         """Pass the messages that have arrived to the function that `attend` was given."""
-        while not self.connection.closed and self.connection.poll() and self._hear():
+        while not self.connection.closed and self.connection.poll() and self._on_readable():
             pass
 
     async def stop(self, grace_seconds: float) -> int:
@@ -255,7 +255,7 @@ class Child:
         self.kill()
         return await asyncio.shield(self._ended)
 
-    def _hear(self) -> bool:
+    def _on_readable(self) -> bool:
         """Pass one message on. Return False, and hang up, if there will be no more."""
         try:
             message = self.connection.recv()
@@ -449,7 +449,7 @@ def _sigterm_blocked() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# ---- a program -------------------------------------------------------------------------------------------------------
+# ---- a program -----------------------------------------------------------------------------------
 
 
 class Command:

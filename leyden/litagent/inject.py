@@ -44,7 +44,7 @@ class Binder:
         self._check(parameters, needs)
         self._given = tuple(parameter.name for parameter in parameters if parameter.name in PARAMETERS)
         self._optional = frozenset(p.name for p in parameters if p.default is not _Parameter.empty)
-        self._ambiguity_told = False
+        self._ambiguity_reported = False
 
     def _check(self, parameters: list[_Parameter], needs: str | None) -> None:
         signature = f"agent {self.name}({', '.join(str(parameter) for parameter in parameters)})"
@@ -85,8 +85,8 @@ class Binder:
 
     def _resource(self, parameter: str, found: dict[str, Resource], rollout: Rollout) -> Resource:
         taken, resource = next(iter(found.items()))
-        if len(found) > 1 and not self._ambiguity_told:
-            self._ambiguity_told = True
+        if len(found) > 1 and not self._ambiguity_reported:
+            self._ambiguity_reported = True
             logger.warning(
                 "agent %r is given the resource %r as %r, the first of %s; name the parameter `resources` to choose another",
                 *(self.name, taken, parameter, ", ".join(repr(name) for name in found)),

@@ -54,8 +54,8 @@ class Callback(NamedOptions):
     runs_last: ClassVar[int] = 0
     """Callbacks with a higher number are called after those with a lower one.
 
-    1: `Checkpoint`, which saves the state that the others have changed. 2: callbacks that replace
-        the policy when a fit ends, after it has been saved."""
+    `Checkpoint` has 1, because it saves the state that the others have changed. A callback that
+    replaces the policy when a fit ends has 2, so that the trained policy is saved first."""
 
     @property
     def state_key(self) -> str:
@@ -146,7 +146,7 @@ class Callback(NamedOptions):
         """
 
     def load(self, path: Path) -> None:
-        """Continue from what `save` wrote.
+        """Restore the files that `save` wrote.
 
         Called after `load_state_dict`; the files may be gone when this returns and the fit goes on.
         """
@@ -198,14 +198,14 @@ class EarlyStopping(Callback):
         self._at_validations = compat == "qlib" or self.monitor.startswith("val/")
         self._best_weights: tempfile.TemporaryDirectory[str] | None = None
         self._name_checked = False
-        self._forget()
+        self._reset()
 
     @property
     def state_key(self) -> str:
         """One for each metric."""
         return f"earlystopping:{self.monitor}"
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.wait = 0
         self.best: float | None = None
         self.best_iter = 0
@@ -219,7 +219,7 @@ class EarlyStopping(Callback):
                 f"EarlyStopping monitors {self.monitor!r}, but the loop never validates; set val_every_n_iters"
             )
         if loop.current_iter == 0:
-            self._forget()
+            self._reset()
         elif self.wait >= max(self.patience, 1):
             loop.stop()
 

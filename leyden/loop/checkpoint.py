@@ -102,7 +102,7 @@ class CheckpointStore:
         self.dirpath, self.keep, self.link_latest = Path(dirpath), keep, link_latest
         self.config: dict[str, Any] = json.loads(json.dumps(dict(config or {})))
 
-    # ---- writing -------------------------------------------------------------------------------------------------------
+    # ---- writing ---------------------------------------------------------------------------------
 
     def prepare(self, iteration: int) -> Path:
         """Return an empty temporary directory for the vessel's files. Safe to repeat."""
@@ -194,7 +194,7 @@ class CheckpointStore:
         fsync_directory(self.dirpath)
         return moved
 
-    # ---- reading -------------------------------------------------------------------------------------------------------
+    # ---- reading ---------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
         """Return the iterations that have a checkpoint, damaged or not, oldest first."""

@@ -14,7 +14,7 @@ import string
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from leyden.errors import CheckpointError, ConfigError
 from leyden.loop.callbacks import Callback, HookResult
@@ -107,9 +107,9 @@ class Checkpoint(Callback):
         """The iteration of the newest checkpoint that this run wrote or was resumed from."""
         self._clock, self._saved_at = clock, 0.0
         self._name_checked = False
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.best_value: float | None = None
         self.best_iter: int | None = None
         self._files: dict[str, str] = {}
@@ -130,7 +130,7 @@ class Checkpoint(Callback):
         """
         return self.store.best()
 
-    # ---- when ----------------------------------------------------------------------------------------------------------
+    # ---- when ------------------------------------------------------------------------------------
 
     def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
         """Refuse a directory that is ahead of this run.
@@ -145,7 +145,7 @@ class Checkpoint(Callback):
         self._check_schedule(loop)
         self.last_saved, self._saved_at = loop.current_iter, self._clock()
         if loop.current_iter == 0:
-            self._forget()
+            self._reset()
         newer = self._newer(loop)
         if newer and not loop.goes_on:
             return  # an older checkpoint is looked at, not trained on: nothing of the newer ones changes
@@ -162,7 +162,7 @@ class Checkpoint(Callback):
         name = self._files.get(str(loop.current_iter))
         if name is not None:  # killed after the directory, before the file or its link
             if not (self.store.dirpath / name).exists():
-                write_pth(self.store.dirpath / name, loop.run_state(), _state_of(vessel))
+                write_pth(self.store.dirpath / name, loop.run_state(), cast("StatefulVessel", vessel).state_dict())
             self._point_latest(self.store.dirpath / name)
 
     def _check_schedule(self, loop: TrainLoop) -> None:
@@ -264,7 +264,7 @@ class Checkpoint(Callback):
         if self.best_value is None or (value > self.best_value if self.mode == "max" else value < self.best_value):
             self.best_value, self.best_iter = value, loop.current_iter
 
-    # ---- saving --------------------------------------------------------------------------------------------------------
+    # ---- saving ----------------------------------------------------------------------------------
 
     def _save(self, loop: TrainLoop, vessel: Vessel, *, in_time: bool) -> HookResult:
         """Save now. in_time: whether every metric of the filename is expected at this iteration."""
@@ -280,7 +280,8 @@ class Checkpoint(Callback):
     async def _save_async(self, saving: Awaitable[object], loop: TrainLoop, vessel: Vessel, name: str | None) -> None:
         await saving
         iteration = loop.current_iter
-        # hashes and fsync take their time; a cancellation waits for them, so that nothing writes on behind its back
+        # hashes and fsync take their time; a cancellation waits for them, so that nothing writes on
+        # behind its back
         commit = asyncio.ensure_future(asyncio.to_thread(self._gather(loop, vessel, name)))
         try:
             await asyncio.shield(commit)
@@ -303,7 +304,7 @@ class Checkpoint(Callback):
             self._gone = set(before.values()) - set(self._files.values())
         loop.save_callback_files(self.store.prepared(iteration) / CALLBACKS)
         state = loop.run_state()
-        vessel_state = None if name is None else _state_of(vessel)
+        vessel_state = None if name is None else cast("StatefulVessel", vessel).state_dict()
 
         def write() -> None:
             self.store.commit(iteration, state, best=best)
@@ -340,10 +341,6 @@ class Checkpoint(Callback):
         self.best_value, self.best_iter = state.get("best"), state.get("best_iter")
         self._files = {step: Path(name).name for step, name in state.get("files", {}).items()}
         self._gone = {Path(name).name for name in state.get("gone", ())}
-
-
-def _state_of(vessel: Any) -> Any:
-    return vessel.state_dict()
 
 
 def _check_filename(filename: str) -> None:

@@ -40,10 +40,11 @@ def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE)
         if stopping:
             raise KeyboardInterrupt(f"second {name}")
         stopping = True
-        _say(f"\n{name}: {notice}\n")
+        _write(f"\n{name}: {notice}\n")
         on_stop()
         with contextlib.suppress(RuntimeError):  # no loop runs in this thread
-            # wakes a loop that waits for I/O, so that it runs the callbacks that `on_stop` scheduled
+            # wakes a loop that waits for I/O, so that it runs the callbacks that `on_stop`
+            # scheduled
             asyncio.get_running_loop().call_soon_threadsafe(lambda: None)
 
     before: dict[signal.Signals, Any] = {number: signal.signal(number, handle) for number in _SIGNALS}
@@ -55,7 +56,7 @@ def graceful_interrupts(on_stop: Callable[[], object], *, notice: str = _NOTICE)
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _say(text: str) -> None:
+def _write(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -250,7 +250,7 @@ def _short(value: Any) -> str:
     return figure(value, _DIGITS) if isinstance(value, (int, float)) else one_line(str(value))
 
 
-# ---- off a terminal --------------------------------------------------------------------------------
+# ---- off a terminal ------------------------------------------------------------------------------
 
 
 class _Lines:
@@ -287,7 +287,7 @@ class _Lines:
             self._stream.flush()
 
 
-# ---- on a terminal ---------------------------------------------------------------------------------
+# ---- on a terminal -------------------------------------------------------------------------------
 
 
 class _Terminal:

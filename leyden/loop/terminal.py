@@ -10,7 +10,7 @@ import io
 import logging
 import sys
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO, cast
 
@@ -100,7 +100,8 @@ def printing_above(console: Console) -> Generator[None]:
             stack.callback(_give_back, name, stream)
         originals = [stream.stream for stream in above.values() if not isinstance(stream.stream, _Above)]
         originals += [stream for stream in (sys.__stdout__, sys.__stderr__) if stream is not None]
-        for handler in _log_handlers():
+        loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
+        for handler in [each for logger in loggers if isinstance(logger, logging.Logger) for each in logger.handlers]:
             _move(handler, originals, next(iter(above.values()), None), stack)
         yield
 
@@ -134,12 +135,6 @@ def _move(handler: logging.Handler, originals: Sequence[Any], above: _Above | No
     ):  # rich's handler
         stack.callback(setattr, console, "file", console.file)
         console.file = cast(TextIO, above)
-
-
-def _log_handlers() -> Iterable[logging.Handler]:
-    for logger in [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]:
-        if isinstance(logger, logging.Logger):
-            yield from logger.handlers
 
 
 def is_terminal(stream: Any) -> bool:

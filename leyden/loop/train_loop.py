@@ -181,7 +181,7 @@ class TrainLoop(NamedOptions):
         for callback in self.callbacks:
             callback.on_progress(self, event)
 
-    # ---- drivers -------------------------------------------------------------------------------------------------------
+    # ---- drivers ---------------------------------------------------------------------------------
 
     def run(self, vessel: Vessel, *, resume: Resumable | None = None) -> None:
         """Train in this thread.
@@ -222,7 +222,7 @@ class TrainLoop(NamedOptions):
             except BaseException as error:  # noqa: BLE001 -- raised again where the flow yielded
                 proceed = _throwing(flow, error)
 
-    # ---- the order -----------------------------------------------------------------------------------------------------
+    # ---- the order -------------------------------------------------------------------------------
 
     def _flow(self, vessel: Vessel, resume: Resumable | None) -> Flow:
         if self._used:
@@ -252,7 +252,7 @@ class TrainLoop(NamedOptions):
         except GeneratorExit:  # the driver was dropped, nobody is left to await anything
             raise
         except BaseException as error:
-            yield from self._tell_exception(vessel, error)
+            yield from self._notify_exception(vessel, error)
             raise
         finally:
             for writer in self.writers:
@@ -316,14 +316,14 @@ class TrainLoop(NamedOptions):
         for callback in self.callbacks:
             yield getattr(callback, hook)(self, vessel)
 
-    def _tell_exception(self, vessel: Vessel, error: BaseException) -> Flow:
+    def _notify_exception(self, vessel: Vessel, error: BaseException) -> Flow:
         for callback in self.callbacks:
             try:
                 yield callback.on_exception(self, vessel, error)
             except Exception:  # the first error is the one to report
                 logger.exception("%s.on_exception failed", type(callback).__name__)
 
-    # ---- state ---------------------------------------------------------------------------------------------------------
+    # ---- state -----------------------------------------------------------------------------------
 
     def run_state(self) -> dict[str, Any]:
         """Return the state of the run without the vessel, as JSON, after flushing the writers to

@@ -169,7 +169,7 @@ class Watch:
             self._unwritten.append(_alert_sample(alert, now, 0.0))
         await self._write(now)
 
-    # ---- measuring -----------------------------------------------------------------------------------------------------
+    # ---- measuring -------------------------------------------------------------------------------
 
     async def _measure_store(self, now: float) -> Sequence[Worker]:
         """Note the metrics of the store and its machine.
@@ -270,7 +270,7 @@ class Watch:
             while len(points) > 1 and points[0][0] < now - self._reach[name]:
                 points.popleft()
 
-    # ---- judging and notifying -----------------------------------------------------------------------------------------
+    # ---- judging and notifying -------------------------------------------------------------------
 
     async def _judge(self, subject: str | None, now: float) -> None:
         for rule in self._monitor.rules:
@@ -313,7 +313,7 @@ class Watch:
             except Exception:
                 logger.exception("action %s failed on the alert %s", type(action).__name__, alert.rule)
 
-    # ---- writing -------------------------------------------------------------------------------------------------------
+    # ---- writing ---------------------------------------------------------------------------------
 
     async def _write(self, now: float) -> None:
         self._unwritten.extend(_alert_sample(alert, now, 1.0) for alert in self.alerts.values())

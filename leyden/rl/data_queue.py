@@ -105,7 +105,7 @@ class DataQueue(Generic[T]):
         self._finalizer: Any = None
         self._timeout_seconds = timeout_seconds
 
-    # ---- life ----------------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     def activate(self) -> Self:
         """Start the producers and let other processes take part.
@@ -114,7 +114,8 @@ class DataQueue(Generic[T]):
         """
         local = self._require_own("activate")
         self._address = local.activate()
-        # closes a queue without references too, and at exit an active one before multiprocessing waits for its producers
+        # closes a queue without references too, and at exit an active one before multiprocessing
+        # waits for its producers
         self._finalizer = Finalize(self, local.cleanup, exitpriority=10)
         _ACTIVE[self._address.path] = self
         return self
@@ -146,7 +147,7 @@ class DataQueue(Generic[T]):
             )
         return _attach, (self._address, self._timeout_seconds)
 
-    # ---- for consumers -------------------------------------------------------------------------------------------------
+    # ---- for consumers ---------------------------------------------------------------------------
 
     def get(self, block: bool = True, timeout_seconds: float | None = None) -> T:
         """Return the next item, and mark the previous item of this process as done.
@@ -190,7 +191,7 @@ class DataQueue(Generic[T]):
             end.finish(seed)
         return seed
 
-    # ---- as a source of seeds ------------------------------------------------------------------------------------------
+    # ---- as a source of seeds --------------------------------------------------------------------
 
     @property
     def exhausted(self) -> bool:
@@ -209,7 +210,7 @@ class DataQueue(Generic[T]):
         """Mark the episode of a seed as finished."""
         self._end.finish(seed)
 
-    # ---- where it is ---------------------------------------------------------------------------------------------------
+    # ---- where it is -----------------------------------------------------------------------------
 
     @property
     def _end(self) -> _LocalQueue | _RemoteQueue:
@@ -556,7 +557,7 @@ class _RemoteQueue:
             raise DataQueueClosed(_GONE) from None
         _REMOTES.add(self)
         # a process that ends by itself has finished its item
-        Finalize(self, _say_goodbye, (self._connection, self.pid), exitpriority=10)
+        Finalize(self, _sign_off, (self._connection, self.pid), exitpriority=10)
 
     def close_inherited(self) -> None:
         """Close the connection that a fork inherited. The parent's stays open."""
@@ -564,7 +565,7 @@ class _RemoteQueue:
 
     @property
     def exhausted(self) -> bool:
-        return self._ask("exhausted")
+        return self._request("exhausted")
 
     def take_next(self, timeout_seconds: float | None) -> Seed[Any] | None:
         """Take an item, and mark the previous one as done."""
@@ -575,21 +576,21 @@ class _RemoteQueue:
         return self._taken
 
     def take(self, timeout_seconds: float | None) -> Seed[Any] | None:
-        return self._ask("take", timeout_seconds)
+        return self._request("take", timeout_seconds)
 
     def finish(self, seed: Seed[Any]) -> None:
-        self._ask("finish", seed.number)
+        self._request("finish", seed.number)
 
     def give_back(self, seed: Seed[Any]) -> None:
-        self._ask("give_back", seed.number)
+        self._request("give_back", seed.number)
 
     def put(self, item: Any, timeout_seconds: float | None) -> None:
-        self._ask("put", item, timeout_seconds)
+        self._request("put", item, timeout_seconds)
 
     def mark_as_done(self) -> None:
-        self._ask("mark_as_done")
+        self._request("mark_as_done")
 
-    def _ask(self, what: str, *arguments: Any) -> Any:
+    def _request(self, what: str, *arguments: Any) -> Any:
         with self._lock:
             try:
                 self._connection.send_bytes(pack((what, arguments)))
@@ -604,7 +605,7 @@ class _RemoteQueue:
 _GONE: Final = "the process that made the data queue has left its `with`, or has ended"
 
 
-def _say_goodbye(connection: Connection, pid: int) -> None:
+def _sign_off(connection: Connection, pid: int) -> None:
     if pid == os.getpid():
         with contextlib.suppress(EOFError, OSError):
             connection.send(("bye", ()))

@@ -132,7 +132,7 @@ def _marks(series: Sequence[Series], frame: _Frame, columns: int, height: int) -
     return ["".join(row) for row in cells]
 
 
-# ---- files ---------------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def draw_file(series: Sequence[Series], path: Path, *, title: str) -> None:
@@ -219,7 +219,7 @@ def ticks(low: float, high: float, at_most: int = 6) -> list[float]:
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-# ---- what is drawn -------------------------------------------------------------------------------------------------------
+# ---- what is drawn -------------------------------------------------------------------------------
 
 
 def _finite(series: Sequence[Series]) -> list[Series]:

@@ -127,7 +127,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
 
 
-# ---- models and data ---------------------------------------------------------------------------------------------------
+# ---- models and data -----------------------------------------------------------------------------
 
 
 def describe_model(model: Any) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _as_json(value: Any) -> Any:
     return import_path(value)  # its repr may hold an address, which differs in each process
 
 
-# ---- the program -------------------------------------------------------------------------------------------------------
+# ---- the program ---------------------------------------------------------------------------------
 
 
 def describe_program() -> dict[str, Any]:

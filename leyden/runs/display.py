@@ -42,7 +42,7 @@ def _terminal_width() -> int:
         return _WIDTH
 
 
-# ---- the first line ----------------------------------------------------------------------------------
+# ---- the first line ------------------------------------------------------------------------------
 
 
 def first_line(run: Run, config: Mapping[str, Any], *, width: int | None = None) -> str:
@@ -100,7 +100,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
-# ---- the summary ---------------------------------------------------------------------------------------
+# ---- the summary ---------------------------------------------------------------------------------
 
 
 def closing_summary(summary: RunSummary, width: int | None = None) -> str:

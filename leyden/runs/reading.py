@@ -265,7 +265,7 @@ def _offer(runs: Iterable[RecordedRun]) -> str:
     return f"; there are: {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if names else ""
 
 
-# ---- lines of JSON -----------------------------------------------------------------------------------------------------
+# ---- lines of JSON -------------------------------------------------------------------------------
 
 
 def read_rows(path: Path) -> list[MetricsRow]:

@@ -76,7 +76,7 @@ class RunRecorder:
         self._looking = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
-    # ---- the run's beginning and end -----------------------------------------------------------------------------------
+    # ---- the run's beginning and end -------------------------------------------------------------
 
     async def open(self) -> None:
         """Begin: the folder's files, the store's row of the run, heartbeats."""
@@ -128,7 +128,7 @@ class RunRecorder:
         with self._lock:
             return list(self._rows)
 
-    # ---- what the algorithm reports ------------------------------------------------------------------------------------
+    # ---- what the algorithm reports --------------------------------------------------------------
 
     def report(self, metrics: Metrics, *, stage: Stage, iteration: int | None) -> None:
         """Record the metrics of a stage.
@@ -208,7 +208,7 @@ class RunRecorder:
         if cut:
             self._mirror.cut(after_iteration)
 
-    # ---- failures ------------------------------------------------------------------------------------------------------
+    # ---- failures --------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         """Look for failures after each row, and every ten seconds; show the store that the run

@@ -43,7 +43,7 @@ _ENV_POSITION = 10
 """The position of `env` among the positional arguments of Popen, after `self`."""
 
 
-# ---- threads -------------------------------------------------------------------------------------------------------------
+# ---- threads -------------------------------------------------------------------------------------
 
 
 def _carrying_start(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -66,7 +66,7 @@ def _carrying_submit(original: Callable[..., Future[Any]]) -> Callable[..., Futu
         if CURRENT.get() is None:
             return original(self, fn, *args, **kwargs)
         context = contextvars.copy_context()
-        with _nobodys():
+        with _outside_traces():
             return original(self, context.run, fn, *args, **kwargs)
 
     return submit
@@ -82,7 +82,7 @@ class _InContext:
         return self._context.copy().run(self._function, *args, **kwargs)
 
 
-# ---- processes -----------------------------------------------------------------------------------------------------------
+# ---- processes -----------------------------------------------------------------------------------
 
 
 class _CarriedRun:
@@ -103,7 +103,7 @@ def _carrying_process(original: Callable[..., None]) -> Callable[..., None]:
             return original(self)
         vars(self)["run"] = _CarriedRun(self, trace)
         try:
-            with _nobodys():
+            with _outside_traces():
                 return original(self)
         finally:
             vars(self).pop("run", None)
@@ -117,7 +117,7 @@ def _carrying_process_submit(original: Callable[..., Future[Any]]) -> Callable[.
         if trace is None:
             return original(self, fn, *args, **kwargs)
         carried = trace.packed()
-        with _nobodys():
+        with _outside_traces():
             return original(self, carried.run, fn, *args, **kwargs)
 
     return submit
@@ -125,7 +125,7 @@ def _carrying_process_submit(original: Callable[..., Future[Any]]) -> Callable[.
 
 def _apart(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        with _nobodys():
+        with _outside_traces():
             original(self, *args, **kwargs)
 
     return functools.wraps(original)(init)
@@ -143,7 +143,7 @@ def _carrying_work(original: Callable[..., Any]) -> Callable[..., Any]:
     return give
 
 
-# ---- programs ------------------------------------------------------------------------------------------------------------
+# ---- programs ------------------------------------------------------------------------------------
 
 
 def _carrying_popen(original: Callable[..., None]) -> Callable[..., None]:
@@ -175,15 +175,15 @@ def _merged(trace: Trace, given: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
     """
     if given is None:
         return {**os.environ, **trace.environment()}
-    asked = {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()}
-    return {**asked, **{n: v for n, v in trace.environment().items() if asked.get(n) == os.environ.get(n)}}
+    changed = {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()}
+    return {**changed, **{n: v for n, v in trace.environment().items() if changed.get(n) == os.environ.get(n)}}
 
 
-# ---- while a trace is open -----------------------------------------------------------------------------------------------
+# ---- while a trace is open -----------------------------------------------------------------------
 
 
 @contextmanager
-def _nobodys() -> Generator[None]:
+def _outside_traces() -> Generator[None]:
     """Start things outside the trace, such as a pool's worker, which would belong to it
     for good.
     """
@@ -245,10 +245,10 @@ def release() -> None:
 
 @functools.cache
 def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_forget_trace)
 
 
-def _forget() -> None:
+def _forget_trace() -> None:
     """Forget the trace in a forked child.
 
     The connection to the store stayed in the parent, and so did the threads that may have held a

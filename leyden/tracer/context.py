@@ -195,7 +195,8 @@ class Carried:
     @contextmanager
     def _trace(self) -> Generator[None]:
         url = self.environment[SPANS_URL]
-        # A tracer's own `prepare`, of which the tracer is `__self__`; what it keeps open around its traces is kept open here too.
+        # A tracer's own `prepare`, of which the tracer is `__self__`; what it keeps open around its
+        # traces is kept open here too.
         prepare: Any = None if self.prepare is None else pickle.loads(self.prepare)
         around = getattr(getattr(prepare, "__self__", None), "while_open", nullcontext)
         if prepare is not None:

@@ -163,8 +163,9 @@ class Delivery:
         """
         with self._lock:
             outbox.closed = True
-        # The first round may join a batch that was taken before the last spans ended; the second one has all of them; the third
-        # is one more try for a batch that failed or was cancelled (asyncio.run cancels every task of its loop at its end).
+        # The first round may join a batch that was taken before the last spans ended; the second
+        # one has all of them; the third is one more try for a batch that failed or was cancelled
+        # (asyncio.run cancels every task of its loop at its end).
         for _ in range(3):
             if not outbox.waiting:
                 return
@@ -204,7 +205,8 @@ class Delivery:
         if self._batch is None:
             with self._lock:
                 batch, self._pending = self._pending, []
-            # An empty context: the store's own work must not be traced as a part of the attempt that happened to wake us.
+            # An empty context: the store's own work must not be traced as a part of the attempt
+            # that happened to wake us.
             self._batch = self.loop.create_task(self._deliver(batch), context=contextvars.Context())
         return self._batch
 
@@ -283,7 +285,7 @@ def _copy_sequence_ids(added: Sequence[Span], batch: Sequence[tuple[Outbox, Span
         span.sequence_id = drawn.get((span.rollout_id, span.attempt_id, span.span_id), span.sequence_id)
 
 
-# ---- which deliveries there are ------------------------------------------------------------------------------------------
+# ---- which deliveries there are ------------------------------------------------------------------
 
 _registry_lock = threading.Lock()
 _deliveries: dict[tuple[int, int], Delivery] = {}

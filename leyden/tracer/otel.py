@@ -91,7 +91,8 @@ class LightningSpanProcessor(SpanProcessor):
     """
 
     def __init__(self) -> None:
-        # By span id, because OpenTelemetry hands over a copy at the end; weak, because some spans are never ended.
+        # By span id, because OpenTelemetry hands over a copy at the end; weak, because some spans
+        # are never ended.
         self._started: weakref.WeakValueDictionary[int, SdkSpan] = weakref.WeakValueDictionary()
 
     def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:

@@ -66,7 +66,8 @@ class OpenSpan:
     def fail(self, error: BaseException) -> None:
         """Record that the step failed, and why."""
         self.attributes.update(exception_attributes(error))
-        self.status = SpanStatus(status_code="ERROR", description=_one_line(error))
+        description = storable("".join(traceback.format_exception_only(error)).strip())
+        self.status = SpanStatus(status_code="ERROR", description=description)
 
 
 class Address(Protocol):
@@ -310,10 +311,6 @@ def exception_attributes(error: BaseException) -> Attributes:
         semconv.EXCEPTION_MESSAGE: describe_error(error),
         semconv.EXCEPTION_STACKTRACE: storable("".join(traceback.format_exception(error))),
     }
-
-
-def _one_line(error: BaseException) -> str:
-    return storable("".join(traceback.format_exception_only(error)).strip())
 
 
 def _checked_key(key: object) -> str:

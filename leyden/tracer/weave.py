@@ -153,7 +153,7 @@ class _Client:
         if opened is not None:
             step, span = opened
             if exception is None:
-                span.set({semconv.OPERATION_OUTPUT: as_json(output, default=_plain), **_answer(output)})
+                span.set({semconv.OPERATION_OUTPUT: as_json(output, default=_plain), **_response_attributes(output)})
             else:
                 span.fail(exception)
             step.__exit__(None, None, None)
@@ -175,7 +175,7 @@ def _plain(value: Any) -> Any:
     return dump(mode="json", exclude_none=True) if callable(dump) and not isinstance(value, type) else repr(value)
 
 
-def _answer(output: Any) -> dict[str, str | int]:
+def _response_attributes(output: Any) -> dict[str, str | int]:
     """Return the attributes that join a model's answer with the gateway's record of the
     same call.
     """

@@ -160,7 +160,7 @@ class Fit:
                 await recorder.close("succeeded" if summary.stopped is None else "stopped", summary.stopped)
         finally:
             if nothing_started and self.directory is not None:
-                run_store.forget_file()
+                run_store.drop_file()
                 remove_if_nothing_started(self.directory)
         self._report(summary)
         return summary
@@ -234,7 +234,8 @@ class Fit:
                 raise
             if not isinstance(run.recorder, RunRecorder):
                 return RunSummary(self.directory)
-            # A store that was given may hold rollouts of earlier runs. Without an algorithm, the work is another's.
+            # A store that was given may hold rollouts of earlier runs. Without an algorithm, the
+            # work is another's.
             is_shared = algorithm is not None and (config.run_store.is_given or store.capabilities["zero_copy"])
             rollouts, failures = await count_rollouts(store, run.run_id if is_shared else None)
             metrics = metrics_of(run.recorder.rows)

@@ -68,6 +68,6 @@ class RunStore:
                 if is_own and store.url.startswith("sqlite://"):
                     self._last_file = store.url
 
-    def forget_file(self) -> None:
+    def drop_file(self) -> None:
         """Drop the address of the last run's store, whose file is about to be removed."""
         self._last_file = None

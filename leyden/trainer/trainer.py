@@ -60,44 +60,45 @@ T = TypeVar("T")
 class Trainer(NamedOptions):
     """Trains an agent with an algorithm.
 
-    Every component is given as an instance, a class, a factory, an import path, a registered name
-    or a dict (see `build_component`). A dict without `type` holds options of the component's
-    default class; an algorithm has none, so its dict needs `type`.
+    A component is an instance, a class, a factory, an import path, a registered name, or a dict of
+    options (see `build_component`). A dict needs `type` if the component has no default class, as
+    an algorithm has none.
 
-    algorithm: what learns. None: runners work on what others enqueue until the run is stopped, and
-        data sets are refused.
-    dev: `fit` does what `dev` does.
-    n_runners: runners, each with `concurrency` rollouts in flight; 1 by default, or what the
-        strategy says.
-    concurrency: rollouts in flight in each runner; 64 by default, or what the runner says.
-    max_rollouts: each runner ends after this many. When all have ended and rollouts are left, the
-        run ends and says so (`RunSummary.stopped`), unless others work on the store too.
-    initial_resources: what agents are given until the algorithm knows better.
-    tracer, adapter, runner, strategy: OtelTracer, TraceToTriplet, LitAgentRunner and `shm` by
-        default.
-    port: where the store is served to runners in other processes (the strategy's `server_port`);
-        with it, `cs` is the default strategy.
+    algorithm: trains the agent, or measures it (`Baseline`). None: runners work on rollouts that
+        others enqueue, until the run is stopped; data sets are refused.
+    dev: call `dev` when `fit` is called.
+    n_runners: the number of runners. Default: 1, or the strategy's own number.
+    concurrency: rollouts in flight in each runner. Default: 64, or the runner's own number.
+    max_rollouts: the number of rollouts after which each runner ends. If rollouts are left when all
+        have ended, the run ends too, with the reason in `RunSummary.stopped`. It goes on if others
+        work on its store.
+    initial_resources: the resources of agents until the algorithm publishes its own.
+    tracer: records what agents do. Default: `OtelTracer`.
+    adapter: turns spans into training data. Default: `TraceToTriplet`.
+    runner: runs the agent. Default: `LitAgentRunner`.
+    strategy: places algorithm and runners in threads, processes or machines. Default: `shm`, or
+        `cs` if `port` is given.
+    port: the port at which the store is served to runners in other processes (the strategy's
+        `server_port`).
     daemon: the strategy's option `daemon`.
-    store: by default a SQLite file in the run directory (`fit`), or memory (`dev`); or the URL of
-        any (see `open_store`).
-    llm_proxy: the gateway; one is made when the algorithm needs it.
+    store: a store, or its URL (see `open_store`). Default: a SQLite file in the run directory for
+        `fit`, and memory for `dev`.
+    llm_proxy: the gateway. Default: one is made if the algorithm needs it.
     hooks: called at four points of every attempt.
-    max_algorithm_restarts: how often in all an algorithm that raises is started again, from its
-        last checkpoint (its beginning, before the first one), with runners started anew. The
-        rollouts that it had enqueued stay: finished ones are met again by their ids, those under
-        way are interrupted and go back to the queue, without using up an attempt. So each is done
-        once, as in a run that was killed and resumed. For algorithms that can continue
-        (`Algorithm.resumable`): an IterativeAlgorithm, Baseline, an `@algo` function that takes
-        `run`. When no restart is left the error of the last failure is raised; earlier ones are in
-        the log.
-    run_dir: where the run is kept; by default a new directory under `.leyden/`.
-    retention: what the store keeps of finished rollouts, and always what a resume would read again;
-        by default everything.
-    callbacks: called by the loop of the algorithm, which must be an IterativeAlgorithm.
+    max_algorithm_restarts: how often in all a failed algorithm is started again, with new runners.
+        It continues from its last checkpoint, or from its beginning. Finished rollouts are kept and
+        found by their ids. Rollouts under way return to the queue without using up an attempt.
+        The algorithm must be able to continue (`Algorithm.resumable`): an IterativeAlgorithm, a
+        Baseline or an `@algo` function that takes `run`. If no restart is left, the last error is
+        raised; the log has the earlier ones.
+    run_dir: the run's directory. Default: a new one under `.leyden/`.
+    retention: limits the finished rollouts that the store keeps. Rollouts that a resumed run would
+        read again are kept in any case. Default: all are kept.
+    callbacks: called by the algorithm's loop; the algorithm must be an IterativeAlgorithm.
     loggers: writers that get the metrics of each stage of any algorithm.
     progress: whether `fit` writes a first line, a progress bar and a closing summary to standard
         error.
-    name: the run's name for people; by default the name of its folder.
+    name: the run's name for people. Default: the name of its directory.
     monitor: True watches the workers and the store, and writes alerts to the log; a Monitor uses
         its own options.
     """

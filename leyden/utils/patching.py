@@ -30,7 +30,8 @@ class Patch:
 
     def undo(self) -> None:
         """Put the original back."""
-        # Where someone else has replaced it after us, ours is below theirs: it stays, does nothing by itself, and serves again.
+        # Where someone else has replaced it after us, ours is below theirs: it stays, does nothing
+        # by itself, and serves again.
         if self._replacement is None or getattr(self._owner, self._name) is not self._replacement:
             return
         if self._inherited:

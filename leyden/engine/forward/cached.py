@@ -81,7 +81,8 @@ class CachedForward(UncachedForward):
         self._cache = Cache(layers=[_RowLayer(self._plan, index) for index in range(n_layers)])
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
-        # One padded batch of long prompts and single tokens would be nearly all padding: run the two kinds apart.
+        # One padded batch of long prompts and single tokens would be nearly all padding: run the
+        # two kinds apart.
         lengths = [len(sequence) - held for sequence, held in zip(sequences, cached, strict=True)]
         single = [index for index, length in enumerate(lengths) if length == 1]
         longer = [index for index, length in enumerate(lengths) if length > 1]

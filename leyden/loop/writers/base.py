@@ -76,37 +76,37 @@ class LogWriter(NamedOptions):
     """Episodes ended since the run began, over all its processes."""
     global_step: int = 0
     _begun: int = 0
-    _hearing_of: EpisodeStats | None = None
+    _handled: EpisodeStats | None = None
     _overrides_steps: ClassVar[bool] = False
     _gathers: ClassVar[bool] = False
     """A `log_episode` of Qlib's form is given every step of the episode."""
 
     @staticmethod
-    def _counting(hear: Callable[[Any, EpisodeStats], None]) -> Callable[[Any, EpisodeStats], None]:
+    def _counting(handle: Callable[[Any, EpisodeStats], None]) -> Callable[[Any, EpisodeStats], None]:
         """`log_episode` that counts the episode once, whether or not it calls the one that it
         overrides.
         """
 
-        @functools.wraps(hear)
+        @functools.wraps(handle)
         def counted(self: LogWriter, episode: EpisodeStats) -> None:
-            outermost = self._hearing_of is not episode
+            outermost = self._handled is not episode
             if outermost:
                 self._count(episode)
             try:
-                hear(self, episode)
+                handle(self, episode)
             finally:
                 if outermost:
-                    self._hearing_of = None
+                    self._handled = None
 
         return counted
 
     @staticmethod
-    def _from_stats(hear: Callable[..., None]) -> Callable[[Any, EpisodeStats], None]:
+    def _from_stats(handle: Callable[..., None]) -> Callable[[Any, EpisodeStats], None]:
         """`log_episode` for one of Qlib's form."""
 
-        @functools.wraps(hear)
+        @functools.wraps(handle)
         def log_episode(self: LogWriter, episode: EpisodeStats) -> None:
-            hear(self, episode.length, self._ended_episode.rewards, self._ended_episode.contents)
+            handle(self, episode.length, self._ended_episode.rewards, self._ended_episode.contents)
 
         return log_episode
 
@@ -121,10 +121,10 @@ class LogWriter(NamedOptions):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if hear := cls.__dict__.get("log_episode"):
-            qlibs = _takes_three(hear)
+        if handle := cls.__dict__.get("log_episode"):
+            qlibs = _takes_three(handle)
             cls._gathers = qlibs
-            cls.log_episode = LogWriter._counting(LogWriter._from_stats(hear) if qlibs else hear)
+            cls.log_episode = LogWriter._counting(LogWriter._from_stats(handle) if qlibs else handle)
         watched = ("on_env_step", "log_step")
         cls._overrides_steps = any(getattr(cls, name) is not getattr(LogWriter, name) for name in watched)
 
@@ -138,7 +138,7 @@ class LogWriter(NamedOptions):
         """Whether environments must tell it of each step."""
         return self.row_kind == "step" or self._overrides_steps or self._gathers
 
-    # ---- the record ----------------------------------------------------------------------------------------------------
+    # ---- the record ------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Begin a new record, or go on from the state that was loaded since the last `open`."""
@@ -174,7 +174,7 @@ class LogWriter(NamedOptions):
         self.episode_count = self.step_count = 0
         self._running, self._ended = {}, []
 
-    # ---- what happens --------------------------------------------------------------------------------------------------
+    # ---- what happens ----------------------------------------------------------------------------
 
     def on_stage_start(self, iteration: int, stage: Stage) -> None:
         """Called when a stage begins; its row will have this iteration."""
@@ -221,7 +221,7 @@ class LogWriter(NamedOptions):
         if self.row_kind == "episode":
             self.write(EpisodeRow(self.iteration, self.stage, self._ended_episode.number, episode))
 
-    # ---- counting ------------------------------------------------------------------------------------------------------
+    # ---- counting --------------------------------------------------------------------------------
 
     def _begin(self, env_id: int) -> _RunningEpisode:
         self._begun += 1
@@ -230,7 +230,7 @@ class LogWriter(NamedOptions):
 
     def _count(self, episode: EpisodeStats) -> None:
         self._ended_episode = self._find_ended(episode.env_id)
-        self._hearing_of = episode
+        self._handled = episode
         self.episode_count += 1
         self.global_episode += 1
         unheard = max(0, episode.length - self._ended_episode.length)

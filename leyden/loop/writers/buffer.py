@@ -30,9 +30,9 @@ class LogBuffer(LogWriter):
     def __init__(self, callback: BufferCallback, loglevel: int = LogLevel.PERIODIC) -> None:
         super().__init__(loglevel)
         self.callback = callback
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._latest: dict[str, float] | None = None
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
@@ -40,7 +40,7 @@ class LogBuffer(LogWriter):
     def clear(self) -> None:
         """Reset the counters and forget the episodes."""
         super().clear()
-        self._forget()
+        self._reset()
 
     def log_episode(self, episode: EpisodeStats) -> None:
         """Take an episode, then call the callback."""

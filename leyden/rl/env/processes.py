@@ -109,7 +109,7 @@ class _Worker:
         while True:
             left = min(after, end) - (time.monotonic() - began)
             try:
-                ready = self.answer(None if left == math.inf else max(left, 0.0))
+                ready = self.reply(None if left == math.inf else max(left, 0.0))
             except _TimedOut:
                 if after >= end:
                     raise _TimedOut(_too_long(end)) from None
@@ -125,7 +125,7 @@ class _Worker:
         part = self.part
         return f"environment {part.start}" if len(part) == 1 else f"environments {part.start} to {part.stop - 1}"
 
-    def answer(self, timeout_seconds: float | None) -> Any:
+    def reply(self, timeout_seconds: float | None) -> Any:
         """Return the reply of the worker. Raise _Lost if none comes."""
         assert self._channel is not None
         assert self.child is not None
@@ -263,7 +263,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         """Let a worker map the shared memory, which has its final size now."""
         worker.send("open")
         try:
-            worker.answer(self._timeout)
+            worker.reply(self._timeout)
         except _Lost as lost:
             raise SimulatorError(f"environments of worker {worker.number} could not be opened: {lost.how}") from None
 
@@ -318,7 +318,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
 
     def _step(self, mask: Mask, actions: Batch) -> tuple[Infos, list[EnvFailure]]:
         everyone = bool(mask.all())
-        told: list[tuple[_Worker, list[int]]] = []
+        sent: list[tuple[_Worker, list[int]]] = []
         if shared := self._view.rows is not None:
             write(self._view.actions, ..., actions)
             self._view.todo[...] = mask
@@ -326,10 +326,10 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             envs = worker.everyone if everyone else np.flatnonzero(mask[worker.rows]).tolist()
             if envs:
                 worker.send(SIGNAL if shared else Step(envs, select(actions, worker.rows)))
-                told.append((worker, envs))
+                sent.append((worker, envs))
         infos: Infos = {}
         failures: list[EnvFailure] = []
-        for worker, envs in told:
+        for worker, envs in sent:
             said, failed = self._take_in(worker, envs, "stepped")
             if said:
                 infos.update(said)
@@ -344,7 +344,7 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
         start = worker.part.start
         self._awaited = worker
         try:
-            answer = worker.answer(self._timeout)
+            answer = worker.reply(self._timeout)
         except _Lost as lost:
             return {}, self._replace(worker, envs, doing, lost)
         if answer is SIGNAL:
@@ -378,15 +378,15 @@ class FiniteSubprocVectorEnv(FiniteVectorEnv):
             else:
                 break
         start = worker.part.start
-        told = {env + start for env in envs}
-        hit = sorted(told | {env for env in worker.part if self.alive[env]})
-        guilty = at_work + start if at_work + start in told else hit[0]
+        involved = {env + start for env in envs}
+        hit = sorted(involved | {env for env in worker.part if self.alive[env]})
+        guilty = at_work + start if at_work + start in involved else hit[0]
         failures: list[EnvFailure] = []
         for env in hit:
-            began = doing == "began" and env in told
+            began = doing == "began" and env in involved
             step = 0 if began else int(self._lengths[env])
             how = lost.how if env == guilty else f"its worker was at work on environment {guilty}: {lost.how}"
-            verb = doing if env in told else "waited"
+            verb = doing if env in involved else "waited"
             failures.append(EnvFailure(env, step, verb, how, lost.traceback, guilty=env == guilty))
         return failures
 

@@ -131,7 +131,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
         self._quiet_seconds = quiet_seconds
         self._watch_ended = threading.Event()
 
-    # ---- the kinds ---------------------------------------------------------------------------------------------------
+    # ---- the kinds -------------------------------------------------------------------------------
 
     @abstractmethod
     def _begin(self, starts: Sequence[Start]) -> list[EnvFailure]:
@@ -176,7 +176,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
                 )
             self._seeds = as_seed_source(own_seeds)
 
-    # ---- for callers -------------------------------------------------------------------------------------------------
+    # ---- for callers -----------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self.num_envs
@@ -311,7 +311,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
                 self._abandon(int(env))
             self._close()
 
-    # ---- episodes ----------------------------------------------------------------------------------------------------
+    # ---- episodes --------------------------------------------------------------------------------
 
     def _take(self, wanted: Sequence[int]) -> list[Start]:
         starts: list[Start] = []
@@ -425,7 +425,7 @@ class FiniteVectorEnv(NamedOptions, ABC):
             step=failure.step,
         )
 
-    # ---- work ----------------------------------------------------------------------------------------------------------
+    # ---- work ------------------------------------------------------------------------------------
 
     def _where(self) -> tuple[int, str] | None:
         """Return the number and a description of the work under way, for another thread; None if

@@ -64,7 +64,8 @@ class Recurrent(nn.Module):
         """
         features_NTC = obs["data_processed"].float()
         rows = torch.arange(len(features_NTC), device=features_NTC.device)
-        # a row of zeros in front, so that the output at the current tick is that of the ticks before it
+        # a row of zeros in front, so that the output at the current tick is that of the ticks
+        # before it
         features_NTC = torch.cat((torch.zeros_like(features_NTC[:, :1]), features_NTC), 1)
         market_NTH = self.raw_rnn(self.raw_fc(features_NTC))[0]
         position_NS = obs["position_history"].float() / obs["target"].float().unsqueeze(-1)

@@ -194,7 +194,8 @@ class SingleAssetOrderExecutionSimple(Simulator[Order, SAOEState, float]):
             trade_value=value,
             position=self.position,
             ffr=total / self.order.amount,
-            # Qlib takes the price 0 for a real one, so that buying nothing beats the market by 10,000 basis points
+            # Qlib takes the price 0 for a real one, so that buying nothing beats the market by
+            # 10,000 basis points
             pa=0.0 if nothing else price_advantage(trade_price, self.twap_price, self.order.direction),
         )
 

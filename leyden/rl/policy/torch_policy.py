@@ -74,7 +74,7 @@ class TorchPolicy(Policy):
         """Let modules behave as in training."""
         self.module.train(mode)
 
-    # ---- steps -------------------------------------------------------------------------------------------------------
+    # ---- steps -----------------------------------------------------------------------------------
 
     def _tensors(self, obs: Batch) -> Tensors:
         return to_tensors(obs, self._device)
@@ -128,7 +128,7 @@ class TorchPolicy(Policy):
         )
         return EngineError(f"{type(self).__name__}: {self._network_name} gave an output that is not finite; {where}")
 
-    # ---- state -------------------------------------------------------------------------------------------------------
+    # ---- state -----------------------------------------------------------------------------------
 
     def _more_state(self) -> dict[str, Any]:
         return {}

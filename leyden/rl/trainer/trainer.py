@@ -123,7 +123,7 @@ class Trainer(TrainLoop):
         self._buffer = LogBuffer(update_metrics, self._min_loglevel())
         self.writers.append(self._buffer)
 
-    # ---- where the run is ----------------------------------------------------------------------------------------------
+    # ---- where the run is ------------------------------------------------------------------------
 
     def initialize(self) -> None:
         """Set every counter and flag to its value at the beginning of a run."""
@@ -151,7 +151,7 @@ class Trainer(TrainLoop):
         """Return the lowest level that any writer keeps: nothing below it leaves an environment."""
         return min((writer.loglevel for writer in self.loggers), default=LogLevel.PERIODIC)
 
-    # ---- runs ----------------------------------------------------------------------------------------------------------
+    # ---- runs ------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -299,7 +299,7 @@ class Trainer(TrainLoop):
     def _iteration(self) -> Iteration:
         return Iteration(self.current_iter, self.fast_dev_run, self._report)
 
-    # ---- stages --------------------------------------------------------------------------------------------------------
+    # ---- stages ----------------------------------------------------------------------------------
 
     def venv_from_iterator(self, iterator: SeedsLike) -> FiniteVectorEnv:
         """Make environments of this trainer's vessel over these initial states.
@@ -393,7 +393,7 @@ class Trainer(TrainLoop):
         prefix = "val/" if self.current_stage == "val" else ""
         self.metrics.update({prefix + name: value for name, value in metrics.items()})
 
-    # ---- state ---------------------------------------------------------------------------------------------------------
+    # ---- state -----------------------------------------------------------------------------------
 
     def run_state(self) -> dict[str, Any]:
         """Return the state of the run without the vessel, as JSON."""
