@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -42,6 +43,10 @@ def gateway(
     durable: Annotated[
         bool, typer.Option("--durable", help="Record each call before the last byte of its answer.")
     ] = False,
+    spool: Annotated[
+        Path | None,
+        typer.Option(help="A file for records that wait while the store is away, also for the next gateway with it."),
+    ] = None,
     max_body_mb: Annotated[
         int, typer.Option("--max-body-mb", min=1, help="The most of one request, in MiB; a larger one is refused.")
     ] = 64,
@@ -71,6 +76,7 @@ def gateway(
     models = [{**_named(given), "api_key": model_key, "record_tokens": record_tokens} for given in model]
     options: dict[str, Any] = {"host": host, "token": token, "model_list": models, "durable": durable}
     options["max_body_bytes"] = max_body_mb * 2**20
+    options["spool"] = spool
     look_for_cycles_rarely()
     asyncio.run(_serve(store, port, num_workers, options))
 

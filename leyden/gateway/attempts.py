@@ -37,6 +37,8 @@ _REST_SECONDS = 0.2
 """Between two waits, so that a busy store is asked five times a second."""
 _AWAY_SECONDS = 2.0
 """Between two tries while the store cannot be reached."""
+_PATIENCE_SECONDS = 2.0
+"""How long a call of an attempt that was met before waits for the store to say whether the attempt is over."""
 _LIVE_KEPT = 65_536
 """How many attempts that nobody ended are remembered; those that called last."""
 _RECORD_LOOKED_AT = 256
@@ -119,7 +121,7 @@ class Attempts:
             live.calls += 1
         now = time.monotonic()
         if now >= live.check_again_at:
-            await self._check(key, live)
+            await (self._check(key, live) if live.calls_before is None else self._check_if_possible(key, live))
             live.check_again_at = now + _RECHECK_SECONDS
         if key in self._ended:
             raise _gone(rollout_id, attempt_id, "the attempt is over")
@@ -132,6 +134,17 @@ class Attempts:
             sampling_key=live.sampling_key,
             spent=live.spent,
         )
+
+    async def _check_if_possible(self, key: AttemptKey, live: _Live) -> None:
+        """Check an attempt that was met before. While the store is away the attempt goes on, and its records wait."""
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await self._check(key, live)
+        except TimeoutError:
+            logger.debug("the store does not say whether attempt %r of rollout %r is over; it goes on", key[1], key[0])
+        except Refusal as refusal:
+            if refusal.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
 
     def note_late_call(self, rollout_id: str, attempt_id: str) -> bool:
         """Whether this is the first call of an ended attempt; only that one is worth a record, an agent may repeat it for ever."""
@@ -153,11 +166,13 @@ class Attempts:
         give_up: called with the ids of each, to cancel its calls under way.
         """
         after: str | None = None
+        missed = False
         while True:
             try:
                 news = await self._store.get_news(after=after, timeout_seconds=_NEWS_SECONDS)
                 after = news.after
-                if news.gap:
+                if news.gap or missed:
+                    missed = False
                     self._recheck_all()
                 elif finished := set(news.finished):
                     for key in [key for key in self._live.copy() if key[0] in finished]:
@@ -165,8 +180,7 @@ class Attempts:
                 await asyncio.sleep(_REST_SECONDS)
             except LeydenError as error:
                 logger.debug("cannot follow the store's news: %s", error)
-                self._recheck_all()
-                after = None
+                after, missed = None, True
                 await asyncio.sleep(_AWAY_SECONDS)
 
     async def end_if_known(self, rollout_id: str, attempt_id: str) -> None:

@@ -15,8 +15,9 @@ import secrets
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args
 
 import aiohttp
@@ -32,6 +33,7 @@ from leyden.gateway.litellm_transport import LitellmTransport
 from leyden.gateway.recorder import Failures, Recorder
 from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
+from leyden.gateway.spool import Spool
 from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
 from leyden.host.asgi import AsgiServer, ConnectionLimits
@@ -82,6 +84,8 @@ class LLMProxy(NamedOptions):
         attempt_limits: AttemptLimits | None = None,
         sampling_overrides: Mapping[str, Mapping[str, Any]] | None = None,
         durable: bool = False,
+        spool: str | Path | None = None,
+        spool_bytes: int = 256 * 2**20,
         max_body_bytes: int = MAX_BODY_BYTES,
         connection_limits: ConnectionLimits | None = None,
     ) -> None:
@@ -105,6 +109,10 @@ class LLMProxy(NamedOptions):
         durable: write each call to the store before the last byte of its answer, and answer 503 if that fails. Otherwise it is
         written behind the answer, and a crash of this process loses the last moments: hundredths of a second, and
         a second or more when the machine is busy.
+        spool: a file for records that wait while the store is away; they are delivered once each, in
+            order, also by the next gateway with this file. None: a temporary file, which is lost if this
+            process ends before the store is back. A durable gateway keeps no spool: it answers 503.
+        spool_bytes: the largest size of that file; records beyond it are lost, and `flush` says so.
         max_body_bytes: of one request; a larger one is refused with 413.
         store: where calls are recorded; of a `LightningStoreServer`, the store that it serves.
         connection_limits: how long an agent may take to send a request or fetch an answer; None:
@@ -153,6 +161,8 @@ class LLMProxy(NamedOptions):
             sampling_overrides=overrides,
             durable=durable,
         )
+        check_number("spool_bytes", spool_bytes, at_least=0, whole=True)
+        self._spool_path, self._spool_bytes = None if spool is None else Path(spool), spool_bytes
         check_number("max_body_bytes", max_body_bytes, at_least=1, whole=True)
         self.max_body_bytes = max_body_bytes
         self._connection_limits = connection_limits
@@ -424,10 +434,13 @@ class LLMProxy(NamedOptions):
         ready: concurrent.futures.Future[_Running],
         stopped: concurrent.futures.Future[None],
     ) -> None:
-        recorder = Recorder(store, self._failures)
         attempts = Attempts(store)
         gate = Gate(self._pause_wait_seconds)
         async with _upstream_session(self._relay_options.timeout_seconds) as session, AsyncExitStack() as stack:
+            spool = None
+            if not self._relay_options.durable:
+                spool = stack.enter_context(closing(Spool(self._spool_path, max_bytes=self._spool_bytes)))
+            recorder = Recorder(store, self._failures, spool)
             http, through_litellm = HttpTransport(session), LitellmTransport(self._relay_options.timeout_seconds)
             relay = Relay(
                 models=lambda: self._models,

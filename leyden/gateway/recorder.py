@@ -1,8 +1,9 @@
 """The queue between the answer and the store.
 
 Calls are queued before the last byte of their answer is sent and written behind it, in batches. The queue is bounded:
-when the store cannot keep up, answers wait, and nothing is dropped. It knows the store's `add_many_spans`, and nothing
-of HTTP.
+when the store cannot keep up, answers wait, and nothing is dropped. While the store is away, records wait in a file of
+bounded size (`spool`) and are delivered once each, in order, when it is back. It knows the store's `add_many_spans`, and
+nothing of HTTP.
 
 All of it runs in the gateway's event loop, but for `settled`. A crash of the process loses the calls that were not
 written yet, the last few hundredths of a second, more on a busy machine.
@@ -12,13 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 
 from leyden import semconv
-from leyden.errors import StoreError
+from leyden.errors import ConfigError, GatewayError, StoreClosed, StoreError
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.prefixes import Prefixes
 from leyden.gateway.record import ModelCall, span_of
+from leyden.gateway.spool import Spool
 from leyden.store.base import LightningStore
 from leyden.types import Span
 from leyden.utils.logs import Preview
@@ -32,13 +35,26 @@ _BATCH = 256
 _QUEUE_LIMIT = 4096
 _LINGER_SECONDS = 0.01
 """How long the first call of a batch waits for company when nobody asks for a flush."""
+_AGAIN_SECONDS = 1.0
+"""The pause between two tries to reach a store that is away."""
+_PROBE_SECONDS = 2.0
+"""How long a store may take to show that it is there."""
+_PATIENCE_SECONDS = 30.0
+"""How long the store may be away before `flush` gives up on it."""
+_LAST_SECONDS = 5.0
+"""How long the end of the gateway waits for a store that is away."""
 
 
 class Recorder:
     """Writes calls to the store, behind their answers."""
 
-    def __init__(self, store: LightningStore, failures: Failures) -> None:
+    def __init__(self, store: LightningStore, failures: Failures, spool: Spool | None = None) -> None:
+        """spool: where records wait while the store is away; None: they fail at once."""
         self._store = store
+        self._spool = spool
+        self._delivering: asyncio.Task[None] | None = None
+        self._away_since: float | None = None
+        """When the store was first found away, by the monotonic clock."""
         self._failures = failures
         self._queue: deque[ModelCall] = deque()
         self._pending: dict[AttemptKey, int] = {}
@@ -110,12 +126,18 @@ class Recorder:
             written = asyncio.get_running_loop().create_future()
             self._waiters.setdefault(key, []).append(written)
             self._ready.set()
-            await written
+            while not (await asyncio.wait({written}, timeout=_AGAIN_SECONDS))[0]:
+                if self._away_since is not None and time.monotonic() - self._away_since > _PATIENCE_SECONDS:
+                    raise StoreError(
+                        f"the record of rollout {key[0]!r}, attempt {key[1]!r} is not complete: {self._store.url} has been "
+                        "away; what is missing waits and is delivered when the store is back"
+                    )
         if failure := self._failures.pop(key, None):
             raise failure
 
     async def run(self) -> None:
-        """Write until `close`, then write what is left."""
+        """Write until `close`, then write what is left. Deliver first what an earlier process left in the spool."""
+        self._deliver()
         while not (self._closing and not self._queue):
             await self._ready.wait()
             self._ready.clear()
@@ -123,6 +145,7 @@ class Recorder:
                 batch = [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
                 self._space.set()
                 await self._write(batch)
+        await self._end_delivery()
 
     def close(self) -> None:
         """Let `run` end once everything is written."""
@@ -136,14 +159,106 @@ class Recorder:
                 spans.append(self._span_of(call))
             except Exception as error:  # noqa: BLE001 -- an answer nobody foresaw must not stop all other records
                 self._fail(call.rollout_id, call.attempt_id, call.span_id, error)
-        try:
-            await self._store.add_many_spans(spans)
-        except Exception:  # noqa: BLE001 -- tried again one by one, where each is told
-            await self._write_one_by_one(spans)
+        waiting = await self._add(spans)
         for call in batch:
+            if call.span_id in waiting:
+                continue
             if (written := self._awaited.get(call.span_id)) and not written.done():
                 written.set_result(None)
             self._settle((call.rollout_id, call.attempt_id))
+
+    async def _add(self, spans: list[Span]) -> set[str]:
+        """Write spans to the store, or put them in the spool while it is away; return the ids of those that wait there."""
+        if self._spool is not None and len(self._spool):
+            return self._put_aside(spans)
+        try:
+            await self._store.add_many_spans(spans)
+        except Exception as error:  # noqa: BLE001 -- tried again one by one, where each is told
+            if self._spool is not None and await self._is_away(error):
+                return self._put_aside(spans)
+            await self._write_one_by_one(spans)
+        return set()
+
+    # ---- while the store is away -------------------------------------------------------------------------------------
+
+    async def _is_away(self, error: Exception) -> bool:
+        """Return whether a write failed with this error because the store cannot be reached, not because of what was written."""
+        if not isinstance(error, StoreError) or isinstance(error, StoreClosed):
+            return False
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                await self._store.statistics()
+        except (StoreError, TimeoutError) as failure:
+            return not isinstance(failure, StoreClosed)
+        return False
+
+    def _put_aside(self, spans: list[Span]) -> set[str]:
+        """Put spans in the spool, and return the ids of those that found room."""
+        assert self._spool is not None
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+            logger.warning("%s is away; records of model calls wait until it is back", self._store.url)
+        problem = "too many records wait already (LLMProxy's spool_bytes)"
+        try:
+            n_kept = self._spool.append(spans)
+        except ConfigError as error:  # a store would refuse the span, too
+            if len(spans) == 1:
+                self._fail(spans[0].rollout_id, spans[0].attempt_id, spans[0].span_id, error)
+                return set()
+            return set[str]().union(*(self._put_aside([span]) for span in spans))
+        except GatewayError as error:
+            n_kept, problem = 0, str(error)
+        for span in spans[n_kept:]:
+            error = StoreError(f"{self._store.url} is away, and {problem}")
+            self._fail(span.rollout_id, span.attempt_id, span.span_id, error)
+        self._deliver()
+        return {span.span_id for span in spans[:n_kept]}
+
+    def _deliver(self) -> None:
+        if self._spool is not None and len(self._spool) and self._delivering is None:
+            self._delivering = asyncio.create_task(self._empty_spool(self._spool))
+
+    async def _empty_spool(self, spool: Spool) -> None:
+        """Deliver what waits in the spool, in order, and let those who flush go on."""
+        try:
+            while spans := spool.first(_BATCH):
+                try:
+                    await self._store.add_many_spans(spans)
+                except Exception as error:  # noqa: BLE001 -- as for a batch that never waited
+                    if await self._is_away(error):
+                        await asyncio.sleep(_AGAIN_SECONDS)
+                        continue
+                    await self._write_one_by_one(spans)
+                spool.drop(len(spans))
+                for span in spans:
+                    self._settle((span.rollout_id, span.attempt_id))
+            if self._away_since is not None:
+                seconds = time.monotonic() - self._away_since
+                logger.warning("%s is back after %.0f s; every record that waited is there", self._store.url, seconds)
+            self._away_since = None
+        finally:
+            self._delivering = None
+
+    async def _end_delivery(self) -> None:
+        """Wait a moment for the spool to be empty. What is left stays in a file with a name, or is lost and told of."""
+        if self._spool is None:
+            return
+        if self._delivering is not None:
+            delivering = self._delivering
+            await asyncio.wait({delivering}, timeout=_LAST_SECONDS)
+            delivering.cancel()
+            await asyncio.wait({delivering})
+        if len(self._spool) and self._spool.path is not None:
+            logger.warning(
+                "%d records of model calls wait in %s; the next gateway with this spool delivers them to the store",
+                len(self._spool),
+                self._spool.path,
+            )
+        elif len(self._spool):
+            for span in self._spool.first(len(self._spool)):
+                error = StoreError(f"{self._store.url} was away until the gateway ended")
+                self._fail(span.rollout_id, span.attempt_id, span.span_id, error)
+                self._settle((span.rollout_id, span.attempt_id))
 
     def _span_of(self, call: ModelCall) -> Span:
         span = span_of(call)
@@ -179,6 +294,8 @@ class Recorder:
             written.set_exception(StoreError(message))
 
     def _settle(self, key: AttemptKey) -> None:
+        if key not in self._pending:  # of an earlier process
+            return
         left = self._pending[key] - 1
         if left:
             self._pending[key] = left

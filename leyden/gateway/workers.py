@@ -205,6 +205,8 @@ class _Worker(LLMProxy):
     """One of several: behind the common socket it takes its own attempts' calls, and at its own socket what others hand on."""
 
     def __init__(self, listener: socket.socket, paths: list[Path], index: int, **options: Any) -> None:
+        if options.get("spool") is not None:
+            options["spool"] = f"{options['spool']}.{index}"  # a file of its own
         super().__init__(port=listener.getsockname()[1], **options)
         self._common = listener
         self._paths = paths

@@ -183,11 +183,11 @@ class Route:
             if query:
                 raise ConfigError(f"{self} takes its parameters in the body, got the query {query.decode('latin-1')!r}")
             if self.items is None:
-                return arguments | _load(self.arguments, body or b"{}")
+                return arguments | load(self.arguments, body or b"{}")
             assert self.body_is is not None and self.item is not None
             if self.is_one(body):
-                return arguments | {self.body_is: [_load(self.item, body)]}
-            return arguments | {self.body_is: _load(self.items, body)}
+                return arguments | {self.body_is: [load(self.item, body)]}
+            return arguments | {self.body_is: load(self.items, body)}
         except ValidationError as error:
             if self.items is not None and error.errors(include_url=False, include_input=False)[0]["type"] == "too_long":
                 raise ConfigError(
@@ -256,8 +256,8 @@ class Route:
         """The answer that a server wrote as LEYDEN_JSON. Raises ValueError for anything else."""
         if self.echoes:
             assert self.body_is is not None
-            return _from_short(arguments[self.body_is], _load(_SHORT, body))
-        answer = _load(self.answer, body)
+            return _from_short(arguments[self.body_is], load(_SHORT, body))
+        answer = load(self.answer, body)
         return PaginatedResult(**answer) if self.is_page else answer
 
     @cached_property
@@ -473,8 +473,8 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield f"{name}.{field}", getattr(value, field)
 
 
-def _load(adapter: TypeAdapter[Any], body: bytes) -> Any:
-    """Raises ValidationError."""
+def load(adapter: TypeAdapter[Any], body: bytes) -> Any:
+    """Read what `dump` wrote. Raise ValidationError."""
     try:
         return adapter.validate_json(body, strict=True)
     except ValidationError as error:
