@@ -17,7 +17,7 @@ from leyden.errors import ConfigError, LeydenError
 from leyden.options import NamedOptions
 from leyden.runs import Run
 from leyden.store.base import LightningStore
-from leyden.types import GATEWAY_SCHEME, LLM, NamedResources
+from leyden.types import GATEWAY_SCHEME, LLM, AttemptStatus, NamedResources
 from leyden.utils.arguments import KeepsArguments
 from leyden.utils.latch import Latch
 
@@ -159,6 +159,46 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         name = self.get_run().run_id
         await self.get_store().set_endpoint(name, llm.endpoint, api_key=llm.api_key)
         return llm.model_copy(update={"endpoint": f"{GATEWAY_SCHEME}{name}", "api_key": None})
+
+    @contextlib.asynccontextmanager
+    async def recorded_calls(
+        self, purpose: str, *, model: str | None = None, metadata: dict[str, Any] | None = None
+    ) -> AsyncGenerator[LLM]:
+        """Yield a model for calls that the algorithm itself makes, such as those that improve a prompt.
+
+        The gateway records each call, with tokens and cost, in an attempt that belongs to the algorithm
+        and to no task: its rollout has the group `RUN_ID/algorithm` and the purpose as its input, and
+        no run, so that it is not counted among the run's rollouts. It succeeds when the block ends,
+        and fails with the error that leaves the block.
+
+        purpose: what the calls are for, such as "reflection".
+        model: a model that the gateway serves; None if it serves one only.
+        Raises ConfigError without a gateway.
+        """
+        proxy, store, run_id = self.get_llm_proxy(), self.get_store(), self.get_run().run_id
+        if proxy is None:
+            raise ConfigError(
+                f"{type(self).__name__}.recorded_calls needs a gateway; call set_llm_proxy(LLMProxy(...))"
+            )
+        rollout = await store.start_rollout(
+            {"algorithm": type(self).__name__, "purpose": purpose},
+            metadata={"run_id": run_id, **(metadata or {})},
+            run_id=None,
+            group_id=f"{run_id}/algorithm",
+        )
+        ids = rollout.rollout_id, rollout.attempt.attempt_id
+        status: AttemptStatus = "failed"
+        outcome: dict[str, Any] = {"reason": "the algorithm was interrupted", "reason_kind": "algorithm"}
+        try:
+            yield proxy.as_resource(*ids, model=model)
+            status, outcome = "succeeded", {}
+        except Exception as error:
+            outcome["reason"] = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            proxy.end_attempt(*ids)
+            await proxy.flush(*ids)
+            await store.update_attempt(*ids, status=status, metadata=outcome)
 
     def set_initial_resources(self, resources: NamedResources | None) -> None:
         """Give the resources that the user starts with, or None."""
