@@ -30,6 +30,7 @@ from leyden.types import (
     AttemptStatus,
     EnqueueRolloutRequest,
     FilterLogic,
+    Label,
     Measure,
     MetricPoint,
     NamedResources,
@@ -658,8 +659,8 @@ class LightningStore(NamedOptions, ABC):
         """Return the version that a label is on, or None if there is no such label."""
 
     @abstractmethod
-    async def get_labels(self) -> dict[str, tuple[str, int]]:
-        """Return the id and the version that each label is on."""
+    async def get_labels(self) -> Sequence[Label]:
+        """Return every label with the version that it is on, by name."""
 
     @abstractmethod
     async def remove_label(self, label: str) -> None:

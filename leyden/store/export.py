@@ -118,6 +118,8 @@ _COLUMNS = {
         "version": "int64",
         "create_time": "float64",
         "update_time": "float64",
+        "parent": "string",
+        "author": "string",
         "resources": "string",
     },
     "runs": {
@@ -347,7 +349,10 @@ def _span_row(span: Span) -> Row:
 
 
 def _resources_row(update: ResourcesUpdate) -> Row:
-    return vars(update) | {"resources": text_of(update.resources, "resources")}
+    return vars(update) | {
+        "parent": text_of(update.parent, "the parent of resources"),
+        "resources": text_of(update.resources, "resources"),
+    }
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

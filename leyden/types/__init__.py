@@ -17,6 +17,7 @@ from leyden.types.query import UNSET, FilterLogic, News, PaginatedResult, SortOr
 from leyden.types.resources import (
     GATEWAY_SCHEME,
     LLM,
+    Label,
     NamedResources,
     PromptTemplate,
     ProxyLLM,
@@ -83,6 +84,7 @@ __all__ = [
     "EnqueueRolloutRequest",
     "FilterLogic",
     "Histogram",
+    "Label",
     "Measure",
     "MeasureSummary",
     "MetricPoint",

@@ -224,6 +224,14 @@ class ResourcesUpdate(BaseModel):
         return digest_of(self.resources)
 
 
+class Label(BaseModel):
+    """A name, such as `production`, that is on one version of resources."""
+
+    label: str
+    resources_id: str
+    version: int
+
+
 def digest_of(resources: NamedResources) -> str:
     """Return the SHA-256 of what an agent can see of resources: everything but addresses and keys of models."""
     seen = {

@@ -145,7 +145,7 @@ async def expected(store: LightningStore) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-JSON = {"input", "config", "metadata", "attributes", "events", "resource", "resources"}
+JSON = {"input", "config", "metadata", "rewards", "attributes", "events", "resource", "resources", "parent"}
 
 
 def parsed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

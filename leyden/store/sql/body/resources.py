@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from leyden.errors import ConfigError, LabelMoved, UnknownResources
 from leyden.store.sql.body.checks import check_id
@@ -13,6 +14,7 @@ from leyden.types import (
     GATEWAY_SCHEME,
     LLM,
     UNSET,
+    Label,
     NamedResources,
     PaginatedResult,
     ResourcesUpdate,
@@ -190,7 +192,7 @@ def set_label(
         moved = tx.run("move_label", **to, from_id=expected[0], from_version=expected[1])
     if moved:
         return
-    found = get_labels(tx).get(label)
+    found = next(((each.resources_id, each.version) for each in get_labels(tx) if each.label == label), None)
     if found != (resources_id, version):  # a repeated call finds it there
         raise LabelMoved(
             f"label {label!r} in {tx.store_url} is on {_place(found)}, not on {_place(expected)}, so it was not moved; "
@@ -203,8 +205,9 @@ def get_labelled_resources(tx: Transaction, label: str) -> ResourcesUpdate | Non
     return None if row is None else _resolved(tx, row)
 
 
-def get_labels(tx: Transaction) -> dict[str, tuple[str, int]]:
-    return {label: (resources_id, version) for label, resources_id, version in tx.all("select_labels")}
+def get_labels(tx: Transaction) -> Sequence[Label]:
+    rows = tx.all("select_labels")
+    return [Label(label=label, resources_id=resources_id, version=version) for label, resources_id, version in rows]
 
 
 def remove_label(tx: Transaction, label: str) -> None:
