@@ -8,6 +8,7 @@ keeps a span once.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
 from collections import deque
@@ -35,6 +36,8 @@ class Spool:
         self._max_bytes = max_bytes
         self._lengths: deque[int] = deque()
         """The bytes of each line that waits."""
+        self._end = 0
+        """The size of the file."""
         self._start = 0
         """Where the first of them begins."""
         try:
@@ -66,6 +69,7 @@ class Spool:
             self._lengths.append(len(line))
             whole += len(line)
         self._file.truncate(whole)
+        self._end = whole
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -76,7 +80,7 @@ class Spool:
         Raise ConfigError for a span that is not JSON, GatewayError for a file that cannot be written; nothing is added then.
         """
         lines: list[bytes] = []
-        free = self._max_bytes - self._start - sum(self._lengths)
+        free = self._max_bytes - self._end
         for span in spans:
             line = dump(span, "a span") + b"\n"
             if len(line) > free:
@@ -89,31 +93,31 @@ class Spool:
             self._file.flush()
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._file.truncate(self._start + sum(self._lengths))
+                self._file.truncate(self._end)
             raise GatewayError(f"records cannot wait in {self.path or 'a temporary file'}: {error.strerror}") from error
         self._lengths.extend(map(len, lines))
+        self._end += sum(map(len, lines))
         return len(lines)
 
     def first(self, n: int) -> list[Span]:
-        """Return up to `n` spans from the front, which stay. A line that cannot be read is dropped with those before it."""
-        lengths = [length for length, _ in zip(self._lengths, range(n), strict=False)]
-        self._file.seek(self._start)
+        """Return up to `n` spans from the front, which stay. A line at the front that cannot be read is dropped."""
         spans: list[Span] = []
-        for length in lengths:
-            try:
-                spans.append(load(_SPAN, self._file.read(length)))
-            except ValidationError:
-                if not spans:
-                    self.drop(1)
-                    return self.first(n)
-                break
+        while not spans and self._lengths:
+            self._file.seek(self._start)
+            for length in itertools.islice(self._lengths, n):
+                try:
+                    spans.append(load(_SPAN, self._file.read(length)))
+                except ValidationError:
+                    break
+            if not spans:
+                self.drop(1)
         return spans
 
     def drop(self, n: int) -> None:
         """Remove `n` spans from the front."""
         self._start += sum(self._lengths.popleft() for _ in range(n))
         if not self._lengths:
-            self._start = 0
+            self._start = self._end = 0
             self._file.truncate(0)
 
     def close(self) -> None:

@@ -244,7 +244,7 @@ def test_a_line_that_a_crash_cut_off_is_dropped_and_the_rest_is_there(tmp_path: 
         assert again.append([span(3)]) == 1
         assert again.first(9) == [span(1), span(3)]
         again.close()
-    path.write_bytes(b"no span\n" + whole)
+    path.write_bytes(b"no span\n" * 3000 + whole)
     again = Spool(path, max_bytes=MANY)
     assert again.first(9) == [span(1), span(2)]
     again.close()
