@@ -1,4 +1,4 @@
-"""What an operator, or a trainer in another process, asks of a running gateway over HTTP, under its control key.
+"""Commands to a running gateway over HTTP, under its control key, from an operator or a trainer in another process.
 
 `GET /control/state` reports; `POST /control/pause`, `/control/drain` and `/control/resume` hold calls up while weights
 change; `POST /control/models` replaces the models; `POST /control/policy_version` says which weights a server has from
@@ -9,6 +9,7 @@ and adds their counts (`join_states`). To add a command: a line in `_COMMANDS`, 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NotRequired, cast
 
 import aiohttp
@@ -18,7 +19,7 @@ from typing_extensions import TypedDict
 
 from leyden.errors import ConfigError, GatewayError
 from leyden.gateway.gate import Gate
-from leyden.gateway.remote import control_key_of
+from leyden.gateway.remote import client_session, control_key_of
 from leyden.gateway.upstream import UpstreamModel
 from leyden.host.http import Refusal
 from leyden.utils.per_loop import PerLoop
@@ -38,7 +39,7 @@ class ModelState(TypedDict):
 
 
 class GatewayState(TypedDict):
-    """What a gateway is doing."""
+    """The calls, records and models of a gateway at one moment."""
 
     paused: bool
     calls_waiting: int
@@ -183,7 +184,7 @@ class RemoteGateway:
         """
         self._root = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {control_key_of(secret)}"}
-        self._sessions = PerLoop(_session)
+        self._sessions = PerLoop(partial(client_session, total_seconds=_SECONDS))
 
     async def state(self) -> GatewayState:
         """Return what the gateway is doing."""
@@ -230,7 +231,3 @@ def _message(answer: bytes) -> str:
         return str(from_json(answer)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return answer.decode(errors="replace")
-
-
-def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS), cookie_jar=aiohttp.DummyCookieJar())

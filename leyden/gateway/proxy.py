@@ -171,7 +171,7 @@ class LLMProxy(NamedOptions):
         self._control_key = secrets.token_urlsafe(32)
         """What runners in other processes show when they end an attempt."""
         self._policy_versions: dict[str, int] = {}
-        """By model name; written from any thread, one item at a time."""
+        """Versions of the weights by model name; written from any thread, one item at a time."""
         self._failures: Failures = {}
         self._running: _Running | None = None
 

@@ -193,7 +193,7 @@ class Recorder:
         return False
 
     def _put_aside(self, spans: list[Span]) -> set[str]:
-        """Put spans in the spool, and return the ids of those that found room."""
+        """Put spans in the spool, and return the ids of the spans that fit."""
         assert self._spool is not None
         if self._away_since is None:
             self._away_since = time.monotonic()
@@ -224,7 +224,7 @@ class Recorder:
             while spans := spool.first(_BATCH):
                 try:
                     await self._store.add_many_spans(spans)
-                except Exception as error:  # noqa: BLE001 -- as for a batch that never waited
+                except Exception as error:  # noqa: BLE001 -- tried again later, or one by one
                     if await self._is_away(error):
                         await asyncio.sleep(_AGAIN_SECONDS)
                         continue
@@ -234,13 +234,15 @@ class Recorder:
                     self._settle((span.rollout_id, span.attempt_id))
             if self._away_since is not None:
                 seconds = time.monotonic() - self._away_since
-                logger.warning("%s is back after %.0f s; every record that waited is there", self._store.url, seconds)
+                logger.warning(
+                    "%s is back after %.0f s; the records that waited have been delivered", self._store.url, seconds
+                )
             self._away_since = None
         finally:
             self._delivering = None
 
     async def _end_delivery(self) -> None:
-        """Wait a moment for the spool to be empty. What is left stays in a file with a name, or is lost and told of."""
+        """Wait a moment for the spool to be empty. Records that are left stay in a named file, or are reported as lost."""
         if self._spool is None:
             return
         if self._delivering is not None:

@@ -44,7 +44,7 @@ class RemoteRecorder:
 
     def __init__(self, url: str, control_key: str) -> None:
         self._url, self._control_key = url, control_key
-        self._sessions = PerLoop(_session)
+        self._sessions = PerLoop(client_session)
 
     def __reduce__(self) -> tuple[Callable[..., RemoteRecorder], tuple[Any, ...]]:
         return RemoteRecorder, (self._url, self._control_key)
@@ -71,7 +71,7 @@ class FoundGateways:
         gateway's resource.
         """
         self._secret = secret
-        self._sessions = PerLoop(_session)
+        self._sessions = PerLoop(client_session)
         self._found: dict[tuple[str, str], dict[str, str]] = {}
         """The gateways' base URLs by attempt, each with its control key."""
 
@@ -110,9 +110,10 @@ async def _end(session: aiohttp.ClientSession, root: str, control_key: str, roll
         raise StoreError(text)
 
 
-def _session() -> aiohttp.ClientSession:
+def client_session(*, total_seconds: float = _SECONDS) -> aiohttp.ClientSession:
+    """Return a session for requests to a gateway, each of which may take `total_seconds`."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=64, keepalive_timeout=15.0),
-        timeout=aiohttp.ClientTimeout(total=_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=total_seconds),
         cookie_jar=aiohttp.DummyCookieJar(),
     )
