@@ -59,7 +59,7 @@ class TokenGraph:
         """Holds no tokens; its children are the beginnings."""
         self._calls: list[Triplet] = []
         self._ends: dict[str, tuple[TokenNode, Triplet]] = {}
-        """By span id: the node of a call's response, which splits leave at its end, and the call."""
+        """Each call by its span id, with the node of its response, which splits leave at its end."""
         self._is_ambiguous = False
         """Whether some ids may be found on more than one path, because a response begins like a node beside it."""
 

@@ -164,7 +164,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     async def recorded_calls(
         self, purpose: str, *, model: str | None = None, metadata: dict[str, Any] | None = None
     ) -> AsyncGenerator[LLM]:
-        """Yield a model for calls that the algorithm itself makes, such as those that improve a prompt.
+        """Yield a model for calls that the algorithm itself makes, for example to improve a prompt.
 
         The gateway records each call, with tokens and cost, in an attempt that belongs to the algorithm
         and to no task: its rollout has the group `RUN_ID/algorithm` and the purpose as its input, and
@@ -230,10 +230,10 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def collector(self) -> RolloutCollector:
-        """What runs this algorithm's rollouts; made at its first use, a new one for each run.
+        """Return the collector that runs this algorithm's rollouts; each run has a new one, made at its first use.
 
         When the algorithm ends, the trainer cancels the rollouts that have not finished, because
-        their results would be read by nobody. If `leaves_rollouts`, they stay for the resumed run.
+        no caller would read their results. If `leaves_rollouts`, they stay for the resumed run.
         Raises ConfigError without a store.
         """
         if self._collector is None:
@@ -250,7 +250,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @contextlib.asynccontextmanager
     async def collecting(self) -> AsyncGenerator[None]:
-        """Run the algorithm in this block, as Trainer does, so that no rollout is left behind that nobody will read."""
+        """Run the algorithm in this block, as Trainer does, so that rollouts without a reader are cancelled at its end."""
         try:
             yield
         except BaseException as error:
@@ -265,9 +265,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await (self._collector.cancel() if self.resumable else self._collector.close())
         except (LeydenError, TimeoutError) as failure:
-            logger.warning(
-                "rollouts that nobody will read were not cancelled: %s", failure or "the store did not answer"
-            )
+            logger.warning("unfinished rollouts could not be cancelled: %s", failure or "the store did not answer")
 
     @property
     def pin(self) -> str:

@@ -110,11 +110,11 @@ class CollectedRollout:
     """One finished rollout: succeeded, failed or cancelled."""
 
     place: int
-    """Of the request among those that `collect` was given, from 0."""
+    """The request's place in the argument of `collect`, from 0."""
     request: EnqueueRolloutRequest
     rollout: Rollout
     spans: list[Span]
-    """Of the latest attempt, by sequence id."""
+    """Spans of the latest attempt, by sequence id."""
     reward: float | None
     """The final reward; None if the rollout did not succeed, or succeeded without a reward."""
     cached: bool
@@ -160,7 +160,7 @@ class RolloutCollector:
         self._pin = pin or f"collector {secrets.token_hex(6)}"
         self._concurrency = concurrency
         self.budget = budget or Budget()
-        """What may still be requested. Set it before the first request."""
+        """The limit on requests. Set it before the first request."""
         self._unread: dict[str, int] = {}
         """Rollouts that are enqueued and not consumed, each with the number of collections that have yet to yield it."""
         self._kept: dict[str, int] = {}
@@ -347,7 +347,7 @@ class RolloutCollector:
             self._released += rollout_id not in self._kept
 
     async def _release_when_many(self) -> None:
-        """Unpin consumed rollouts if they are many beside those that are needed, so that all changes together stay cheap."""
+        """Unpin consumed rollouts if they are many beside the needed ones, so that all changes together stay cheap."""
         if self._released >= max(_RELEASE_TOGETHER, (len(self._unread) + len(self._kept)) // 2):
             await self._write_pins()
 

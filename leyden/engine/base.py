@@ -126,7 +126,7 @@ class EngineStatistics:
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """What a backend can do beyond the protocol."""
+    """Optional abilities of a backend: its losses, a value head, shared weights."""
 
     losses: frozenset[str]
     """Names of the losses that `forward_backward` takes."""
@@ -222,7 +222,7 @@ class PolicyBackend(Learner, Sampler, NamedOptions, KeepsArguments, ABC):
     @property
     @abstractmethod
     def capabilities(self) -> EngineCapabilities:
-        """What this backend can do beyond the protocol. Known before `start`."""
+        """Return the optional abilities of this backend. Known before `start`."""
 
     @abstractmethod
     async def start(self) -> None:
