@@ -6,7 +6,7 @@ are one another's: GRPO advantages, clip 0.2 and 0.28, no KL term, mean over rol
 batch, float32. Before anything is timed, both must find the same gradient norm. A run is several steps, its value their median.
 
 Two workloads. `games`: the demo's model (117,440 parameters) playing the demo's game, short and nearly even. `turns`: a Qwen2 of 829,568
-parameters and random tokens, 2 to 6 turns long, as agents that finish early or late leave them.
+parameters and random tokens, 2 to 6 turns long, as agents that finish early or late leave them. The rollouts of a group share their prompt.
 
 The last two rows compare Leyden with itself: six-turn rollouts merged into one sequence each, and one row for each call.
 """
@@ -26,11 +26,17 @@ from typing import Any
 
 from benchmarks.harness import MINIMUM_RUNS, Peer, PeerFailed, Row, Sample, summary
 from leyden.adapter import merge_triplets
-from leyden.algorithm.policy_gradient.batch import Group, RolloutData, build_step, minibatches
+from leyden.algorithm.policy_gradient.batch import (
+    Group,
+    RolloutData,
+    build_step,
+    estimate_advantages,
+    minibatches,
+)
 from leyden.demo.game import NUMBERS, Game
 from leyden.demo.run import WEIGHTS
 from leyden.engine import EmbeddedBackend, OptimParams, SamplingParams
-from leyden.maths import ESTIMATORS
+from leyden.maths.advantages import GRPOAdvantages
 from leyden.maths.losses import PPOLoss
 from leyden.types import TrainingSequence, Triplet, TripletPrompt, TripletResponse
 
@@ -160,8 +166,9 @@ def training_batch(episodes: Sequence[Episode], *, merged: bool = True) -> list[
         for index, episode in enumerate(episodes)
     ]
     groups = [Group(rollouts[start : start + GROUP_SIZE]) for start in range(0, len(rollouts), GROUP_SIZE)]
-    step = build_step(groups, ESTIMATORS["grpo"])
-    (batch,) = minibatches(step.rollouts, size=len(step.rollouts), seed=0, step=0, epoch=0)
+    step = build_step(groups, GRPOAdvantages())
+    estimate_advantages(step, GRPOAdvantages())
+    (batch,) = minibatches(step.trained, size=len(step.trained), seed=0, step=0, epoch=0)
     return batch
 
 
@@ -320,7 +327,7 @@ def recorded_turns(folder: Path, *, n_groups: int, turns: tuple[int, int]) -> Wo
 
 
 def make_episodes(folder: Path, *, n_groups: int, turns: tuple[int, int], seed: int) -> list[Episode]:
-    """A prompt of 60 tokens, then answers of 8 to 24 tokens and observations of 12 to 40 in turn; rewards in [0, 1)."""
+    """A prompt of 60 tokens for each group, then answers of 8 to 24 tokens and observations of 12 to 40 in turn; rewards in [0, 1)."""
     import torch
 
     rng = random.Random(seed)
@@ -330,9 +337,12 @@ def make_episodes(folder: Path, *, n_groups: int, turns: tuple[int, int], seed: 
 
     model: Any = load_model(folder)
     episodes: list[Episode] = []
-    for _ in range(n_groups * GROUP_SIZE):
+    question: list[int] = []
+    for index in range(n_groups * GROUP_SIZE):
+        if index % GROUP_SIZE == 0:
+            question = tokens(60, 60)
         calls: list[tuple[list[int], list[int]]] = []
-        history = tokens(60, 60)
+        history = list(question)
         for _ in range(rng.randint(*turns)):
             calls.append((list(history), tokens(8, 24)))
             history += calls[-1][1] + tokens(12, 40)

@@ -27,7 +27,7 @@ class Side:
     def __init__(self, name: str, python: Path, script: Path, *arguments: str) -> None:
         self.name = name
         environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        if name == "leyden":
+        if name in ("leyden", "libpq"):
             environ["PYTHONPATH"] = str(ROOT)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- closed with the process
         self._process = subprocess.Popen(

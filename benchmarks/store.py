@@ -3,8 +3,8 @@
 A rollout is: enqueue, claim, 10 spans of about 1 kB, an attempt update, a span query. Every side runs the same program
 (`peers/store_side.py`) in a process of its own that stays, and short slices of all sides take turns. The peer has its fastest store, in
 memory; Leyden has its store in memory and its durable one in a file. Beside them runs the floor: the same rows by raw SQL, with
-nothing checked and no object made, on SQLite from Python, and over HTTP the same behind aiohttp alone. No store made of these can be
-faster, so it says what a ratio can be.
+nothing checked and no object made, on SQLite from Python, over HTTP the same behind aiohttp alone, on PostgreSQL Leyden's statements
+through bare libpq. No store made of these can be faster, so it says what a ratio can be.
 
 Modes: `one` sends spans one by one; `spans` sends a rollout's spans in one call; `bulk` carries 50 rollouts in each call that can carry
 several.
@@ -188,19 +188,27 @@ def _open_anew(*sides: tuple[Contender | None, str]) -> None:
 
 
 def postgres() -> tuple[list[Row], list[Contender]]:
-    """Leyden alone on a PostgreSQL of its own on this machine, where the environment with one is installed."""
+    """Leyden and the floor, each on a PostgreSQL of its own on this machine, where the environment with one is installed."""
     if not environment("backends").python.exists():
         print("store on PostgreSQL: left out; `python constraints/install.py backends` brings one", flush=True)
         return [], []
-    with Side("leyden", environment("backends").python, SCRIPT, "leyden") as side:
-        pid = side.ask("open", where="postgres")["server_pid"]
-        contender = Contender("on PostgreSQL", [side], lambda: cpu_seconds_of(pid))
-        rows = [
-            row(f"store on PostgreSQL, {said}", "rollouts/s", samples, [], None)
-            for mode, said in MODES.items()
-            for samples in alternate([contender.slice(mode)], pairs=MINIMUM_RUNS)
-        ]
-    return rows, [contender]
+    rows: list[Row] = []
+    floors: list[Row] = []
+    with ExitStack() as stack:
+
+        def at_work(label: str, name: str) -> Contender:
+            side = stack.enter_context(Side(name, environment("backends").python, SCRIPT, name))
+            pid = side.ask("open", where="postgres")["server_pid"]
+            return Contender(label, [side], lambda: cpu_seconds_of(pid))
+
+        ours = at_work("on PostgreSQL", "leyden")
+        floor = at_work("bare libpq, on PostgreSQL", "libpq")
+        for mode, said in MODES.items():
+            mine, bare = alternate([ours.slice(mode), floor.slice(mode)], pairs=MINIMUM_RUNS)
+            name = f"store on PostgreSQL, {said}"
+            rows.append(row(name, "rollouts/s", mine, [], None))
+            floors.append(row(f"{name}, of bare libpq", "rollouts/s", mine, bare, "bare libpq, the same statements"))
+    return rows + floors, [ours, floor]
 
 
 # ---- over HTTP -------------------------------------------------------------------------------------------------------

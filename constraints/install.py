@@ -31,6 +31,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD_TOOLS = ["hatchling", "editables"]
+SOURCE_ONLY = ("antlr4-python3-runtime",)
+"""Packages without a wheel. They are built in isolation, because their build needs tools of its own."""
 LOG_LINES_SHOWN = 25
 
 
@@ -159,7 +161,8 @@ def install_packages(env: Environment) -> None:
     editable = any(line.startswith("-e ") for line in env.wanted.read_text().splitlines())
     if editable:
         # pinned like everything else, which a build in isolation would not be
-        pip_install(env, ["--no-compile", *BUILD_TOOLS])
+        pinned = {line.partition("==")[0] for line in env.pins.read_text().splitlines()}
+        pip_install(env, ["--no-compile", *BUILD_TOOLS, *(name for name in SOURCE_ONLY if name in pinned)])
     # bytecode of everything would double the time; Python writes it for what is used
     isolation = ["--no-build-isolation"] if editable else []
     pip_install(env, ["--no-compile", *isolation, "--requirement", str(env.wanted)])

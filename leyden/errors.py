@@ -52,6 +52,18 @@ class UnknownResources(LeydenError, ValueError):
     """A resources id that this store does not have: it never had it, or its retention has forgotten it."""
 
 
+class UnknownRelease(LeydenError, ValueError):
+    """A release id that this store does not have."""
+
+
+class VersionFrozen(LeydenError, ValueError):
+    """A label was to be put on a version of resources that is frozen."""
+
+
+class ReleaseAdvanced(LeydenError, ValueError):
+    """A release is not in the state that the caller expected, so it was not changed."""
+
+
 class UnknownRun(LeydenError, ValueError):
     """A run id that this store does not have."""
 
@@ -114,6 +126,10 @@ class NoTrainingData(LeydenError, RuntimeError):
 
 class BudgetExceeded(LeydenError, RuntimeError):
     """An algorithm requested more than is left of its budget; nothing of the request was enqueued."""
+
+
+class ReflectionFailed(LeydenError, RuntimeError):
+    """No call of a round to the models that improve prompts has succeeded."""
 
 
 class RunnerDied(LeydenError, RuntimeError):

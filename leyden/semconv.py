@@ -98,8 +98,24 @@ COST: Final = "leyden.cost"
 
 # The number of a model call within its attempt, in the order of arrival, from 0
 CALL_INDEX: Final = "leyden.call_index"
+LIVE_CLAIM: Final = "leyden.live_claim"
 RETRY_OF: Final = "leyden.retry_of"
 """The span id of the failed try that this call is sent again after; both have one `CALL_INDEX`."""
+
+REQUEST_FIELDS: Final = "leyden.request.fields"
+"""The fields of the agent's request that may change the answer, besides messages and tools, as a JSON object. They have
+the names of the agent's API. Seeds and overrides of the gateway are left out.
+"""
+
+# A rollout that repeats a recorded attempt
+REPLAY_FROM: Final = "leyden.replay_from"
+"""In a rollout's metadata: the `ReplayFrom` that says which attempt it repeats, and how far."""
+REPLAYED: Final = "leyden.replayed"
+"""True for a model call that the gateway answered from the record of another attempt."""
+REPLAY_OF: Final = "leyden.replay_of"
+"""The span id of the recorded call that answered a replayed one."""
+REPLAY_DIVERGED: Final = "leyden.replay_diverged"
+"""What of the request differs from the recorded one, in one line. This call and all later ones are live."""
 
 SENT_TIME: Final = "leyden.sent_time"
 """When the agent's process sent a model call, in Unix seconds by its own clock, from an

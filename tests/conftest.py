@@ -26,6 +26,9 @@ GROUP_FOLDERS = (
     "vllm",
     "writers",
     "rl_peers",
+    "legacy_peers",
+    "maths_peers",
+    "verl",
     "rl_data",
 )
 

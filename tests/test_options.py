@@ -152,12 +152,12 @@ def test_options_of_a_users_own_classes_are_named_too_and_what_they_pass_on_coun
         async def step(self, iteration: int) -> dict[str, float]:
             return {}
 
-    assert Mine(width=2, keep_checkpoints=3).keep_checkpoints == 3
+    assert Mine(width=2, keep_last=3).keep_last == 3
     assert list(inspect.signature(Mine).parameters) == ["width", "options"]
     with pytest.raises(InvalidArgument, match=r"Mine has no option 'widht'; did you mean 'width'\?"):
         Mine(widht=2)
-    with pytest.raises(InvalidArgument, match="Mine has no option 'keep'; possible: width, max_iters, val_every"):
-        Mine(keep=2)
+    with pytest.raises(InvalidArgument, match="Mine has no option 'speed'; possible: width, max_iters, val_every"):
+        Mine(speed=2)
 
 
 @pytest.mark.parametrize(
@@ -224,10 +224,10 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: ly.PolicyGradient(backend(), rollouts_per_task="4"), "rollouts_per_task is '4'"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.PolicyGradient(backend(), temperature="1"), "temperature is '1'"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.PolicyGradient(backend(), advantages="gpro"), "advantages is 'gpro'; did you mean 'grpo'?"),
-    (lambda: ly.PolicyGradient(backend(), advantages=True), "advantages is True; possible: grpo, dr_grpo"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.PolicyGradient(backend(), advantages=True), "advantages is True; give a name (grpo, dr_grpo"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.PolicyGradient(backend(), loss="pop"), "loss is 'pop'; did you mean 'ppo'?"),
     (lambda: ly.PolicyGradient(backend(), optim=1e-4), r"optim is 0.0001; give OptimParams(...)"),  # pyright: ignore[reportArgumentType]
-    (lambda: ly.PolicyGradient(backend(), loss=0.2), "loss is 0.2; give a name (ppo"),  # pyright: ignore[reportArgumentType]
+    (lambda: ly.PolicyGradient(backend(), loss=0.2), "loss is 0.2; give a name ("),  # pyright: ignore[reportArgumentType]
     (lambda: ly.PolicyGradient(backend(), agent_match=3), "agent_match is 3, which is no regular expression"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.OptimParams(learning_rate="1e-4"), "learning_rate is '1e-4'; it must be a number, at least 0"),  # pyright: ignore[reportArgumentType]
     (lambda: ly.OptimParams(learning_rate=-1), "learning_rate is -1"),

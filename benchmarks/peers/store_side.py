@@ -2,7 +2,8 @@
 
     python store_side.py SIDE
 
-SIDE: `leyden`, `agentlightning`, or `sqlite3` (the floor: raw SQL, and aiohttp where there is a server; nothing else).
+SIDE: `leyden`, `agentlightning`, or a floor: `sqlite3` (raw SQL, and aiohttp where there is a server; nothing else), `libpq`
+(Leyden's statements on PostgreSQL).
 Commands come as lines of JSON on the standard input, each is answered by one line on the standard output; the process stays, so that short
 slices of both sides can take turns:
 
@@ -307,7 +308,26 @@ class FloorClient:
         await self._session.close()
 
 
-SIDES = {"leyden": Leyden, "agentlightning": AgentLightning, "sqlite3": Floor}
+class PostgresFloor(Leyden):
+    """Leyden's statements through bare libpq: no store that sends them can be faster on PostgreSQL."""
+
+    def __init__(self):
+        self.make_span = dict
+        self.make_request = dict
+
+    async def open(self, where, folder):
+        from benchmarks.peers.postgres_floor import PostgresFloorStore
+
+        return PostgresFloorStore(self._database())
+
+    async def finish_many(self, store, claimed):
+        await store.finish_many(claimed)
+
+    async def query_many(self, store, rollout_ids):
+        return await store.query_many(rollout_ids)
+
+
+SIDES = {"leyden": Leyden, "agentlightning": AgentLightning, "sqlite3": Floor, "libpq": PostgresFloor}
 
 
 # ---- the program -----------------------------------------------------------------------------------------------------

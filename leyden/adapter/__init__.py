@@ -9,6 +9,7 @@ times, `tree` says what was part of what, `selection` whose call and whose rewar
 
 from leyden.adapter.base import Adapter, TraceAdapter
 from leyden.adapter.calls import model_calls
+from leyden.adapter.merging import SplitTurn, TurnMerges, turn_merges
 from leyden.adapter.messages import OpenAIMessages, TraceToMessages
 from leyden.adapter.normalise import (
     AgentView,
@@ -18,6 +19,7 @@ from leyden.adapter.normalise import (
     read_model_call,
     read_tool_call,
 )
+from leyden.adapter.replayed import ReplayedCall, divergence, replayed_calls
 from leyden.adapter.selection import RewardMatchPolicy
 from leyden.adapter.token_graph import TokenGraph, TokenNode
 from leyden.adapter.trajectory import TraceToTrajectory, merge_triplets
@@ -30,7 +32,9 @@ __all__ = [
     "LlmProxyTraceToTriplet",
     "ModelCallView",
     "OpenAIMessages",
+    "ReplayedCall",
     "RewardMatchPolicy",
+    "SplitTurn",
     "TokenGraph",
     "TokenNode",
     "ToolCallView",
@@ -40,9 +44,13 @@ __all__ = [
     "TraceToTriplet",
     "TraceTree",
     "TracerTraceToTriplet",
+    "TurnMerges",
+    "divergence",
     "merge_triplets",
     "model_calls",
     "read_agent",
     "read_model_call",
     "read_tool_call",
+    "replayed_calls",
+    "turn_merges",
 ]

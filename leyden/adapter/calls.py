@@ -22,8 +22,8 @@ from functools import cached_property
 from typing import Any
 
 from leyden import semconv
-from leyden.adapter.attributes import Json, as_dict, as_list, parsed
-from leyden.adapter.chat import image_urls, message_text
+from leyden.adapter.attributes import Json
+from leyden.adapter.chat import plain
 from leyden.adapter.normalise import GATEWAY, ModelCallView, read_model_call
 from leyden.adapter.order import in_order, moment
 from leyden.types import Span
@@ -80,15 +80,8 @@ class _Sighting:
 
 
 def _digest(messages: Sequence[Json]) -> str:
-    said = [_plain(message) for message in messages]
+    said = [plain(message) for message in messages]
     return json.dumps(said, ensure_ascii=False, sort_keys=True) if any(any(what[1:]) for what in said) else ""
-
-
-def _plain(message: Json) -> list[Any]:
-    """What no dialect leaves out: role, text, images, and the names and arguments of tool calls."""
-    functions = [as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls"))]
-    calls = [[function.get("name"), parsed(function.get("arguments"))] for function in functions]
-    return [message.get("role"), message_text(message.get("content")), image_urls([message]), calls]
 
 
 def _forget_reused_ids(sightings: Sequence[_Sighting]) -> None:

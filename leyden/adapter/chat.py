@@ -102,6 +102,13 @@ def image_urls(messages: Iterable[Json]) -> list[str]:
     return [url for url in urls if isinstance(url, str)]
 
 
+def plain(message: Json) -> list[Any]:
+    """Return what no dialect leaves out of a message: role, text, images, and the names and arguments of tool calls."""
+    functions = [as_dict(as_dict(call).get("function")) for call in as_list(message.get("tool_calls"))]
+    calls = [[function.get("name"), parsed(function.get("arguments"))] for function in functions]
+    return [message.get("role"), message_text(message.get("content")), image_urls([message]), calls]
+
+
 def _said(role: str, text: Any) -> Json:
     return {"role": role, "content": _as_text(text)}
 

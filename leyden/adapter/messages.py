@@ -53,6 +53,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 tools=call.view.tools or None,
             )
             for call in selected
+            if not call.view.replayed
             for answer in _answers(call.view, tools.get(call.view.span.span_id, []))
         ]
         log_result(self, source, "conversations", conversations)

@@ -55,6 +55,11 @@ class ModelCallView:
         return self.spans[0]
 
     @property
+    def replayed(self) -> bool:
+        """Whether the answer came from the record of another attempt: it is context, and never trained on twice."""
+        return self.span.attributes.get(semconv.REPLAYED) is True
+
+    @property
     def failed(self) -> bool:
         """Whether nobody saw the call succeed."""
         return all(span.status.status_code == "ERROR" for span in self.spans)

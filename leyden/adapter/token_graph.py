@@ -99,16 +99,15 @@ class TokenGraph:
     def trajectories(self, *, reward: float | None = None) -> list[Trajectory]:
         """One for each leaf, in the order in which their first trained calls were added, with the attempt's final `reward`.
 
+        A path without a token to train on, as calls that were all replayed leave it, is no trajectory.
         What several leaves have in common is trained on in one of them, the one that went on with it first, and is context in the others.
         """
         leaves = [node for node in self.nodes() if not node.children]
-        return [
-            trajectory
-            for _, trajectory in sorted((self._trajectory(leaf, reward) for leaf in leaves), key=lambda pair: pair[0])
-        ]
+        found = [pair for leaf in leaves if (pair := self._trajectory(leaf, reward)) is not None]
+        return [trajectory for _, trajectory in sorted(found, key=lambda pair: pair[0])]
 
-    def _trajectory(self, leaf: TokenNode, reward: float | None) -> tuple[int, Trajectory]:
-        """The path to a leaf, and the number of the first call that is trained on in it."""
+    def _trajectory(self, leaf: TokenNode, reward: float | None) -> tuple[int, Trajectory] | None:
+        """The path to a leaf, and the number of the first call that is trained on in it; None without such a call."""
         path: list[tuple[TokenNode, bool]] = []
         node, is_ours = leaf, True
         while node.parent is not None:
@@ -124,17 +123,20 @@ class TokenGraph:
             trajectory.logprobs += node.logprobs if is_ours else [0.0] * len(node.token_ids)
             if is_ours and node.call is not None:
                 self._add_call(trajectory, calls, node.call, start)
-        return calls[0], trajectory
+        return (calls[0], trajectory) if calls else None
 
     def _add_call(self, trajectory: Trajectory, calls: list[int], number: int, start: int) -> None:
         end = len(trajectory.token_ids)
+        call = self._calls[number]
+        if call.response.loss_mask is not None and not any(call.response.loss_mask):
+            return  # a replayed call, which is context
         if calls and calls[-1] == number:  # the second half of a response that was split
             trajectory.call_spans[-1] = (trajectory.call_spans[-1][0], end)
             return
         calls.append(number)
-        call = self._calls[number]
         trajectory.call_spans.append((start, end))
         trajectory.call_rewards.append(call.reward)
+        trajectory.call_numbers.append(number)
         if versions := call.response.policy_versions:
             low, high = trajectory.policy_versions or (versions[0], versions[0])
             trajectory.policy_versions = (min(low, *versions), max(high, *versions))

@@ -78,6 +78,8 @@ def _headline(span: Span, call: ModelCallView | None) -> str:
     if span.start_time is not None and span.end_time is not None and span.end_time > span.start_time:
         parts.append(f"{span.end_time - span.start_time:.2f} s")
     if call is not None:
+        if call.replayed:
+            parts.append("replayed")
         if call.model:
             parts.append(call.model)
         if call.tokens is not None:

@@ -28,6 +28,7 @@ class TracerTraceToTriplet(TraceAdapter[list[Triplet]]):
     """Every call of an attempt that succeeded, whoever recorded it, in order; a call that several recorded is one.
 
     `metadata` of a triplet: `span_id`, `sequence_id`, `response_id`, `agent_name` (None: no agent), `model`, `temperature`, `refused`;
+    `replayed` (True) of a call that was answered from the record of another attempt: its response is context, with a loss mask of 0;
     `goes_on_from` and `known_prefix`, which earlier call the prompt goes on from and for how many ids, as the gateway found it.
     """
 
@@ -148,6 +149,9 @@ def _triplet(call: ModelCallView, reward: float | None, **metadata: Any) -> Trip
     if (known_prefix := get_known_prefix(call.span)) is not None:
         known["goes_on_from"], known["known_prefix"] = known_prefix
     tokens = call.tokens
+    loss_mask = None if tokens is None else tokens.loss_mask
+    if tokens is not None and call.replayed:
+        known["replayed"], loss_mask = True, [0] * len(tokens.response_ids)
     return Triplet(
         prompt=TripletPrompt(
             token_ids=[] if tokens is None else tokens.prompt_ids,
@@ -159,7 +163,7 @@ def _triplet(call: ModelCallView, reward: float | None, **metadata: Any) -> Trip
             raw_content=call.output_messages,
             logprobs=None if tokens is None else tokens.logprobs,
             policy_versions=None if tokens is None else tokens.policy_versions,
-            loss_mask=None if tokens is None else tokens.loss_mask,
+            loss_mask=loss_mask,
         ),
         reward=reward,
         metadata={name: value for name, value in known.items() if value is not None} | metadata,

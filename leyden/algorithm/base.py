@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.adapter import TraceAdapter
 from leyden.algorithm.collector import RolloutCollector
+from leyden.algorithm.evaluator import Evaluator
 from leyden.errors import ConfigError, LeydenError
 from leyden.options import NamedOptions
 from leyden.runs import Run
@@ -34,6 +35,11 @@ _CANCEL_SECONDS = 5.0
 
 Dataset = Sequence[T]
 """Tasks: anything with a length and items (a list, a Hugging Face data set)."""
+
+
+def algorithm_group(run_id: str) -> str:
+    """Return the group of the rollouts in which a run's algorithm records its own calls."""
+    return f"{run_id}/algorithm"
 
 
 class Algorithm(NamedOptions, KeepsArguments, ABC):
@@ -61,6 +67,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     _run: Run | None = None
     _concurrency: int | None = None
     _collector: RolloutCollector | None = None
+    _evaluator: Evaluator | None = None
+    _agent_version: str | None = None
 
     @abstractmethod
     def run(
@@ -143,7 +151,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     def set_llm_proxy(self, llm_proxy: LLMProxy | None) -> None:
         """Give the gateway, or None."""
-        self._llm_proxy = llm_proxy
+        self._llm_proxy, self._evaluator = llm_proxy, None
 
     def get_llm_proxy(self) -> LLMProxy | None:
         """The gateway; None when there is none."""
@@ -184,7 +192,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
             {"algorithm": type(self).__name__, "purpose": purpose},
             metadata={"run_id": run_id, **(metadata or {})},
             run_id=None,
-            group_id=f"{run_id}/algorithm",
+            group_id=algorithm_group(run_id),
         )
         ids = rollout.rollout_id, rollout.attempt.attempt_id
         status: AttemptStatus = "failed"
@@ -218,6 +226,16 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         """
         return self._concurrency
 
+    def set_agent_version(self, version: str | None) -> None:
+        """Say which agent runs the rollouts, in a text that changes with its code; None: unknown."""
+        self._agent_version, self._evaluator = version, None
+
+    def get_agent_version(self) -> str | None:
+        """Return which agent runs the rollouts, with the models of the gateway if there is one; None if unknown."""
+        if self._agent_version is None or self._llm_proxy is None:
+            return self._agent_version
+        return f"{self._agent_version} with models {self._llm_proxy.models_digest()}"
+
     def set_run(self, run: Run) -> None:
         """Say where this run keeps what outlives it."""
         self._run, self._collector = run, None
@@ -240,6 +258,17 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
             pin = None if self._run is None else self.pin
             self._collector = RolloutCollector(self.get_store(), pin=pin, concurrency=self._concurrency)
         return self._collector
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """Return an evaluator on this algorithm's collector, which knows the agent's version.
+
+        Raises ConfigError without a store.
+        """
+        collector = self.collector
+        if self._evaluator is None or self._evaluator.collector is not collector:
+            self._evaluator = Evaluator(collector, agent_version=self.get_agent_version())
+        return self._evaluator
 
     def leaves_rollouts(self, error: BaseException | None) -> bool:
         """Return whether unfinished rollouts stay in the queue when `run` has ended.

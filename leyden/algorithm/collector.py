@@ -15,8 +15,10 @@ import asyncio
 import hashlib
 import itertools
 import json
+import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -26,8 +28,18 @@ from pydantic import BaseModel
 from leyden.errors import BudgetExceeded, ConfigError, IllegalTransition, LeydenError, UnknownRollout
 from leyden.options import check_number
 from leyden.store.base import LightningStore
-from leyden.types import EnqueueRolloutRequest, Rollout, RolloutStatus, Span, failure_reason, find_final_reward
+from leyden.types import (
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    Rollout,
+    RolloutStatus,
+    Span,
+    failure_reason,
+    find_final_reward,
+)
 from leyden.utils import ids
+
+logger = logging.getLogger(__name__)
 
 _READ_TOGETHER = 256
 """Rollouts whose spans are read in one call."""
@@ -37,6 +49,10 @@ _CANCEL_TOGETHER = 16
 """Rollouts that are cancelled at a time."""
 _REST_SECONDS_EACH = 25e-6
 """Between two waits, for each rollout waited for: a wait begins with a look at all of them, about ten times as fast."""
+_SILENCE_SECONDS = 60.0
+"""After so long without a result, and twice as long each time after that, a collection names what it waits for."""
+_NAMED = 5
+"""Rollouts that are named then."""
 _AT_LEAST = 128
 """Rollouts enqueued at a time by `max_unfinished="auto"` if the runners are few or unknown."""
 
@@ -84,19 +100,51 @@ class Budget:
 
     rollouts: int | None = None
     """How many rollouts may be requested in all. None: no limit."""
+    seconds: float | None = None
+    """How long rollouts may be requested and may run, from the first request on. The `Evaluator`
+    cancels at this time what has not finished, and raises BudgetExceeded. None: no limit."""
     used: int = field(default=0, init=False)
     """Rollouts requested so far."""
+    earlier_seconds: float = field(default=0.0, init=False)
+    """Time that earlier processes of a resumed run have spent."""
+    _started_at: float | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_number("rollouts", self.rollouts, at_least=0, whole=True, or_none="no limit")
+        check_number("seconds", self.seconds, above=0, or_none="no limit")
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Return whether neither rollouts nor time are limited."""
+        return self.rollouts is None and self.seconds is None
 
     @property
     def left(self) -> int | None:
         """Return how many rollouts may still be requested; None without a limit."""
-        return None if self.rollouts is None else self.rollouts - self.used
+        return None if self.rollouts is None else max(0, self.rollouts - self.used)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return for how long rollouts may still be requested; None without a limit."""
+        if self.seconds is None:
+            return None
+        here = 0.0 if self._started_at is None else time.monotonic() - self._started_at
+        return max(0.0, self.seconds - self.earlier_seconds - here)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is left of each limit, for the metrics of a step."""
+        left = {"budget_rollouts_left": self.left, "budget_seconds_left": self.seconds_left}
+        return {name: value for name, value in left.items() if value is not None}
 
     def take(self, rollouts: int) -> None:
-        """Count `rollouts` more. Raise BudgetExceeded, and count none, if they are too many."""
+        """Count `rollouts` more. Raise BudgetExceeded, and count none, if they are too many or too late."""
+        if self._started_at is None:
+            self._started_at = time.monotonic()
+        if rollouts and self.seconds_left == 0:
+            raise BudgetExceeded(
+                f"{rollouts:,} more rollouts were requested, and the time of Budget(seconds={self.seconds:g}) is over; "
+                "give a larger budget"
+            )
         if self.left is not None and rollouts > self.left:
             raise BudgetExceeded(
                 f"{rollouts:,} more rollouts were requested, and {self.left:,} are left of Budget(rollouts={self.rollouts:,}); "
@@ -176,6 +224,11 @@ class RolloutCollector:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
 
+    @property
+    def store(self) -> LightningStore:
+        """Return the store that rollouts are enqueued in."""
+        return self._store
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -221,7 +274,7 @@ class RolloutCollector:
         """
         if max_unfinished != "auto":
             check_number("max_unfinished", max_unfinished, at_least=1, whole=True, or_none="all")
-        window = _Window(max_unfinished, self._concurrency)
+        window, silence = _Window(max_unfinished, self._concurrency), _Silence()
         to_come = enumerate(requests)
         waiting: dict[str, list[_Asked]] = {}
         try:
@@ -229,10 +282,12 @@ class RolloutCollector:
                 await self._fill(window, to_come, waiting)
                 if not waiting:
                     break
-                timeout = None if check is None else check_seconds
+                timeout = _SILENCE_SECONDS if check is None else check_seconds
                 finished = await self._store.wait_for_any_rollout(rollout_ids=list(waiting), timeout=timeout)
                 if check is not None and len(finished) < len(waiting):
                     check()
+                if silence.is_due(bool(finished)):
+                    await self._tell(list(waiting), silence.seconds)
                 for rollouts in _batches(sorted(finished, key=_end_time), _READ_TOGETHER):
                     spans_of = await self._store.query_spans_of([rollout.rollout_id for rollout in rollouts])
                     for rollout in rollouts:
@@ -252,6 +307,18 @@ class RolloutCollector:
         if self._released:
             await self._write_pins()
 
+    async def _tell(self, rollout_ids: Sequence[str], seconds: float) -> None:
+        """Log which rollouts a collection waits for, and what they do."""
+        shown = await self._store.query_rollouts(rollout_id_in=rollout_ids[:_NAMED])
+        rest = len(rollout_ids) - len(shown)
+        logger.info(
+            "no rollout has finished for %.0f s; waiting for %d: %s%s",
+            seconds,
+            len(rollout_ids),
+            "; ".join(map(_state, shown)),
+            f"; and {rest} more" if rest else "",
+        )
+
     async def release(self, iterations: int) -> None:
         """Unpin the results that were kept until at most so many finished iterations.
 
@@ -260,18 +327,37 @@ class RolloutCollector:
         self._kept = {rollout_id: until for rollout_id, until in self._kept.items() if until > iterations}
         await self._write_pins()
 
-    async def cancel(self) -> int:
-        """Cancel every rollout that this collector has enqueued and that has not finished; return how many.
+    async def count_earlier(self, run_id: str, *, seconds: float = 0.0) -> None:
+        """Charge the budget for what earlier processes of a resumed run have spent.
+
+        Call it before the first request. Rollouts that are requested again are not counted again.
+        seconds: how long the run has taken so far.
+        """
+        self.budget.earlier_seconds = seconds
+        if not self.budget.is_unlimited:
+            stored = {rollout.rollout_id for rollout in await self._store.query_rollouts(run_id=run_id)}
+            self.budget.used += len(stored - self._counted)
+            self._counted |= stored
+
+    async def cancel(self, rollout_ids: Collection[str] | None = None) -> int:
+        """Cancel rollouts that this collector has enqueued and that have not finished; return how many.
 
         Collections under way yield them, with the status `cancelled`; what no collection waits for is
         unpinned. Rollouts of other runs, which this collector only waits for, go on.
+
+        rollout_ids: None for all of them; others than this collector's are left alone.
         """
         async with self._exclusively():
-            to_cancel = [each for each in {*self._unread, *self._in_doubt} if each not in self._foreign]
+            chosen = {*self._unread, *self._in_doubt} - self._foreign
+            to_cancel = chosen if rollout_ids is None else chosen & set(rollout_ids)
             slots = asyncio.Semaphore(_CANCEL_TOGETHER)
             cancelled = sum(await asyncio.gather(*(self._cancel_one(each, slots) for each in to_cancel)))
-            self._in_doubt.clear()
-            self._unread = {rollout_id: readers for rollout_id, readers in self._unread.items() if readers > 0}
+            self._in_doubt -= to_cancel
+            self._unread = {
+                rollout_id: readers
+                for rollout_id, readers in self._unread.items()
+                if readers > 0 or (rollout_ids is not None and rollout_id not in to_cancel)
+            }
         await self._write_pins()
         return cancelled
 
@@ -325,7 +411,7 @@ class RolloutCollector:
 
     async def _pay(self, requests: Sequence[EnqueueRolloutRequest]) -> None:
         """Count the requests that the budget has not counted yet. A failed enqueuing that is repeated is paid once."""
-        if self.budget.rollouts is None:
+        if self.budget.is_unlimited:
             return
         new = {str(request.rollout_id): request for request in requests if request.rollout_id not in self._counted}
         stored = await self._store.query_rollouts(rollout_id_in=list(new)) if new else ()
@@ -372,6 +458,26 @@ class RolloutCollector:
             return True
 
 
+class _Silence:
+    """The time since a collection had its last result."""
+
+    def __init__(self) -> None:
+        self._since, self._limit = time.monotonic(), _SILENCE_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._since
+
+    def is_due(self, has_result: bool) -> bool:
+        """Note whether there is a result now; return whether the silence has lasted long enough to speak of it."""
+        if has_result:
+            self._since, self._limit = time.monotonic(), _SILENCE_SECONDS
+        if self.seconds < self._limit:
+            return False
+        self._limit *= 2
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A request of a collection whose result is still to be yielded."""
@@ -406,6 +512,16 @@ class _Window:
 
 def _batches(rollouts: Sequence[Rollout], size: int) -> Iterator[Sequence[Rollout]]:
     return (rollouts[start : start + size] for start in range(0, len(rollouts), size))
+
+
+def _state(rollout: Rollout) -> str:
+    """Return what an unfinished rollout does, in a few words."""
+    if not isinstance(rollout, AttemptedRollout) or rollout.status in ("queuing", "requeuing"):
+        return f"{rollout.rollout_id} {rollout.status}, and no runner has claimed it"
+    attempt, limit = rollout.attempt, rollout.config.timeout_seconds
+    ends = "it has no time limit" if limit is None else f"timeout_seconds={limit:g} ends it"
+    lasted = time.time() - attempt.start_time
+    return f"{rollout.rollout_id} {attempt.status} for {lasted:.0f} s on {attempt.worker_id or 'a runner'}, {ends}"
 
 
 def _end_time(rollout: Rollout) -> float:

@@ -13,6 +13,7 @@ from leyden.errors import ConfigError, InvalidArgument
 _SOURCES: dict[str, Callable[[FunctionalAlgorithm], Any]] = {
     "store": lambda algorithm: algorithm.get_store(),
     "collector": lambda algorithm: algorithm.collector,
+    "evaluator": lambda algorithm: algorithm.evaluator,
     "adapter": lambda algorithm: algorithm.get_adapter(),
     "llm_proxy": lambda algorithm: algorithm.get_llm_proxy(),
     "initial_resources": lambda algorithm: algorithm.get_initial_resources(),
@@ -24,8 +25,8 @@ _DATASETS = ("train_dataset", "val_dataset")
 class FunctionalAlgorithm(Algorithm):
     """A function with the parameters of its choice.
 
-    Possible are store, collector, adapter, llm_proxy, initial_resources, run, train_dataset and
-    val_dataset.
+    Possible are store, collector, evaluator, adapter, llm_proxy, initial_resources, run,
+    train_dataset and val_dataset.
 
     A function that takes `run` can be started again after a failure. Then `run.resume` is true,
     `run.directory` keeps its state, and ids derived from `run.run_id` find the rollouts that it had

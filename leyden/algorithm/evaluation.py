@@ -37,7 +37,8 @@ from leyden.utils.figures import figure
 _PROGRESS_SECONDS = 1.0
 _RESAMPLES = 2000
 _CONFIDENCE = 0.95
-_Z = statistics.NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2)
+_MOST_TIMES = 10
+"""How many times more resamples an interval of many simultaneous ones has at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,27 +271,36 @@ class Evaluation(Algorithm):
         )
 
 
-def estimate(rewards: Sequence[Sequence[float]]) -> Estimate:
+def estimate(rewards: Sequence[Sequence[float]], *, n_compared: int = 1) -> Estimate:
     """Return the mean over tasks of each task's mean reward, with a 95 % confidence interval.
 
     rewards: those of each task, at least one task and one reward for each.
+    n_compared: means that are estimated together; their intervals all hold with 95 % (Bonferroni).
 
     The tasks are the sample, because rollouts of one task are not independent. Rewards of 0 and 1,
     one for each task, have Wilson's interval, which holds near 0 and 1 too. Others have the
-    percentile bootstrap over tasks, 2,000 resamples with a fixed seed. One task has no interval.
+    percentile bootstrap over tasks with a fixed seed, 2,000 resamples for each of at most ten means.
+    One task has no interval.
     """
     means = [statistics.fmean(of_task) for of_task in rewards]
     mean, n = statistics.fmean(means), len(means)
     if n == 1:
         return Estimate(mean, None, None, "none")
+    outside = (1 - _CONFIDENCE) / n_compared
     if all(len(of_task) == 1 and of_task[0] in (0.0, 1.0) for of_task in rewards):
-        centre = (mean + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-        half = _Z * math.sqrt(mean * (1 - mean) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
-        return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), "Wilson")
-    numbers = random.Random(0)
-    resampled = sorted(statistics.fmean(numbers.choices(means, k=n)) for _ in range(_RESAMPLES))
-    cut = round((1 - _CONFIDENCE) / 2 * _RESAMPLES)
+        return Estimate(mean, *wilson_interval(mean, n, confidence=1 - outside), "Wilson")
+    numbers, resamples = random.Random(0), _RESAMPLES * min(n_compared, _MOST_TIMES)
+    resampled = sorted(statistics.fmean(numbers.choices(means, k=n)) for _ in range(resamples))
+    cut = round(outside / 2 * resamples)
     return Estimate(mean, resampled[cut], resampled[-cut - 1], "bootstrap")
+
+
+def wilson_interval(mean: float, n: int, *, confidence: float = _CONFIDENCE) -> tuple[float, float]:
+    """Return Wilson's confidence interval of a proportion. mean: of `n` values, each 0 or 1."""
+    z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
+    centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
+    return 0.0 if mean == 0.0 else max(0.0, centre - half), 1.0 if mean == 1.0 else min(1.0, centre + half)
 
 
 def _evaluated(result: CollectedRollout, place: tuple[int, int]) -> EvaluatedRollout:

@@ -6,15 +6,18 @@ Checkpoints, progress, metrics and resuming are the loop's; an algorithm says wh
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, Literal
 
 from leyden.algorithm.base import Algorithm, Dataset
 from leyden.loop import Callback, Checkpoint, LogWriter, Metrics, TrainLoop, Vessel
 from leyden.loop.callbacks import HookResult
 from leyden.loop.progress_bar import showing_setup
 from leyden.options import check_several
+
+_SMALL_BYTES: Final = 256 * 2**20
+_LARGE_EVERY_SECONDS: Final = 600.0
 
 
 class IterativeAlgorithm(Algorithm):
@@ -27,7 +30,12 @@ class IterativeAlgorithm(Algorithm):
     val_every_n_iters: validate after every so many steps; None: never.
     validate_first: validate before the first step too.
     checkpoint_every: save after every so many steps, in `checkpoints/` of the run's directory; a run without one saves nothing.
-    keep_checkpoints: how many to keep.
+    checkpoint_seconds: save after the first step that ends so many seconds after the last save. With
+        neither of the two, every step is saved while a checkpoint takes at most 256 MiB, and a larger
+        one every ten minutes. The last step is always saved.
+    keep_last: how many checkpoints to keep, the newest; None: all.
+    keep_best: name of a metric, such as "val/reward": the checkpoint of its best value is kept as well.
+    best_mode: whether the "max" or the "min" of that metric is the best.
     callbacks, writers: added to the callbacks and loggers of the Trainer.
     """
 
@@ -40,16 +48,22 @@ class IterativeAlgorithm(Algorithm):
         max_iters: int,
         val_every_n_iters: int | None = None,
         validate_first: bool = False,
-        checkpoint_every: int = 1,
-        keep_checkpoints: int = 2,
+        checkpoint_every: int | None = None,
+        checkpoint_seconds: float | None = None,
+        keep_last: int | None = 2,
+        keep_best: str | None = None,
+        best_mode: Literal["max", "min"] = "max",
         callbacks: Sequence[Callback] = (),
         writers: Sequence[LogWriter] = (),
     ) -> None:
         check_several("callbacks", callbacks)
         check_several("writers", writers)
         self.max_iters, self.val_every_n_iters, self.validate_first = max_iters, val_every_n_iters, validate_first
-        self.checkpoint_every, self.keep_checkpoints = checkpoint_every, keep_checkpoints
+        self.checkpoint_every, self.checkpoint_seconds = checkpoint_every, checkpoint_seconds
+        self.keep_last, self.keep_best = keep_last, keep_best
+        self.best_mode: Literal["max", "min"] = best_mode
         self.callbacks, self.writers = tuple(callbacks), tuple(writers)
+        self._new_checkpoint(Path("checkpoints"))
         self._loop = self._new_loop(())  # refuses wrong options before anything has started
 
     @abstractmethod
@@ -63,8 +77,12 @@ class IterativeAlgorithm(Algorithm):
         """Measure, after `iteration` steps, and change nothing."""
         return {}
 
-    async def save(self, path: Path) -> None:
-        """Write what the next step depends on into the directory `path`."""
+    async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:
+        """Write what the next step depends on into the directory `path`.
+
+        An algorithm that has copied its state may return a function that waits until it is written:
+        the next step begins meanwhile.
+        """
 
     async def load(self, path: Path) -> None:
         """Restore what `save` wrote."""
@@ -83,14 +101,12 @@ class IterativeAlgorithm(Algorithm):
         """Say how far the stage under way is, for whoever watches."""
         self._loop.progress(done, total, **counts)
 
-    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
-        """Set up, resume where the run says so, step, always tear down."""
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
+        """Set up, resume where the run says so, step, always tear down. An algorithm with a result returns it."""
         run = self.get_run()
         checkpoint = None
         if run.directory is not None:
-            checkpoint = Checkpoint(
-                run.directory / "checkpoints", every_n_iters=self.checkpoint_every, keep=self.keep_checkpoints
-            )
+            checkpoint = self._new_checkpoint(run.directory / "checkpoints")
         release = _Release(self, checkpoint)
         recorder = run.recorder
         self._loop = self._new_loop(
@@ -111,6 +127,18 @@ class IterativeAlgorithm(Algorithm):
         finally:
             await self.teardown()
 
+    def _new_checkpoint(self, folder: Path) -> Checkpoint:
+        by_size = self.checkpoint_every is None and self.checkpoint_seconds is None
+        return Checkpoint(
+            folder,
+            every_n_iters=1 if by_size else self.checkpoint_every,
+            time_interval=_LARGE_EVERY_SECONDS if by_size else self.checkpoint_seconds,
+            small_bytes=_SMALL_BYTES if by_size else None,
+            keep=self.keep_last,
+            monitor=self.keep_best,
+            mode=self.best_mode,
+        )
+
     def _new_loop(
         self, more: Sequence[Callback], *, callbacks: Sequence[Callback] = (), writers: Sequence[LogWriter] = ()
     ) -> TrainLoop:
@@ -130,14 +158,23 @@ class _Release(Callback):
 
     def __init__(self, algorithm: IterativeAlgorithm, checkpoint: Checkpoint | None) -> None:
         self._algorithm, self._checkpoint = algorithm, checkpoint
+        self._released = 0
+
+    def on_fit_start(self, loop: TrainLoop, vessel: Vessel) -> None:
+        """Begin at the iteration that the run was resumed from."""
+        self._released = loop.current_iter
 
     def on_iter_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
-        """Release if the checkpoint callback, which came before, has saved this iteration."""
-        if self._checkpoint is not None and self._checkpoint.last_saved < loop.current_iter:
-            return None
-        return self._algorithm.collector.release(loop.current_iter)
+        """Release the steps up to the newest checkpoint; the checkpoint callback came before."""
+        return None if self._saved(loop) <= self._released else self.on_fit_end(loop, vessel)
 
-    on_fit_end = on_iter_end
+    def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
+        """Release the steps up to the newest checkpoint."""
+        self._released = self._saved(loop)
+        return self._algorithm.collector.release(self._released)
+
+    def _saved(self, loop: TrainLoop) -> int:
+        return loop.current_iter if self._checkpoint is None else self._checkpoint.last_saved
 
 
 class _Ready(Callback):

@@ -18,8 +18,12 @@ from leyden.cli.demo import demo
 from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
 from leyden.cli.plot import plot
+from leyden.cli.prompts import prompts_commands
+from leyden.cli.replay import replay
+from leyden.cli.resources import resources_commands
 from leyden.cli.rl import rl_commands
 from leyden.cli.runs import runs
+from leyden.cli.serve import serve
 from leyden.cli.show import show
 from leyden.cli.store import store
 from leyden.cli.store_export import export
@@ -41,13 +45,19 @@ app.command(short_help="Train an agent on this machine, in a few minutes.")(demo
 app.command(short_help="List runs, with their rewards.")(runs)
 app.command(short_help="Show a run, what failed in it, or one rollout.")(show)
 app.command(short_help="Draw the curves of runs.")(plot)
+app.command(short_help="Run a recorded rollout again, call by call.")(replay)
 app.command("eval", short_help="Measure an agent, before and after training.")(evaluate)
 app.command(short_help="Pass model calls on, and record them.")(gateway)
+app.command(short_help="Serve released resources to applications.")(serve)
 app.command(short_help="Show the workers of a store.")(workers)
 store_commands = typer.Typer(rich_markup_mode=None)
 store_commands.callback(invoke_without_command=True)(store)
 store_commands.command()(export)
 app.add_typer(store_commands, name="store")
+app.add_typer(prompts_commands, name="prompts", short_help="Show the prompts that APO has tried.")
+app.add_typer(
+    resources_commands, name="resources", short_help="Show versions of resources, promote them, roll them back."
+)
 app.add_typer(rl_commands, name="rl")
 
 

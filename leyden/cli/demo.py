@@ -28,6 +28,12 @@ def demo(
         bool,
         typer.Option("--deterministic", help="Two runs with one seed end with the same weights, to the bit (slower)."),
     ] = False,
+    engine: Annotated[
+        str | None, typer.Option(help="What samples the policy: embedded (the default), or vllm, a server on the CPU.")
+    ] = None,
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="The interpreter that has vLLM, with --engine vllm; this one by default.")
+    ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to keep the run; a new folder under .leyden/ by default.")
     ] = None,
@@ -48,6 +54,7 @@ def demo(
     Examples:
       leyden demo
       leyden demo --seed 3 --json figures.json
+      leyden demo --engine vllm --vllm-python .venvs/vllm/bin/python
       leyden demo --resume .leyden/20261121-101500-demo-ab12
       leyden demo --resume .leyden/20261121-101500-demo-ab12 --steps 60
     """
@@ -57,11 +64,29 @@ def demo(
 
     _require_demo_packages()
     setup_logging("WARNING")
-    given = {"seed": seed, "steps": steps, "games": games, "deterministic": deterministic or None}
+    if engine is not None:
+        from leyden.options import check_choice  # not above: it loads asyncio, which --help does without
+
+        check_choice("--engine", engine, ("embedded", "vllm"))
+    if vllm_python is not None and engine != "vllm":
+        raise ConfigError("--vllm-python is the interpreter of the vLLM server; give --engine vllm too")
+    if deterministic and engine == "vllm":
+        raise ConfigError(
+            "--deterministic needs --engine embedded: what vLLM samples depends on the requests of a batch"
+        )
+    python = None if vllm_python is None else str(vllm_python.absolute())
+    given = {
+        "seed": seed,
+        "steps": steps,
+        "games": games,
+        "deterministic": deterministic or None,
+        "engine": engine,
+        "vllm_python": python,
+    }
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     fixed = [*(name for name in chosen if name != "steps"), *(["run-dir"] if run_dir else [])]
     if resume is not None and fixed:
-        names = ", ".join(f"--{name}" for name in fixed)
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
         raise ConfigError(f"a resumed run goes on as it was started; leave {names} out (--steps may change)")
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json {json_file}: the folder {json_file.absolute().parent} does not exist")

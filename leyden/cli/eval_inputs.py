@@ -251,7 +251,7 @@ def _chosen(source: str, *, has_models: bool) -> RecordedRun:
     if source == "latest":
         for run in list_runs():
             trained = run.directory is not None and (run.directory / "model").is_dir()
-            if run.record.kind != "eval" and (trained or has_models):
+            if run.record.kind not in ("eval", "replay") and (trained or has_models):
                 return run
     return open_run(source)
 

@@ -32,6 +32,10 @@ def gateway(
             envvar="LEYDEN_GATEWAY_TOKEN", show_envvar=True, help="What clients must show; other machines need one."
         ),
     ] = None,
+    live_key: Annotated[
+        str | None,
+        typer.Option(envvar="LEYDEN_LIVE_KEY", show_envvar=True, help="The secret that serving sessions sign with."),
+    ] = None,
     model_key: Annotated[
         str | None,
         typer.Option(envvar="LEYDEN_MODEL_KEY", show_envvar=True, help="The API key that the models' servers want."),
@@ -77,6 +81,7 @@ def gateway(
     options: dict[str, Any] = {"host": host, "token": token, "model_list": models, "durable": durable}
     options["max_body_bytes"] = max_body_mb * 2**20
     options["spool"] = spool
+    options["live_key"] = live_key
     look_for_cycles_rarely()
     asyncio.run(_serve(store, port, num_workers, options))
 

@@ -33,6 +33,12 @@ def store(
             envvar="LEYDEN_STORE_TOKEN", show_envvar=True, help="What clients must show; other machines need one."
         ),
     ] = None,
+    operator_token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LEYDEN_OPERATOR_TOKEN", show_envvar=True, help="What moving labels needs, instead of --token."
+        ),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other machines without a token: whoever reaches it may do all.")
     ] = False,
@@ -81,7 +87,11 @@ def store(
     if socket is not None and (host, port) != ("127.0.0.1", DEFAULT_PORT):
         raise ConfigError("a server has a port or a socket: leave out --host and --port, or --socket")
     place = {"host": host, "port": port} if socket is None else {"socket_path": socket}
-    asyncio.run(_serve(url, durability, {**place, "token": token}, insecure, retention, monitor))
+    asyncio.run(
+        _serve(
+            url, durability, {**place, "token": token, "operator_token": operator_token}, insecure, retention, monitor
+        )
+    )
 
 
 async def _serve(

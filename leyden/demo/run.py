@@ -25,7 +25,7 @@ from leyden import semconv
 from leyden.algorithm import PolicyGradient
 from leyden.demo.agent import play
 from leyden.demo.game import NUMBERS, Game
-from leyden.engine import IsolatedBackend, OptimParams
+from leyden.engine import IsolatedBackend, OptimParams, PolicyBackend, VLLMBackend
 from leyden.errors import ConfigError
 from leyden.gateway import LLMProxy
 from leyden.loop import CsvWriter, ProgressBar
@@ -50,6 +50,10 @@ class DemoOptions:
     """Games that success is measured on, before and after."""
     deterministic: bool = False
     """Responses depend on weights, prompt and seed alone (slower): two runs end with the same weights, to the bit."""
+    engine: str = "embedded"
+    """Samples the policy: "embedded", or "vllm" for a vLLM server on the CPU."""
+    vllm_python: str | None = None
+    """The interpreter that has vLLM; None: this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +124,17 @@ def run_demo(directory: Path) -> tuple[DemoResult, RunSummary]:
     return _result(directory), summary
 
 
-def _algorithm(options: DemoOptions, directory: Path) -> PolicyGradient:
-    backend = IsolatedBackend(
+def _backend(options: DemoOptions) -> PolicyBackend:
+    if options.engine == "vllm":
+        return VLLMBackend(
+            WEIGHTS,
+            python=options.vllm_python,
+            seed=options.seed,
+            device="cpu",
+            max_length=128,
+            extra_arguments=["--enforce-eager"],  # compiling takes longer than the demo
+        )
+    return IsolatedBackend(
         WEIGHTS,
         seed=options.seed,
         deterministic=options.deterministic,
@@ -129,8 +142,11 @@ def _algorithm(options: DemoOptions, directory: Path) -> PolicyGradient:
         max_batch_rows=128,
         max_length=128,
     )
+
+
+def _algorithm(options: DemoOptions, directory: Path) -> PolicyGradient:
     return PolicyGradient(
-        backend,
+        _backend(options),
         n_steps=options.steps,
         tasks_per_step=10,
         rollouts_per_task=12,

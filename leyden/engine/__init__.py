@@ -1,20 +1,23 @@
 """Backends that sample and train a policy.
 
-Lives here: the `PolicyBackend` protocol, a `Learner` and a `Sampler` (`base`), the embedded backend (`embedded`: a Hugging Face
-model decoded and trained in one process, its endpoint OpenAI-compatible), and the same one in a
-child process (`isolated`). It knows token ids, advantages and weights; not rollouts, rewards or the
-store. Importing it loads neither torch nor transformers. To add a backend, implement the protocol
-in one module and pass `tests/contracts/engine.py`.
+Lives here: the `PolicyBackend` protocol, a `Learner` and a `Sampler` (`base`); the embedded backend
+(`embedded`), a Hugging Face model decoded and trained in one process, with an OpenAI-compatible
+endpoint; the embedded backend in a child process (`isolated`); and a vLLM server beside a learner
+(`vllm`). It knows token ids, advantages and weights; not rollouts, rewards or the store. Importing
+it loads neither torch nor transformers. To add a backend, implement the protocol in one module,
+pass `tests/contracts/engine.py`, and add it to `EngineRegistry`.
 """
 
-from typing import Any
+from typing import Any, Final
 
+from leyden.components import Component
 from leyden.engine.base import (
     EngineCapabilities,
     EngineStatistics,
     ForwardBackwardResult,
     ForwardResult,
     Learner,
+    LoRA,
     OptimParams,
     OptimStepResult,
     PolicyBackend,
@@ -24,23 +27,38 @@ from leyden.engine.base import (
 )
 from leyden.engine.embedded import EmbeddedBackend
 from leyden.engine.isolated import IsolatedBackend
+from leyden.engine.schedules import learning_rate_at
+from leyden.engine.vllm import VLLMBackend, untie_embeddings
 
 __all__ = [
     "EmbeddedBackend",
     "EngineCapabilities",
+    "EngineRegistry",
     "EngineStatistics",
     "ForwardBackwardResult",
     "ForwardResult",
     "IsolatedBackend",
     "Learner",
+    "LoRA",
     "OptimParams",
     "OptimStepResult",
     "PolicyBackend",
     "Sample",
     "Sampler",
     "SamplingParams",
+    "VLLMBackend",
+    "learning_rate_at",
     "policy_backend",
+    "untie_embeddings",
 ]
+
+
+EngineRegistry: Final[dict[str, Component]] = {
+    "embedded": EmbeddedBackend,
+    "isolated": IsolatedBackend,
+    "vllm": VLLMBackend,
+}
+"""Backends by short name; `register_component("engine", ...)` adds others."""
 
 
 def policy_backend(model: Any, *, isolate: bool = False, **options: Any) -> PolicyBackend:

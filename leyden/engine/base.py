@@ -68,11 +68,38 @@ class OptimParams:
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm; that of a value head apart from the policy's."""
+    value_learning_rate: float | None = None
+    """Of the value head's own parameters; None takes `learning_rate`."""
 
     def __post_init__(self) -> None:
         check_number("learning_rate", self.learning_rate, at_least=0)
+        check_number("value_learning_rate", self.value_learning_rate, at_least=0, or_none="learning_rate")
         check_number("weight_decay", self.weight_decay, at_least=0)
         check_number("max_grad_norm", self.max_grad_norm, above=0)
+
+
+@named_options
+@dataclass(frozen=True, slots=True)
+class LoRA:
+    """Train low-rank adapters and freeze the weights (LoRA, arXiv:2106.09685): W + alpha / rank * B A."""
+
+    rank: int = 16
+    """Rows of A and columns of B; at least 1."""
+    alpha: float = 32.0
+    target_modules: str | Sequence[str] = "all-linear"
+    """Names of the linear layers that get an adapter, such as ("q_proj", "v_proj"), or "all-linear": all but the
+    output head."""
+    adapter: str | Path | None = None
+    """A folder with an adapter to go on with. It decides rank, alpha and modules itself."""
+
+    def __post_init__(self) -> None:
+        check_number("rank", self.rank, at_least=1, whole=True)
+        check_number("alpha", self.alpha, above=0)
+        if not self.target_modules or not all(isinstance(name, str) for name in self.target_modules):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f'target_modules is {self.target_modules!r}; give names of layers, ("q_proj", "v_proj"), or "all-linear"'
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +109,7 @@ class ForwardBackwardResult:
     loss: float
     n_sequences: int
     n_tokens: int
-    """Tokens run through the model, padding not counted."""
+    """Tokens of the sequences up to the last trained one; a prefix that several share counts for each."""
     n_trained: int
     """Tokens with a weight other than 0."""
     metrics: dict[str, float]
@@ -109,7 +136,7 @@ class OptimStepResult:
     policy_version: int
     """The version of the weights that the step made."""
     grad_norm: float
-    """Before clipping."""
+    """Before clipping; the value head's own parameters not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +159,12 @@ class EngineCapabilities:
     """Names of the losses that `forward_backward` takes."""
     values: bool = False
     """Whether there is a value head, whose estimates `forward(values=True)` returns."""
+    adapter: bool = False
+    """Whether adapters are trained, which `save_adapter` writes."""
     shared_weights: bool = False
     """Whether the sampler reads the learner's own weights, so that an optimizer step is published at once."""
+    reports_versions: bool = False
+    """Whether the endpoint reports the version of each token. Otherwise the gateway notes the version of each call."""
 
 
 class Learner(ABC):
@@ -175,6 +206,18 @@ class Learner(ABC):
     async def save_state(self, path: Path) -> None:
         """Write weights, optimizer state, version and the sampler's random state into `path` (made if missing)."""
 
+    async def snapshot_state(self, path: Path) -> bool:
+        """Copy what `save_state` writes, and write it while training goes on.
+
+        Return whether the files are still being written: await `state_written(path)` then, which raises
+        what went wrong. A backend that cannot copy writes at once.
+        """
+        await self.save_state(path)
+        return False
+
+    async def state_written(self, path: Path) -> None:
+        """Wait until the state that `snapshot_state` copied is in the files of `path`. Raise OSError or EngineError."""
+
     @abstractmethod
     async def load_state(self, path: Path) -> None:
         """Restore what `save_state` wrote, to the bit, and publish it. Raise CheckpointError for a missing or foreign
@@ -182,7 +225,17 @@ class Learner(ABC):
 
     @abstractmethod
     async def save_pretrained(self, path: Path) -> None:
-        """Write a Hugging Face model folder (weights, config, tokenizer) that any library loads."""
+        """Write a Hugging Face model folder (weights, config, tokenizer) that any library loads.
+
+        Adapters are merged into the weights; a value head is left out.
+        """
+
+    async def save_adapter(self, path: Path) -> None:
+        """Write the adapters as a folder that `peft.PeftModel.from_pretrained` loads.
+
+        Raise ConfigError if the backend trains no adapters.
+        """
+        raise ConfigError(f"{type(self).__name__} trains no adapter; make it with lora=LoRA(), or call save_pretrained")
 
 
 class Sampler(ABC):
@@ -224,6 +277,11 @@ class PolicyBackend(Learner, Sampler, NamedOptions, KeepsArguments, ABC):
     def capabilities(self) -> EngineCapabilities:
         """Return the optional abilities of this backend. Known before `start`."""
 
+    @property
+    def learner(self) -> PolicyBackend:
+        """The backend that computes the gradients: this one, unless it is composed of two."""
+        return self
+
     @abstractmethod
     async def start(self) -> None:
         """Load the model and serve the endpoint. Raise EngineError with the cause. Calling it again does nothing."""
@@ -239,6 +297,11 @@ class PolicyBackend(Learner, Sampler, NamedOptions, KeepsArguments, ABC):
     def check_loss(self, loss: Loss) -> None:
         """Raise ConfigError, naming the loss, unless this backend takes it."""
         name = find_loss(loss).name
+        if loss.uses_values and not self.capabilities.values:
+            raise ConfigError(
+                f"the loss {name!r} uses values, and {type(self).__name__} has no value head; "
+                "make it with value_head=True, or set the coefficient of the loss's value term to 0"
+            )
         if name not in self.capabilities.losses:
             known = ", ".join(sorted(self.capabilities.losses))
             raise ConfigError(f"{type(self).__name__} has no loss {name!r}; it has {known}")

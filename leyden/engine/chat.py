@@ -1,8 +1,8 @@
 """Conversations through a model's chat template: prompts with tools, responses with tool calls.
 
-`Chat` renders a request to a prompt, chooses the parser of tool calls, and remembers responses that
-called tools, so that the next prompt continues their exact ids. `Reply` is one response while it
-grows. It knows a tokenizer, and no model, no decoder and no HTTP.
+`Chat` renders a request to a prompt, chooses the parser of tool calls, and remembers responses, so
+that the next prompt continues their exact ids. `Reply` is one response while it grows. It knows a
+tokenizer, and no model, no decoder and no HTTP.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, cast
 from leyden.engine.refusal import bad_request
 from leyden.engine.text import StreamedText, Text
 from leyden.engine.tools import PARSERS, Call, Reader, Schemas, ToolParser, parse
-from leyden.engine.turns import Turns
+from leyden.engine.turns import TurnKey, Turns, turn_keys
 from leyden.engine.wire import CompletionRequest
 
 Json = dict[str, Any]
@@ -63,21 +63,17 @@ class Chat:
         """
         self._check(request)
         key = json.dumps([request.messages, request.tools])
+        keys = [each for each in turn_keys(request.messages, request.tools) if each in self._turns]
         prompt = self._prompts.get(key)
-        if prompt is not None:
+        if prompt is not None and not keys:
             self._prompts.move_to_end(key)
             return prompt
         try:
             text = self._render(request.messages, request.tools)
         except Exception as error:  # a template raises whatever it likes about messages that it does not take
             raise bad_request(f"the chat template refuses the messages: {error}", param="messages") from error
-        calls_of_turns = [
-            tuple(str(call["id"]) for call in message["tool_calls"])
-            for message in request.messages
-            if message.get("tool_calls")
-        ]
-        if calls_of_turns:
-            return self._continued(text, calls_of_turns, request.schemas)
+        if keys:
+            return self._continued(text, keys, request.schemas)
         prompt = Prompt(self._text.encode(text, special=False), text)
         if len(key) <= _REMEMBERED_LENGTH:
             self._prompts[key] = prompt
@@ -104,11 +100,19 @@ class Chat:
         return Reply(StreamedText(self._text, request.stops, kept), Reader(parser, request.schemas), new_id)
 
     def ended(self, request: CompletionRequest, prompt: Prompt, response_ids: Sequence[int], reply: Reply) -> None:
-        """Remember a response that called tools, unless a stop string cut off some of its text."""
+        """Remember a response, unless something that the client did not see ended it, such as a stop
+        string.
+        """
         end = self._ends.get(response_ids[-1], "")
-        if reply.calls and (end or not request.stops):
-            answer = (reply.content, reply.calls)
-            self._turns.add(reply.call_ids, prompt.text, prompt.token_ids, response_ids, answer, end)
+        if not prompt.text or not (end or not (request.stops or request.stop_token_ids)):
+            return
+        answer: Json = {"role": "assistant", "content": reply.content}
+        if reply.call_ids:
+            answer["tool_calls"] = [{"id": call_id} for call_id in reply.call_ids]
+        *earlier, key = turn_keys([*request.messages, answer], request.tools)
+        before = earlier[-1] if earlier else None
+        said = reply.content, reply.calls
+        self._turns.add(key, prompt.text, prompt.token_ids, response_ids, said, end, before=before)
 
     def has_call(self, ids: Sequence[int], schemas: Schemas) -> bool:
         """Return whether the last of `ids` completes a tool call."""
@@ -119,14 +123,17 @@ class Chat:
             return False
         return bool(parse(self._text.decode(ids, self._kept), parser, schemas)[1])
 
-    def _continued(self, text: str, calls_of_turns: list[tuple[str, ...]], schemas: Schemas) -> Prompt:
+    def _continued(self, text: str, keys: list[TurnKey], schemas: Schemas) -> Prompt:
         """Return the prompt, its beginning with the ids that were sampled if they are proven to be
         its text.
         """
         parser = self.parser
-        known = None
-        if parser is not None:
-            known = self._turns.longest(text, calls_of_turns, lambda turn: parse(turn, parser, schemas))
+
+        def read(turn: str) -> tuple[str, list[Call]]:
+            assert parser is not None, "a turn that called tools was read by a parser"
+            return parse(turn, parser, schemas)
+
+        known = self._turns.longest(text, keys, read)
         if known is None:
             return Prompt(self._text.encode(text, special=False), text)
         token_ids, place = known

@@ -183,6 +183,14 @@ async def _save_state(backend: PolicyBackend, data: Json) -> None:
     await backend.save_state(Path(data["path"]))
 
 
+async def _snapshot_state(backend: PolicyBackend, data: Json) -> bool:
+    return await backend.snapshot_state(Path(data["path"]))
+
+
+async def _state_written(backend: PolicyBackend, data: Json) -> None:
+    await backend.state_written(Path(data["path"]))
+
+
 async def _load_state(backend: PolicyBackend, data: Json) -> int:
     await backend.load_state(Path(data["path"]))
     return backend.policy_version
@@ -190,6 +198,10 @@ async def _load_state(backend: PolicyBackend, data: Json) -> int:
 
 async def _save_pretrained(backend: PolicyBackend, data: Json) -> None:
     await backend.save_pretrained(Path(data["path"]))
+
+
+async def _save_adapter(backend: PolicyBackend, data: Json) -> None:
+    await backend.save_adapter(Path(data["path"]))
 
 
 async def _statistics(backend: PolicyBackend, data: Json) -> Json:
@@ -202,7 +214,10 @@ _METHODS: Mapping[str, Method] = {
     "forward_backward": _forward_backward,
     "optim_step": _optim_step,
     "save_state": _save_state,
+    "snapshot_state": _snapshot_state,
+    "state_written": _state_written,
     "load_state": _load_state,
     "save_pretrained": _save_pretrained,
+    "save_adapter": _save_adapter,
     "statistics": _statistics,
 }

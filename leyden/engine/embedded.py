@@ -10,50 +10,54 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 from leyden.engine.base import (
     EngineCapabilities,
     EngineStatistics,
     ForwardBackwardResult,
     ForwardResult,
+    LoRA,
     OptimParams,
     OptimStepResult,
     PolicyBackend,
     Sample,
     SamplingParams,
 )
+from leyden.engine.threads import Threads, check_threads, n_cores, threads_for
 from leyden.engine.tools import PARSERS
 from leyden.errors import ConfigError, EngineError
 from leyden.host.listening import is_loopback, listen, netloc
 from leyden.maths.losses import LOSSES, Loss
-from leyden.options import check_flag, check_number, check_token
+from leyden.options import check_flag, check_names, check_number, check_token
 from leyden.types import LLM, TrainingSequence
 from leyden.utils.extras import install_extra
 
 if TYPE_CHECKING:
-    from leyden.engine.decoder import Decoder
-    from leyden.engine.learner import TorchLearner
     from leyden.engine.loading import LoadedPolicy
-    from leyden.host.asgi import AsgiThread
-
-T = TypeVar("T")
-
+    from leyden.engine.running import RunningPolicy
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
-def embedded_capabilities() -> EngineCapabilities:
+logger = logging.getLogger("leyden.engine")
+
+
+def embedded_capabilities(*, value_head: bool, adapter: bool) -> EngineCapabilities:
     """Return what an embedded engine can do, in this process or in a child of its own."""
-    return EngineCapabilities(losses=frozenset(LOSSES), shared_weights=True)
+    return EngineCapabilities(
+        losses=frozenset(LOSSES), values=value_head, adapter=adapter, shared_weights=True, reports_versions=True
+    )
 
 
 class EmbeddedBackend(PolicyBackend):
@@ -70,9 +74,13 @@ class EmbeddedBackend(PolicyBackend):
         max_batch_rows: int = 128,
         max_length: int | None = None,
         max_tokens_per_microbatch: int = 2048,
+        lora: LoRA | Mapping[str, Any] | None = None,
+        value_head: bool = False,
+        gradient_checkpointing: bool = False,
+        offload: bool = False,
         deterministic: bool = False,
         seed: int = 0,
-        threads: int | None = 1,
+        threads: Threads = "auto",
         tool_parser: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -90,13 +98,26 @@ class EmbeddedBackend(PolicyBackend):
         max_batch_rows: how many requests are decoded at once; others wait.
         max_length: the longest sequence; None is the model's context, at most 4,096 (the cache
             grows to what is used).
-        max_tokens_per_microbatch: padded tokens that a gradient, or the prompts that join a decode
-            step, may hold in memory at once.
+        max_tokens_per_microbatch: tokens that a gradient, or the prompts that join a decode step, may
+            hold in memory at once; padding counts, a prefix that sequences share counts once. A
+            gradient that runs out of memory halves it.
+        lora: train low-rank adapters in float32 and freeze the weights: `LoRA()`, or its fields as a dict.
+            `save_pretrained` merges them into the weights, `save_adapter` writes them alone.
+        value_head: add a linear head on the last hidden state that estimates returns, for losses that
+            use values (a critic). It is trained and saved in the state with the policy; a Hugging Face
+            folder that is exported does not have it.
+        gradient_checkpointing: keep only the input of each layer for the gradient and compute the rest
+            again: a third more time, for memory that hardly grows with the number of layers.
+        offload: let the optimizer's moments, and its float32 copies of narrower weights, wait in the
+            CPU's memory between two steps. The weights stay, because sampling reads them. It does
+            nothing on a CPU.
         deterministic: a response depends on weights, prompt and seed alone. Requests are decoded
             one by one, each must have a seed. Without it a seed is honoured up to rounding: other
             rows in the batch change the last bits of a probability.
         seed: of the sampler, for requests that have none.
-        threads: of torch, for decoding and for training each; None leaves torch's default.
+        threads: of torch, for decoding and for training each. "auto" takes one for a model of less than
+            16 million parameters, else the machine's cores, all but one from four on; None leaves
+            torch's default. `statistics().extra["threads"]` says how many.
         tool_parser: the form in which the model writes tool calls, such as "hermes"; None takes the
             one that reads what the chat template writes.
         host, port: of the endpoint; port 0 takes a free one. Any address but loopback needs
@@ -110,8 +131,11 @@ class EmbeddedBackend(PolicyBackend):
         check_number("max_length", max_length, at_least=2, whole=True, or_none="the model's context")
         check_number("seed", seed, whole=True)
         check_number("port", port, at_least=0, at_most=65_535, whole=True)
-        check_number("threads", threads, at_least=1, whole=True, or_none="torch's default")
+        check_threads(threads)
         check_flag("deterministic", deterministic)
+        check_flag("value_head", value_head)
+        check_flag("gradient_checkpointing", gradient_checkpointing)
+        check_flag("offload", offload)
         if dtype is not None and dtype not in _DTYPES:
             raise ConfigError(f"dtype={dtype!r} is not a floating-point type of torch; use 'float32' or 'bfloat16'")
         if device is not None and re.fullmatch(r"(cpu|cuda|mps|xpu|meta)(:\d+)?", device) is None:
@@ -128,6 +152,10 @@ class EmbeddedBackend(PolicyBackend):
         self._max_batch_rows = max_batch_rows
         self._max_length = max_length
         self._max_tokens_per_microbatch = max_tokens_per_microbatch
+        self._lora = _lora(lora)
+        self._value_head = value_head
+        self._gradient_checkpointing = gradient_checkpointing
+        self._offload = offload
         self._deterministic = deterministic
         self._seed = seed
         self._threads = threads
@@ -136,13 +164,13 @@ class EmbeddedBackend(PolicyBackend):
         self._control_key = control_key
         self._lock = threading.Lock()
         """Held while starting or stopping."""
-        self._running: _Running | None = None
+        self._running: RunningPolicy | None = None
         self._was_deterministic = False
         """Torch's setting before this backend changed it."""
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return embedded_capabilities()
+        return embedded_capabilities(value_head=self._value_head, adapter=self._lora is not None)
 
     @property
     def policy_version(self) -> int:
@@ -169,10 +197,10 @@ class EmbeddedBackend(PolicyBackend):
         self, sequences: Sequence[TrainingSequence], *, temperature: float = 1.0, values: bool = False
     ) -> ForwardResult:
         check_number("temperature", temperature, above=0)
-        if values:
-            raise ConfigError(f"{type(self).__name__} has no value head; call forward without values=True")
+        if values and not self._value_head:
+            raise ConfigError(f"{type(self).__name__} has no value head for values=True; make it with value_head=True")
         running = self._started()
-        return await running.train(lambda: running.learner.forward(sequences, temperature))
+        return await running.train(lambda: running.learner.forward(sequences, temperature, values=values))
 
     async def forward_backward(
         self, sequences: Sequence[TrainingSequence], loss: Loss, *, temperature: float = 1.0
@@ -190,15 +218,17 @@ class EmbeddedBackend(PolicyBackend):
         return self._started().decoder.policy_version  # each step was published when it was made
 
     async def save_state(self, path: Path) -> None:
-        from leyden.engine.state import write_state
-
         running = self._started()
-        decoder = running.decoder
-        await running.train(
-            lambda: decoder.between_steps(
-                lambda: write_state(path, running.learner, policy_version=decoder.policy_version, rng=decoder.random)
-            ).result()
-        )
+        await running.train(lambda: running.save_state(path))
+
+    async def snapshot_state(self, path: Path) -> bool:
+        running = self._started()
+        return await running.train(lambda: running.snapshot(path))
+
+    async def state_written(self, path: Path) -> None:
+        writing = self._started().writing.pop(path, None)
+        if writing is not None:
+            await asyncio.wrap_future(writing)
 
     async def load_state(self, path: Path) -> None:
         running = self._started()
@@ -210,10 +240,18 @@ class EmbeddedBackend(PolicyBackend):
         running = self._started()
         await running.train(lambda: write_pretrained(running.policy, path))
 
-    async def statistics(self) -> EngineStatistics:
-        return self._started().decoder.statistics()
+    async def save_adapter(self, path: Path) -> None:
+        if self._lora is None:
+            return await super().save_adapter(path)
+        from leyden.engine.lora import write_adapter
 
-    def _started(self) -> _Running:
+        running = self._started()
+        return await running.train(lambda: write_adapter(running.policy.model, path))
+
+    async def statistics(self) -> EngineStatistics:
+        return self._started().statistics()
+
+    def _started(self) -> RunningPolicy:
         if self._running is None:
             raise EngineError("the engine is not running; call start() first, or use 'async with'")
         return self._running
@@ -237,7 +275,7 @@ class EmbeddedBackend(PolicyBackend):
                 self._restore_torch()
                 raise
 
-    def _build(self, executor: ThreadPoolExecutor) -> _Running:
+    def _build(self, executor: ThreadPoolExecutor) -> RunningPolicy:
         import torch
 
         from leyden.engine.control import control_handlers
@@ -245,31 +283,36 @@ class EmbeddedBackend(PolicyBackend):
         from leyden.engine.endpoint import Endpoint, EndpointOptions
         from leyden.engine.forward.choose import choose_forward
         from leyden.engine.learner import TorchLearner
-        from leyden.engine.loading import load_policy
+        from leyden.engine.running import RunningPolicy
         from leyden.host.asgi import AsgiThread
         from leyden.host.http import SiteGuard
 
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
         if self._deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA's matrix products ask for it
             self._was_deterministic = torch.are_deterministic_algorithms_enabled()
             torch.use_deterministic_algorithms(True)
-        model, tokenizer, device, dtype = self._source
-        policy = load_policy(model, tokenizer, device=device, dtype=dtype)
+        policy, threads = self._load()
         max_length = self._max_length or min(policy.context, 4096)
         if max_length > policy.context:
             raise ConfigError(f"max_length is {max_length}, but the model has a context of {policy.context} tokens")
         slots = Decoder.n_slots(self._max_batch_rows, self._deterministic)
         forward = choose_forward(policy.model, max_rows=slots, max_length=max_length)
-        learner = TorchLearner(policy.model, forward, max_tokens_per_microbatch=self._max_tokens_per_microbatch)
+        if self._gradient_checkpointing:
+            forward.recompute_layers()
+        learner = TorchLearner(
+            policy.model,
+            forward,
+            max_tokens_per_microbatch=self._max_tokens_per_microbatch,
+            value_head=self._value_head,
+            offload=self._offload,
+        )
         decoder = Decoder(
             forward,
             max_batch_rows=self._max_batch_rows,
             max_prefill_tokens=self._max_tokens_per_microbatch,
             deterministic=self._deterministic,
             seed=self._seed,
-            threads=self._threads,
+            threads=threads,
         )
         options = EndpointOptions(
             model_name=self.model_name,
@@ -289,7 +332,31 @@ class EmbeddedBackend(PolicyBackend):
         server = AsgiThread(endpoint, name="leyden-engine-http")
         server.start(listener)
         decoder.start()
-        return _Running(policy, learner, decoder, server, executor, port, max_length)
+        return RunningPolicy(
+            policy, learner, decoder, server, executor, port, max_length, threads or torch.get_num_threads()
+        )
+
+    def _load(self) -> tuple[LoadedPolicy, int | None]:
+        """Return the model, with adapters if there are any, and how many threads torch has been given."""
+        import torch
+
+        from leyden.engine.loading import load_policy
+        from leyden.engine.lora import add_adapter
+
+        threads = 1 if isinstance(self._threads, str) else self._threads  # "auto": one, until the size is known
+        if threads is not None:
+            torch.set_num_threads(threads)
+        model, tokenizer, device, dtype = self._source
+        policy = load_policy(model, tokenizer, device=device, dtype=dtype)
+        if self._lora is not None:
+            policy = replace(policy, model=add_adapter(policy.model, self._lora, seed=self._seed))
+        on_cpu = policy.device_type == "cpu"
+        if self._threads == "auto" and on_cpu:
+            threads = threads_for(policy.n_parameters, n_cores())
+            torch.set_num_threads(threads)
+        if self._offload and on_cpu:
+            logger.warning("offload=True does nothing: the model is on the CPU already")
+        return policy, threads
 
     def _listen(self) -> socket.socket:
         host, port = self._address
@@ -305,9 +372,7 @@ class EmbeddedBackend(PolicyBackend):
             running, self._running = self._running, None
             if running is None:
                 return
-            running.decoder.stop()
-            running.server.stop()
-            running.executor.shutdown(cancel_futures=True)
+            running.stop()
             self._restore_torch()
 
     def _restore_torch(self) -> None:
@@ -317,61 +382,12 @@ class EmbeddedBackend(PolicyBackend):
             torch.use_deterministic_algorithms(self._was_deterministic)
 
 
-class _Running:
-    """The parts of a started backend."""
-
-    def __init__(
-        self,
-        policy: LoadedPolicy,
-        learner: TorchLearner,
-        decoder: Decoder,
-        server: AsgiThread,
-        executor: ThreadPoolExecutor,
-        port: int,
-        max_length: int,
-    ) -> None:
-        self.policy = policy
-        self.learner = learner
-        self.decoder = decoder
-        self.server = server
-        self.executor = executor
-        self.port = port
-        self.max_length = max_length
-
-    async def train(self, work: Callable[[], T]) -> T:
-        """Run `work` on the training thread, after the work that runs there."""
-        try:
-            future: Future[T] = self.executor.submit(work)
-        except RuntimeError as error:
-            raise EngineError("the engine has been stopped") from error
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise EngineError("the engine has been stopped") from None  # the work was taken out of the queue
-
-    def optim_step(self, params: OptimParams) -> OptimStepResult:
-        norm = self.learner.clip(params)
-
-        def swap() -> int:
-            self.learner.apply(params)
-            self.decoder.forget_cache()
-            self.decoder.policy_version += 1
-            return self.decoder.policy_version
-
-        return OptimStepResult(policy_version=self.decoder.between_steps(swap).result(), grad_norm=norm)
-
-    def load_state(self, path: Path) -> None:
-        from leyden.engine.state import read_state, restore_learner
-
-        state = read_state(path, self.learner)
-
-        def swap() -> None:
-            restore_learner(self.learner, state)
-            self.decoder.forget_cache()
-            self.decoder.policy_version = state.policy_version
-            self.decoder.random.setstate(state.random_state)
-
-        self.decoder.between_steps(swap).result()
+def _lora(given: object) -> LoRA | None:
+    """Return the adapters' constants; another process sends them as a dict."""
+    if given is None or isinstance(given, LoRA):
+        return given
+    if isinstance(given, Mapping):
+        options = cast(Mapping[str, Any], given)
+        check_names("lora", options, [field.name for field in fields(LoRA)])
+        return LoRA(**options)
+    raise ConfigError(f"lora is {given!r}; give LoRA(rank=16), its fields as a dict, or None to train all weights")

@@ -28,6 +28,7 @@ from leyden.engine.base import (
     EngineStatistics,
     ForwardBackwardResult,
     ForwardResult,
+    LoRA,
     OptimParams,
     OptimStepResult,
     PolicyBackend,
@@ -44,6 +45,7 @@ from leyden.engine.control import (
     write_sequences,
 )
 from leyden.engine.embedded import EmbeddedBackend, embedded_capabilities
+from leyden.engine.threads import Threads
 from leyden.errors import ChildDied, ConfigError, EngineError
 from leyden.host.child import Command
 from leyden.maths.losses import Loss
@@ -80,6 +82,8 @@ class IsolatedBackend(PolicyBackend):
         self._options: dict[str, Any] = {"model": _name(model), "model_name": model_name, **options}
         if options.get("tokenizer") is not None:
             self._options["tokenizer"] = _name(options["tokenizer"])
+        if isinstance(lora := options.get("lora"), LoRA):
+            self._options["lora"] = {**asdict(lora), "adapter": lora.adapter and _name(lora.adapter)}
         self._host: str = options.get("host", "127.0.0.1")
         self._api_key: str | None = options.get("api_key")
         self._lock = threading.Lock()
@@ -89,7 +93,9 @@ class IsolatedBackend(PolicyBackend):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return embedded_capabilities()
+        return embedded_capabilities(
+            value_head=self._options.get("value_head", False), adapter=self._options.get("lora") is not None
+        )
 
     @property
     def policy_version(self) -> int:
@@ -136,11 +142,20 @@ class IsolatedBackend(PolicyBackend):
     async def save_state(self, path: Path) -> None:
         await self._call("save_state", {"path": _name(path)})
 
+    async def snapshot_state(self, path: Path) -> bool:
+        return await self._call("snapshot_state", {"path": _name(path)})
+
+    async def state_written(self, path: Path) -> None:
+        await self._call("state_written", {"path": _name(path)})
+
     async def load_state(self, path: Path) -> None:
         self._policy_version = await self._call("load_state", {"path": _name(path)})
 
     async def save_pretrained(self, path: Path) -> None:
         await self._call("save_pretrained", {"path": _name(path)})
+
+    async def save_adapter(self, path: Path) -> None:
+        await self._call("save_adapter", {"path": _name(path)})
 
     async def statistics(self) -> EngineStatistics:
         return EngineStatistics(**await self._call("statistics", {}))
@@ -180,7 +195,7 @@ class _EngineProcess:
             [sys.executable, "-P", "-m", "leyden.engine.serve"],
             name="engine process",
             relay=lambda line: relay_line(logger, "engine process", line),
-            environment=_environment(options.get("threads", 1)),
+            environment=_environment(options.get("threads", "auto")),
             on_death=lambda obituary: logger.error("%s", obituary),
         )
 
@@ -231,13 +246,14 @@ class _EngineProcess:
         self._command.close(grace_seconds=3)
 
 
-def _environment(threads: int | None) -> dict[str, str]:
+def _environment(threads: Threads) -> dict[str, str]:
     environment = dict(os.environ)
     root = str(Path(leyden.__file__).parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     environment["TOKENIZERS_PARALLELISM"] = "false"
     if threads is not None:
-        environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
+        if threads != "auto":  # else the child decides, when it knows the model
+            environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(threads)
         environment["OMP_WAIT_POLICY"] = "PASSIVE"  # a spinning thread takes a core from the agents
     return environment
 

@@ -9,89 +9,221 @@ Shapes: N trained tokens of a micro-batch, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 
 from leyden.engine.base import ForwardBackwardResult, ForwardResult, OptimParams
+from leyden.engine.batches import Targets, TrainedPart, check_sequences, held_tokens, micro_batches
 from leyden.engine.forward.base import ModelForward
+from leyden.engine.heads import TokenOutputs, TokenReader, make_value_head
+from leyden.engine.memory import OffloadedOptimizer, free_cached_memory, is_out_of_memory
 from leyden.errors import ConfigError, EngineError
 from leyden.maths.losses import Loss, RegisteredLoss, TokenBatch, find_loss
 from leyden.types import TrainingSequence
+
+logger = logging.getLogger("leyden.engine")
+
+_VALUE_HEAD: Final = "value_head"
+Owed = frozenset[str] | None
+"""Names of the parameters that a micro-batch has not added its gradient to; None: all."""
 
 
 class TorchLearner:
     """Owns the gradient and the optimizer. Not thread-safe: one training call at a time."""
 
-    def __init__(self, model: Any, forward: ModelForward, *, max_tokens_per_microbatch: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        forward: ModelForward,
+        *,
+        max_tokens_per_microbatch: int,
+        value_head: bool = False,
+        offload: bool = False,
+    ) -> None:
+        """See `EmbeddedBackend` for the options."""
         self._forward = forward
-        self._max_tokens = max_tokens_per_microbatch
-        self._n_vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.max_tokens = max_tokens_per_microbatch
+        """What a micro-batch may hold (`held_tokens`); lowered when one did not fit into memory."""
+        embeddings = model.get_input_embeddings().weight
+        self._n_vocabulary = int(embeddings.shape[0])
+        self._device: torch.device = embeddings.device
         self.parameters: dict[str, Tensor] = {
             name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
         }
         """The trained parameters by name; tied weights appear once."""
         if not self.parameters:
             raise ConfigError(f"{type(model).__name__} has no parameter with requires_grad; there is nothing to train")
+        self._value_head = make_value_head(forward, self._device) if value_head else None
+        values = {} if self._value_head is None else dict(self._value_head.named_parameters(prefix=_VALUE_HEAD))
+        self.parameters |= values
         self.masters: dict[str, Tensor] = {
             name: parameter if parameter.dtype == torch.float32 else parameter.detach().float().requires_grad_()
             for name, parameter in self.parameters.items()
         }
         """The tensors that the optimizer updates: the parameters, or float32 copies of narrower
         ones."""
+        policy = [master for name, master in self.masters.items() if name not in values]
+        self._groups = [policy, [self.masters[name] for name in values]] if values else [policy]
+        """The policy, and the value head's own parameters: each with its learning rate and gradient norm."""
         first = OptimParams()
         self.optimizer = torch.optim.AdamW(
-            list(self.masters.values()),
+            [{"params": group} for group in self._groups],
             lr=first.learning_rate,
             betas=first.betas,
             weight_decay=first.weight_decay,
             fused=True,  # one pass over each parameter instead of ten
         )
+        self._reader = TokenReader(forward, n_vocabulary=self._n_vocabulary, value_head=self._value_head)
+        own = [master for name, master in self.masters.items() if master is not self.parameters[name]]
+        self._offloaded = OffloadedOptimizer(self.optimizer, own, self._device) if offload else None
         self._n_gradients = 0
+        self._lowered = False
+        self._accumulated: set[str] = set()
+        """Names of the parameters that the micro-batch under way has added its gradient to."""
+        for name, parameter in self.parameters.items():
+            self._note_accumulation(name, parameter)
+        self.offload()
 
-    def forward(self, sequences: Sequence[TrainingSequence], temperature: float) -> ForwardResult:
+    def forward(
+        self, sequences: Sequence[TrainingSequence], temperature: float, *, values: bool = False
+    ) -> ForwardResult:
         """See `Learner.forward`."""
         check_sequences(sequences, self._n_vocabulary, self._forward.max_length)
-        logprobs, entropies = ([[0.0] * len(s.token_ids) for s in sequences] for _ in range(2))
-        trained = [_Trained.of(s, (), index) for index, s in enumerate(sequences) if any(s.weights)]
-        with torch.no_grad():
-            for batch in micro_batches(trained, self._max_tokens):
-                logits_NV = self._forward.logits_at([s.inputs for s in batch], [s.positions for s in batch])
-                targets = _Targets.of(batch, (), logits_NV.device)
-                logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
-                logprobs_N = _chosen(logprobs_NV, targets.ids_N)
-                found = zip(_floats(logprobs_N), _floats(_entropies(logprobs_NV)), strict=True)
+        results = [[[0.0] * len(s.token_ids) for s in sequences] for _ in range(3 if values else 2)]
+        trained = [TrainedPart.of(s, (), index) for index, s in enumerate(sequences) if any(s.weights)]
+
+        def run(batch: Sequence[TrainedPart], owed: Owed) -> None:
+            outputs = self._read(batch, Targets.of(batch, (), self._device), temperature, values=values)
+            tensors = (outputs.logprobs_N, outputs.entropies_N, outputs.values_N)
+            for lists, found_N in zip(results, (each for each in tensors if each is not None), strict=True):
+                found = iter(_floats(found_N))
                 for s in batch:
-                    for position, (logprob, entropy) in zip(s.positions, found, strict=False):
-                        logprobs[s.index][position + 1], entropies[s.index][position + 1] = logprob, entropy
-        return ForwardResult(logprobs, entropies)
+                    for position, value in zip(s.positions, found, strict=False):
+                        lists[s.index][position + 1] = value
+
+        with torch.no_grad():
+            self._in_micro_batches(trained, run)
+        return ForwardResult(*results)
 
     def forward_backward(
         self, sequences: Sequence[TrainingSequence], loss: Loss, temperature: float
     ) -> ForwardBackwardResult:
         """See `Learner.forward_backward`."""
         kind = find_loss(loss)
-        check_sequences(sequences, self._n_vocabulary, self._forward.max_length, kind)
+        columns = kind.columns_of(loss)
+        check_sequences(sequences, self._n_vocabulary, self._forward.max_length, kind.name, columns)
         total = _Totals()
-        trained = [_Trained.of(s, kind.columns, index) for index, s in enumerate(sequences) if any(s.weights)]
-        for batch in micro_batches(trained, self._max_tokens):
-            logits_NV = self._forward.logits_at([s.inputs for s in batch], [s.positions for s in batch])
-            targets = _Targets.of(batch, kind.columns, logits_NV.device)
-            summed, seen = token_loss(logits_NV, targets, kind, loss, temperature)
+        trained = [TrainedPart.of(s, columns, index) for index, s in enumerate(sequences) if any(s.weights)]
+
+        def run(batch: Sequence[TrainedPart], owed: Owed) -> None:
+            targets = Targets.of(batch, columns, self._device)
+            outputs = self._read(
+                batch, targets, temperature, entropy_gradient=loss.uses_entropies, values=loss.uses_values
+            )
+            summed, seen = token_loss(outputs, targets, kind, loss)
             if not math.isfinite(seen.loss):
                 self.clear_gradient()
                 raise EngineError(
                     f"the loss of {len(batch)} sequences is {seen.loss}; the gradient has been cleared. Look for "
-                    f"weights or columns ({', '.join(kind.columns)}) that are not finite, or a policy that moved too far"
+                    f"weights or columns ({', '.join(columns)}) that are not finite, or a policy that moved too far: "
+                    "then lower the learning_rate or max_grad_norm of OptimParams"
                 )
-            summed.backward()  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+            inputs = None if owed is None else [self.parameters[name] for name in owed]
+            if inputs is None or inputs:
+                summed.backward(inputs=inputs)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
             total.add(seen, n_tokens=sum(len(s.inputs) for s in batch), n_trained=len(targets.ids_N))
+
+        self._in_micro_batches(trained, run)
         self._n_gradients += 1
         return total.result(n_sequences=len(sequences))
+
+    def _in_micro_batches(
+        self, trained: Sequence[TrainedPart], run: Callable[[Sequence[TrainedPart], Owed], None]
+    ) -> None:
+        """Call `run` with micro-batches, and again with halves of one that did not fit into memory.
+
+        A backward pass that ran out of memory has added its gradient to some parameters already. Its
+        halves are run for the others only, so that the sum is that of the whole up to rounding.
+        Raise EngineError, and clear the gradient, if one sequence alone does not fit.
+        """
+        waiting: deque[tuple[list[TrainedPart], Owed]] = deque((batch, None) for batch in self._micro_batches(trained))
+        while waiting:
+            batch, owed = waiting.popleft()
+            if len(batch) > 1 and self._held_tokens(batch) > self.max_tokens:
+                waiting.extendleft((part, owed) for part in reversed(self._micro_batches(batch)))
+                continue
+            self._accumulated.clear()
+            failure = _memory_failure(run, batch, owed)
+            if failure is not None:
+                free_cached_memory()
+                self._lower_max_tokens(batch, failure)
+                names = frozenset(self.parameters) if owed is None else owed
+                waiting.appendleft((batch, names - self._accumulated))
+
+    def _lower_max_tokens(self, batch: Sequence[TrainedPart], failure: str) -> None:
+        """Halve the micro-batch for now and later. Raise EngineError if it is one sequence already."""
+        longest = max(len(part.inputs) for part in batch)
+        if len(batch) == 1:
+            self.clear_gradient()
+            raise EngineError(
+                f"a gradient of one sequence of {longest} tokens does not fit into memory ({failure}), and "
+                "max_tokens_per_microbatch cannot divide a sequence; the gradient has been cleared. Use "
+                "gradient_checkpointing=True, lora=LoRA(), dtype='bfloat16', or shorter sequences (max_length)"
+            )
+        held = self._held_tokens(batch)
+        before, self.max_tokens = self.max_tokens, max(longest, held // 2)
+        if not self._lowered:
+            self._lowered = True
+            logger.warning(
+                "a micro-batch of %d tokens does not fit into memory (%s): it is halved, now and later, with the same "
+                "gradient; max_tokens_per_microbatch=%d (it is %d) avoids the attempt",
+                held,
+                failure,
+                self.max_tokens,
+                before,
+            )
+
+    def _micro_batches(self, trained: Sequence[TrainedPart]) -> list[list[TrainedPart]]:
+        return micro_batches(trained, self.max_tokens, shares_prefixes=self._forward.shares_prefixes)
+
+    def _held_tokens(self, batch: Sequence[TrainedPart]) -> int:
+        return held_tokens(batch, shares_prefixes=self._forward.shares_prefixes)
+
+    def _note_accumulation(self, name: str, parameter: Tensor) -> None:
+        def note(_: Tensor) -> None:
+            self._accumulated.add(name)
+
+        parameter.register_post_accumulate_grad_hook(note)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+
+    def offload(self) -> None:
+        """Let optimizer state wait in the CPU's memory, if the learner was made so."""
+        if self._offloaded is not None:
+            self._offloaded.store()
+
+    def _read(
+        self,
+        batch: Sequence[TrainedPart],
+        targets: Targets,
+        temperature: float,
+        *,
+        entropy_gradient: bool = False,
+        values: bool = False,
+    ) -> TokenOutputs:
+        return self._reader.read(
+            [s.inputs for s in batch],
+            [s.positions for s in batch],
+            targets.ids_N,
+            temperature,
+            entropy_gradient=entropy_gradient,
+            values=values,
+        )
 
     def clip(self, params: OptimParams) -> float:
         """Clip the gradient to `max_grad_norm` and return its norm before that.
@@ -100,30 +232,36 @@ class TorchLearner:
         """
         if not self._n_gradients:
             raise EngineError("optim_step was called with no gradient; call forward_backward first")
+        if self._offloaded is not None:
+            self._offloaded.load()
         for name, parameter in self.parameters.items():
             master = self.masters[name]
             if master is not parameter and parameter.grad is not None:
                 master.grad = parameter.grad.float()
-        gradients = [master.grad for master in self.masters.values() if master.grad is not None]
-        if not gradients:
+        if all(master.grad is None for master in self.masters.values()):
             return 0.0
-        norm = float(torch.nn.utils.clip_grad_norm_(list(self.masters.values()), params.max_grad_norm))
-        if not math.isfinite(norm):
+        norms = [float(torch.nn.utils.clip_grad_norm_(group, params.max_grad_norm)) for group in self._groups]
+        if not all(map(math.isfinite, norms)):
             self.clear_gradient()
-            raise EngineError(f"the gradient's norm is {norm}; it has been cleared and the weights are as they were")
-        return norm
+            self.offload()
+            raise EngineError(
+                f"the gradient's norm is {norms[0]}; it has been cleared and the weights are as they were"
+            )
+        return norms[0]
 
     def apply(self, params: OptimParams) -> None:
         """Take one AdamW step with the clipped gradient, then clear the gradient.
 
         Call it between decode steps.
         """
-        for group in self.optimizer.param_groups:
-            group.update(lr=params.learning_rate, betas=params.betas, weight_decay=params.weight_decay)
+        of_values = params.learning_rate if params.value_learning_rate is None else params.value_learning_rate
+        for group, rate in zip(self.optimizer.param_groups, (params.learning_rate, of_values), strict=False):
+            group.update(lr=rate, betas=params.betas, weight_decay=params.weight_decay)
         with torch.inference_mode(False):
             self.optimizer.step()  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
             self.publish()
         self.clear_gradient()
+        self.offload()
 
     def publish(self) -> None:
         """Copy the masters into parameters of a narrower type."""
@@ -140,107 +278,6 @@ class TorchLearner:
         self._n_gradients = 0
 
 
-def check_sequences(
-    sequences: Sequence[TrainingSequence], n_vocabulary: int, max_length: int, loss: RegisteredLoss | None = None
-) -> None:
-    """Raise ConfigError, naming the sequence, if no gradient of the loss can be computed from a sequence.
-
-    loss: None for a forward pass alone, which needs no column.
-    """
-    for index, sequence in enumerate(sequences):
-        n = len(sequence.token_ids)
-        if loss is not None and (missing := [name for name in loss.columns if name not in sequence.columns]):
-            raise ConfigError(
-                f"sequence {index} has no column {missing[0]!r}, which the loss {loss.name!r} needs; "
-                f"it has {', '.join(sequence.columns) or 'none'}"
-            )
-        for name, values in {"weights": sequence.weights, **sequence.columns}.items():
-            if len(values) != n:
-                raise ConfigError(
-                    f"sequence {index} has {n} token_ids and {len(values)} {name}; they must have one length"
-                )
-        if n and not 0 <= min(sequence.token_ids) <= max(sequence.token_ids) < n_vocabulary:
-            bad = next(token for token in sequence.token_ids if not 0 <= token < n_vocabulary)
-            raise ConfigError(f"sequence {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens")
-        if n > max_length:
-            raise ConfigError(f"sequence {index} has {n} tokens; the engine's max_length is {max_length}")
-        if n and sequence.weights[0]:
-            raise ConfigError(
-                f"sequence {index} gives its first token the weight {sequence.weights[0]}; "
-                "nothing comes before it that could predict it"
-            )
-    if not any(any(sequence.weights) for sequence in sequences):
-        raise ConfigError(
-            f"none of the {len(sequences)} sequences has a token with a weight; there is nothing to train on"
-        )
-
-
-@dataclass(slots=True)
-class _Trained:
-    """The part of a sequence that a gradient needs: up to its last trained token."""
-
-    inputs: list[int]
-    """Every token before the last trained one."""
-    positions: list[int]
-    """The positions of the tokens before each trained token."""
-    targets: list[int]
-    weights: list[float]
-    columns: list[list[float]]
-    """The loss's columns at the trained tokens, in its order."""
-    index: int
-    """The sequence's place in the call."""
-
-    @classmethod
-    def of(cls, sequence: TrainingSequence, columns: Sequence[str], index: int) -> _Trained:
-        at = [place for place, weight in enumerate(sequence.weights) if weight]
-        return cls(
-            inputs=list(sequence.token_ids[: at[-1]]),
-            positions=[place - 1 for place in at],
-            targets=[sequence.token_ids[place] for place in at],
-            weights=[sequence.weights[place] for place in at],
-            columns=[[sequence.columns[name][place] for place in at] for name in columns],
-            index=index,
-        )
-
-
-def micro_batches(sequences: Sequence[_Trained], max_tokens: int) -> list[list[_Trained]]:
-    """Return batches of similar length, shortest first, each of at most `max_tokens` when padded.
-
-    A longer sequence gets a batch of its own. Sequences of one length keep their order, so the
-    order of summation follows from the order of the input.
-    """
-    batches: list[list[_Trained]] = []
-    for sequence in sorted(sequences, key=lambda s: len(s.inputs)):
-        # Sorted: the newest is the longest, so it sets the padded width.
-        if batches and (len(batches[-1]) + 1) * len(sequence.inputs) <= max_tokens:
-            batches[-1].append(sequence)
-        else:
-            batches.append([sequence])
-    return batches
-
-
-@dataclass(slots=True)
-class _Targets:
-    """The trained tokens of a micro-batch as tensors of shape (N,)."""
-
-    ids_N: Tensor
-    weights_N: Tensor
-    columns: dict[str, Tensor]
-    sequence_N: Tensor
-
-    @classmethod
-    def of(cls, batch: Sequence[_Trained], columns: Sequence[str], device: torch.device) -> _Targets:
-        def floats(lists: Iterable[list[float]]) -> Tensor:
-            return torch.tensor([value for values in lists for value in values], dtype=torch.float32, device=device)
-
-        return cls(
-            ids_N=torch.tensor([token for s in batch for token in s.targets], device=device),
-            weights_N=floats(s.weights for s in batch),
-            columns={name: floats(s.columns[place] for s in batch) for place, name in enumerate(columns)},
-            sequence_N=torch.tensor([place for place, s in enumerate(batch) for _ in s.targets], device=device),
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """Figures of one micro-batch."""
@@ -250,16 +287,20 @@ class _Seen:
     maxima: dict[str, float]
 
 
-def token_loss(
-    logits_NV: Tensor, targets: _Targets, kind: RegisteredLoss, loss: Loss, temperature: float
-) -> tuple[Tensor, _Seen]:
-    """Return the summed, weighted loss of N tokens, and its figures."""
-    logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
-    logprobs_N = _chosen(logprobs_NV, targets.ids_N)
-    terms = kind.function(TokenBatch(logprobs_N, targets.columns, targets.weights_N, targets.sequence_N), loss)
+def token_loss(outputs: TokenOutputs, targets: Targets, kind: RegisteredLoss, loss: Loss) -> tuple[Tensor, _Seen]:
+    """Return the summed, weighted loss of N tokens, and its metrics."""
+    batch = TokenBatch(
+        outputs.logprobs_N,
+        targets.columns,
+        targets.weights_N,
+        targets.sequence_N,
+        entropies_N=outputs.entropies_N if loss.uses_entropies else None,
+        values_N=outputs.values_N,
+    )
+    terms = kind.function(batch, loss)
     summed = -(targets.weights_N * terms.objective_N).sum()
     with torch.no_grad():
-        sums = {"entropy": _entropies(logprobs_NV).sum(), **terms.sums}
+        sums = {"entropy": outputs.entropies_N.sum(), **terms.sums}
         values = _floats(torch.stack([summed, *sums.values(), *terms.maxima.values()]))  # one copy from the device
     n_sums = len(sums)
     return summed, _Seen(
@@ -269,12 +310,20 @@ def token_loss(
     )
 
 
-def _chosen(logprobs_NV: Tensor, ids_N: Tensor) -> Tensor:
-    return logprobs_NV.gather(-1, ids_N[:, None])[:, 0]
+def _memory_failure(
+    run: Callable[[Sequence[TrainedPart], Owed], None], batch: Sequence[TrainedPart], owed: Owed
+) -> str | None:
+    """Run, and return the message of an allocation that failed; None if none did.
 
-
-def _entropies(logprobs_NV: Tensor) -> Tensor:
-    return -(logprobs_NV.exp() * logprobs_NV).nan_to_num().sum(-1)
+    The error is not returned, because its traceback would keep the failed pass's tensors alive.
+    """
+    try:
+        run(batch, owed)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    return None
 
 
 def _floats(values_N: Tensor) -> list[float]:

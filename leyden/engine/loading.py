@@ -37,6 +37,16 @@ class LoadedPolicy:
     """How many positions the model has."""
     n_vocabulary: int
 
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers the model has, trained or not."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device that the model is on, such as "cpu"."""
+        return next(self.model.parameters()).device.type
+
 
 def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | None) -> LoadedPolicy:
     """Load a model and its tokenizer.

@@ -1,10 +1,12 @@
-"""Errors of a request that the engine's endpoint cannot serve."""
+"""Errors of requests that an engine cannot serve: of its endpoint, and of `sample`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+from leyden.errors import ConfigError
 from leyden.host.http import Refusal
 
 
@@ -20,3 +22,17 @@ def shown(value: Any) -> str:
     """Return a JSON value in the short form that an error message can hold."""
     text = json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], n_vocabulary: int, max_length: int) -> None:
+    """Raise ConfigError, naming the prompt, for one that is empty, too long, or has an unknown token id."""
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise ConfigError(f"prompt {index} has no tokens")
+        if not 0 <= min(prompt) <= max(prompt) < n_vocabulary:
+            bad = next(token for token in prompt if not 0 <= token < n_vocabulary)
+            raise ConfigError(f"prompt {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens")
+        if len(prompt) >= max_length:
+            raise ConfigError(
+                f"prompt {index} has {len(prompt)} tokens; there is no room for an answer in max_length={max_length}"
+            )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from leyden.engine.base import Sample, SamplingParams
 from leyden.engine.decoder import Decoder, Generation
 from leyden.engine.loading import LoadedPolicy
+from leyden.engine.refusal import check_prompts
 from leyden.errors import ConfigError, EngineError
 
 
@@ -25,8 +26,7 @@ async def sample(
     """
     if deterministic and params.seed is None:
         raise ConfigError("this engine runs in deterministic mode; give SamplingParams a seed")
-    for index, prompt in enumerate(prompts):
-        _check_prompt(index, prompt, policy.n_vocabulary, max_length)
+    check_prompts(prompts, policy.n_vocabulary, max_length)
     done = asyncio.Event()
     generations = [
         Generation(
@@ -50,18 +50,6 @@ async def sample(
         for generation in generations:
             generation.cancelled = True
     return [_result(generation) for generation in generations]
-
-
-def _check_prompt(index: int, prompt: Sequence[int], n_vocabulary: int, max_length: int) -> None:
-    if not prompt:
-        raise ConfigError(f"prompt {index} has no tokens")
-    if not 0 <= min(prompt) <= max(prompt) < n_vocabulary:
-        bad = next(token for token in prompt if not 0 <= token < n_vocabulary)
-        raise ConfigError(f"prompt {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens")
-    if len(prompt) >= max_length:
-        raise ConfigError(
-            f"prompt {index} has {len(prompt)} tokens; there is no room for an answer in max_length={max_length}"
-        )
 
 
 def _result(generation: Generation) -> Sample:

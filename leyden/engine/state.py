@@ -36,11 +36,41 @@ class LoadedState:
     random_state: tuple[Any, ...]
 
 
-def write_state(path: Path, learner: TorchLearner, *, policy_version: int, rng: random.Random) -> None:
-    """Write `model.safetensors`, `optimizer.safetensors`, `optimizer.json` and `engine.json` into
-    `path`.
-    """
-    path.mkdir(parents=True, exist_ok=True)
+@dataclass(frozen=True, slots=True)
+class StateFiles:
+    """The contents of a state's files, ready to be written by any thread."""
+
+    tensors: dict[str, dict[str, Tensor]]
+    texts: dict[str, str]
+    """The last one says that the state is whole."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the tensors."""
+        return sum(tensor.nbytes for tensors in self.tensors.values() for tensor in tensors.values())
+
+    def copied(self) -> StateFiles:
+        """Return the files with copies of the tensors in the CPU's memory, which training does not change."""
+        tensors = {
+            file: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+            for file, tensors in self.tensors.items()
+        }
+        return StateFiles(tensors, self.texts)
+
+    def write(self, path: Path) -> None:
+        """Write the files into the directory `path`, which is made if missing."""
+        path.mkdir(parents=True, exist_ok=True)
+        for file, tensors in self.tensors.items():
+            try:
+                save_file(tensors, path / file)
+            except SafetensorError as error:  # its way to say that the disk is full
+                raise OSError(f"{path / file} could not be written: {error}") from error
+        for file, text in self.texts.items():
+            (path / file).write_text(text)
+
+
+def state_files(learner: TorchLearner, *, policy_version: int, rng: random.Random) -> StateFiles:
+    """Return weights, optimizer and random state; the tensors are the learner's own, not copies."""
     weights = {name: tensor.detach().contiguous() for name, tensor in learner.masters.items()}
     moments: dict[str, Tensor] = {}
     steps: dict[str, float] = {}
@@ -49,11 +79,11 @@ def write_state(path: Path, learner: TorchLearner, *, policy_version: int, rng: 
         if state:
             steps[name] = float(state["step"])
             moments.update({f"{name}.{moment}": state[moment].contiguous() for moment in _MOMENTS})
-    save_file(weights, path / "model.safetensors")
-    save_file(moments, path / "optimizer.safetensors")
-    (path / "optimizer.json").write_text(json.dumps({"optimizer": "AdamW", "steps": steps}))
     about = {"format": _FORMAT, "policy_version": policy_version, "random_state": rng.getstate()}
-    (path / "engine.json").write_text(json.dumps(about))
+    return StateFiles(
+        {"model.safetensors": weights, "optimizer.safetensors": moments},
+        {"optimizer.json": json.dumps({"optimizer": "AdamW", "steps": steps}), "engine.json": json.dumps(about)},
+    )
 
 
 def read_state(path: Path, learner: TorchLearner) -> LoadedState:
@@ -103,6 +133,7 @@ def restore_learner(learner: TorchLearner, state: LoadedState) -> None:
                     **{moment: state.moments[f"{name}.{moment}"].to(parameter.device) for moment in _MOMENTS},
                 }
         learner.publish()
+        learner.offload()
 
 
 def _check_fits(path: Path, found: dict[str, Tensor], wanted: dict[str, tuple[int, ...]]) -> None:

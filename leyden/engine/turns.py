@@ -1,12 +1,21 @@
-"""The exact token ids of responses that called tools, so that the next turn of their conversation
-continues them.
+"""The exact token ids of recent responses, so that the next turn of their conversation continues
+them.
 
-A client sends a tool call back as JSON, and the chat template writes it anew: other white space,
-another order of keys, other tokens than the policy sampled. A prompt with other tokens would be a
-new sequence to train on, and nothing that the prefix cache holds. `Turns` puts the sampled ids back
-where it can prove that they are the message: the calls have the ids that they were given, the text
-before them is the prompt that they answered, and the template's text of the turn holds the content
-and calls that were sampled. Anything else stays as the template writes it.
+A client sends a response back as text, and the chat template writes it anew. The tokenizer may cut
+the text otherwise than the policy sampled it, and a tool call comes back with other white space and
+another order of keys. A prompt with other tokens would be a new sequence to train on, and nothing
+that the prefix cache holds. `Turns` puts the sampled ids back where it can prove that they are the
+message. All of this must hold:
+
+- The messages before the response, and the tools, are those of its request, and the template's text
+  of them is the prompt that was answered.
+- A response that called tools has the ids of the calls, and the template's text of the turn holds
+  the content and the calls that were sampled. White space within the content may differ.
+- The template's text of any other response is the text that the client was given, but for white
+  space at its ends, which some templates and agents trim.
+
+Anything else stays as the template writes it. Two responses to one prompt with one text and
+different ids cannot be told apart: the newer one is put back.
 """
 
 from __future__ import annotations
@@ -17,18 +26,42 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 from leyden.engine.tools.base import Call
 
 MAX_TOKENS = 2**23
-"""Ids that are remembered, four bytes each; the longest unused responses are forgotten first."""
+"""Ids that are remembered, four bytes each; of each conversation the last turn is forgotten last."""
 
+Json = dict[str, Any]
 Read = Callable[[str], tuple[str, list[Call]]]
+
+
+TurnKey = tuple[str, ...] | bytes
+"""The ids of a response's tool calls; of one without calls, a digest of the conversation up to its end."""
+
+
+def turn_keys(messages: Sequence[Json], tools: Sequence[Json]) -> list[TurnKey]:
+    """Return the key of each of the assistant's messages, in order.
+
+    messages: in the form of chat templates, with arguments of calls as objects.
+    """
+    said = blake2b(json.dumps(tools).encode(), digest_size=16)
+    keys: list[TurnKey] = []
+    for message in messages:
+        if message["role"] == "assistant" and message.get("tool_calls"):
+            keys.append(tuple(str(call["id"]) for call in message["tool_calls"]))
+        elif message["role"] == "assistant":
+            whole = said.copy()
+            whole.update(json.dumps(["answer", message["content"].strip()]).encode())
+            keys.append(whole.digest())
+        said.update(json.dumps(message).encode())
+    return keys
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A prompt and the response to it, up to its tool calls. P + R tokens."""
+    """A prompt and the response to it. P + R tokens."""
 
     prompt_length: int
     """Characters of the prompt, as the chat template wrote it."""
@@ -42,7 +75,7 @@ class Turn:
 
 
 class Turns:
-    """The newest turns, by the ids of their tool calls. Used by one event loop."""
+    """The newest turns. Used by one event loop."""
 
     def __init__(self, ends: Sequence[str], max_tokens: int = MAX_TOKENS) -> None:
         """Keep the turns of recent conversations.
@@ -51,49 +84,58 @@ class Turns:
         """
         self._ends = ends
         self._max_tokens = max_tokens
-        self._turns: OrderedDict[tuple[str, ...], Turn] = OrderedDict()
+        self._turns: OrderedDict[TurnKey, Turn] = OrderedDict()
         self._n_tokens = 0
+
+    def __contains__(self, key: TurnKey) -> bool:
+        return key in self._turns
 
     def add(
         self,
-        call_ids: Sequence[str],
+        key: TurnKey,
         prompt: str,
         prompt_ids: Sequence[int],
         response_ids: Sequence[int],
         answer: tuple[str, list[Call]],
         end: str,
+        *,
+        before: TurnKey | None = None,
     ) -> None:
-        """Remember a response. answer: its content and calls. end: the text of its end-of-turn
-        token, if it has one.
+        """Remember a response.
+
+        answer: its content and calls.
+        end: the text of its end-of-turn token, if it has one.
+        before: the turn before it in the conversation. That one is forgotten first from now on,
+            because only a branch of the conversation can use it.
         """
+        if before in self._turns:
+            self._turns.move_to_end(before, last=False)
         token_ids = array("i", [*prompt_ids, *response_ids])
         turn = Turn(len(prompt), _digest(prompt), _meaning(*answer), token_ids, end)
-        if (earlier := self._turns.pop(tuple(call_ids), None)) is not None:
+        if (earlier := self._turns.pop(key, None)) is not None:
             self._n_tokens -= len(earlier.token_ids)
-        self._turns[tuple(call_ids)] = turn
+        self._turns[key] = turn
         self._n_tokens += len(token_ids)
         while self._n_tokens > self._max_tokens:
             self._n_tokens -= len(self._turns.popitem(last=False)[1].token_ids)
 
-    def longest(
-        self, text: str, calls_of_turns: Sequence[tuple[str, ...]], read: Read
-    ) -> tuple[array[int], int] | None:
+    def longest(self, text: str, keys: Sequence[TurnKey], read: Read) -> tuple[array[int], int] | None:
         """Find the longest beginning of a prompt whose exact ids are known; return them and where
         in `text` they end.
 
-        text: the prompt as the chat template writes it. calls_of_turns: the ids of the calls in
-            each message of the
-        assistant that has some, in order. read: content and calls of a response's text.
+        text: the prompt as the chat template writes it.
+        keys: of the assistant's messages, in order.
+        read: content and calls of the text of a response that called tools.
         """
-        for call_ids in reversed(calls_of_turns):
-            turn = self._turns.get(call_ids)
-            if turn is None or (place := self._end_of(turn, call_ids, text, read)) is None:
+        for key in reversed(keys):
+            turn = self._turns.get(key)
+            if turn is None or (place := self._end_of(turn, key, text, read)) is None:
                 continue
-            self._turns.move_to_end(call_ids)
+            self._turns.move_to_end(key)
             return turn.token_ids, place
         return None
 
-    def _end_of(self, turn: Turn, call_ids: tuple[str, ...], text: str, read: Read) -> int | None:
+    def _end_of(self, turn: Turn, key: TurnKey, text: str, read: Read) -> int | None:
         """Return the place in the template's text at which the turn ends.
 
         None if the text differs from the sampled turn. A template that shows the ids of calls adds
@@ -106,11 +148,15 @@ class Turns:
             return None
         at, end = min(found)
         written = text[turn.prompt_length : at]
-        if turn.end not in ("", end) or any(call_id in written for call_id in call_ids):
+        if turn.end not in ("", end):
             return None
-        if turn.meaning != _meaning(*read(written)):
+        if isinstance(key, bytes):
+            meaning = _meaning(written, [])
+        elif any(call_id in written for call_id in key):
             return None
-        return at + len(turn.end)
+        else:
+            meaning = _meaning(*read(written))
+        return at + len(turn.end) if meaning == turn.meaning else None
 
 
 def _digest(text: str) -> bytes:
@@ -119,5 +165,7 @@ def _digest(text: str) -> bytes:
 
 def _meaning(content: str, calls: Sequence[Call]) -> str:
     """Return the content and the calls in a form that two ways of writing them share."""
+    if not calls:
+        return content.strip()
     described = [[call.name, call.arguments] for call in calls]
     return json.dumps([" ".join(content.split()), described], sort_keys=True)

@@ -18,6 +18,7 @@ What lives here:
 - `balance`: which server of a model takes a call;
 - `figures`: counts and latencies of the servers;
 - `buffering`: whose streams lose token ids;
+- `replay`: recorded calls that answer in the model's place;
 - `retries`: calls that a client sends again;
 - `responses`: the earlier turns of the Responses API, while an attempt lasts;
 - `record`: from one call to one span, and the proof of its tokens;

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import unquote
@@ -44,10 +45,23 @@ from leyden.host.http import (
     raw_path,
     send_reply,
 )
+from leyden.types import LIVE_KEY_PREFIX, LiveClaim, read_claim
 from leyden.utils.attempt_key import PREFIX, read_attempt_key
 
 _REST_SECONDS = 2.0
 """How long the end of a stream may take after its finish reason, once its client has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """The claim of a live rollout, and the signed text that it was read from."""
+
+    claim: LiveClaim
+    text: str
+
+    @property
+    def key(self) -> AttemptKey:
+        return self.claim.rollout_id, self.claim.attempt_id
 
 
 class GatewayApp:
@@ -62,6 +76,7 @@ class GatewayApp:
         control: Control,
         model_names: Callable[[], list[str]],
         token: str | None,
+        live_key: str | None,
         control_key: Callable[[], str],
         guard: SiteGuard,
         max_body_bytes: int,
@@ -72,6 +87,7 @@ class GatewayApp:
         self._control = control
         self._model_names = model_names
         self._token = None if token is None else token.encode()
+        self._live_key = live_key
         self._control_key = control_key
         self._guard = guard
         self._max_body_bytes = max_body_bytes
@@ -127,12 +143,18 @@ class GatewayApp:
                 body = await read_request(scope, receive, self._max_body_bytes)
                 return await send_reply(send, dump(await self._control.handle(command, method, body)))
             case _:
-                key_of = self._authenticate(scope)
+                claim = self._claim(scope, parts)
+                key_of = self._authenticate(scope) if claim is None else claim.key
+        if parts[0] == "live":
+            path = path.split("/", 2)[-1]
+            parts = path.split("/", 4)
         match parts:
             case ["rollout", rollout_id, "attempt", attempt_id, rest] if rest.startswith("v1/"):
                 route = rest.removeprefix("v1/")
                 key = unquote(rollout_id), unquote(attempt_id)
-                if self._token is not None:  # without a token a key proves nothing, and the URL of each call counts
+                if (
+                    claim is not None or self._token is not None
+                ):  # without a token a key proves nothing, and the URL of each call counts
                     _check_same(key, key_of)
             case _:
                 route = path.removeprefix("v1/")
@@ -142,7 +164,7 @@ class GatewayApp:
             raise _no_attempt(path)
         if key is not None and (dialect := self._routes.get(route)):
             check_method(scope, "POST")
-            return await self._call(scope, receive, send, *key, dialect)
+            return await self._call(scope, receive, send, *key, dialect, claim)
         if key is not None and kept:
             return await self._kept_response(
                 scope, send, key, unquote(route.removeprefix(kept)), self._kept_routes[kept]
@@ -156,6 +178,25 @@ class GatewayApp:
             f"the gateway has no route {method} /{path}; it serves /rollout/{{id}}/attempt/{{id}}/v1/ with "
             f"{', '.join(self._routes)} and models",
         )
+
+    def _claim(self, scope: Scope, parts: list[str]) -> _Claim | None:
+        """Return the claim of a live rollout in the URL or in the key, None without one. Raise Refusal for one that is not signed."""
+        given = given_key(scope).decode("latin-1")
+        if parts[0] == "live" and len(parts) > 1:
+            text = parts[1]
+        elif given.startswith(LIVE_KEY_PREFIX):
+            text = given.removeprefix(LIVE_KEY_PREFIX)
+        else:
+            return None
+        claim = None if self._live_key is None else read_claim(self._live_key, text)
+        if claim is None:
+            raise Refusal(
+                401,
+                "invalid_live_claim",
+                "this live rollout was not signed with this gateway's live key; give the gateway and the sessions the same "
+                "LEYDEN_LIVE_KEY (LLMProxy's live_key, OnlineSession's live_key)",
+            )
+        return _Claim(claim, text)
 
     def _authenticate(self, scope: Scope) -> AttemptKey | None:
         """Return the attempt that the client's key names and admits to; None for the token, which
@@ -215,14 +256,22 @@ class GatewayApp:
     # ---- one call ----------------------------------------------------------------------------------------------------
 
     async def _call(
-        self, scope: Scope, receive: Receive, send: Send, rollout_id: str, attempt_id: str, dialect: Dialect
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        rollout_id: str,
+        attempt_id: str,
+        dialect: Dialect,
+        claim: _Claim | None,
     ) -> None:
         start_time = time.time()
         raw = await read_request(scope, receive, self._max_body_bytes)
         earlier = self._relay.retries.earlier((rollout_id, attempt_id), dialect.path, raw, scope)
         known_index = None if earlier is None else earlier.call_index
         try:
-            admission = await self._attempts.admit(rollout_id, attempt_id, call_index=known_index)
+            live = None if claim is None else claim.claim
+            admission = await self._attempts.admit(rollout_id, attempt_id, call_index=known_index, claim=live)
         except Refusal as refusal:
             if refusal.status == HTTPStatus.GONE and self._attempts.note_late_call(rollout_id, attempt_id):
                 await self._record_late(rollout_id, attempt_id, dialect, refusal)
@@ -239,6 +288,7 @@ class GatewayApp:
             call_index=admission.call_index,
             operation=dialect.operation,
             start_time=start_time,
+            live_claim=None if claim is None else claim.text,
             retry_of=None if earlier is None else earlier.span_id,
             sent_time=sent_time(scope, start_time),
         )
@@ -258,6 +308,7 @@ class GatewayApp:
             raw,
             mode=admission.mode,
             sampling_key=admission.sampling_key,
+            replay=admission.replay,
             spent=admission.spent,
             tried=tried,
         )

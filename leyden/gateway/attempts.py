@@ -13,22 +13,25 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from leyden import semconv
-from leyden.errors import LeydenError, UnknownAttempt, UnknownRollout
+from leyden.errors import ConfigError, LeydenError, UnknownAttempt, UnknownRollout
 from leyden.gateway.limits import Spent
+from leyden.gateway.replay import Replay, load
 from leyden.host.http import Refusal
 from leyden.store.base import LightningStore
-from leyden.types import Attempt, AttemptedRollout, Rollout
+from leyden.types import Attempt, AttemptedRollout, LiveClaim, Rollout, Span, read_replay_from
 
 logger = logging.getLogger(__name__)
 
 AttemptKey = tuple[str, str]
 """Rollout id, attempt id."""
 
+_CLAIM_SECONDS = 86_400.0
+"""How long after its beginning a live rollout may make its first call here."""
 _RECHECK_SECONDS = 30.0
 """How long an attempt that a sweep ended can still call, if its rollout goes on; the store has no news of that."""
 _NEWS_SECONDS = 30.0
@@ -61,6 +64,8 @@ class Admission:
     """Of the rollout."""
     sampling_key: str
     """Seeds of the attempt's calls are derived from this."""
+    replay: Replay | None
+    """The recorded calls that the attempt repeats."""
     spent: Spent
     """By the attempt so far."""
 
@@ -74,6 +79,7 @@ class _Live:
     """Met by the one before it; None until the store has been asked."""
     mode: str | None = None
     sampling_key: str = ""
+    replay: Replay | None = None
     spent: Spent = field(default_factory=Spent)
     check_again_at: float = 0.0
 
@@ -98,8 +104,12 @@ class Attempts:
         """Return how many ended attempts are remembered."""
         return len(self._ended)
 
-    async def admit(self, rollout_id: str, attempt_id: str, *, call_index: int | None = None) -> Admission:
+    async def admit(
+        self, rollout_id: str, attempt_id: str, *, call_index: int | None = None, claim: LiveClaim | None = None
+    ) -> Admission:
         """Number one call; call_index: the number that it has already, if it is sent again.
+
+        claim: of a live rollout that a session has signed; it is admitted also if the store does not know it yet.
 
         Raises Refusal: 404 for ids that the store does not know, 410 for an attempt that is over, 503 when the store
         cannot say.
@@ -109,7 +119,7 @@ class Attempts:
             raise _gone(rollout_id, attempt_id, "the attempt is over")
         live = self._live.get(key)
         if live is None:
-            live = self._live[key] = _Live(trace_id=trace_id_of(key))
+            live = self._live[key] = _Live(trace_id=trace_id_of(key)) if claim is None else self._begin_live(key, claim)
             if len(self._live) > _LIVE_KEPT:
                 self._live.popitem(last=False)
                 self._all_met_since = time.time() + _CLOCK_SKEW_SECONDS
@@ -121,7 +131,10 @@ class Attempts:
             live.calls += 1
         now = time.monotonic()
         if now >= live.check_again_at:
-            await (self._check(key, live) if live.calls_before is None else self._check_if_possible(key, live))
+            if claim is None and live.calls_before is None:
+                await self._check(key, live)
+            else:
+                await self._check_if_possible(key, live, claim)
             live.check_again_at = now + _RECHECK_SECONDS
         if key in self._ended:
             raise _gone(rollout_id, attempt_id, "the attempt is over")
@@ -132,10 +145,27 @@ class Attempts:
             trace_id=live.trace_id,
             mode=live.mode,
             sampling_key=live.sampling_key,
+            replay=live.replay,
             spent=live.spent,
         )
 
-    async def _check_if_possible(self, key: AttemptKey, live: _Live) -> None:
+    def _begin_live(self, key: AttemptKey, claim: LiveClaim) -> _Live:
+        """Return a live rollout that calls for the first time. Raise Refusal: 401 for a claim that is too old."""
+        now = time.time()
+        if abs(now - claim.start_time) > _CLAIM_SECONDS:
+            raise Refusal(
+                401,
+                "claim_expired",
+                f"the live rollout {claim.rollout_id!r} began {now - claim.start_time:,.0f} s ago by this machine's clock, and may "
+                f"call for {_CLAIM_SECONDS:,.0f} s; begin another, and see that the clocks agree",
+            )
+        live = _Live(trace_id=trace_id_of(key), mode="live", sampling_key=f"{claim.rollout_id}\x1f0")
+        if claim.start_time > self._all_met_since:  # this gateway meets it with its first call
+            live.calls_before = 0
+            live.check_again_at = time.monotonic() + _RECHECK_SECONDS
+        return live
+
+    async def _check_if_possible(self, key: AttemptKey, live: _Live, claim: LiveClaim | None = None) -> None:
         """Check an attempt that was met before. While the store is away the attempt goes on, and its records wait."""
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
@@ -143,7 +173,9 @@ class Attempts:
         except TimeoutError:
             logger.debug("the store does not say whether attempt %r of rollout %r is over; it goes on", key[1], key[0])
         except Refusal as refusal:
-            if refusal.status != HTTPStatus.SERVICE_UNAVAILABLE:
+            if claim is not None and refusal.status == HTTPStatus.NOT_FOUND:  # reported behind its first call
+                self._live.setdefault(key, live)
+            elif refusal.status != HTTPStatus.SERVICE_UNAVAILABLE:
                 raise
 
     def note_late_call(self, rollout_id: str, attempt_id: str) -> bool:
@@ -236,7 +268,9 @@ class Attempts:
             live.sampling_key = await self._sampling_key(rollout, attempt)
         if live.calls_before is None:
             before = 0 if attempt.start_time > self._all_met_since else await self._calls_before(rollout_id, attempt_id)
-            live.calls_before = before if live.calls_before is None else live.calls_before
+            replay = await self._replay(rollout, attempt, before)
+            if live.calls_before is None:
+                live.calls_before, live.replay = before, replay
         if attempt.finished:
             return f"the attempt is over: {attempt.status}"
         return f"the rollout is over: {rollout.status}" if rollout.finished else None
@@ -261,6 +295,19 @@ class Attempts:
             earlier = await self._store.query_attempts(rollout.rollout_id)
             failures = sum(one.sequence_id < attempt.sequence_id and not one.interrupted for one in earlier)
         return f"{rollout.metadata.get(semconv.SAMPLING_KEY, rollout.rollout_id)}\x1f{failures}"
+
+    async def _replay(self, rollout: Rollout, attempt: Attempt, calls_before: int) -> Replay | None:
+        """Return the recorded calls that the attempt repeats. Raise Refusal if they are not there."""
+        try:
+            source = read_replay_from(rollout.metadata)
+        except ConfigError as error:
+            raise Refusal(HTTPStatus.BAD_REQUEST, "replay_unreadable", str(error)) from error
+        if source is None:
+            return None
+        own: Sequence[Span] = ()
+        if calls_before:
+            own = await self._store.query_spans(rollout.rollout_id, attempt.attempt_id, name=semconv.MODEL_CALL)
+        return await load(self._store, source, own)
 
     async def _calls_before(self, rollout_id: str, attempt_id: str) -> int:
         """How many calls of this attempt were numbered before this gateway met it."""

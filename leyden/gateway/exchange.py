@@ -14,6 +14,7 @@ from leyden.gateway.asgi import Headers, Scope, Send
 from leyden.gateway.attempts import AttemptKey
 from leyden.gateway.limits import Spent
 from leyden.gateway.record import ModelCall
+from leyden.gateway.replay import Replay
 from leyden.gateway.retries import Try
 
 
@@ -33,6 +34,8 @@ class Exchange:
     """Of the rollout."""
     sampling_key: str = ""
     """The key of the attempt, from which the seeds of its calls are derived."""
+    replay: Replay | None = None
+    """The recorded calls that the attempt repeats; None: it repeats none."""
     spent: Spent = field(default_factory=Spent)
     """By the attempt."""
     tried: Try | None = None

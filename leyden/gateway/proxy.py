@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import hashlib
 import json
 import logging
 import secrets
@@ -33,7 +34,7 @@ from leyden.gateway.litellm_transport import LitellmTransport
 from leyden.gateway.recorder import Failures, Recorder
 from leyden.gateway.relay import Relay, RelayOptions
 from leyden.gateway.remote import RemoteRecorder, control_key_of
-from leyden.gateway.spool import Spool
+from leyden.gateway.spool import SPANS, Spool
 from leyden.gateway.transport import HttpTransport
 from leyden.gateway.upstream import UpstreamModel, upstream_models
 from leyden.host.asgi import AsgiServer, ConnectionLimits
@@ -77,6 +78,7 @@ class LLMProxy(NamedOptions):
         launch_mode: Literal["thread"] = "thread",
         deterministic_seed: int | None = None,
         token: str | None = None,
+        live_key: str | None = None,
         access_host: str | None = None,
         keep_alive_seconds: float = 15.0,
         upstream_retries: int = 2,
@@ -97,6 +99,8 @@ class LLMProxy(NamedOptions):
         `metadata["leyden.sampling_key"]` (without one, its id), how many of its attempts have failed, and the number of the call in its
         attempt. `PolicyGradient` sets the key to mode, step and place, so that two runs with one seed sample the same.
         token: what clients must send as their API key; required when `host` is not a loopback address.
+        live_key: a secret that this gateway shares with serving sessions (`leyden.serving.OnlineSession`), which sign live rollouts
+        with it. Their calls are admitted before the store knows them. None: no live rollouts.
         access_host: under which agents reach this machine, where `host` does not say it. None: `host`; and where that stands for all
         addresses of the machine (0.0.0.0), runners look for the gateway on the machine of the store.
         keep_alive_seconds: a stream that is silent for so long gets a comment, which clients skip and networks count as life.
@@ -167,7 +171,10 @@ class LLMProxy(NamedOptions):
         self.max_body_bytes = max_body_bytes
         self._connection_limits = connection_limits
         self._store = None if store is None else _checked_store(store)
+        if live_key is not None and not live_key:
+            raise ConfigError("live_key is empty; give a secret, or leave it out")
         self._token = token
+        self._live_key = live_key
         self._control_key = secrets.token_urlsafe(32)
         """What runners in other processes show when they end an attempt."""
         self._policy_versions: dict[str, int] = {}
@@ -287,6 +294,15 @@ class LLMProxy(NamedOptions):
         if rollout_id is None and attempt_id is None:
             return resource
         return resource.with_attempted_rollout(cast(str, rollout_id), cast(str, attempt_id))
+
+    def models_digest(self) -> str:
+        """Return a digest of the models that are served, without keys: it changes when the answers to equal requests may.
+
+        It covers each model's name, address, name at the server and parameters, and the sampling overrides.
+        """
+        served = [server.content for servers in self._models.values() for server in servers]
+        content = [served, self._relay_options.sampling_overrides]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
     def make_key(self, rollout_id: str, attempt_id: str) -> str:
         """The API key of one attempt, for programs whose base URL cannot carry the ids: `sk-leyden-<rollout>.<attempt>.<hmac>`.
@@ -439,7 +455,7 @@ class LLMProxy(NamedOptions):
         async with _upstream_session(self._relay_options.timeout_seconds) as session, AsyncExitStack() as stack:
             spool = None
             if not self._relay_options.durable:
-                spool = stack.enter_context(closing(Spool(self._spool_path, max_bytes=self._spool_bytes)))
+                spool = stack.enter_context(closing(Spool(self._spool_path, max_bytes=self._spool_bytes, items=SPANS)))
             recorder = Recorder(store, self._failures, spool)
             http, through_litellm = HttpTransport(session), LitellmTransport(self._relay_options.timeout_seconds)
             relay = Relay(
@@ -465,6 +481,7 @@ class LLMProxy(NamedOptions):
                 control=control,
                 model_names=lambda: list(self._models),
                 token=self._token,
+                live_key=self._live_key,
                 control_key=lambda: self._control_key,
                 guard=SiteGuard(local_only=self._token is None and is_loopback(self._host), also=[self._access_host]),
                 max_body_bytes=self.max_body_bytes,

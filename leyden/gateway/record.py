@@ -19,6 +19,18 @@ Json = dict[str, Any]
 
 _REQUEST_SETTINGS = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed")
 _LARGEST_ID = 2**31 - 1
+_OF_ANSWER = (
+    semconv.GEN_AI_RESPONSE_ID,
+    semconv.GEN_AI_RESPONSE_MODEL,
+    semconv.GEN_AI_INPUT_TOKENS,
+    semconv.GEN_AI_OUTPUT_TOKENS,
+    semconv.GEN_AI_OUTPUT_MESSAGES,
+    semconv.GEN_AI_FINISH_REASONS,
+    semconv.POLICY_VERSION,
+    semconv.POLICY_VERSION_AT_END,
+    semconv.TOKENS_REFUSED,
+)
+"""Attributes that a recorded answer has, wherever it is served."""
 _RESOURCE: Attributes = {"service.name": "leyden.gateway"}
 
 
@@ -34,6 +46,8 @@ class ModelCall:
     """The number of the call within its attempt, from 0; None: it came too late to have one."""
     operation: str
     start_time: float
+    live_claim: str | None = None
+    """The signed claim of a live rollout, which the store may not know yet."""
     retry_of: str | None = None
     """The span id of the failed try that this one follows."""
     sent_time: float | None = None
@@ -50,6 +64,12 @@ class ModelCall:
     policy_version: int | None = None
     """The version of the model's weights when the server was asked (`LLMProxy.set_policy_version`)."""
     policy_version_at_end: int | None = None
+    fields: Json = field(default_factory=dict[str, Any])
+    """The fields of the agent's own request that a replay compares (`replay.compared_fields`)."""
+    replayed: Span | None = None
+    """The recorded call that answers this one; None: the model does."""
+    replay_diverged: str | None = None
+    """What differs from the recorded request at the end of a replay, in one line."""
     span_id: str = field(default_factory=ids.span_id)
 
 
@@ -62,11 +82,15 @@ def span_of(call: ModelCall) -> Span:
     attributes: Attributes = {semconv.GEN_AI_OPERATION: call.operation}
     if call.call_index is not None:
         attributes[semconv.CALL_INDEX] = call.call_index
+    if call.live_claim is not None:
+        attributes[semconv.LIVE_CLAIM] = call.live_claim
     if call.retry_of is not None:
         attributes[semconv.RETRY_OF] = call.retry_of
     if call.sent_time is not None:
         attributes[semconv.SENT_TIME] = call.sent_time
     _describe_request(call.request, attributes)
+    if call.fields and call.operation != "embeddings":
+        attributes[semconv.REQUEST_FIELDS] = _text(call.fields)
     if call.response is not None:
         _describe_response(call.response, attributes)
     if call.policy_version is not None:
@@ -76,8 +100,13 @@ def span_of(call: ModelCall) -> Span:
     if call.cost is not None:
         attributes[semconv.COST] = call.cost
     name, tokens = semconv.MODEL_CALL, None
+    if call.replay_diverged is not None:
+        attributes[semconv.REPLAY_DIVERGED] = call.replay_diverged
     if call.operation == "embeddings":
         name = semconv.EMBEDDINGS
+    elif call.replayed is not None:
+        tokens = call.replayed.tokens
+        attributes |= _attributes_of_replay(call.replayed)
     else:
         try:
             tokens = token_record(call)
@@ -101,6 +130,12 @@ def span_of(call: ModelCall) -> Span:
         resource=dict(_RESOURCE),
         tokens=tokens,
     )
+
+
+def _attributes_of_replay(recorded: Span) -> Attributes:
+    """Return what a replayed call has from the recorded one: answer, usage and policy versions."""
+    copied = {name: recorded.attributes[name] for name in _OF_ANSWER if name in recorded.attributes}
+    return {**copied, semconv.REPLAYED: True, semconv.REPLAY_OF: recorded.span_id}
 
 
 def token_record(call: ModelCall) -> TokenRecord:
@@ -184,14 +219,19 @@ def _describe_request(request: Json, attributes: Attributes) -> None:
     for name in _REQUEST_SETTINGS:
         if isinstance(value := request.get(name), int | float):
             attributes[f"{semconv.GEN_AI_REQUEST_PREFIX}.{name}"] = value
+    if (messages := input_messages(request)) is not None:
+        attributes[semconv.GEN_AI_INPUT_MESSAGES] = _text(messages)
+    if request.get("tools") is not None:
+        attributes[semconv.GEN_AI_TOOL_DEFINITIONS] = _text(request["tools"])
+
+
+def input_messages(request: Json) -> Any:
+    """Return the messages of a request in chat form; a completion's prompt is one of the user's. None without any."""
     messages = request.get("messages")
     for name in ("prompt", "input"):
         if messages is None and name in request:
             messages = [{"role": "user", "content": request[name]}]
-    if messages is not None:
-        attributes[semconv.GEN_AI_INPUT_MESSAGES] = _text(messages)
-    if request.get("tools") is not None:
-        attributes[semconv.GEN_AI_TOOL_DEFINITIONS] = _text(request["tools"])
+    return messages
 
 
 def _describe_response(response: Json, attributes: Attributes) -> None:

@@ -23,7 +23,7 @@ from leyden.gateway.prefixes import Prefixes
 from leyden.gateway.record import ModelCall, span_of
 from leyden.gateway.spool import Spool
 from leyden.store.base import LightningStore
-from leyden.types import Span
+from leyden.types import Span, parse_claim
 from leyden.utils.logs import Preview
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ _PROBE_SECONDS = 2.0
 """How long a store may take to show that it is there."""
 _PATIENCE_SECONDS = 30.0
 """How long the store may be away before `flush` gives up on it."""
+_REPORTED_KEPT = 65_536
 _LAST_SECONDS = 5.0
 """How long the end of the gateway waits for a store that is away."""
 
@@ -48,7 +49,7 @@ _LAST_SECONDS = 5.0
 class Recorder:
     """Writes calls to the store, behind their answers."""
 
-    def __init__(self, store: LightningStore, failures: Failures, spool: Spool | None = None) -> None:
+    def __init__(self, store: LightningStore, failures: Failures, spool: Spool[Span] | None = None) -> None:
         """spool: where records wait while the store is away; None: they fail at once."""
         self._store = store
         self._spool = spool
@@ -65,6 +66,8 @@ class Recorder:
         self._space = asyncio.Event()
         self._closing = False
         self._prefixes = Prefixes()
+        self._reported: dict[str, None] = {}
+        """Live rollouts that the store knows, the latest ones."""
         self._over: set[AttemptKey] = set()
         """Attempts that are to be forgotten once what is pending is written."""
 
@@ -172,12 +175,28 @@ class Recorder:
         if self._spool is not None and len(self._spool):
             return self._put_aside(spans)
         try:
-            await self._store.add_many_spans(spans)
+            await self._deliver_spans(spans)
         except Exception as error:  # noqa: BLE001 -- tried again one by one, where each is told
             if self._spool is not None and await self._is_away(error):
                 return self._put_aside(spans)
             await self._write_one_by_one(spans)
         return set()
+
+    async def _deliver_spans(self, spans: list[Span]) -> None:
+        """Write spans to the store, and before them the live rollouts that it may not know yet. Raise what the store raises."""
+        claims = {
+            span.rollout_id: claim
+            for span in spans
+            if span.rollout_id not in self._reported
+            and isinstance(said := span.attributes.get(semconv.LIVE_CLAIM), str)
+            and (claim := parse_claim(said))
+        }
+        if claims:
+            await self._store.record_live_rollouts([claim.rollout() for claim in claims.values()])
+            self._reported.update(dict.fromkeys(claims))
+            while len(self._reported) > _REPORTED_KEPT:
+                del self._reported[next(iter(self._reported))]
+        await self._store.add_many_spans(spans)
 
     # ---- while the store is away -------------------------------------------------------------------------------------
 
@@ -218,12 +237,12 @@ class Recorder:
         if self._spool is not None and len(self._spool) and self._delivering is None:
             self._delivering = asyncio.create_task(self._empty_spool(self._spool))
 
-    async def _empty_spool(self, spool: Spool) -> None:
+    async def _empty_spool(self, spool: Spool[Span]) -> None:
         """Deliver what waits in the spool, in order, and let those who flush go on."""
         try:
             while spans := spool.first(_BATCH):
                 try:
-                    await self._store.add_many_spans(spans)
+                    await self._deliver_spans(spans)
                 except Exception as error:  # noqa: BLE001 -- tried again later, or one by one
                     if await self._is_away(error):
                         await asyncio.sleep(_AGAIN_SECONDS)
@@ -279,7 +298,7 @@ class Recorder:
         """One bad span must not take its siblings along: a batch is written whole or not at all."""
         for span in spans:
             try:
-                await self._store.add_many_spans([span])
+                await self._deliver_spans([span])
             except Exception as error:  # noqa: BLE001 -- the siblings must be written; flush tells of this one
                 self._fail(span.rollout_id, span.attempt_id, span.span_id, error)
 

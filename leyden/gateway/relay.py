@@ -36,6 +36,7 @@ from leyden.gateway.figures import Failure, UpstreamFigures
 from leyden.gateway.gate import Gate
 from leyden.gateway.limits import AttemptLimits, cost_of
 from leyden.gateway.recorder import Recorder
+from leyden.gateway.replay import Diverged, RecordedAnswer, asked, compared_fields, replay_passage
 from leyden.gateway.responses import KeptResponses
 from leyden.gateway.retries import Retries
 from leyden.gateway.transport import Answer, ServerGone, Transport
@@ -146,6 +147,9 @@ class Relay:
         except WrongType as error:
             raise _wrong_type(error) from error
         self._options.limits.check(call.call_index or 0, exchange.spent)
+        call.fields = compared_fields(exchange.request)
+        if await self._replay(exchange):
+            return
         overrides = self._options.sampling_overrides.get(exchange.mode or "")
         if overrides and call.operation != "embeddings":
             call.request = exchange.request = {**exchange.request, **overrides}
@@ -163,6 +167,35 @@ class Relay:
         # The end of the run cancels the call before this is over, unless the dead engine goes unnoticed.
         await asyncio.sleep(self._options.timeout_seconds)
         raise refusal
+
+    async def _replay(self, exchange: Exchange) -> bool:
+        """Answer a call from the record that its attempt repeats. Return whether it is answered."""
+        call, client = exchange.call, exchange.dialect
+        if exchange.replay is None or exchange.replay.over or call.operation == "embeddings":
+            return False
+        whole = exchange.request
+        try:
+            if client.conversations is not None:
+                with contextlib.suppress(Refusal):  # the model's server may keep what the gateway does not
+                    whole = self.kept.whole(exchange.key, whole, client.conversations)
+            passage = replay_passage(client, exchange.raw, exchange.request, whole=whole)
+            requests = [asked(call.operation, passage.chat, call.fields)]
+            if whole is not exchange.request:  # a server that keeps responses got the new turn alone, as it came
+                requests.append(asked(call.operation, exchange.request, call.fields))
+            model = exchange.request.get("model")
+            recorded = exchange.replay.take(*requests, model=model if isinstance(model, str) else None)
+        except (Diverged, Untranslatable, WrongType) as difference:
+            call.replay_diverged = str(difference)
+            exchange.replay.end()
+            logger.info("the replay of rollout %r ends at call %d: %s", call.rollout_id, call.call_index, difference)
+            return False
+        if recorded is None:
+            return False
+        call.replayed, call.request = recorded, passage.chat
+        exchange.keep = whole if client.conversations is not None else None
+        with_token_ids = exchange.request.get("return_token_ids") is True
+        await self._relay_whole(exchange, passage, RecordedAnswer(recorded, with_token_ids=with_token_ids))
+        return True
 
     def _servers(self, request: dict[str, Any]) -> tuple[UpstreamModel, ...]:
         name = request.get("model")
@@ -409,7 +442,8 @@ class Relay:
             if exchange.call.response is not None:
                 usage = exchange.call.response.get("usage")
                 exchange.call.cost = cost_of(usage, exchange.price_per_million)
-                exchange.spent.add(usage, exchange.call.cost)
+                if exchange.call.replayed is None:
+                    exchange.spent.add(usage, exchange.call.cost)
             await (self._recorder.put_durably if self._options.durable else self._recorder.put)(exchange.call)
 
     async def _fail(self, exchange: Exchange, refusal: Refusal) -> None:

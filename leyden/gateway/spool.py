@@ -1,8 +1,9 @@
 """A bounded file in which records wait while the store is away.
 
-First in, first out. It knows spans and a file, no store: `recorder` fills and empties it. A spool with a name outlives
+First in, first out. It knows a type of items and a file, no store: `recorder` and serving
+sessions fill and empty one. A spool with a name outlives
 its process: the next one finds what was not delivered, and delivers it. Delivering twice does no harm, because a store
-keeps a span once.
+keeps each item once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import tempfile
 from collections import deque
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,19 +22,25 @@ from leyden.errors import ConfigError, GatewayError
 from leyden.store.wire import dump, load
 from leyden.types import Span
 
-_SPAN = TypeAdapter(Span)
+T = TypeVar("T")
+
+SPANS: TypeAdapter[Span] = TypeAdapter(Span)
+_COMPACT_BYTES = 4 * 2**20
+"""How many delivered bytes a file with items behind them keeps before it is written anew."""
 
 
-class Spool:
-    """Spans as lines of JSON. One process uses a file at a time."""
+class Spool(Generic[T]):
+    """Items as lines of JSON. One process uses a file at a time."""
 
-    def __init__(self, path: Path | None = None, *, max_bytes: int) -> None:
+    def __init__(self, path: Path | None = None, *, max_bytes: int, items: TypeAdapter[T]) -> None:
         """
+        items: the type of the items, as JSON.
         path: None for a file without a name, which is gone with this process.
         max_bytes: the largest size of the file.
         Raise ConfigError for a file that another gateway uses, or that cannot be opened.
         """
         self.path = path
+        self._items = items
         self._max_bytes = max_bytes
         self._lengths: deque[int] = deque()
         """The bytes of each line that waits."""
@@ -45,7 +53,7 @@ class Spool:
                 self._file = tempfile.TemporaryFile(prefix="leyden-spool-")  # noqa: SIM115 -- closed by `close`
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b")
+                self._file = _opened(path)
         except OSError as error:
             raise ConfigError(
                 f"spool: {path} cannot be opened: {error.strerror}; give a path that can be written"
@@ -55,13 +63,11 @@ class Spool:
 
     def _claim(self, path: Path) -> None:
         """Lock the file, and find the lines that an earlier process left; one that a crash cut off is dropped."""
-        import fcntl
-
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._file)
         except OSError as error:
             self._file.close()
-            raise ConfigError(f"spool: {path} is used by another gateway; give each a path of its own") from error
+            raise ConfigError(f"spool: {path} is used by another process; give each a path of its own") from error
         whole = 0
         for line in self._file:
             if not line.endswith(b"\n"):
@@ -74,16 +80,18 @@ class Spool:
     def __len__(self) -> int:
         return len(self._lengths)
 
-    def append(self, spans: list[Span]) -> int:
-        """Add spans behind the others, and return how many fit.
+    def append(self, items: list[T], *, bounded: bool = True) -> int:
+        """Add items behind the others, and return how many fit.
 
-        Raise ConfigError for a span that is not JSON, GatewayError for a file that cannot be written; nothing is added then.
+        bounded: False adds all of them, also beyond `max_bytes`.
+
+        Raise ConfigError for an item that is not JSON, GatewayError for a file that cannot be written; nothing is added then.
         """
         lines: list[bytes] = []
         free = self._max_bytes - self._end
-        for span in spans:
-            line = dump(span, "a span") + b"\n"
-            if len(line) > free:
+        for item in items:
+            line = dump(item, "a record") + b"\n"
+            if bounded and len(line) > free:
                 break
             free -= len(line)
             lines.append(line)
@@ -99,27 +107,62 @@ class Spool:
         self._end += sum(map(len, lines))
         return len(lines)
 
-    def first(self, n: int) -> list[Span]:
-        """Return up to `n` spans from the front, which stay. A line at the front that cannot be read is dropped."""
-        spans: list[Span] = []
-        while not spans and self._lengths:
+    def first(self, n: int) -> list[T]:
+        """Return up to `n` items from the front, which stay. A line at the front that cannot be read is dropped."""
+        items: list[T] = []
+        while not items and self._lengths:
             self._file.seek(self._start)
             for length in itertools.islice(self._lengths, n):
                 try:
-                    spans.append(load(_SPAN, self._file.read(length)))
+                    items.append(load(self._items, self._file.read(length)))
                 except ValidationError:
                     break
-            if not spans:
+            if not items:
                 self.drop(1)
-        return spans
+        return items
 
     def drop(self, n: int) -> None:
-        """Remove `n` spans from the front."""
+        """Remove `n` items from the front."""
         self._start += sum(self._lengths.popleft() for _ in range(n))
         if not self._lengths:
             self._start = self._end = 0
             self._file.truncate(0)
+        elif self._start > max(_COMPACT_BYTES, self._end // 2):
+            self._compact()
+
+    def _compact(self) -> None:
+        """Write what waits to a new file, which takes the place of this one, so that a busy spool does not grow for ever."""
+        self._file.seek(self._start)
+        waiting = self._file.read(self._end - self._start)
+        if self.path is None:
+            self._file.seek(0)
+            self._file.write(waiting)
+            self._file.flush()
+            self._file.truncate(len(waiting))
+        else:
+            aside = self.path.with_name(f"{self.path.name}.new")
+            with contextlib.suppress(OSError):  # a full disk: the old file stays
+                file = _opened(aside, os.O_TRUNC)
+                file.write(waiting)
+                file.flush()
+                _lock(file)
+                aside.replace(self.path)
+                self._file.close()
+                self._file = file
+                self._start, self._end = 0, len(waiting)
+            return
+        self._start, self._end = 0, len(waiting)
 
     def close(self) -> None:
         """Close the file. What waits in one with a name stays there."""
         self._file.close()
+
+
+def _opened(path: Path, flags: int = 0) -> Any:
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | flags, 0o600), "r+b")
+
+
+def _lock(file: Any) -> None:
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

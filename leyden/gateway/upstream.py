@@ -21,6 +21,8 @@ from leyden.utils.extras import install_extra
 _OF_LITELLM: tuple[str, ...] = ("chat", "completions", "embeddings")
 _OPENAI_COMPATIBLE = ("openai", "hosted_vllm")
 """LiteLLM's names for servers that speak OpenAI's API."""
+_SECRETS = ("key", "token", "secret", "password", "credentials")
+"""Ends of the names of LiteLLM's arguments that are keys."""
 
 
 @named_options
@@ -121,6 +123,12 @@ class UpstreamModel:
     def name_there(self) -> str:
         """The server's name for the model."""
         return self.upstream_model or (self.litellm_params or {}).get("model") or self.model_name
+
+    @property
+    def content(self) -> list[Any]:
+        """What its answers depend on, without keys: names, address and parameters."""
+        params = {name: each for name, each in (self.litellm_params or {}).items() if not name.endswith(_SECRETS)}
+        return [self.model_name, self.address, self.name_there, self.sampling_parameters, params]
 
     def dialect_for(self, client: Dialect) -> Dialect | None:
         """Return the dialect in which the server is called for a client of another one; None if no translation exists."""

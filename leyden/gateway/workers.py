@@ -46,6 +46,7 @@ from leyden.host.child import Backoff, Child, Failure, Parent, describe_exit
 from leyden.host.http import ClientGone, Receive, Refusal, Scope, Send, header, on_disconnect, raw_path, send_reply
 from leyden.host.listening import UNIX_SCHEME, listen, listen_unix, netloc, reachable
 from leyden.store.opening import open_store
+from leyden.types import LIVE_KEY_PREFIX, parse_claim
 from leyden.utils.attempt_key import named_by
 from leyden.utils.garbage import look_for_cycles_rarely
 
@@ -329,8 +330,17 @@ def _attempt_of(scope: Scope) -> AttemptKey | None:
     match raw_path(scope).strip("/").split("/", 4):
         case ["rollout", rollout_id, "attempt", attempt_id, _]:
             return unquote(rollout_id), unquote(attempt_id)
+        case ["live", text, *_]:
+            return _named_by_claim(text)
+        case _ if (given := given_key(scope).decode("latin-1")).startswith(LIVE_KEY_PREFIX):
+            return _named_by_claim(given.removeprefix(LIVE_KEY_PREFIX))
         case _:
             return named_by(given_key(scope).decode("latin-1")) or attempt_of_headers(scope)
+
+
+def _named_by_claim(text: str) -> AttemptKey | None:
+    claim = parse_claim(text)
+    return None if claim is None else (claim.rollout_id, claim.attempt_id)
 
 
 def _owner(key: AttemptKey, n_workers: int) -> int:

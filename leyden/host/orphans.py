@@ -53,6 +53,60 @@ def kill_marked(name: str, value: str, *, all_below: bool = False) -> None:
         psutil.wait_procs(orphans, timeout=0.1)
 
 
+def kill_orphans() -> int:
+    """End the processes that agents left behind when the program of their run was killed; return
+    how many.
+
+    A run is over if none of its marked processes has a Python program as its parent, because a
+    runner always has one. Processes of runs under way are left alone, and so are those of other
+    users.
+    """
+    runs: dict[int, list[psutil.Process]] = {}
+    under_way: set[int] = set()
+    for process in psutil.process_iter():
+        run = _run_of(process)
+        if run is None:
+            continue
+        runs.setdefault(run, []).append(process)
+        if _is_below_python(process, run):
+            under_way.add(run)
+    orphans = [process for run, members in runs.items() if run not in under_way for process in members]
+    for orphan in orphans:
+        with contextlib.suppress(psutil.Error):
+            orphan.kill()
+    psutil.wait_procs(orphans, timeout=1.0)
+    return len(orphans)
+
+
+def _run_of(process: psutil.Process) -> int | None:
+    """Return the number of the run that a process is marked with; None for any other process."""
+    try:
+        if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        mark = process.environ().get(RUNNER_MARK)
+        if mark is not None:
+            return _limit_of(mark) >> _WORKER_BITS
+        if _LIMIT is None:
+            return None
+        found, _ = process.rlimit(_LIMIT)
+    except (psutil.Error, OSError):
+        return None
+    return found >> _WORKER_BITS if found != resource.RLIM_INFINITY and found & _OURS else None
+
+
+def _is_below_python(process: psutil.Process, run: int) -> bool:
+    """Return whether the parent is a Python program outside the run.
+
+    The parent of a runner belongs to the same user, so its executable can be read; that of the
+    first process of the system often cannot.
+    """
+    try:
+        parent = process.parent()
+        return parent is not None and _run_of(parent) != run and "python" in parent.exe().lower()
+    except psutil.Error:
+        return False
+
+
 def _has(process: psutil.Process, name: str, value: str, all_below: bool) -> bool:
     if process.pid == os.getpid():
         return False

@@ -287,6 +287,10 @@ class CheckpointStore:
             _verify_file(path, name, expected)
         return manifest
 
+    def n_bytes(self, iteration: int) -> int:
+        """Return the size of the files of a checkpoint. 0 if there is none."""
+        return sum(file.stat().st_size for file in self._path(iteration).rglob("*") if file.is_file())
+
     def _path(self, iteration: int) -> Path:
         return self.dirpath / f"step-{iteration:06d}"
 

@@ -12,11 +12,11 @@ import os
 import shutil
 import string
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from leyden.errors import CheckpointError, ConfigError
+from leyden.errors import CheckpointError, ConfigError, EngineError
 from leyden.loop.callbacks import Callback, HookResult
 from leyden.loop.checkpoint import CALLBACKS, CheckpointStore, SavedCheckpoint, link_beside
 from leyden.loop.metrics import monitored, nearest, warn_of_misspelling
@@ -47,7 +47,8 @@ class Checkpoint(Callback):
         (relatively: the directory may be moved); "copy": `latest.pth` is a copy; None: neither.
         "auto": a link if there is a `filename`.
     every_n_iters: after iterations that are multiples of it, as validations are. None: 1, unless
-        there is a `time_interval`.
+        there is a `time_interval`. A checkpoint of more than `small_bytes` is saved by
+        `time_interval` alone; None: whatever its size.
     time_interval: after the first iteration that ends so many seconds after the fit began or the
         last save.
     save_on_fit_end: save what is not saved yet.
@@ -60,6 +61,12 @@ class Checkpoint(Callback):
         checkpoint = Checkpoint(run_dir / "checkpoints")
         loop = TrainLoop(max_iters=100, callbacks=[checkpoint])
         await loop.arun(vessel, resume=checkpoint.latest())
+
+    A vessel whose asynchronous `save` returns a function, such as the method that waits for a state
+    to be written, has copied its state: the checkpoint is completed while training goes on, and
+    before the next one begins. If writing it fails (a full disk), the log says so and the run goes
+    on with the older checkpoints. The save at the end of the fit is waited for, and its failure is
+    raised.
 
     A fresh run refuses a directory with an earlier run's checkpoints (CheckpointError): its own
     would be mixed with them. A run that is resumed from one of this directory's checkpoints moves
@@ -81,11 +88,15 @@ class Checkpoint(Callback):
         keep: int | None = 2,
         monitor: str | None = None,
         mode: Literal["max", "min"] = "max",
+        small_bytes: int | None = None,
         config: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_number("every_n_iters", every_n_iters, at_least=1, whole=True, or_none="saves by time_interval alone")
         check_number("time_interval", time_interval, at_least=0, or_none="saves by every_n_iters alone")
+        check_number("small_bytes", small_bytes, at_least=0, whole=True, or_none="any size")
+        if small_bytes is not None and time_interval is None:
+            raise ConfigError(f"small_bytes is {small_bytes}, and larger checkpoints need a time_interval; give one")
         if mode not in ("max", "min"):
             raise ConfigError(f"mode is {mode!r}; choose 'max' or 'min'")
         if save_latest not in ("auto", "link", "copy", None):
@@ -103,9 +114,15 @@ class Checkpoint(Callback):
         self.save_latest = ("link" if filename else None) if save_latest == "auto" else save_latest
         link_latest = filename is None and self.save_latest == "link"
         self.store = CheckpointStore(dirpath, keep=keep, link_latest=link_latest, config=config)
+        self._best_before: tuple[float | None, int | None] = (None, None)
         self.last_saved = 0
         """The iteration of the newest checkpoint that this run wrote or was resumed from."""
+        self._small_bytes = small_bytes
         self._clock, self._saved_at = clock, 0.0
+        self._n_bytes = 0
+        """Size of the newest checkpoint that is compared with `small_bytes`."""
+        self._writing: asyncio.Task[None] | None = None
+        """The checkpoint that is being written while training goes on."""
         self._name_checked = False
         self._reset()
 
@@ -244,7 +261,7 @@ class Checkpoint(Callback):
         """Save when it is time."""
         iteration = loop.current_iter
         on_schedule = iteration == self.best_iter or (
-            self.every_n_iters is not None and iteration % self.every_n_iters == 0
+            self.every_n_iters is not None and not self._is_large() and iteration % self.every_n_iters == 0
         )
         by_time = self.time_interval is not None and self._clock() - self._saved_at >= self.time_interval
         if not on_schedule and not by_time:
@@ -253,42 +270,94 @@ class Checkpoint(Callback):
 
     def on_fit_end(self, loop: TrainLoop, vessel: Vessel) -> HookResult:
         """Save iterations that are not saved yet."""
+        if self._writing is not None:
+            return self._end(loop, vessel)
         if not self.save_on_fit_end or loop.current_iter <= self.last_saved:
             return None
-        return self._save(loop, vessel, in_time=False)
+        return self._save(loop, vessel, in_time=False, at_end=True)
+
+    def on_exception(self, loop: TrainLoop, vessel: Vessel, error: BaseException) -> HookResult:
+        """Complete the checkpoint that is being written."""
+        return None if self._writing is None else self._written()
+
+    async def _end(self, loop: TrainLoop, vessel: Vessel) -> None:
+        await self._written()
+        saving = self.on_fit_end(loop, vessel)
+        if saving is not None:
+            await saving
 
     def _look(self, loop: TrainLoop, monitor: str) -> None:
         value = monitored(loop.metrics, monitor, "Checkpoint")
         if loop.current_iter == 0 or math.isnan(value):
             return
         if self.best_value is None or (value > self.best_value if self.mode == "max" else value < self.best_value):
+            self._best_before = self.best_value, self.best_iter
             self.best_value, self.best_iter = value, loop.current_iter
 
     # ---- saving ----------------------------------------------------------------------------------
 
-    def _save(self, loop: TrainLoop, vessel: Vessel, *, in_time: bool) -> HookResult:
-        """Save now. in_time: whether every metric of the filename is expected at this iteration."""
+    def _save(self, loop: TrainLoop, vessel: Vessel, *, in_time: bool, at_end: bool = False) -> HookResult:
+        """Save now.
+
+        in_time: whether every metric of the filename is expected at this iteration.
+        at_end: wait until everything is written.
+        """
+        if self._writing is not None:
+            return self._save_next(loop, vessel, in_time=in_time)
         iteration = loop.current_iter
         name = None if self.filename is None else _filled_in(self.filename, iteration, loop.metrics, strict=in_time)
         saving = save_vessel(vessel, self.store.prepare(iteration))
         if inspect.isawaitable(saving):
-            return self._save_async(saving, loop, vessel, name)
+            return self._save_async(saving, loop, vessel, name, at_end=at_end)
         self._gather(loop, vessel, name)()
         self._saved(iteration)
         return None
 
-    async def _save_async(self, saving: Awaitable[object], loop: TrainLoop, vessel: Vessel, name: str | None) -> None:
-        await saving
-        iteration = loop.current_iter
-        # hashes and fsync take their time; a cancellation waits for them, so that nothing writes on
-        # behind its back
-        commit = asyncio.ensure_future(asyncio.to_thread(self._gather(loop, vessel, name)))
-        try:
-            await asyncio.shield(commit)
-        except asyncio.CancelledError:
-            await commit
-            raise
+    async def _save_next(self, loop: TrainLoop, vessel: Vessel, *, in_time: bool) -> None:
+        await self._written()
+        saving = self._save(loop, vessel, in_time=in_time)
+        if saving is not None:
+            await saving
+
+    async def _save_async(
+        self, saving: Awaitable[object], loop: TrainLoop, vessel: Vessel, name: str | None, *, at_end: bool
+    ) -> None:
+        rest = cast("Callable[[], Awaitable[None]] | None", await saving)
+        write = self._complete(rest, self._gather(loop, vessel, name), loop.current_iter)
+        if rest is not None and not at_end and name is None:
+            self._saved_at = self._clock()
+            self._writing = asyncio.create_task(self._complete_aside(write, loop.current_iter))
+            return
+        await _to_the_end(asyncio.ensure_future(write))
+
+    async def _complete(
+        self, rest: Callable[[], Awaitable[None]] | None, commit: Callable[[], None], iteration: int
+    ) -> None:
+        if rest is not None:
+            await rest()
+        await asyncio.to_thread(commit)  # hashes and fsync take their time
         self._saved(iteration)
+
+    async def _complete_aside(self, write: Coroutine[Any, Any, None], iteration: int) -> None:
+        try:
+            await write
+        except (OSError, EngineError) as error:
+            if self.best_iter == iteration:  # the best that there is on disk is still the one before
+                self.best_value, self.best_iter = self._best_before
+            logger.error(
+                "the checkpoint of iteration %d could not be written (%s); the run goes on, and a resumed one begins "
+                "at iteration %d. Is the disk of %s full?",
+                iteration,
+                error,
+                self.last_saved,
+                self.store.dirpath,
+            )
+
+    async def _written(self) -> None:
+        """Wait for the checkpoint that is being written. Raise what is no failure to write."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await _to_the_end(writing)
 
     def _gather(self, loop: TrainLoop, vessel: Vessel, name: str | None) -> Callable[[], None]:
         """Collect the state of all parts of the run.
@@ -324,6 +393,13 @@ class Checkpoint(Callback):
 
     def _saved(self, iteration: int) -> None:
         self.last_saved, self._saved_at = iteration, self._clock()
+        self._n_bytes = 0 if self._small_bytes is None else self.store.n_bytes(iteration)
+
+    def _is_large(self) -> bool:
+        """Return whether saves wait for the `time_interval`; only a large state is still being written."""
+        if self._small_bytes is None:
+            return False
+        return self._n_bytes > self._small_bytes or (self._writing is not None and not self._writing.done())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value, its iteration, and the names of the `.pth` files."""
@@ -341,6 +417,15 @@ class Checkpoint(Callback):
         self.best_value, self.best_iter = state.get("best"), state.get("best_iter")
         self._files = {step: Path(name).name for step, name in state.get("files", {}).items()}
         self._gone = {Path(name).name for name in state.get("gone", ())}
+
+
+async def _to_the_end(work: asyncio.Future[None]) -> None:
+    """Await `work`. A cancellation waits for it, so that nothing writes on behind the caller's back."""
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await work
+        raise
 
 
 def _check_filename(filename: str) -> None:

@@ -118,20 +118,21 @@ def read_pth(path: str | Path) -> SavedFile:
         raise CheckpointError(
             f"{path} has format {state['format']}, this Leyden reads up to {_FORMAT}; install a newer one"
         )
-    vessel = _with_arrays(state.pop("vessel"))
+    vessel = with_arrays(state.pop("vessel"))
     for name in ("kind", "format"):
         del state[name]
     return SavedFile(path, state["current_iter"], state, vessel)
 
 
-def _with_arrays(value: Any) -> Any:
+def with_arrays(value: Any) -> Any:
+    """Return the content of a file with its arrays as arrays."""
     if isinstance(value, dict):
         entries = cast("dict[Any, Any]", value)
         if list(entries) == [_ARRAY]:
             return entries[_ARRAY].numpy()
-        return {key: _with_arrays(part) for key, part in entries.items()}
+        return {key: with_arrays(part) for key, part in entries.items()}
     if isinstance(value, (list, tuple)):
-        parts = [_with_arrays(part) for part in cast("list[Any]", value)]
+        parts = [with_arrays(part) for part in cast("list[Any]", value)]
         return tuple(parts) if isinstance(value, tuple) else parts
     return value
 

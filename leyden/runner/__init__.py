@@ -3,11 +3,12 @@
 Lives here: `Runner` and `Hook` (the protocols), `LitAgentRunner` (many rollouts at once in one process), and in
 `process` any program as an agent. A runner knows the store,
 a tracer and one agent; it does not know which algorithm asked, nor the gateway: recorders of model calls are handed to it. To run
-agents another way, subclass `Runner`; to look in at an attempt, write a `Hook`.
+agents another way, subclass `Runner`; to look in at an attempt, write a `Hook`; to reward it by what was recorded, use a `Judge`.
 """
 
 from leyden.runner.base import AttemptRecorder, Hook, ParallelWorkerBase, Runner
+from leyden.runner.judge import Judge
 from leyden.runner.litagent import LitAgentRunner
 from leyden.runner.worker import WorkerBundle
 
-__all__ = ["AttemptRecorder", "Hook", "LitAgentRunner", "ParallelWorkerBase", "Runner", "WorkerBundle"]
+__all__ = ["AttemptRecorder", "Hook", "Judge", "LitAgentRunner", "ParallelWorkerBase", "Runner", "WorkerBundle"]

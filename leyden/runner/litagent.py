@@ -25,7 +25,7 @@ from leyden.runner.cancellation import CancelWatch
 from leyden.runner.watchdog import InFlight, LagWatchdog
 from leyden.store.base import LightningStore
 from leyden.tracer import OtelTracer, Tracer
-from leyden.types import NamedResources, Rollout, RolloutMode, TaskInput
+from leyden.types import AttemptedRollout, NamedResources, Rollout, RolloutMode, Span, TaskInput
 from leyden.types.openai_clients import import_ahead
 from leyden.utils.latch import Latch
 
@@ -93,6 +93,18 @@ class LitAgentRunner(Runner[T]):
         """Let the agent go."""
         self.tracer.teardown()
         self._agent = None
+
+    async def recorded_spans(self, rollout: AttemptedRollout) -> list[Span]:
+        """Return what is recorded of an attempt under way, by sequence id.
+
+        These are the spans of the open trace, and the model calls that the gateway has recorded.
+        """
+        ids = rollout.rollout_id, rollout.attempt.attempt_id
+        for recorder in self._recorders:
+            await recorder.flush(*ids)
+        stored = await self._bound_store().query_spans(*ids)
+        spans = {span.span_id: span for span in (*stored, *self.tracer.get_last_trace())}
+        return sorted(spans.values(), key=lambda span: span.sequence_id)
 
     async def iter(self, event: Latch | None = None) -> None:
         """See Runner.iter."""

@@ -90,6 +90,12 @@ class RecordedRun(ABC):
         Raises ConfigError if the store cannot be found.
         """
 
+    def read_store(self, query: Callable[[LightningStore], Awaitable[T]]) -> T:
+        """Return the result of one query of the run's store, from synchronous code, also where an
+        event loop runs in this thread.
+        """
+        return _in_thread(self.open_store, query)
+
     def summary_metrics(self) -> RunMetrics:
         """Return the rewards and counts of the rows that are recorded now."""
         return metrics_of(self.metrics())
@@ -234,12 +240,12 @@ def _open_to_read(source: str | Path) -> LightningStore:
 
 
 def _read(source: str | Path, query: Callable[[LightningStore], Awaitable[T]]) -> T:
-    """Return the result of one query of a store, from synchronous code, also where an event loop
-    runs in this thread.
-    """
+    return _in_thread(lambda: _open_to_read(source), query)
 
+
+def _in_thread(open_it: Callable[[], LightningStore], query: Callable[[LightningStore], Awaitable[T]]) -> T:
     async def work() -> T:
-        async with _open_to_read(source) as store:
+        async with open_it() as store:
             return await query(store)
 
     with ThreadPoolExecutor(1) as thread:

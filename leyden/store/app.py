@@ -67,6 +67,10 @@ _PUBLIC: Final[Mapping[str, Callable[[], bytes]]] = {
 returns.
 """
 _CLAIM: Final = "dequeue_many_rollouts"
+_FOR_OPERATORS: Final = frozenset(
+    ("set_label", "remove_label", "move_labels", "freeze_resources", "create_release", "advance_release")
+)
+"""What decides which version serves users."""
 
 View = Callable[[RequestMetrics], Awaitable[HttpReply]]
 """Handles a GET, given the server's request metrics."""
@@ -99,6 +103,7 @@ class StoreApp:
         store: LightningStore,
         *,
         token: str | None = None,
+        operator_token: str | None = None,
         guard: SiteGuard | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
         handlers: Mapping[str, Handler] | None = None,
@@ -109,6 +114,8 @@ class StoreApp:
         """
         token: the secret that a client must send as `Authorization: Bearer`; None admits every
             client.
+        operator_token: the secret of those who release: the only one that moves labels, freezes versions and
+            advances releases, and good for everything else too; None: the token does.
         guard: refuses requests of other sites' pages; None: a guard that accepts any host name.
         max_body_bytes: the limit of one request, as sent and unpacked; a larger one is refused with
             413.
@@ -120,6 +127,7 @@ class StoreApp:
         self._store = store
         self._in_json = store if isinstance(store, InJson) else None
         self._token = None if token is None else token.encode()
+        self._operator_token = None if operator_token is None else operator_token.encode()
         self._guard = guard or SiteGuard(local_only=False)
         self._max_body_bytes = max_body_bytes
         self._handlers = handlers or {}
@@ -183,6 +191,7 @@ class StoreApp:
             raise self._no_such_route(scope, path)
         route, in_path = found
         scope["asked"] = route.method
+        self._check_operator(headers, route)
         body = await self._read(headers, receive)
         if body and verb == "POST":
             _check_content_type(headers)
@@ -277,7 +286,7 @@ class StoreApp:
         if self._token is None:
             return
         given = bearer_token(headers.get(b"authorization"))
-        if not is_secret(given, self._token):
+        if not is_secret(given, self._token) and not self._is_operator(given):
             wrong = "this token is not the store's" if given else "this store asks for a token"
             raise Refusal(
                 401,
@@ -285,6 +294,20 @@ class StoreApp:
                 f"{wrong}: send 'Authorization: Bearer ...' (a Leyden client: token=..., or LEYDEN_STORE_TOKEN)",
                 headers=[(b"www-authenticate", b"Bearer")],
             )
+
+    def _check_operator(self, headers: RequestHeaders, route: Route) -> None:
+        """Raise Refusal (403) for a release by somebody without the operators' token, if the server has one."""
+        if self._operator_token is None or route.method not in _FOR_OPERATORS:
+            return
+        if not self._is_operator(bearer_token(headers.get(b"authorization"))):
+            raise Refusal(
+                403,
+                "operators_only",
+                f"{route.method} needs this store's operators' token: set LEYDEN_OPERATOR_TOKEN, as `leyden resources` reads it",
+            )
+
+    def _is_operator(self, given: bytes) -> bool:
+        return self._operator_token is not None and is_secret(given, self._operator_token)
 
     def _no_such_route(self, scope: Scope, path: str) -> Refusal:
         if path in _PUBLIC or path in self._views:

@@ -2,7 +2,8 @@
 
 The protocol knows no database and no network. Contracts that hold for every method:
 
-- Unknown ids raise (`UnknownRollout`, `UnknownAttempt`, `UnknownResources`, `UnknownWorker`, `UnknownRun`); an empty answer means empty.
+- Unknown ids raise (`UnknownRollout`, `UnknownAttempt`, `UnknownResources`, `UnknownWorker`,
+  `UnknownRun`, `UnknownRelease`); an empty answer means empty.
 - An id that a caller makes has 1 to 200 printable characters; any other one raises ConfigError where something would get it as its name.
 - Returned objects are the caller's own copies.
 - JSON has no NaN and no infinite number, so no value that is given has one (ConfigError): it could not be told to another process.
@@ -28,15 +29,21 @@ from leyden.types import (
     Attempt,
     AttemptedRollout,
     AttemptStatus,
+    AuditRecord,
     EnqueueRolloutRequest,
+    Feedback,
+    FeedbackKind,
     FilterLogic,
     Label,
+    LabelMove,
+    LiveRollout,
     Measure,
     MetricPoint,
     NamedResources,
     News,
     PaginatedResult,
     Range,
+    Release,
     ResourcesUpdate,
     Retention,
     Rollout,
@@ -642,16 +649,19 @@ class LightningStore(NamedOptions, ABC):
         version: int,
         *,
         expected: tuple[str, int] | Unset | None = UNSET,
+        who: str | None = None,
+        why: str | None = None,
     ) -> None:
         """Put a label, such as `production`, on one version of resources, and take it off the one before.
 
         expected: the id and version that the label must be on now, None for a label that must be new.
             Left out, the label moves wherever it is. Of several callers that expect the same
             version, one moves the label.
+        who, why: for the audit log (`query_audit`), which is written in the same transaction.
         Retention keeps a version that has a label.
-        Raises LabelMoved if the label is elsewhere, UnknownResources for a version that is not in the
-        store, ConfigError for a label without 1 to 200 printable characters. Safe to retry: a label
-        that is already on the new version stays there.
+        Raises LabelMoved if the label is elsewhere, VersionFrozen for a frozen version,
+        UnknownResources for a version that is not in the store, ConfigError for a label without 1 to
+        200 printable characters. Safe to retry: a label that is already on the new version stays there.
         """
 
     @abstractmethod
@@ -663,8 +673,183 @@ class LightningStore(NamedOptions, ABC):
         """Return every label with the version that it is on, by name."""
 
     @abstractmethod
-    async def remove_label(self, label: str) -> None:
-        """Remove a label, if it is there. Safe to retry."""
+    async def remove_label(
+        self,
+        label: str,
+        *,
+        expected: tuple[str, int] | Unset | None = UNSET,
+        who: str | None = None,
+        why: str | None = None,
+    ) -> None:
+        """Remove a label, if it is there.
+
+        expected, who, why: as for `set_label`. Raises LabelMoved if the label is elsewhere. Safe to retry.
+        """
+
+    @abstractmethod
+    async def move_labels(
+        self,
+        moves: Sequence[LabelMove],
+        *,
+        freeze: Sequence[tuple[str, int]] = (),
+        who: str | None = None,
+        why: str | None = None,
+        release_id: str | None = None,
+    ) -> None:
+        """Move several labels, then freeze versions, in one transaction: all or nothing.
+
+        who, why, release_id: for the audit log.
+        Raises what `set_label` and `freeze_resources` raise. Safe to retry: what is done already stays as it is.
+        """
+
+    @abstractmethod
+    async def freeze_resources(
+        self,
+        resources_id: str,
+        version: int,
+        *,
+        frozen: bool = True,
+        who: str | None = None,
+        why: str | None = None,
+        release_id: str | None = None,
+    ) -> None:
+        """Freeze a version, so that no label can be put on it; `frozen=False` allows labels again.
+
+        Content stays readable, and rollouts that name the version run. Raises ConfigError if a label is
+        on the version, UnknownResources for a version that is not in the store. Safe to retry.
+        """
+
+    @abstractmethod
+    async def query_audit(
+        self,
+        *,
+        label: str | None = None,
+        resources_id: str | None = None,
+        release_id: str | None = None,
+        sort_order: SortOrder = "desc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[AuditRecord]:
+        """Return changes of labels, freezes and releases with who, when and why, by default the last one first.
+
+        Nothing is ever removed. Raises ConfigError for a bad page.
+        """
+
+    # ---- releases and feedback -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def create_release(
+        self,
+        release_id: str,
+        canary_version: tuple[str, int],
+        *,
+        state: str,
+        from_version: tuple[str, int] | None = None,
+        details: dict[str, Any] | None = None,
+        deadline: float | None = None,
+        labels: Sequence[LabelMove] = (),
+        who: str | None = None,
+        why: str | None = None,
+    ) -> Release:
+        """Add a release of a version, in its first state, and move labels in the same transaction.
+
+        from_version: the version in production now.
+        details: whatever a resumed process needs; JSON.
+        deadline: Unix seconds; the store does not act on it.
+        An id that is there with the same `canary_version` is returned as it is, so the call is safe to
+        retry. Raises ConfigError for an id with another version, UnknownResources, and what `set_label` raises.
+        """
+
+    @abstractmethod
+    async def advance_release(
+        self,
+        release_id: str,
+        *,
+        expected_state: str,
+        state: str,
+        details: dict[str, Any] | None = None,
+        deadline: float | Unset | None = UNSET,
+        labels: Sequence[LabelMove] = (),
+        freeze: Sequence[tuple[str, int]] = (),
+        who: str | None = None,
+        why: str | None = None,
+    ) -> Release:
+        """Bring a release from one state to the next, with moves of labels and freezes, in one transaction.
+
+        state: equal to `expected_state` to change details and deadline alone.
+        details: merged into what is there.
+        Of several callers that expect the same state, one succeeds. Raises ReleaseAdvanced if the
+        release is in a third state, UnknownRelease, and what `move_labels` raises; nothing is changed
+        then. Safe to retry: a release that is already in `state` is returned as it is.
+        """
+
+    @abstractmethod
+    async def get_release(self, release_id: str) -> Release:
+        """Return one release. Raises UnknownRelease."""
+
+    @abstractmethod
+    async def query_releases(
+        self,
+        *,
+        state_in: Sequence[str] | None = None,
+        limit: int = -1,
+        offset: int = 0,
+        sort_by: str | None = "create_time",
+        sort_order: SortOrder = "desc",
+    ) -> PaginatedResult[Release]:
+        """Return the releases in one of these states, by default the last one first.
+
+        `sort_by` is create_time or update_time. Raises ConfigError for a bad sort or page.
+        """
+
+    @abstractmethod
+    async def record_live_rollouts(self, rollouts: Sequence[LiveRollout]) -> None:
+        """Record rollouts of mode `live` that were served already, in one transaction.
+
+        A rollout that is new is added, with its attempt, arm and version of resources, which need not
+        be in the store. One that is there gets the input and the metadata that it lacks. A `status`
+        ends it, unless it has ended already. So session and gateway may both report a rollout, in any order.
+        Its times are those of the arrival here; `metadata["served_at"]` of the rollout and
+        `metadata["served_seconds"]` of its attempt say when it was served, and for how long.
+        Raises ConfigError for an id that another rollout has. Safe to retry.
+        """
+
+    @abstractmethod
+    async def add_many_feedback(self, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
+        """Add feedback about rollouts, in one transaction, and return it as it is stored.
+
+        Each gets its order of arrival, its time and the version and arm of its rollout. A live rollout
+        that retention has forgotten still has them. For a rollout that the store never had, those in
+        the feedback count, if it has `resources_id` and `version`.
+        A `feedback_id` that is there already is returned as it is stored, so the call is safe to retry.
+        Raises UnknownRollout for a rollout that is unknown, ConfigError for a value that does not fit
+        its kind (NaN, for example) and for a `feedback_id` of other feedback; nothing is added then.
+        """
+
+    @abstractmethod
+    async def query_feedback(
+        self,
+        *,
+        rollout_id: str | None = None,
+        resources_id: str | None = None,
+        version: int | None = None,
+        arm: str | None = None,
+        source: str | None = None,
+        kind: FeedbackKind | None = None,
+        received_from: float | None = None,
+        received_before: float | None = None,
+        after: int | None = None,
+        counted: bool = False,
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Feedback]:
+        """Return feedback in the order of arrival.
+
+        after: only what arrived behind this `sequence_id`; nothing that arrives later has a lower one.
+        counted: only what counts: the last of each rollout, source and kind.
+        Raises ConfigError for a bad range or page.
+        """
 
     @abstractmethod
     async def set_endpoint(self, name: str, base_url: str, *, api_key: str | None = None) -> None:

@@ -120,6 +120,7 @@ _COLUMNS = {
         "update_time": "float64",
         "parent": "string",
         "author": "string",
+        "frozen": "bool",
         "resources": "string",
     },
     "runs": {
@@ -367,6 +368,7 @@ class _Table:
             "string": arrow.string(),
             "int32": arrow.int32(),
             "int64": arrow.int64(),
+            "bool": arrow.bool_(),
             "float64": arrow.float64(),
             "list<int8>": arrow.list_(arrow.int8()),
             "list<int32>": arrow.list_(arrow.int32()),

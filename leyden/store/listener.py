@@ -104,6 +104,9 @@ def _listening(target: Target) -> Any:
     connection = connect(target)
     try:
         connection.execute(f'LISTEN "{target.channel}"')
+        connection.execute(
+            "SET synchronous_commit TO off"
+        )  # news outlives no server: after a crash everybody looks again
     except BaseException:
         connection.close()
         raise
@@ -142,17 +145,22 @@ def _listening_again(target: Target, outbox: _Outbox) -> Any | None:
 def _hear(connection: Any, target: Target, sender: str, signals: Signals, outbox: _Outbox) -> None:
     """Listen and tell until it is stopped. Raises psycopg.Error when the connection is lost."""
     told = 0.0
+    news = True
+    """Whether there may be a notification."""
     with selectors.DefaultSelector() as selector:
         selector.register(connection.fileno(), selectors.EVENT_READ)
         selector.register(outbox.reader, selectors.EVENT_READ)
         while True:
             stopped = outbox.stopped.is_set()
             asked = outbox.spans or outbox.look
-            if not stopped:
-                selector.select(max(0.0, told + _PAUSE_SECONDS - time.monotonic()) if asked else None)
+            if not (stopped or news):
+                ready = selector.select(max(0.0, told + _PAUSE_SECONDS - time.monotonic()) if asked else None)
+                news = any(key.fileobj == connection.fileno() for key, _ in ready)
             outbox.drain()
-            for notification in connection.notifies(timeout=0):
-                _pass_on(notification.payload, sender, signals)
+            if news or stopped:
+                for notification in connection.notifies(timeout=0):
+                    _pass_on(notification.payload, sender, signals)
+                news = False
             if stopped or ((outbox.spans or outbox.look) and time.monotonic() >= told + _PAUSE_SECONDS):
                 told = time.monotonic()
                 if outbox.look:
@@ -165,6 +173,7 @@ def _hear(connection: Any, target: Target, sender: str, signals: Signals, outbox
                     except BaseException:
                         outbox.spans = True
                         raise
+                    news = True  # what was read with its answer is no longer seen on the socket
             if stopped:
                 return
 

@@ -22,8 +22,9 @@ from leyden.store.base import StoreCapabilities
 from leyden.store.listener import Listener
 from leyden.store.notify import Signals
 from leyden.store.sql.driver import Durability, Operation
-from leyden.store.sql.postgres import PostgresTransaction, Target, answers, connect, migrate, psycopg, store_error
+from leyden.store.sql.postgres import Target, answers, connect, migrate, psycopg, store_error
 from leyden.store.sql.postgres_session import Patience, PostgresSession
+from leyden.store.sql.postgres_transaction import Guesses, PostgresTransaction
 from leyden.store.sql.store import SqlLightningStore
 from leyden.store.sql.transaction import Transaction
 from leyden.store.worker import Job, Loops, answer, answer_of, check_process, settle
@@ -120,6 +121,7 @@ class _PostgresDriver:
         self._stopping = threading.Lock()
         self._closing = ending = threading.Event()  # by itself: what threads hold must not hold this driver
         sender = ids.span_id()
+        guesses = Guesses()
         self._listener = listener = _listener(
             target, sender, signals, Patience(target, patience_seconds, self._closing)
         )
@@ -134,7 +136,13 @@ class _PostgresDriver:
 
         def session(*, writes: bool) -> PostgresSession:
             return PostgresSession(
-                target, sender, writes=writes, patience_seconds=patience_seconds, closing=ending, publish=publish
+                target,
+                sender,
+                guesses,
+                writes=writes,
+                patience_seconds=patience_seconds,
+                closing=ending,
+                publish=publish,
             )
 
         readers = connections // 2

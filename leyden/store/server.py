@@ -51,6 +51,7 @@ class LightningStoreServer(NamedOptions):
         *,
         socket_path: str | Path | None = None,
         token: str | None = None,
+        operator_token: str | None = None,
         insecure: bool = False,
         max_body_bytes: int = MAX_BODY_BYTES,
         retention: Retention | None = None,
@@ -63,6 +64,8 @@ class LightningStoreServer(NamedOptions):
         socket_path: the path of a Unix socket to serve on instead of a port. Only this user reaches
             it, and `stop` removes it.
         token: the secret that clients must send; None serves this machine only.
+        operator_token: the secret that moving labels, freezing versions and advancing releases needs; it is good for everything
+            else too. None: `token` is.
         insecure: serve other machines without a token.
         max_body_bytes: the limit of one request; a larger one is refused with 413.
         retention: the rule by which the store prunes finished rollouts; None keeps all.
@@ -84,7 +87,10 @@ class LightningStoreServer(NamedOptions):
         self._host = host
         self._port = port
         self._socket_path = None if socket_path is None else Path(socket_path).absolute()
+        if operator_token is not None and not operator_token:
+            raise ConfigError("operator_token is empty; give a secret, or leave it out")
         self._token = token
+        self._operator_token = operator_token
         self._max_body_bytes = max_body_bytes
         self._retention = retention
         self._claims_from = claims_from
@@ -164,6 +170,7 @@ class LightningStoreServer(NamedOptions):
             app = StoreApp(
                 self.store,
                 token=self._token,
+                operator_token=self._operator_token,
                 guard=SiteGuard(
                     local_only=self._token is None and self._socket_path is None and is_loopback(self._host)
                 ),

@@ -31,12 +31,15 @@ from leyden.errors import (
     IllegalTransition,
     LabelMoved,
     LeydenError,
+    ReleaseAdvanced,
     StoreError,
     UnknownAttempt,
+    UnknownRelease,
     UnknownResources,
     UnknownRollout,
     UnknownRun,
     UnknownWorker,
+    VersionFrozen,
 )
 from leyden.host.http import MAX_JSON_PARTS, has_too_many_parts
 from leyden.store.base import LightningStore
@@ -57,6 +60,9 @@ _STATUS: dict[type[LeydenError], int] = {
     UnknownWorker: 404,
     IllegalTransition: 409,
     LabelMoved: 409,
+    ReleaseAdvanced: 409,
+    VersionFrozen: 409,
+    UnknownRelease: 404,
     ConfigError: 400,
     StoreError: 503,
 }
@@ -325,7 +331,20 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/labels/{label}", "get_labelled_resources", cached=True),
     Route("POST", "/labels/{label}", "set_label"),
     Route("POST", "/labels/{label}/remove", "remove_label"),
+    Route("POST", "/labels", "move_labels"),
     Route("POST", "/endpoints/{name}", "set_endpoint"),
+    Route("POST", "/resources/{resources_id}/freeze", "freeze_resources"),
+    Route("GET", "/audit", "query_audit"),
+    # releases and feedback
+    Route("GET", "/releases", "query_releases"),
+    Route("POST", "/releases/search", "query_releases"),
+    Route("GET", "/releases/{release_id}", "get_release"),
+    Route("POST", "/releases/{release_id}", "create_release", status=201),
+    Route("POST", "/releases/{release_id}/advance", "advance_release"),
+    Route("POST", "/live", "record_live_rollouts", body_is="rollouts"),
+    Route("POST", "/feedback", "add_many_feedback", status=201, body_is="feedback"),
+    Route("GET", "/feedback", "query_feedback"),
+    Route("POST", "/feedback/search", "query_feedback"),
     Route("POST", "/resources/{resources_id}", "update_resources"),
     # workers
     Route("GET", "/workers", "query_workers"),

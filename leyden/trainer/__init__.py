@@ -7,6 +7,7 @@ knows every part by its protocol only. A new component needs one line in
 
 from leyden.components import build_component, instantiate_component, instantiate_from_spec, load_class
 from leyden.runs import RewardMetrics, RunSummary
+from leyden.trainer.legacy import TrainerLegacy
 from leyden.trainer.registry import register_component, registered_components
 from leyden.trainer.trainer import Trainer
 
@@ -14,6 +15,7 @@ __all__ = [
     "RewardMetrics",
     "RunSummary",
     "Trainer",
+    "TrainerLegacy",
     "build_component",
     "instantiate_component",
     "instantiate_from_spec",

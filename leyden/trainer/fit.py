@@ -21,13 +21,14 @@ from typing import Any
 
 from leyden.adapter import TraceAdapter
 from leyden.algorithm import Algorithm, Dataset, IterativeAlgorithm, Run
+from leyden.algorithm.base import algorithm_group
 from leyden.errors import ConfigError, StoreError, UnknownRun
 from leyden.execution import Elsewhere, ExecutionStrategy
 from leyden.execution.base import RunsAgain
 from leyden.execution.events import StopSignal
 from leyden.gateway import FoundGateways, LLMProxy
 from leyden.host.listening import is_loopback
-from leyden.litagent import LitAgent
+from leyden.litagent import LitAgent, agent_version
 from leyden.loop import Callback, LogWriter, ProgressBar
 from leyden.loop.rng import capture_rng, restore_rng
 from leyden.monitor import Monitor
@@ -202,7 +203,7 @@ class Fit:
                     "give it where the store is served (leyden store --keep-rollouts, --keep-days, --keep-gb)"
                 )
             if run.resume:
-                await store.release_claims(worker_ids=self._claimants())
+                await self._requeue()
             sweeper = Sweeper(store, retention=config.retention)
             if self._runner.debugger is None:  # no time limit holds at a breakpoint
                 await stack.enter_async_context(sweeper)
@@ -234,10 +235,9 @@ class Fit:
                 raise
             if not isinstance(run.recorder, RunRecorder):
                 return RunSummary(self.directory)
-            # A store that was given may hold rollouts of earlier runs. Without an algorithm, the
-            # work is another's.
-            is_shared = algorithm is not None and (config.run_store.is_given or store.capabilities["zero_copy"])
-            rollouts, failures = await count_rollouts(store, run.run_id if is_shared else None)
+            # The store may hold rollouts of other runs, and calls of the algorithm itself. Without an
+            # algorithm, the work is another's.
+            rollouts, failures = await count_rollouts(store, None if algorithm is None else run.run_id)
             metrics = metrics_of(run.recorder.rows)
             return RunSummary(
                 self.directory,
@@ -260,7 +260,7 @@ class Fit:
         restarts, random_states = Restarts(self._config.max_algorithm_restarts), capture_rng()
         while (error := await self._run_once(algorithm, proxy, workers, restarts)) is not None:
             await restarts.pause(error)
-            await self._store.release_claims(worker_ids=self._claimants())
+            await self._requeue()
             restore_rng(random_states)  # a checkpoint's states, if there is one, come after these
             self._run = replace(self._run, resume=True)
 
@@ -322,6 +322,7 @@ class Fit:
         algorithm.set_llm_proxy(proxy)
         algorithm.set_run(run)
         algorithm.set_concurrency(self._strategy.n_runners * self._runner.concurrency)
+        algorithm.set_agent_version(agent_version(self._given.agent))
 
         if isinstance(run.recorder, RunRecorder):
             run.recorder.begin_algorithm(resume=run.resume)
@@ -398,6 +399,16 @@ class Fit:
         store.
         """
         return self._worker_names() if self._store.capabilities["zero_copy"] else None
+
+    async def _requeue(self) -> None:
+        """Requeue what the process before left under way.
+
+        Calls that the algorithm itself was making are cancelled, because they are no agent's work.
+        """
+        await self._store.release_claims(worker_ids=self._claimants())
+        for rollout in await self._store.query_rollouts(group_id=algorithm_group(self._run.run_id)):
+            if not rollout.finished:
+                await self._store.update_rollout(rollout.rollout_id, status="cancelled")
 
     async def _release_claims(self) -> None:
         """Requeue the attempts under way, so that the next run claims them; the store may have

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from leyden.components import Component, register_name
+from leyden.engine import EngineRegistry
 from leyden.errors import ConfigError
 
 ExecutionStrategyRegistry: Final[dict[str, Component]] = {
@@ -24,8 +25,20 @@ TracerRegistry: Final[dict[str, Component]] = {
     "dummy": "leyden.tracer.DummyTracer",
 }
 AlgorithmRegistry: Final[dict[str, Component]] = {
+    "apo": "leyden.algorithm.apo.APO",
     "baseline": "leyden.algorithm.fast.Baseline",
+    "gepa": "leyden.algorithm.gepa.GEPA",
+    "few_shot": "leyden.algorithm.FewShot",
     "policy_gradient": "leyden.algorithm.policy_gradient.PolicyGradient",
+    "grpo": "leyden.algorithm.policy_gradient.GRPO",
+    "dr_grpo": "leyden.algorithm.policy_gradient.DrGRPO",
+    "rloo": "leyden.algorithm.policy_gradient.RLOO",
+    "ppo": "leyden.algorithm.policy_gradient.PPO",
+    "reinforce_pp": "leyden.algorithm.policy_gradient.REINFORCEpp",
+    "remax": "leyden.algorithm.policy_gradient.ReMax",
+    "sft": "leyden.algorithm.policy_gradient.SFT",
+    "dpo": "leyden.algorithm.policy_gradient.DPO",
+    "verl": "leyden.algorithm.verl.VERL",
 }
 AdapterRegistry: Final[dict[str, Component]] = {
     "triplet": "leyden.adapter.TraceToTriplet",
@@ -45,6 +58,7 @@ RunnerRegistry: Final[dict[str, Component]] = {
 _REGISTRIES: Final[Mapping[str, dict[str, Component]]] = {
     "adapter": AdapterRegistry,
     "algorithm": AlgorithmRegistry,
+    "engine": EngineRegistry,
     "runner": RunnerRegistry,
     "store": StoreRegistry,
     "strategy": ExecutionStrategyRegistry,
@@ -56,7 +70,7 @@ def register_component(kind: str, name: str, component: Component) -> None:
     """Make a component known by a short name in this process, so that `Trainer(<kind>=<name>)`
     finds it.
 
-    kind: "adapter", "algorithm", "runner", "store", "strategy" or "tracer".
+    kind: "adapter", "algorithm", "engine", "runner", "store", "strategy" or "tracer".
     component: a class, a factory, or its import path, which is imported when the name is first
         used.
     Raise ConfigError for an unknown kind, for a name that could be an import path, and for one that

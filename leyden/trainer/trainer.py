@@ -20,7 +20,7 @@ from leyden.gateway import LLMProxy
 from leyden.litagent import LitAgent, check_resources
 from leyden.loop import Callback, LogWriter
 from leyden.monitor import Monitor
-from leyden.options import NamedOptions, check_flag, check_number, named_arguments
+from leyden.options import check_flag, check_number, named_arguments
 from leyden.runner import Hook, LitAgentRunner, Runner
 from leyden.runs import RunSummary
 from leyden.store import LightningStore
@@ -42,6 +42,7 @@ from leyden.trainer.checks import (
     require_used,
 )
 from leyden.trainer.fit import Fit, FitConfig, FitInput, how_to_resume
+from leyden.trainer.legacy import TrainerLegacy, is_url, renamed
 from leyden.trainer.registry import (
     AdapterRegistry,
     AlgorithmRegistry,
@@ -57,7 +58,7 @@ from leyden.utils.logs import setup_logging_if_asked
 T = TypeVar("T")
 
 
-class Trainer(NamedOptions):
+class Trainer(TrainerLegacy):
     """Trains an agent with an algorithm.
 
     A component is an instance, a class, a factory, an import path, a registered name, or a dict of
@@ -101,6 +102,8 @@ class Trainer(NamedOptions):
     name: the run's name for people. Default: the name of its directory.
     monitor: True watches the workers and the store, and writes alerts to the log; a Monitor uses
         its own options.
+    n_workers, max_tasks, triplet_exporter: the old names of `n_runners`, `max_rollouts` and
+        `adapter`, each with a DeprecationWarning.
     """
 
     @short_errors
@@ -130,7 +133,18 @@ class Trainer(NamedOptions):
         loggers: LogWriter | Sequence[LogWriter] = (),
         progress: bool = True,
         name: str | None = None,
+        n_workers: int | None = None,
+        max_tasks: int | None = None,
+        triplet_exporter: Any = None,
     ) -> None:
+        new = renamed(
+            {
+                "n_workers": (n_workers, "n_runners", n_runners),
+                "max_tasks": (max_tasks, "max_rollouts", max_rollouts),
+                "triplet_exporter": (triplet_exporter, "adapter", adapter),
+            }
+        )
+        n_runners, max_rollouts, adapter = new["n_runners"], new["max_rollouts"], new["adapter"]
         self.tracer: Tracer = _required(tracer, Tracer, "tracer", TracerRegistry, OtelTracer)
         self.adapter: TraceAdapter[Any] = _required(adapter, TraceAdapter, "adapter", AdapterRegistry, TraceToTriplet)
         self.algorithm = build_component(
@@ -217,15 +231,11 @@ class Trainer(NamedOptions):
         Raises RunInterrupted (a KeyboardInterrupt) after Ctrl-C or SIGTERM; everything finished is
         kept.
         """
+        if is_url(train_dataset):
+            return self.fit_v0(agent, train_dataset, val_data=val_dataset, dev_data=train_dataset)
         if self._dev and not resume:
             return self.dev(agent, train_dataset, val_dataset=val_dataset)
-        given = self._checked(agent, train_dataset, val_dataset, dev=self._dev)
-        with self._exclusively(given.algorithm):
-            fit = self._begin(self._config(), given, resume=resume, dev=self._dev)
-            try:
-                return run_blocking(fit.execute())
-            except KeyboardInterrupt:
-                raise RunInterrupted(how_to_resume(fit.directory)) from None
+        return self._fit(self._checked(agent, train_dataset, val_dataset, dev=self._dev), resume=resume)
 
     @short_errors
     @named_arguments
@@ -256,7 +266,21 @@ class Trainer(NamedOptions):
         notebook), async agents run in another thread. The algorithm must be a FastAlgorithm;
         `Baseline()` when there is none. Raises InvalidArgument (a TypeError) for another one.
         """
-        given = self._checked(agent, train_dataset, val_dataset, dev=True)
+        return self._debug(self._checked(agent, train_dataset, val_dataset, dev=True))
+
+    def _fit_with(self, algorithm: Algorithm, agent: LitAgent[Any]) -> RunSummary:
+        given = self._checked(agent, None, None, dev=self._dev, algorithm=algorithm)
+        return self._debug(given) if self._dev else self._fit(given, resume=False)
+
+    def _fit(self, given: FitInput, *, resume: bool) -> RunSummary:
+        with self._exclusively(given.algorithm):
+            fit = self._begin(self._config(), given, resume=resume, dev=self._dev)
+            try:
+                return run_blocking(fit.execute())
+            except KeyboardInterrupt:
+                raise RunInterrupted(how_to_resume(fit.directory)) from None
+
+    def _debug(self, given: FitInput) -> RunSummary:
         with self._exclusively(given.algorithm):
             debugged = Debugged.of(self.runner)
             config = replace(self._config(), strategy=debugged.strategy, runner=debugged.runner)
@@ -297,12 +321,14 @@ class Trainer(NamedOptions):
         val_dataset: Dataset[Any] | None,
         *,
         dev: bool,
+        algorithm: Algorithm | None = None,
     ) -> FitInput:
         """Return the call's arguments.
 
+        algorithm: the one to run in place of the trainer's own.
         Raise ConfigError for any mistake that can be found before a run starts.
         """
-        algorithm = self._fast_algorithm() if dev else self.algorithm
+        algorithm = algorithm or (self._fast_algorithm() if dev else self.algorithm)
         setup_logging_if_asked()
         check_not_imported()
         self.strategy.check()

@@ -4,6 +4,7 @@ Lives here: what crosses processes (pydantic) and what training reads (dataclass
 (the lifecycle, reward readers). It knows no store, no network and no model. To add a noun, add a module and name it below.
 """
 
+from leyden.types.feedback import Feedback, FeedbackKind, feedback_fault
 from leyden.types.lifecycle import (
     ATTEMPT_TRANSITIONS,
     ROLLOUT_TRANSITIONS,
@@ -12,8 +13,19 @@ from leyden.types.lifecycle import (
     check_rollout_transition,
     rollout_after_attempt,
 )
+from leyden.types.live import (
+    LIVE_KEY_PREFIX,
+    LiveClaim,
+    LiveRollout,
+    LiveStatus,
+    parse_claim,
+    read_claim,
+    sign_claim,
+)
 from leyden.types.outcome import Histogram, Measure, MeasureSummary, Range, RolloutSummary
 from leyden.types.query import UNSET, FilterLogic, News, PaginatedResult, SortOrder, SpanPage, Unset
+from leyden.types.release import AuditAction, AuditRecord, LabelMove, Release, VersionKey
+from leyden.types.replay import ReplayFrom, read_replay_from
 from leyden.types.resources import (
     GATEWAY_SCHEME,
     LLM,
@@ -71,6 +83,7 @@ __all__ = [
     "ATTEMPT_TRANSITIONS",
     "FINAL_RUN_STATUSES",
     "GATEWAY_SCHEME",
+    "LIVE_KEY_PREFIX",
     "LLM",
     "OVERTAKES",
     "ROLLOUT_FINISHED",
@@ -81,10 +94,18 @@ __all__ = [
     "AttemptedRollout",
     "AttributeValue",
     "Attributes",
+    "AuditAction",
+    "AuditRecord",
     "EnqueueRolloutRequest",
+    "Feedback",
+    "FeedbackKind",
     "FilterLogic",
     "Histogram",
     "Label",
+    "LabelMove",
+    "LiveClaim",
+    "LiveRollout",
+    "LiveStatus",
     "Measure",
     "MeasureSummary",
     "MetricPoint",
@@ -95,6 +116,8 @@ __all__ = [
     "PromptTemplate",
     "ProxyLLM",
     "Range",
+    "Release",
+    "ReplayFrom",
     "Resource",
     "ResourceUnion",
     "Resources",
@@ -123,6 +146,7 @@ __all__ = [
     "TripletResponse",
     "Unset",
     "UpdateAttemptRequest",
+    "VersionKey",
     "Worker",
     "WorkerStatus",
     "attempt_after_span",
@@ -131,6 +155,7 @@ __all__ = [
     "current_run_id",
     "digest_of",
     "failure_reason",
+    "feedback_fault",
     "find_final_reward",
     "find_reward_spans",
     "get_known_prefix",
@@ -139,8 +164,12 @@ __all__ = [
     "is_reward_span",
     "pack_floats",
     "pack_ints",
+    "parse_claim",
+    "read_claim",
+    "read_replay_from",
     "reward_attributes",
     "rollout_after_attempt",
+    "sign_claim",
     "unpack_floats",
     "unpack_ints",
 ]

@@ -214,6 +214,8 @@ class ResourcesUpdate(BaseModel):
     """The id and the version that this one was made from."""
     author: str | None = None
     """Who wrote it: a run's id, an algorithm, a person."""
+    frozen: bool = False
+    """Whether labels refuse this version; see `LightningStore.freeze_resources`."""
 
     @property
     def digest(self) -> str:

@@ -32,7 +32,7 @@ class RunRecord(BaseModel):
     name: str
     """For people: the name of the run's folder, unless the user chose another."""
     kind: str
-    """The kind of work: `fit`, `dev`, `eval` or `rl`."""
+    """The kind of work: `fit`, `dev`, `eval`, `replay` or `rl`."""
     status: RunStatus = "running"
     start_time: float
     """Unix seconds. A resume keeps it."""

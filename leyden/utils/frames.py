@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sysconfig
 from collections.abc import Iterator
@@ -34,6 +35,16 @@ def users_part(traceback: TracebackType | None, *, and_below: bool = True) -> Tr
     for step in reversed(steps[users[0] :] if and_below else steps[users[0] : users[-1] + 1]):
         part = TracebackType(part, step.tb_frame, step.tb_lasti, step.tb_lineno)
     return part
+
+
+def users_stacklevel() -> int:
+    """Return the `stacklevel` with which the caller's `warnings.warn` names the nearest frame in a
+    user's file, or the outermost frame if there is none.
+    """
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_back is not None and not is_users_file(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:

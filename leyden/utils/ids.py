@@ -37,6 +37,11 @@ def resources_id() -> str:
     return f"rs-{secrets.token_hex(6)}"
 
 
+def feedback_id() -> str:
+    """Return a fresh `fb-` id with 24 hexadecimal digits."""
+    return f"fb-{secrets.token_hex(12)}"
+
+
 def trace_id() -> str:
     """Return a fresh OpenTelemetry trace id: 32 hexadecimal digits."""
     return secrets.token_hex(16)

@@ -90,7 +90,7 @@ def test_only_an_algorithm_that_names_the_gateway_has_one_made() -> None:
     ],
 )
 def test_a_parameter_that_nothing_can_be_given_to_is_refused_when_decorated(function: Any, parameter: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{parameter}'.*possible: store, collector, adapter"):
+    with pytest.raises(ConfigError, match=f"'{parameter}'.*possible: store, collector, evaluator, adapter"):
         ly.algo(function)
 
 

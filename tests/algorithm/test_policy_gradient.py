@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ import leyden as ly  # noqa: E402
 from leyden.demo.run import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError, EngineError, NoTrainingData  # noqa: E402
 from leyden.loop import LogWriter  # noqa: E402
-from leyden.maths import ESTIMATORS  # noqa: E402
+from leyden.maths import Advantages, register_estimator  # noqa: E402
+from leyden.maths.advantages import Estimate, RolloutRewards  # noqa: E402
 from leyden.store import InMemoryLightningStore, SqliteLightningStore  # noqa: E402
 from leyden.types import AttemptedRollout, failure_reason, find_final_reward  # noqa: E402
 
@@ -252,20 +254,26 @@ def test_calls_that_cannot_be_trained_on_are_told_and_never_pass_in_silence(
     assert reason in caplog.text
 
 
-def test_an_estimator_is_one_function_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups: list[list[float]] = []
+@dataclass(frozen=True, slots=True)
+class BestOnly(Advantages):
+    """An estimator that Leyden does not have, as a user would add it."""
 
-    def best_only(rewards_G: Sequence[float]) -> list[float]:
-        groups.append(list(rewards_G))
-        return [float(reward == max(rewards_G)) for reward in rewards_G]
+    worth: float = 1.0
 
-    monkeypatch.setitem(ESTIMATORS, "best_only", best_only)
+
+@register_estimator("best_only", BestOnly)
+def best_only(rollouts: Sequence[RolloutRewards], constants: BestOnly) -> Estimate:
+    best = max(rollout.reward for rollout in rollouts)
+    return Estimate([[constants.worth * (rollout.reward == best)] for rollout in rollouts])
+
+
+@pytest.mark.parametrize(("advantages", "worth"), [("best_only", 1.0), (BestOnly(worth=2.0), 2.0)])
+def test_an_estimator_is_its_constants_and_one_function(advantages: Advantages | str, worth: float) -> None:
     rows = Rows()
-    algorithm = policy_gradient(rows, advantages="best_only", tasks_per_step=1)
+    algorithm = policy_gradient(rows, advantages=advantages, tasks_per_step=1)
     ly.Trainer(algorithm=algorithm, store="memory").fit(agent_of(plays_well), ["good"])
-    assert [len(rewards) for rewards in groups] == [3]
-    # On the first minibatch every ratio is 1, so the loss is minus the mean advantage: one of three is 1.
-    assert rows.train[0]["loss"] == pytest.approx(-1 / 3, abs=1e-3)
+    # On the first minibatch every ratio is 1, so the loss is minus the mean advantage: one of three is the best.
+    assert rows.train[0]["loss"] == pytest.approx(-worth / 3, abs=1e-3)
 
 
 # ---- agents that do unusual things, which is their right --------------------------------------------------------------------
@@ -343,6 +351,34 @@ def test_unusual_agents_are_trained_on_with_all_of_their_calls(function: Agent, 
         assert row["logprob_difference"] < 1e-3
     if calls_late:
         assert len(refused) >= 6, "those of the first step had the time of all others"
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_the_share_of_merged_turns_is_a_metric_and_a_low_one_is_explained_once(
+    rewritten: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    @ly.llm_rollout
+    async def agent(task: int, llm: ly.LLM) -> float:
+        messages = [{"role": "user", "content": "guess 0..9"}]
+        for _ in range(2):
+            own = client().with_options(base_url=llm.endpoint)
+            answer = await own.chat.completions.create(
+                model=llm.model, messages=messages, max_tokens=4, temperature=1.0
+            )
+            said = answer.choices[0].message.content or ""
+            messages += [
+                {"role": "assistant", "content": f"{said} (sure)" if rewritten else said},
+                {"role": "user", "content": "higher"},
+            ]
+        return random.random()
+
+    rows = Rows()
+    ly.Trainer(algorithm=policy_gradient(rows, n_steps=2), store="memory").fit(agent, [1, 2])
+    assert [row["model_calls"] for row in rows.train] == [12, 12]
+    warnings = [record.message for record in caplog.records if "sequences of their own" in record.message]
+    assert [row["merged_turns"] for row in rows.train] == ([0.0, 0.0] if rewritten else [1.0, 1.0])
+    assert len(warnings) == rewritten
+    assert all("history rewritten" in warning for warning in warnings)
 
 
 def test_the_policy_is_the_same_model_for_sync_agents_in_threads() -> None:

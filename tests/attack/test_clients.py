@@ -246,6 +246,7 @@ async def test_a_page_of_another_site_changes_nothing_in_a_store_without_a_token
                     "attempt_id": "at",
                     "resources_id": "rs",
                     "label": "production",
+                    "release_id": "release",
                     "worker_id": "w",
                     "run_id": "run",
                     "name": "p",

@@ -139,7 +139,8 @@ async def judge(at: Place, heard: Heard, kills: list[float], *, durable: bool) -
                 found["recorded"] += 1
             else:
                 assert not durable, f"an answer is lost: {answer}"
-                before = min((killed - when for killed in kills if killed >= when), default=float("inf"))
+                late = when - READ_LATE_SECONDS
+                before = min((max(killed - when, 0.0) for killed in kills if killed >= late), default=float("inf"))
                 assert before < WRITTEN_WITHIN_SECONDS, f"an answer is lost that was read {before} s before a kill"
                 found["lost"] += 1
                 oldest = "ms_from_the_oldest_lost_to_its_kill"

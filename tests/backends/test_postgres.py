@@ -19,7 +19,7 @@ import pytest
 
 from leyden.errors import StoreError, UnknownRollout
 from leyden.store import PostgresLightningStore, open_store
-from leyden.store.sql.postgres import Target, connect
+from leyden.store.sql.postgres import Target, connect, placeholders
 from leyden.store.sql.postgres_session import news_of
 from leyden.store.sql.queries import load_queries
 from leyden.types import (
@@ -600,8 +600,6 @@ SUFFIXES = {
 
 @pytest.mark.parametrize("analyzed", [False, True])
 async def test_no_query_scans_a_long_history(postgres_url: str, analyzed: bool) -> None:
-    from leyden.store.sql.postgres import _placeholders
-
     async with PostgresLightningStore(postgres_url) as store:
         await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(10)])
         with raw(postgres_url) as connection:
@@ -610,13 +608,13 @@ async def test_no_query_scans_a_long_history(postgres_url: str, analyzed: bool) 
                 connection.execute("ANALYZE")
         with connect(Target.parse(postgres_url, "process")) as connection:
             for name, (parameters, index) in PLANS.items():
-                statement = _placeholders(load_queries("postgres")[name])
+                statement = placeholders(load_queries("postgres")[name])
                 statement += SUFFIXES.get(name, "")
                 plan = connection.execute(f"EXPLAIN {statement}", parameters).fetchall()
                 text = "\n".join(line for (line,) in plan)
                 assert index in text, f"{name}:\n{text}"
                 assert "Seq Scan" not in text, f"{name}:\n{text}"
-            claim = _placeholders(load_queries("postgres")["next_in_queue"])
+            claim = placeholders(load_queries("postgres")["next_in_queue"])
             explained = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {claim}", {"limit": 1}).fetchone()
             assert explained is not None
             plan = explained[0][0]["Plan"]

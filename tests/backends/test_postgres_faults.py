@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from tests.store.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(120)]
 
+COMMIT = re.compile(rb"COMMIT\b")
+"""The statement, not READ COMMITTED, with which a transaction may begin."""
 RUNNERS = 4
 ROLLOUTS = 300
 
@@ -268,7 +271,7 @@ class Cutter:
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError), closing(client), closing(server):
             while data := client.recv(1 << 16):
-                cut = self.cut if b"COMMIT" in data else None
+                cut = self.cut if COMMIT.search(data) else None
                 if cut is not None:
                     self.cut = None
                     self.cuts += 1
@@ -277,6 +280,7 @@ class Cutter:
                     server.sendall(data)
                 if cut is not None:
                     time.sleep(0.1)  # the server commits meanwhile, and answers nobody
+                    server.shutdown(socket.SHUT_RDWR)  # closed alone, it would live on in `_back`
                     return
 
     def _back(self, server: socket.socket, client: socket.socket) -> None:

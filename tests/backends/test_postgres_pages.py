@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from leyden.store import PostgresLightningStore
-from leyden.store.sql.postgres import PostgresTransaction, _placeholders
+from leyden.store.sql.postgres import placeholders
+from leyden.store.sql.postgres_transaction import PostgresTransaction
 from leyden.store.sql.transaction import Row
 from leyden.testing import audit_store
 from leyden.types import EnqueueRolloutRequest, MetricPoint, Retention, RunRecord
@@ -152,7 +153,7 @@ async def test_no_page_of_rollouts_and_no_count_reads_a_long_history(
         return self._cursor.execute(statement, parameters)
 
     def page(self: PostgresTransaction, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
-        return execute(self, self._queries[query] + _placeholders(suffix), parameters).fetchall()
+        return execute(self, self._queries[query] + placeholders(suffix), parameters).fetchall()
 
     def every(self: PostgresTransaction, query: str, /, **parameters: Any) -> list[Row]:
         return execute(self, self._queries[query], parameters).fetchall()

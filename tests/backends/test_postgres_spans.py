@@ -9,7 +9,8 @@ import pytest
 
 from leyden import semconv
 from leyden.store import PostgresLightningStore
-from leyden.store.sql.postgres import PostgresTransaction, _placeholders
+from leyden.store.sql.postgres import placeholders
+from leyden.store.sql.postgres_transaction import PostgresTransaction
 from leyden.store.sql.transaction import Row
 from leyden.types import Span, TokenRecord
 from tests.backends.test_postgres import raw
@@ -90,7 +91,7 @@ async def test_no_search_and_no_stream_reads_a_long_history(
         return self._cursor.execute(statement, parameters)
 
     def page(self: PostgresTransaction, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
-        return execute(self, self._queries[query] + _placeholders(suffix), parameters).fetchall()
+        return execute(self, self._queries[query] + placeholders(suffix), parameters).fetchall()
 
     def every(self: PostgresTransaction, query: str, /, **parameters: Any) -> list[Row]:
         return execute(self, self._queries[query], parameters).fetchall()

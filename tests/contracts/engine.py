@@ -5,7 +5,8 @@
     @pytest.fixture(params=["embedded", "mine"])
     def backend(request, tmp_path): ...
 
-The fixture's model must take any token ids below 260 and have token 2 as its end of turn.
+The fixture's model must take any token ids below 260 and have token 2 as its end of turn. A module whose sampler
+rounds otherwise than its learner overrides the fixture `logprob_tolerance`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from leyden.engine import OptimParams, PolicyBackend, SamplingParams
+from leyden.engine import OptimParams, OptimStepResult, PolicyBackend, SamplingParams
 from leyden.errors import CheckpointError, ConfigError, EngineError
 from leyden.maths.losses import PPOLoss
 from leyden.types import TrainingSequence
@@ -44,6 +45,12 @@ STEP = OptimParams(learning_rate=1e-2)
 
 
 @pytest.fixture
+def logprob_tolerance() -> float:
+    """The largest difference between a log-probability of the sampler and the learner's, in nats."""
+    return 1e-5
+
+
+@pytest.fixture
 async def running(backend: PolicyBackend) -> AsyncIterator[PolicyBackend]:
     async with backend:
         yield backend
@@ -63,10 +70,22 @@ async def sampled(backend: PolicyBackend, *, max_tokens: int = 6, advantage: flo
     ]
 
 
+async def stepped(backend: PolicyBackend, params: OptimParams = STEP) -> OptimStepResult:
+    """Take a step, and publish it."""
+    result = await backend.optim_step(params)
+    assert await backend.publish_weights() == result.policy_version
+    return result
+
+
 async def logprobs_of(backend: PolicyBackend, prompt: list[int], n: int) -> list[float]:
     """The greedy continuation's log-probabilities: a fingerprint of the weights."""
     (sample,) = await backend.sample([prompt], SamplingParams(max_tokens=n, temperature=0, seed=0))
     return sample.logprobs
+
+
+def same(backend: PolicyBackend, logprobs: list[float], tolerance: float) -> object:
+    """What equal weights give: the same bits, if sampler and learner share them."""
+    return logprobs if backend.capabilities.shared_weights else pytest.approx(logprobs, abs=tolerance)
 
 
 async def chat(backend: PolicyBackend, **fields: object) -> dict:
@@ -128,15 +147,17 @@ async def test_a_stop_token_ends_the_response_and_is_part_of_it(running: PolicyB
     assert held.finish_reason == "stop"
 
 
-async def test_sampled_logprobs_are_those_of_the_trainer(running: PolicyBackend):
+async def test_sampled_logprobs_are_those_of_the_trainer(running: PolicyBackend, logprob_tolerance: float):
     result = await running.forward_backward(await sampled(running), PPOLoss())
-    assert result.metrics["max_logprob_difference"] < 1e-5
-    assert result.metrics["kl"] == pytest.approx(0, abs=1e-8)
+    assert result.metrics["max_logprob_difference"] < logprob_tolerance
+    assert result.metrics["kl"] == pytest.approx(0, abs=max(1e-8, logprob_tolerance**2))
     assert result.metrics["clip_fraction"] == 0
     assert result.n_sequences == 3
 
 
-async def test_a_tempered_sample_has_the_logprobs_of_a_tempered_trainer(running: PolicyBackend):
+async def test_a_tempered_sample_has_the_logprobs_of_a_tempered_trainer(
+    running: PolicyBackend, logprob_tolerance: float
+):
     samples = await running.sample(PROMPTS, SamplingParams(max_tokens=6, temperature=0.7, seed=3))
     sequences = [
         sequence_of(
@@ -148,13 +169,13 @@ async def test_a_tempered_sample_has_the_logprobs_of_a_tempered_trainer(running:
         for prompt, s in zip(PROMPTS, samples, strict=True)
     ]
     result = await running.forward_backward(sequences, PPOLoss(), temperature=0.7)
-    assert result.metrics["max_logprob_difference"] < 1e-5
+    assert result.metrics["max_logprob_difference"] < logprob_tolerance
 
 
 async def test_a_step_towards_a_response_makes_it_likelier(running: PolicyBackend):
     sequences = await sampled(running)
     await running.forward_backward(sequences, PPOLoss())
-    step = await running.optim_step(OptimParams(learning_rate=1e-3))
+    step = await stepped(running, OptimParams(learning_rate=1e-3))
     assert step.policy_version == running.policy_version == 1
     assert step.grad_norm > 0
     after = await running.forward_backward(sequences, PPOLoss(clip_high=1e6))
@@ -164,7 +185,7 @@ async def test_a_step_towards_a_response_makes_it_likelier(running: PolicyBacken
 
 async def test_new_tokens_carry_the_new_version(running: PolicyBackend):
     await running.forward_backward(await sampled(running), PPOLoss())
-    await running.optim_step(STEP)
+    await stepped(running)
     (sample,) = await running.sample([[1, 2, 3]], SamplingParams(max_tokens=3, seed=0))
     assert set(sample.policy_versions) == {1}
 
@@ -188,7 +209,7 @@ async def test_a_step_without_a_gradient_is_refused(running: PolicyBackend):
     await running.optim_step(STEP)
     with pytest.raises(EngineError, match="forward_backward"):
         await running.optim_step(STEP)
-    assert running.policy_version == 1
+    assert await running.publish_weights() == 1
 
 
 async def test_training_data_that_cannot_be_right_is_refused(running: PolicyBackend):
@@ -219,15 +240,17 @@ async def test_a_loss_that_is_not_finite_clears_the_gradient(running: PolicyBack
 async def test_a_saved_state_continues_to_the_bit(running: PolicyBackend, tmp_path: Path):
     data = await sampled(running)
     await running.forward_backward(data, PPOLoss())
-    await running.optim_step(STEP)
+    await stepped(running)
     await running.save_state(tmp_path / "state")
 
     async def continued() -> list[object]:
         results: list[object] = []
         for _ in range(2):
             results.append(await running.forward_backward(data, PPOLoss()))
-            results.append(await running.optim_step(STEP))
-        results.append(await running.sample(PROMPTS, SamplingParams(max_tokens=4, temperature=0, seed=0)))
+            results.append(await stepped(running))
+        for sample in await running.sample(PROMPTS, SamplingParams(max_tokens=4, temperature=0, seed=0)):
+            # The bits of a sampler apart depend on which requests share its batch.
+            results.append(sample if running.capabilities.shared_weights else sample.token_ids)
         return results
 
     first = await continued()
@@ -236,20 +259,22 @@ async def test_a_saved_state_continues_to_the_bit(running: PolicyBackend, tmp_pa
     assert await continued() == first
 
 
-async def test_a_state_moves_to_a_fresh_backend(backend: PolicyBackend, tmp_path: Path):
+async def test_a_state_moves_to_a_fresh_backend(backend: PolicyBackend, logprob_tolerance: float, tmp_path: Path):
     async with backend:
         await backend.forward_backward(await sampled(backend), PPOLoss())
-        await backend.optim_step(STEP)
+        await stepped(backend)
         await backend.save_state(tmp_path / "state")
         before = await logprobs_of(backend, PROMPTS[0], 4)
     async with backend:
-        assert await logprobs_of(backend, PROMPTS[0], 4) != before
+        assert await logprobs_of(backend, PROMPTS[0], 4) != pytest.approx(before, abs=10 * logprob_tolerance)
         await backend.load_state(tmp_path / "state")
-        assert await logprobs_of(backend, PROMPTS[0], 4) == before
+        assert await logprobs_of(backend, PROMPTS[0], 4) == same(backend, before, logprob_tolerance)
         assert backend.policy_version == 1
 
 
-async def test_a_missing_foreign_or_damaged_state_is_refused(running: PolicyBackend, tmp_path: Path):
+async def test_a_missing_foreign_or_damaged_state_is_refused(
+    running: PolicyBackend, logprob_tolerance: float, tmp_path: Path
+):
     before = await logprobs_of(running, PROMPTS[0], 3)
     with pytest.raises(CheckpointError, match="nowhere"):
         await running.load_state(tmp_path / "nowhere")
@@ -264,22 +289,24 @@ async def test_a_missing_foreign_or_damaged_state_is_refused(running: PolicyBack
     (tmp_path / "state" / "engine.json").write_text(json.dumps({**about, "format": 999}))
     with pytest.raises(CheckpointError, match="999"):
         await running.load_state(tmp_path / "state")
-    assert await logprobs_of(running, PROMPTS[0], 3) == before
+    assert await logprobs_of(running, PROMPTS[0], 3) == same(running, before, logprob_tolerance)
 
 
-async def test_a_pretrained_folder_loads_with_transformers(running: PolicyBackend, tmp_path: Path):
+async def test_a_pretrained_folder_loads_with_transformers(
+    running: PolicyBackend, logprob_tolerance: float, tmp_path: Path
+):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     await running.forward_backward(await sampled(running), PPOLoss())
-    await running.optim_step(STEP)
+    await stepped(running)
     await running.save_pretrained(tmp_path / "hf")
     (sample,) = await running.sample([PROMPTS[0]], SamplingParams(max_tokens=1, temperature=0, seed=0))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     with torch.no_grad():
         logprobs = model(torch.tensor([PROMPTS[0]])).logits[0, -1].log_softmax(-1)
     assert int(logprobs.argmax()) == sample.token_ids[0]
-    assert float(logprobs.max()) == pytest.approx(sample.logprobs[0], abs=1e-5)
+    assert float(logprobs.max()) == pytest.approx(sample.logprobs[0], abs=logprob_tolerance)
     assert AutoTokenizer.from_pretrained(tmp_path / "hf").chat_template
 
 
@@ -288,18 +315,21 @@ async def test_the_endpoint_reports_tokens_and_versions(running: PolicyBackend):
     (choice,) = answer["choices"]
     n = len(choice["token_ids"])
     assert answer["prompt_token_ids"]
-    assert n == len(choice["policy_versions"]) == len(choice["logprobs"]["content"])
-    assert answer["usage"] == {
+    assert n == len(choice["logprobs"]["content"])
+    if running.capabilities.reports_versions:
+        assert n == len(choice["policy_versions"])
+    counts = {
         "prompt_tokens": len(answer["prompt_token_ids"]),
         "completion_tokens": n,
         "total_tokens": len(answer["prompt_token_ids"]) + n,
     }
+    assert answer["usage"] == {**answer["usage"], **counts}
 
 
 async def test_the_endpoint_serves_while_a_gradient_is_taken(running: PolicyBackend):
     async def trained() -> dict[str, int]:
         await running.forward_backward(data, PPOLoss())
-        return {"status": 200, "version": (await running.optim_step(STEP)).policy_version}
+        return {"status": 200, "version": (await stepped(running)).policy_version}
 
     data = await sampled(running)
     answers = await asyncio.gather(trained(), *(chat(running, seed=i) for i in range(8)))
@@ -325,7 +355,9 @@ async def test_prompts_that_cannot_be_continued_are_refused(running: PolicyBacke
 # ---- forward, losses, capabilities -----------------------------------------------------------------------------------
 
 
-async def test_a_forward_pass_has_the_logprobs_of_the_sampler_and_changes_nothing(running: PolicyBackend):
+async def test_a_forward_pass_has_the_logprobs_of_the_sampler_and_changes_nothing(
+    running: PolicyBackend, logprob_tolerance: float
+):
     samples = await running.sample(PROMPTS, SamplingParams(max_tokens=6, temperature=0.7, seed=3))
     sequences = [
         TrainingSequence(prompt + s.token_ids, [0.0] * len(prompt) + [1.0] * len(s.token_ids))
@@ -334,7 +366,7 @@ async def test_a_forward_pass_has_the_logprobs_of_the_sampler_and_changes_nothin
     result = await running.forward(sequences, temperature=0.7)
     for prompt, sample, logprobs, entropies in zip(PROMPTS, samples, result.logprobs, result.entropies, strict=True):
         assert logprobs[: len(prompt)] == entropies[: len(prompt)] == [0.0] * len(prompt)
-        assert logprobs[len(prompt) :] == pytest.approx(sample.logprobs, abs=1e-5)
+        assert logprobs[len(prompt) :] == pytest.approx(sample.logprobs, abs=logprob_tolerance)
         assert all(0 < entropy < 6 for entropy in entropies[len(prompt) :])
     assert result.values is None
     with pytest.raises(EngineError, match="forward_backward"):

@@ -161,10 +161,19 @@ def test_tokens_behind_a_stop_string_are_not_put_back():
 def test_turns_that_are_not_used_are_forgotten_first():
     turns = Turns(["<|im_end|>"], max_tokens=8)
     for name in "abc":
-        turns.add([name], "prompt", [1, 2], [3, 4], ("", []), "")
+        turns.add((name,), "prompt", [1, 2], [3, 4], ("", []), "")
         turns.longest("prompt<|im_end|>", [("a",)], lambda _: ("", []))
     kept = [name for name in "abc" if turns.longest("prompt<|im_end|>", [(name,)], lambda _: ("", []))]
     assert kept == ["a", "c"]
+
+
+def test_the_last_turn_of_a_conversation_is_forgotten_last():
+    turns = Turns(["<|im_end|>"], max_tokens=12)
+    turns.add(("other",), "prompt", [1, 2], [3, 4], ("", []), "")
+    turns.add(("first",), "prompt", [1, 2], [3, 4], ("", []), "")
+    turns.add(("second",), "prompt", [1, 2], [3, 4], ("", []), "", before=("first",))
+    turns.add(("new",), "prompt", [1, 2], [3, 4], ("", []), "")
+    assert [(name,) in turns for name in ("other", "first", "second", "new")] == [True, False, True, True]
 
 
 def test_a_prompt_is_remembered_and_told_apart_from_others():

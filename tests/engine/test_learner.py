@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leyden.engine import EmbeddedBackend, OptimParams
+from leyden.engine.batches import TrainedPart, held_tokens, micro_batches
 from leyden.engine.control import control_handlers, read_answer, write_loss, write_sequences
 from leyden.engine.forward.cached import CachedForward
 from leyden.engine.forward.layout import LayoutForward
-from leyden.engine.learner import TorchLearner, micro_batches
+from leyden.engine.learner import TorchLearner
 from leyden.errors import ConfigError
 from leyden.maths.losses import Loss, LossTerms, PPOLoss, TokenBatch, make_loss, register_loss
 from leyden.types import TrainingSequence
@@ -231,14 +232,13 @@ def test_sequences_without_weight_and_tokens_after_the_last_weight_are_not_run()
     assert all(torch.equal(got, gradient(one)[name]) for name, got in gradient(two).items())
 
 
-def test_micro_batches_keep_their_token_budget_and_every_sequence():
+@pytest.mark.parametrize("shares_prefixes", [False, True])
+def test_micro_batches_keep_their_token_budget_and_every_sequence(shares_prefixes: bool):
     batch = [s for s in a_batch(5, n=40) if any(s.weights)]
     seen = 0
-    from leyden.engine.learner import _Trained  # the unit that micro_batches takes
 
-    for part in micro_batches([_Trained.of(s, (), 0) for s in batch], 64):
-        width = max(len(s.inputs) for s in part)
-        assert len(part) == 1 or len(part) * width <= 64
+    for part in micro_batches([TrainedPart.of(s, (), 0) for s in batch], 64, shares_prefixes=shares_prefixes):
+        assert len(part) == 1 or held_tokens(part, shares_prefixes=shares_prefixes) <= 64
         seen += len(part)
     assert seen == len(batch)
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from leyden.engine import EmbeddedBackend, OptimParams, Sample, SamplingParams
+from leyden.engine import EmbeddedBackend, IsolatedBackend, OptimParams, Sample, SamplingParams
 from leyden.maths.losses import PPOLoss
 from tests.contracts.engine import sequence_of
 from tests.engine import tiny
@@ -102,3 +102,24 @@ async def test_of_a_model_with_adapters_only_those_are_trained_and_saved_and_any
     with torch.no_grad():
         logprobs = merged(torch.tensor([[1, 50, 60]])).logits[0, -1].log_softmax(-1)
     assert float(logprobs[sample.token_ids[0]]) == pytest.approx(sample.logprobs[0], abs=1e-4)
+
+
+@pytest.mark.parametrize("isolated", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_a_copied_state_is_written_while_training_goes_on_and_is_that_of_its_moment(
+    tmp_path: Path, isolated: bool, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tiny.make(tmp_path / "model", hidden=512 if isolated else 64)  # large enough to be copied
+    monkeypatch.setattr("leyden.engine.running.SMALLEST_COPIED_BYTES", 1)
+    kind = IsolatedBackend if isolated else EmbeddedBackend
+    async with kind(folder, max_length=32) as backend:
+        data = [sequence_of([1, 50, 60, 70], [0.0] * 4, [1.0] * 4, [0.0, 1.0, 1.0, 1.0])]
+        await backend.forward_backward(data, PPOLoss())
+        await backend.optim_step(OptimParams(learning_rate=1e-3))
+        await backend.save_state(tmp_path / "at once")
+        assert await backend.snapshot_state(tmp_path / "aside")
+        await backend.forward_backward(data, PPOLoss())
+        await backend.optim_step(OptimParams(learning_rate=1e-3))
+        await backend.state_written(tmp_path / "aside")
+        await backend.state_written(tmp_path / "aside")  # waiting twice is once
+    for file in ("model.safetensors", "optimizer.safetensors", "optimizer.json", "engine.json"):
+        assert (tmp_path / "aside" / file).read_bytes() == (tmp_path / "at once" / file).read_bytes()

@@ -13,7 +13,7 @@ import pytest
 from leyden import semconv
 from leyden.errors import ConfigError, StoreError, UnknownRollout
 from leyden.gateway import LLMProxy, attempts, recorder
-from leyden.gateway.spool import Spool
+from leyden.gateway.spool import SPANS, Spool
 from leyden.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer, SqliteLightningStore
 from leyden.store.base import StoreStatistics
 from leyden.testing import FakeUpstream
@@ -219,7 +219,7 @@ async def test_a_servers_restart_loses_no_record(
 def test_spans_come_back_as_they_went_in(tmp_path: Path) -> None:
     tokens = TokenRecord(prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.5])
     spans = [span(1, tokens=tokens), span(2, attributes={"text": "a\nb", "n": 7}), span(3)]
-    spool = Spool(tmp_path / "spool", max_bytes=MANY)
+    spool = Spool(tmp_path / "spool", max_bytes=MANY, items=SPANS)
     assert spool.append(spans) == len(spool) == 3
     assert spool.first(2) == spans[:2]
     assert spool.first(9) == spans
@@ -233,29 +233,29 @@ def test_spans_come_back_as_they_went_in(tmp_path: Path) -> None:
 
 def test_a_line_that_a_crash_cut_off_is_dropped_and_the_rest_is_there(tmp_path: Path) -> None:
     path = tmp_path / "spool"
-    spool = Spool(path, max_bytes=MANY)
+    spool = Spool(path, max_bytes=MANY, items=SPANS)
     spool.append([span(1), span(2)])
     spool.close()
     whole = path.read_bytes()
     for cut in (len(whole) - 1, len(whole) // 2 + 5):
         path.write_bytes(whole[:cut])
-        again = Spool(path, max_bytes=MANY)
+        again = Spool(path, max_bytes=MANY, items=SPANS)
         assert again.first(9) == [span(1)]
         assert again.append([span(3)]) == 1
         assert again.first(9) == [span(1), span(3)]
         again.close()
     path.write_bytes(b"no span\n" * 3000 + whole)
-    again = Spool(path, max_bytes=MANY)
+    again = Spool(path, max_bytes=MANY, items=SPANS)
     assert again.first(9) == [span(1), span(2)]
     again.close()
 
 
 def test_a_file_belongs_to_one_gateway_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "spool"
-    first = Spool(path, max_bytes=MANY)
-    with pytest.raises(ConfigError, match="another gateway"):
-        Spool(path, max_bytes=MANY)
+    first = Spool(path, max_bytes=MANY, items=SPANS)
+    with pytest.raises(ConfigError, match="another process"):
+        Spool(path, max_bytes=MANY, items=SPANS)
     first.close()
-    Spool(path, max_bytes=MANY).close()
+    Spool(path, max_bytes=MANY, items=SPANS).close()
     with pytest.raises(ConfigError, match="cannot be opened"):
-        Spool(tmp_path, max_bytes=MANY)
+        Spool(tmp_path, max_bytes=MANY, items=SPANS)

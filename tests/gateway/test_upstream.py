@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from leyden.errors import ConfigError
+from leyden.gateway import LLMProxy
 from leyden.gateway.upstream import UpstreamModel, upstream_models
 
 AT = {"api_base": "http://gpu:8000/v1", "api_key": "k"}
@@ -62,3 +63,20 @@ def test_without_litellm_the_entry_is_refused_with_what_to_install() -> None:
 def test_what_names_no_server_is_refused(entry: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         upstream_models([{"model_name": "m", **entry}])
+
+
+def test_a_gateways_digest_of_its_models_changes_with_what_answers_and_with_no_key() -> None:
+    entry = {"model_name": "m", "endpoint": "http://gpu:8000/v1", "api_key": "a"}
+
+    def digest(options: dict[str, Any] | None = None, **changed: Any) -> str:
+        return LLMProxy(model_list=[{**entry, **changed}], **(options or {})).models_digest()
+
+    assert digest() == digest(api_key="b") == digest({"timeout_seconds": 5})
+    others = [
+        digest(model_name="n"),
+        digest(endpoint="http://gpu:8001/v1"),
+        digest(upstream_model="large"),
+        digest(sampling_parameters={"temperature": 0}),
+        digest({"sampling_overrides": {"val": {"temperature": 0}}}),
+    ]
+    assert len({digest(), *others}) == 6

@@ -11,6 +11,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+DISTRIBUTIONS = {"transfer_queue": "transferqueue"}
+"""Of modules that may not be installed here and are named unlike their distribution."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -62,7 +64,9 @@ def distribution_of(module: str) -> str:
     """The distribution that has the module; for one that is not installed here, the name that it most likely has."""
     parts = module.split(".")
     prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((owners()[prefix] for prefix in prefixes if prefix in owners()), normal(parts[0]))
+    return next(
+        (owners()[prefix] for prefix in prefixes if prefix in owners()), DISTRIBUTIONS.get(parts[0], normal(parts[0]))
+    )
 
 
 def test_every_import_is_of_a_declared_dependency():

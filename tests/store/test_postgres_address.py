@@ -10,7 +10,7 @@ import pytest
 
 from leyden.errors import ConfigError
 from leyden.store import PostgresLightningStore, open_store
-from leyden.store.sql import postgres, postgres_session
+from leyden.store.sql import postgres, postgres_session, postgres_transaction
 from leyden.store.sql.postgres import Target, psycopg
 from leyden.store.sql.queries import load_queries
 
@@ -77,7 +77,10 @@ def test_the_store_is_imported_without_psycopg() -> None:
 
 def test_every_query_that_postgres_says_differently_is_a_shared_one_or_run_by_its_driver() -> None:
     sources = "".join(
-        map(inspect.getsource, (postgres, postgres_session, sys.modules[PostgresLightningStore.__module__]))
+        map(
+            inspect.getsource,
+            (postgres, postgres_session, postgres_transaction, sys.modules[PostgresLightningStore.__module__]),
+        )
     )
     shared = load_queries()
     own = [name for name, text in load_queries("postgres").items() if shared.get(name) != text]

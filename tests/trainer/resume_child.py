@@ -1,13 +1,16 @@
-"""A small training run for tests to kill: `python resume_child.py RUN_DIR N_STEPS [resume] [forget] [fail]`.
+"""A small training run for tests to kill: `python resume_child.py RUN_DIR N_STEPS [resume] [forget] [fail] [ahead]`.
 
-With `fail` the algorithm raises in its fourth step, twice, and is restarted. With `forget` the store keeps nothing that it may forget, all
-the time.
+`groups.jsonl` has a line for each step that was begun: its number and the groups that it took. With `ahead`, the rollouts of
+the next step run while the policy is trained. With `fail` the algorithm raises in its fourth step, twice, and is restarted.
+With `forget` the store keeps nothing that it may forget, all the time.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import leyden as ly
 from leyden.algorithm.policy_gradient.batch import StepData
@@ -18,9 +21,17 @@ from leyden.store import sweeper
 
 
 class Failing(ly.PolicyGradient):
-    """It raises when it has sampled, so many times."""
+    """It raises when it has sampled, so many times, and keeps a list of the groups of each step."""
 
     failures = 0
+    groups_file: Path
+
+    async def _take(self, stream: Any, count: int, iteration: int) -> Any:
+        taken = await super()._take(stream, count, iteration)
+        line = {"step": iteration, "groups": [group.number for group in taken]}
+        with self.groups_file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        return taken
 
     async def _update(self, iteration: int, data: StepData) -> ly.Metrics:
         if iteration == 3 and self.failures:
@@ -29,7 +40,7 @@ class Failing(ly.PolicyGradient):
         return await super()._update(iteration, data)
 
 
-def main(directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: bool) -> None:
+def main(directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: bool, ahead: bool) -> None:
     algorithm = Failing(
         ly.IsolatedBackend(WEIGHTS, deterministic=True, device="cpu", seed=7, max_length=128),
         n_steps=n_steps,
@@ -40,9 +51,11 @@ def main(directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: boo
         optim=ly.OptimParams(learning_rate=1e-3),
         max_tokens=6,
         seed=7,
+        max_staleness=int(ahead),
         writers=[CsvWriter(directory / "metrics.csv")],
     )
     algorithm.failures = 2 if fail else 0
+    algorithm.groups_file = directory / "groups.jsonl"
     trainer = ly.Trainer(
         algorithm=algorithm,
         llm_proxy=ly.LLMProxy(deterministic_seed=7),
@@ -57,5 +70,5 @@ def main(directory: Path, n_steps: int, *, resume: bool, forget: bool, fail: boo
 
 
 if __name__ == "__main__":
-    words = sys.argv[3:]
-    main(Path(sys.argv[1]), int(sys.argv[2]), resume="resume" in words, forget="forget" in words, fail="fail" in words)
+    words = ("resume", "forget", "fail", "ahead")
+    main(Path(sys.argv[1]), int(sys.argv[2]), **{word: word in sys.argv[3:] for word in words})

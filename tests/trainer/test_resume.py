@@ -36,9 +36,9 @@ SEEDS = pytest.mark.parametrize(
 )
 
 
-def start(directory: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def start(directory: Path, *arguments: str, n_steps: int = N_STEPS) -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    command = [sys.executable, str(CHILD), str(directory), str(N_STEPS), *arguments]
+    command = [sys.executable, str(CHILD), str(directory), str(n_steps), *arguments]
     return subprocess.Popen(
         command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -191,3 +191,45 @@ def test_an_algorithm_that_fails_twice_is_restarted_to_the_same_weights(uninterr
     assert_same_result(directory, uninterrupted)
     assert len(attempts(directory)) == N_STEPS * ROLLOUTS
     assert set(attempts(directory).values()) == {1}, "a rollout was done twice"
+
+
+# ---- rollouts that run ahead of the policy --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.faults), pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.timeout(900)
+def test_a_run_whose_rollouts_are_ahead_survives_kills_at_random_moments(tmp_path: Path, kills: int) -> None:
+    """No finished group is lost, and none is trained on twice."""
+    directory, n_steps, chance = tmp_path / "run", 2 * kills + 4, random.Random(kills)
+    prepare(directory)
+    process = start(directory, "resume", "ahead", n_steps=n_steps)
+    done = 0
+    for _ in range(kills):
+        wait_for_a_step_after(process, directory, done)
+        time.sleep(chance.uniform(0.0, 0.6))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        done = newest_step(directory)
+        process = start(directory, "resume", "ahead", n_steps=n_steps)
+    finish(process)
+    of_step: dict[int, list[int]] = {}
+    for line in (directory / "groups.jsonl").read_text().splitlines():
+        taken = json.loads(line)
+        of_step[taken["step"]] = taken["groups"]  # a step that was killed is done again: its last life counts
+    trained = Counter(number for groups in of_step.values() for number in groups)
+    assert sorted(of_step) == list(range(n_steps))
+    assert set(trained.values()) == {1}, "a group was trained on twice"
+    stale = sum(int(float(row["stale_groups"])) for row in rows(directory))
+    assert max(trained) + 1 - len(trained) == stale, "a group was lost"
+    assert set(attempts(directory).values()) == {1}, "a rollout was done twice"
+
+
+def newest_step(directory: Path) -> int:
+    """Return the number of the newest checkpoint, 0 if there is none."""
+    return max((int(path.name.split("-")[1]) for path in (directory / "checkpoints").glob("step-??????")), default=0)
+
+
+def wait_for_a_step_after(process: subprocess.Popen[bytes], directory: Path, step: int) -> None:
+    while process.poll() is None and newest_step(directory) <= step:
+        time.sleep(0.02)
+    assert process.poll() is None, process.communicate()[0].decode()

@@ -1,281 +1,319 @@
 """`PolicyGradient`: sample groups of rollouts, compare within each, step the policy.
 
-One step, from the store's point of view: rollouts whose ids are derived from the run, the step and their place are enqueued (a repeat is
-not a second rollout, so a killed step goes on where it was), waited for by event, read back as spans, and trained on. From the policy's:
-every token keeps the log-probability and the version it was sampled with.
+One step, from the store's point of view: groups of rollouts whose ids are derived from the run and
+the group's number are enqueued (a repeat is not a second rollout, so a killed step goes on where it
+was), waited for by event, read back as spans, and trained on. From the policy's: every token keeps
+the log-probability and the version it was sampled with.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import json
 import logging
-import re
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leyden import semconv
-from leyden.adapter import TraceTree, merge_triplets
-from leyden.adapter.selection import select_calls
-from leyden.adapter.trajectory import refusal
 from leyden.algorithm.base import Dataset
-from leyden.algorithm.collector import CollectedRollout, rollout_id_at
-from leyden.algorithm.iterative import IterativeAlgorithm, Metrics
-from leyden.algorithm.policy_gradient.batch import Group, RolloutData, StepData, build_step, minibatches, task_indices
-from leyden.algorithm.policy_gradient.signal import Answers, Example, SignalWatch, learning_rate_hint
-from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend
-from leyden.errors import ConfigError, InvalidArgument, NoTrainingData
-from leyden.gateway import UpstreamModel
-from leyden.maths import ESTIMATORS
-from leyden.maths.losses import Loss, make_loss
-from leyden.options import check_choice, check_number
-from leyden.runs.config import weights_of
-from leyden.types import (
-    EnqueueRolloutRequest,
-    NamedResources,
-    ProxyLLM,
-    Rollout,
-    RolloutConfig,
-    RolloutMode,
-    Span,
-    Triplet,
-    failure_reason,
-    find_final_reward,
+from leyden.algorithm.collector import CollectedRollout
+from leyden.algorithm.iterative import Metrics
+from leyden.algorithm.policy_gradient.base import PolicyAlgorithm, make_reference
+from leyden.algorithm.policy_gradient.batch import (
+    Group,
+    StepData,
+    Weighting,
+    build_step,
+    check_weighting,
+    epoch_place,
+    has_signal,
+    minibatches,
 )
+from leyden.algorithm.policy_gradient.metrics import group_metrics, mean, rollout_metrics
+from leyden.algorithm.policy_gradient.preparation import Preparation
+from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader, explanation
+from leyden.algorithm.policy_gradient.signal import SignalWatch
+from leyden.algorithm.policy_gradient.stream import CollectedGroup, GroupStream
+from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend
+from leyden.errors import CheckpointError, ConfigError, NoTrainingData
+from leyden.maths.advantages import Advantages, find_estimator, make_advantages
+from leyden.maths.losses import Loss, PolicyLoss, ValueLoss, find_loss, make_loss
+from leyden.options import check_number
+from leyden.types import EnqueueRolloutRequest
 from leyden.utils import ids
-from leyden.utils.arguments import arguments_of
 
 logger = logging.getLogger(__name__)
 
 _DIFFERENCE = "max_logprob_difference"
 """The metric of a loss that compares log-probabilities of learner and sampler."""
-
-_PROGRESS_SECONDS = 0.5
-_SHOWN_REASONS = 5
+_FEW_MERGED = 0.9
+"""Below this share of merged turns, a warning explains one that is not."""
+_COLLECTION_FILE = "collection.json"
 
 
 @dataclass(slots=True)
 class _Collected:
-    """The rollouts of one step, by place in the batch; None where one failed or cannot be trained on."""
+    """The groups of one step, by number."""
 
-    rollouts: list[RolloutData | None] = field(default_factory=list[RolloutData | None])
-    """None: failed, or not to be trained on."""
-    rewards: list[float] = field(default_factory=list[float])
-    model_calls: int = 0
-    response_tokens: int = 0
-    refused_calls: Counter[str] = field(default_factory=Counter[str])
-    failures: Counter[str] = field(default_factory=Counter[str])
-    answers: Answers = field(default_factory=Answers)
+    groups: list[Group] = field(default_factory=list[Group])
+    counts: RolloutCounts = field(default_factory=RolloutCounts)
+    staleness: list[int] = field(default_factory=list[int])
+    """Of each group: the steps between the one at which it was enqueued and this one."""
+    stale: int = 0
+    """Groups that were cancelled because they were too old."""
 
 
-class PolicyGradient(IterativeAlgorithm):
-    """Group-relative policy optimisation (GRPO, arXiv:2402.03300) on rollouts of any number of model calls.
+class PolicyGradient(PolicyAlgorithm):
+    """Policy optimisation on groups of rollouts of any number of model calls.
 
-    loss = mean over rollouts of (mean over the rollout's sampled tokens of the clipped loss), so each rollout weighs the same however
-    many turns it took.
+    Each step samples `tasks_per_step` groups of `rollouts_per_task` rollouts, estimates advantages,
+    and minimises a loss of the tokens that the policy sampled. The named settings (`GRPO`, `PPO`, ...)
+    are this algorithm with other options. By default it is GRPO (arXiv:2402.03300) with the clip range
+    of DAPO (arXiv:2503.14476): loss = mean over rollouts of (mean over the rollout's tokens), so each
+    rollout weighs the same however many turns it took.
 
     backend: the policy.
-    n_steps: steps in all.
     tasks_per_step, rollouts_per_task: a step samples their product; the rollouts of one task are a group.
     minibatch_size: rollouts in each optimizer step, about; None: all rollouts of the step.
     epochs: passes over the step's rollouts.
-    advantages: estimator of the advantages, a name of `leyden.maths.ESTIMATORS`. "grpo" divides the
-        centred rewards by the group's standard deviation, "dr_grpo" does not.
-    loss: the loss of the sampled tokens: its name ("ppo"), or its constants (`PPOLoss(clip_high=0.2)`).
-    warmup_steps: steps over which the learning rate rises from a fraction to its full value.
-    temperature, max_tokens: suggested to the agent in its LLM's sampling_parameters.
-    timeout_seconds, max_attempts: of each rollout.
-    val_every_n_steps: run the validation set after every so many steps, and after the last.
-    resource_name: the name under which agents find the policy.
-    agent_match: a regular expression; only calls of agents whose names it matches are trained
-        (`TracerTraceToTriplet` finds a call's agent). Other agents' messages are context, and need
-        no tokens. None: all calls.
-    seed: of tasks and minibatches.
-    """
+    advantages: estimator of the advantages, by name (`leyden.maths.ESTIMATORS`) or constants (`GAEAdvantages(lam=0.95)`).
+    loss: the loss of the sampled tokens, by name (`leyden.maths.LOSSES`) or constants (`PPOLoss(clip_high=0.2)`).
+    weighting: how tokens share the loss: "rollout", "token", or a number of tokens (`Weighting`).
+    max_staleness: a group may be trained on so many steps after the one at which it was enqueued. At
+        0, a step waits for its own rollouts. Above, the rollouts of later steps run while the policy
+        is trained, and a step takes the groups that finish first. A group that is older is
+        cancelled and counted.
+    max_groups_per_step: replace groups without signal by further ones, up to so many groups in a step
+        (dynamic sampling, DAPO, arXiv:2503.14476, section 3.2). None: do not.
+    kl_in_reward: coefficient of a penalty, subtracted from each reward: the sum of log(policy / reference).
+    reference: the frozen policy that a KL term compares with. None: a second backend like `backend`, if there is such a term.
+    critic: estimates values, for an estimator that needs them. None: the value head of `backend`.
+    critic_optim: of the critic's optimizer; None: `optim`.
 
-    uses_gateway = True
+    Options of every algorithm that trains a policy: see `PolicyAlgorithm`.
+    """
 
     def __init__(
         self,
-        backend: PolicyBackend,
+        backend: PolicyBackend | Mapping[str, Any],
         *,
-        n_steps: int = 100,
         tasks_per_step: int = 8,
         rollouts_per_task: int = 16,
         minibatch_size: int | None = None,
         epochs: int = 1,
-        advantages: str = "grpo",
+        advantages: Advantages | str = "grpo",
         loss: Loss | str = "ppo",
-        optim: OptimParams | None = None,
-        warmup_steps: int = 5,
-        temperature: float = 1.0,
-        max_tokens: int | None = None,
-        timeout_seconds: float | None = 600.0,
-        max_attempts: int = 1,
-        val_every_n_steps: int | None = None,
-        resource_name: str = "main_llm",
-        agent_match: str | None = None,
-        seed: int = 0,
-        **loop_options: Any,
+        weighting: Weighting = "rollout",
+        max_staleness: int = 0,
+        max_groups_per_step: int | None = None,
+        kl_in_reward: float = 0.0,
+        reference: PolicyBackend | None = None,
+        critic: PolicyBackend | None = None,
+        critic_optim: OptimParams | None = None,
+        **options: Any,
     ) -> None:
-        if not isinstance(backend, PolicyBackend):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass a model's name
-            raise InvalidArgument(_no_backend(backend))
-        for name, count in {
-            "n_steps": n_steps,
-            "tasks_per_step": tasks_per_step,
-            "rollouts_per_task": rollouts_per_task,
-            "epochs": epochs,
-            "max_attempts": max_attempts,
-        }.items():
+        for name, count in (
+            ("tasks_per_step", tasks_per_step),
+            ("rollouts_per_task", rollouts_per_task),
+            ("epochs", epochs),
+        ):
             check_number(name, count, at_least=1, whole=True)
         check_number("minibatch_size", minibatch_size, at_least=1, whole=True, or_none="all rollouts of the step")
-        check_number("max_tokens", max_tokens, at_least=1, whole=True, or_none="what the agent asks for")
-        check_number("val_every_n_steps", val_every_n_steps, at_least=1, whole=True, or_none="no validation")
-        check_number("temperature", temperature)
-        check_number("timeout_seconds", timeout_seconds, above=0, or_none="no limit")
-        check_number("warmup_steps", warmup_steps, at_least=0, whole=True)
-        check_number("seed", seed, whole=True)
-        check_choice("advantages", advantages, ESTIMATORS)
-        if optim is not None and not isinstance(optim, OptimParams):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidArgument(f"optim is {optim!r}; give OptimParams(...)")
+        check_number("max_staleness", max_staleness, at_least=0, whole=True)
+        check_number(
+            "max_groups_per_step", max_groups_per_step, at_least=tasks_per_step, whole=True, or_none="no further groups"
+        )
+        check_number("kl_in_reward", kl_in_reward, at_least=0)
+        check_weighting(weighting)
+        self.advantages = make_advantages(advantages) if isinstance(advantages, str) else advantages
         self.loss = make_loss(loss) if isinstance(loss, str) else loss
-        backend.check_loss(self.loss)
-        super().__init__(max_iters=n_steps, val_every_n_iters=val_every_n_steps, **loop_options)
-        if rollouts_per_task < 2:
-            raise ConfigError(f"rollouts_per_task is {rollouts_per_task}; a group needs at least 2 to compare")
-        if temperature <= 0:
-            raise ConfigError(f"temperature is {temperature}; a policy that is trained must be sampled, above 0")
-        if not isinstance(resource_name, str) or not resource_name:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"resource_name is {resource_name!r}; agents find the policy under this name")
-        self.backend = backend
+        find_estimator(self.advantages)  # refuses anything but constants
+        super().__init__(backend, **options)
+        self.backend.check_loss(self.loss)
+        if rollouts_per_task < self.advantages.min_group:
+            raise ConfigError(
+                f"rollouts_per_task is {rollouts_per_task}; a group needs at least {self.advantages.min_group} to compare"
+            )
         self.tasks_per_step, self.rollouts_per_task = tasks_per_step, rollouts_per_task
         self.minibatch_size = minibatch_size or tasks_per_step * rollouts_per_task
-        self.epochs, self.advantages, self.warmup_steps = epochs, advantages, warmup_steps
-        self.temperature = temperature
-        self.optim = optim or OptimParams()
-        self._chose_optim = optim is not None
-        self.sampling_parameters: dict[str, Any] = {"temperature": temperature}
-        if max_tokens is not None:
-            self.sampling_parameters["max_tokens"] = max_tokens
-        self.rollout_config = RolloutConfig(
-            timeout_seconds=timeout_seconds,
-            max_attempts=max_attempts,
-            retry_condition=["failed", "timeout", "unresponsive"] if max_attempts > 1 else [],
-            require_reward=True,
-            require_model_call=True,
-        )
-        try:
-            self._agent_match = None if agent_match is None else re.compile(agent_match)
-        except (re.error, TypeError) as error:
-            raise ConfigError(f"agent_match is {agent_match!r}, which is no regular expression: {error}") from error
-        self.resource_name, self.seed = resource_name, seed
-        self._resources_id = ""
+        self.epochs = epochs
+        self.weighting: Weighting = weighting
+        self.max_staleness, self.max_groups_per_step = max_staleness, max_groups_per_step or tasks_per_step
+        self.kl_in_reward = kl_in_reward
+        self.reference = self._checked_reference(reference)
+        self.critic, self.critic_optim = self._checked_critic(critic), critic_optim or self.optim
+        self._greedy_resources_id = ""
         self._watch = self._new_watch()
         self._train: Dataset[Any] = ()
-        self._val: Dataset[Any] | None = None
+        self._next_group: int | None = None
+        """The number of the next group to enqueue; None: that of the step under way."""
+        self._waiting: dict[int, int] = {}
+        """Groups that were under way when the checkpoint was written, each with the step at which it was enqueued."""
+        self._generations: dict[int, int] = {}
+        """How often a group was sampled anew, by number; 0 times if it is not there."""
+        self._stream: GroupStream | None = None
+        self._warned_of_split_turns = False
 
-    # ---- the loop's four points ----------------------------------------------------------------------------------------
-
-    def planned_resources(self) -> NamedResources:
-        """The initial resources, and the policy under `resource_name`."""
-        llm = ProxyLLM(endpoint="http://gateway/v1", model=self.backend.model_name)
-        return {**(self.get_initial_resources() or {}), self.resource_name: llm}
-
-    def trained_model(self) -> Any:
-        """Return the model that the backend was made with."""
-        return arguments_of(self.backend).get("model", self.backend.model_name)
+    # ---- the loop's points ---------------------------------------------------------------------------------------------
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Start the policy, route the gateway to it, publish it as a resource."""
+        """Start the policy, and the reference and the critic if there are some."""
         if train_dataset is None or not len(train_dataset):
-            raise ConfigError("PolicyGradient needs tasks to train on; pass a train_dataset with at least one")
-        proxy = self.get_llm_proxy()
-        if proxy is None:
-            raise ConfigError("PolicyGradient needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
-        self._train, self._val = train_dataset, val_dataset
+            raise ConfigError(f"{type(self).__name__} needs tasks to train on; pass a train_dataset with at least one")
+        self._train = train_dataset
         self._watch = self._new_watch()
-        self._warn_of_learning_rate()
-        await self.backend.start()
-        server = self.backend.endpoint()
-        proxy.update_model_list(
-            [UpstreamModel(server.model, server.endpoint, api_key=server.api_key, part_of_run=True)]
-        )
-        llm = proxy.as_resource(model=self.backend.model_name, sampling_parameters=self.sampling_parameters)
-        llm = await self.publish_endpoint(llm)
-        resources = {**(self.get_initial_resources() or {}), self.resource_name: llm}
-        self._resources_id = ids.derived_id("rs", self.get_run().run_id, "policy")
-        await self.get_store().update_resources(self._resources_id, resources, author=self.get_run().run_id)
+        self._next_group, self._waiting, self._generations, self._stream = None, {}, {}, None
+        await super().setup(train_dataset, val_dataset)
+        for other in self._other_backends():
+            await other.start()
+        if self.advantages.uses_baseline and self._llm is not None:
+            greedy = {**self.sampling_parameters, "temperature": 0.0}
+            llm = self._llm.model_copy(update={"sampling_parameters": greedy})
+            self._greedy_resources_id = await self._publish_policy("greedy policy", llm)
 
     async def teardown(self) -> None:
-        """Stop the policy."""
-        await self.backend.stop()
+        """Stop waiting for rollouts, and stop the policy."""
+        async with contextlib.AsyncExitStack() as stack:  # one that fails to stop must not keep the others
+            for other in self._other_backends():
+                stack.push_async_callback(other.stop)
+            stack.push_async_callback(super().teardown)
+            if self._stream is not None:
+                stack.push_async_callback(self._stream.close)
 
     async def step(self, iteration: int) -> Metrics:
         """Sample, compare, train. `iteration` counts from 0."""
         started = time.perf_counter()
-        tasks = task_indices(len(self._train), iteration, tasks_per_step=self.tasks_per_step, seed=self.seed)
-        inputs = [self._train[index] for index in tasks for _ in range(self.rollouts_per_task)]
-        collected = await self._collect("train", iteration, inputs)
-        sampled = time.perf_counter()
-        if not any(collected.rollouts):
-            raise NoTrainingData(f"step {iteration + 1} has nothing to train on. {_explanation(collected)}")
-        if collected.refused_calls:
-            logger.warning("step %d does not train on all of its rollouts. %s", iteration + 1, _explanation(collected))
-        data = build_step(self._groups(collected), ESTIMATORS[self.advantages])
+        collected = await self._collect(iteration)
+        counts, sampled = collected.counts, time.perf_counter()
+        if not any(rollout.trajectories for group in collected.groups for rollout in group.rollouts):
+            raise NoTrainingData(f"step {iteration + 1} has nothing to train on. {explanation(counts)}")
+        if counts.refused_calls:
+            logger.warning("step %d does not train on all of its rollouts. %s", iteration + 1, explanation(counts))
+        self._warn_of_split_turns(counts)
+        data = build_step(collected.groups, self.advantages, keep_flat=self._has_other_terms)
         self._warn(
             self._watch.look(
                 iteration + 1,
-                rewards=collected.rewards,
-                flat=data.flat_groups > 0 and not data.rollouts,
+                rewards=counts.rewards,
+                flat=0 < data.flat_groups == len(collected.groups) - data.small_groups,
                 n_groups=data.flat_groups,
-                answers=collected.answers,
+                answers=counts.answers,
             )
         )
         return {
-            **_rollout_metrics(collected, seconds=sampled - started),
+            **rollout_metrics(counts, seconds=sampled - started, success_reward=self.success_reward),
+            **group_metrics(collected.groups, size=self.rollouts_per_task, success_reward=self.success_reward),
+            "groups": len(collected.groups),
             "flat_groups": data.flat_groups,
             "small_groups": data.small_groups,
+            "stale_groups": collected.stale,
+            "staleness": mean(collected.staleness),
             **await self._update(iteration, data),
             "update_seconds": time.perf_counter() - sampled,
         }
 
-    async def validate(self, iteration: int) -> Metrics:
-        """Run the validation set once with the current policy."""
-        if self._val is None:
-            return {}
-        started = time.perf_counter()
-        inputs = [self._val[index] for index in range(len(self._val))]
-        collected = await self._collect("val", iteration, inputs)
-        return _rollout_metrics(collected, seconds=time.perf_counter() - started)
-
-    async def save(self, path: Path) -> None:
-        """The policy's weights, optimizer and random state."""
-        await self.backend.save_state(path)
+    async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:
+        """Write the policy's state, the critic's, and which groups are under way."""
+        written = await super().save(path)
+        if self._trains_critic and self.critic is not None:
+            await self.critic.save_state(path / "critic")
+        groups = {} if self._stream is None else self._stream.groups
+        waiting = self._waiting | {number: group.step for number, group in groups.items()}
+        state = {"next_group": self._next_group, "waiting": waiting, "generations": self._generations}
+        (path / _COLLECTION_FILE).write_text(json.dumps(state))
+        return written
 
     async def load(self, path: Path) -> None:
         """Restore what `save` wrote."""
-        await self.backend.load_state(path)
+        await super().load(path)
+        if self._trains_critic and self.critic is not None:
+            await self.critic.load_state(path / "critic")
+        file = path / _COLLECTION_FILE
+        if not file.exists():
+            return
+        try:
+            found = json.loads(file.read_text())
+            self._next_group = found["next_group"]
+            self._waiting = {int(number): int(step) for number, step in found["waiting"].items()}
+            self._generations = {int(number): int(n) for number, n in found["generations"].items()}
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
 
     async def finish(self) -> None:
-        """Leave the trained model in the run's directory, as a Hugging Face folder that any library loads."""
+        """Warn of a run that could not learn, and leave the trained model in the run's directory."""
         self._warn(self._watch.end(self.max_iters))
-        if (directory := self.get_run().directory) is not None:
-            await self.backend.save_pretrained(directory / "model")
+        await super().finish()
 
-    def _warn_of_learning_rate(self) -> None:
-        """Log a hint if the learning rate was left at its default and seldom fits the model's size."""
-        counted = None if self._chose_optim else weights_of(self.trained_model())
-        if counted is None:
-            return
-        n_trained, n_weights = counted
-        if hint := learning_rate_hint(self.optim.learning_rate, n_trained=n_trained, n_weights=n_weights):
-            logger.warning("%s", hint)
+    # ---- options -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_other_terms(self) -> bool:
+        """Return whether a term beside the advantages has a gradient, also where all rewards are equal."""
+        loss = self.loss
+        of_loss = isinstance(loss, PolicyLoss) and (loss.kl_coefficient != 0 or loss.entropy_coefficient != 0)
+        return of_loss or self.kl_in_reward > 0
+
+    @property
+    def _trains_critic(self) -> bool:
+        """Return whether the critic is a model of its own."""
+        return self.critic is not None and self.critic is not self.backend
+
+    def _other_backends(self) -> list[PolicyBackend]:
+        critic = self.critic if self._trains_critic else None
+        return [each for each in (self.reference, critic) if each is not None]
+
+    def _checked_reference(self, given: PolicyBackend | None) -> PolicyBackend | None:
+        """Return the frozen policy, or None if no term compares with it."""
+        is_needed = self.kl_in_reward > 0 or "reference_logprobs" in find_loss(self.loss).columns_of(self.loss)
+        if not is_needed and given is not None:
+            raise ConfigError(
+                f"reference is a {type(given).__name__}, and nothing compares with it; "
+                "set kl_in_reward, or kl_coefficient in the constants of the loss"
+            )
+        return given if given is not None or not is_needed else make_reference(self.backend)
+
+    def _checked_critic(self, given: PolicyBackend | None) -> PolicyBackend | None:
+        """Return the backend that estimates values, or None if the estimator needs none."""
+        if not self.advantages.uses_values:
+            if given is not None:
+                raise ConfigError(
+                    f"critic is a {type(given).__name__}, and advantages={self.advantages!r} needs no values; "
+                    "leave critic out, or use advantages='gae'"
+                )
+            return None
+        critic = given or self.backend
+        if not critic.capabilities.values:
+            raise ConfigError(
+                f"advantages={self.advantages!r} needs values, and {type(critic).__name__} has no value head; make it "
+                "with value_head=True, or give critic=EmbeddedBackend(MODEL, value_head=True)"
+            )
+        if (critic is self.backend) != self.loss.uses_values:
+            raise ConfigError(
+                "a value head of the policy is trained by the loss, and a critic by itself: use "
+                "loss=PPOLoss(value_coefficient=0.5) without a critic, or value_coefficient=0 with one"
+            )
+        return critic
 
     def _new_watch(self) -> SignalWatch:
         return SignalWatch(self.optim.learning_rate, self.sampling_parameters.get("max_tokens"))
+
+    def _warn_of_split_turns(self, counts: RolloutCounts) -> None:
+        """Log once why turns do not merge, if they are many."""
+        split = counts.split_turn
+        if self._warned_of_split_turns or split is None or counts.merged_turns >= _FEW_MERGED * counts.continued_turns:
+            return
+        self._warned_of_split_turns = True
+        logger.warning(
+            "%d of %d turns are trained on as sequences of their own, because their tokens do not continue those before. "
+            "For example call %d (%s): %s",
+            counts.continued_turns - counts.merged_turns,
+            counts.continued_turns,
+            split.call,
+            split.reason,
+            split.detail,
+        )
 
     def _warn(self, warnings: Sequence[str]) -> None:
         for warning in warnings:
@@ -283,203 +321,150 @@ class PolicyGradient(IterativeAlgorithm):
 
     # ---- rollouts ------------------------------------------------------------------------------------------------------
 
-    async def _collect(self, mode: RolloutMode, iteration: int, inputs: Sequence[Any]) -> _Collected:
-        """Run the rollouts of one stage. The place in `inputs` is the place in the answer.
-
-        A stage in which every rollout had failed before a resume is sampled anew, under other ids,
-        because the cause may have been fixed since.
-        """
-        generation = 0
-        while True:
-            requests = [self._request(mode, iteration, place, generation, value) for place, value in enumerate(inputs)]
-            results = await self._results(requests, keep_until=iteration + 1 if mode == "train" else iteration)
-            if not all(result.cached and result.status in ("failed", "cancelled") for result in results):
-                break
-            generation += 1
-        collected = _Collected()
-        for result in results:
-            self._add(collected, result.rollout, result.spans)
+    async def _collect(self, iteration: int) -> _Collected:
+        """Take groups until enough have signal; have the next steps' groups run meanwhile."""
+        collected, n_signal = _Collected(), 0
+        collected.stale = await self._give_up_waiting(iteration)
+        stream = self._open_stream(iteration)
+        too_old = [number for number, group in stream.groups.items() if group.step < iteration - self.max_staleness]
+        await stream.drop(too_old)
+        collected.stale += len(too_old)
+        reader = self._reader()
+        while (missing := min(self.tasks_per_step - n_signal, self.max_groups_per_step - len(collected.groups))) > 0:
+            for taken in await self._take(stream, missing, iteration):
+                group = self._read(taken, collected.counts, reader)
+                collected.groups.append(group)
+                collected.staleness.append(iteration - taken.step)
+                n_signal += has_signal(group, self.advantages)
         return collected
 
-    async def _results(
-        self, requests: Sequence[EnqueueRolloutRequest], *, keep_until: int
-    ) -> Sequence[CollectedRollout]:
-        """Return the results by place. Raise EngineError if the policy has died, because its calls
-        wait for the run to end.
+    async def _give_up_waiting(self, iteration: int) -> int:
+        """Cancel the groups of a checkpoint that are too old by now; return how many."""
+        too_old = [number for number, step in self._waiting.items() if step < iteration - self.max_staleness]
+        requests = [request for number in too_old for request in self._requests_of(number)]
+        await self.collector.enqueue(requests)  # a repeat, after which they are the collector's
+        await self.collector.cancel([str(request.rollout_id) for request in requests])
+        for number in too_old:
+            del self._waiting[number]
+        return len(too_old)
+
+    def _open_stream(self, iteration: int) -> GroupStream:
+        """Return the stream, which at first holds the groups that were under way at the checkpoint."""
+        if self._stream is None:
+            self._stream = GroupStream(self.collector, self._requests_of, self._run_requests)
+            for number, step in sorted(self._waiting.items()):
+                self._stream.enqueue([number], step=step, keep_until=step + 1 + self.max_staleness)
+            self._waiting = {}
+        if self._next_group is None:
+            self._next_group = iteration * self.tasks_per_step
+        return self._stream
+
+    async def _take(self, stream: GroupStream, count: int, iteration: int) -> list[CollectedGroup]:
+        """Wait for groups, with as many enqueued as this step and `max_staleness` further ones need.
+
+        Groups of which every rollout had failed before a resume are sampled anew, under other ids,
+        because the cause may have been fixed since.
         """
-        look = asyncio.create_task(self.backend.statistics())
-        results: list[CollectedRollout] = []
+        assert self._next_group is not None
+        steps_ahead = min(self.max_staleness, self.max_iters - 1 - iteration)
+        keep_until = iteration + 1 + self.max_staleness
+        new = max(0, count + steps_ahead * self.tasks_per_step - len(stream.groups))
+        stream.enqueue(range(self._next_group, self._next_group + new), step=iteration, keep_until=keep_until)
+        self._next_group += new
+        while True:
+            taken = await stream.take(count)
+            if not all(_failed_before(result) for group in taken for result in group.results):
+                return taken
+            numbers = [group.number for group in taken]
+            self._generations |= {number: self._generations.get(number, 0) + 1 for number in numbers}
+            stream.enqueue(numbers, step=iteration, keep_until=keep_until)
 
-        def check_policy() -> None:
-            nonlocal look
-            self.progress(len(results), len(requests))
-            if look.done():  # a policy that hangs must not stop this loop: its rollouts have time limits
-                look.result()
-                look = asyncio.create_task(self.backend.statistics())
-
-        try:
-            async for result in self.collector.collect(
-                requests, keep_until=keep_until, check=check_policy, check_seconds=_PROGRESS_SECONDS
-            ):
-                results.append(result)
-                self.progress(len(results), len(requests))
-        finally:
-            look.cancel()
-            await asyncio.gather(look, return_exceptions=True)
-        return sorted(results, key=lambda result: result.place)
-
-    def _request(
-        self, mode: RolloutMode, iteration: int, place: int, generation: int, value: Any
-    ) -> EnqueueRolloutRequest:
-        place_in_run = [mode, iteration, place, *([generation] if generation else [])]
-        run_id, group = self.get_run().run_id, place // self.rollouts_per_task
-        return EnqueueRolloutRequest(
-            rollout_id=rollout_id_at(run_id, *place_in_run),
-            input=value,
-            mode=mode,
-            group_id=ids.derived_id("gr", run_id, iteration, group, generation) if mode == "train" else None,
-            resources_id=self._resources_id,
-            config=self.rollout_config,
-            metadata={
-                "step": iteration,
-                "place": place,
-                semconv.SAMPLING_KEY: "/".join(map(str, place_in_run)),  # the same in another run, where ids differ
-            },
-        )
-
-    def _add(self, collected: _Collected, rollout: Rollout, spans: Sequence[Span]) -> None:
-        triplets = self._triplets(spans)
-        collected.model_calls += len(triplets)
-        collected.response_tokens += sum(len(triplet.response.token_ids) for triplet in triplets)
-        reward = find_final_reward(spans)
-        if rollout.status != "succeeded" or reward is None:
-            collected.failures[failure_reason(rollout)] += 1
-            collected.rollouts.append(None)
-            return
-        collected.rewards.append(reward)
-        _note_answers(collected.answers, rollout, triplets, spans, reward)
-        if self._agent_match is not None and triplets:
-            triplets = _of_agents(triplets, spans, self._agent_match)
-            if not triplets:
-                collected.refused_calls[f"agent_match={self._agent_match.pattern!r} finds no agent's call"] += 1
-        refused = [reason for triplet in triplets if (reason := self._refusal(triplet)) is not None]
-        collected.refused_calls.update(refused)
-        # A rollout with a hole in its record is not trained on: what the policy did there would get no gradient.
-        trajectories = [] if refused else merge_triplets(triplets, reward=reward)
-        collected.rollouts.append(RolloutData(rollout.rollout_id, reward, trajectories) if trajectories else None)
-
-    def _triplets(self, spans: Sequence[Span]) -> list[Triplet]:
-        adapter = self.get_adapter()
-        triplets: list[Any] = adapter.adapt(spans)
-        for item in triplets:
-            if not isinstance(item, Triplet):
-                raise ConfigError(
-                    f"PolicyGradient trains on Triplets, but adapter={type(adapter).__name__} gave a {type(item).__name__}; "
-                    "use TraceToTriplet, which is the default"
-                )
-        return triplets
-
-    def _refusal(self, triplet: Triplet) -> str | None:
-        """Why a call cannot be trained on, None when it can: its log-probabilities must be of the policy that is trained."""
-        temperature = triplet.metadata.get("temperature", 1.0)  # the default of every OpenAI-compatible server
-        if abs(temperature - self.temperature) > 1e-6:
-            return (
-                f"the agent sampled at temperature {temperature:g}, the policy is trained at {self.temperature:g}: "
-                "use llm.sampling_parameters['temperature'] in the agent, or PolicyGradient(temperature=...)"
-            )
-        return refusal(triplet)
-
-    def _groups(self, collected: _Collected) -> list[Group]:
-        size = self.rollouts_per_task
-        return [
-            Group([rollout for rollout in collected.rollouts[start : start + size] if rollout is not None])
-            for start in range(0, len(collected.rollouts), size)
+    def _requests_of(self, number: int) -> list[EnqueueRolloutRequest]:
+        """Return the requests of a group; the last one decodes greedily, if the estimator compares with it."""
+        step, place_in_step = divmod(number, self.tasks_per_step)
+        generation = self._generations.get(number, 0)
+        task = self._train[epoch_place(len(self._train), number, self.seed)]
+        group_id = ids.derived_id("gr", self.get_run().run_id, step, place_in_step, generation)
+        first = place_in_step * self.rollouts_per_task
+        places: list[tuple[int | str, dict[str, Any]]] = [
+            (place, {}) for place in range(first, first + self.rollouts_per_task)
         ]
+        if self.advantages.uses_baseline:
+            places.append((f"greedy {place_in_step}", {"resources_id": self._greedy_resources_id}))
+        return [
+            self._request("train", step, place, task, generation=generation, group_id=group_id, **changes)
+            for place, changes in places
+        ]
+
+    def _run_requests(
+        self, requests: Sequence[EnqueueRolloutRequest], keep_until: int
+    ) -> AsyncGenerator[CollectedRollout]:
+        return self._results(requests, keep_until, on_progress=self._show_progress)
+
+    def _show_progress(self) -> None:
+        groups = () if self._stream is None else self._stream.groups.values()
+        done = sum(result is not None for group in groups for result in group.results)
+        total = self.tasks_per_step * (self.rollouts_per_task + self.advantages.uses_baseline)
+        self.progress(min(done, total), total)
+
+    def _read(self, collected: CollectedGroup, counts: RolloutCounts, reader: RolloutReader) -> Group:
+        results = [result for result in collected.results if result is not None]
+        baseline = None
+        if self.advantages.uses_baseline:
+            greedy = reader.read(results.pop(), RolloutCounts())
+            baseline = None if greedy is None else greedy.reward
+        read = [reader.read(result, counts) for result in results]
+        return Group([rollout for rollout in read if rollout is not None], baseline)
 
     # ---- the gradient --------------------------------------------------------------------------------------------------
 
     async def _update(self, iteration: int, data: StepData) -> Metrics:
-        if not data.rollouts:
+        if not data.trained:
             return {"optimizer_steps": 0, "policy_version": self.backend.policy_version}
-        warmup = min(1.0, (iteration + 1) / max(1, self.warmup_steps))
-        optim = replace(self.optim, learning_rate=self.optim.learning_rate * warmup)
+        started = time.perf_counter()
+        preparation = Preparation(
+            self.backend, self.loss, self.advantages, self.temperature, self.reference, self.critic, self.kl_in_reward
+        )
+        prepared = await preparation.prepare(data)
+        trained = time.perf_counter()
+        optim = self._optim_at(iteration)
         results: list[ForwardBackwardResult] = []
         grad_norms: list[float] = []
+        critic_losses: list[float] = []
         for epoch in range(self.epochs):
             for batch in minibatches(
-                data.rollouts, size=self.minibatch_size, seed=self.seed, step=iteration, epoch=epoch
+                data.trained,
+                size=self.minibatch_size,
+                seed=self.seed,
+                step=iteration,
+                epoch=epoch,
+                weighting=self.weighting,
             ):
                 results.append(await self.backend.forward_backward(batch, self.loss, temperature=self.temperature))
                 grad_norms.append((await self.backend.optim_step(optim)).grad_norm)
+                if self._trains_critic and self.critic is not None:
+                    critic_losses.append((await self.critic.forward_backward(batch, ValueLoss())).loss)
+                    await self.critic.optim_step(self._scaled(self.critic_optim, iteration))
         # The learner's log-probabilities differ from the sampler's by rounding alone, before the first step.
         first = {"logprob_difference": results[0].metrics[_DIFFERENCE]} if _DIFFERENCE in results[0].metrics else {}
         names = [name for name in results[0].metrics if name != _DIFFERENCE]
+        n_trained = sum(result.n_trained for result in results)
         return {
             "optimizer_steps": len(results),
-            "policy_version": await self.backend.publish_weights(),
+            "policy_version": await self._publish_weights(),
             "learning_rate": optim.learning_rate,
-            "loss": _mean([result.loss for result in results]),
-            **{name: _mean([result.metrics[name] for result in results]) for name in names},
-            "grad_norm": _mean(grad_norms),
+            "loss": mean([result.loss for result in results]),
+            **{name: mean([result.metrics[name] for result in results]) for name in names},
+            **({"critic_loss": mean(critic_losses)} if critic_losses else {}),
+            "grad_norm": mean(grad_norms),
             **first,
-            "trained_tokens": sum(result.n_trained for result in results),
+            **prepared,
+            "trained_tokens": n_trained,
+            "trained_tokens_per_second": n_trained / (time.perf_counter() - trained),
+            "prepare_seconds": trained - started,
         }
 
 
-def _of_agents(triplets: Sequence[Triplet], spans: Sequence[Span], agent_match: re.Pattern[str]) -> list[Triplet]:
-    """Return the triplets of the calls whose nearest agent's name matches."""
-    calls = select_calls(spans, TraceTree.from_spans(spans), agent_match=agent_match.pattern, repair_hierarchy=True)
-    chosen = {span.span_id for call in calls for span in call.view.spans}
-    return [triplet for triplet in triplets if triplet.metadata.get("span_id") in chosen]
-
-
-def _note_answers(
-    answers: Answers, rollout: Rollout, triplets: Sequence[Triplet], spans: Sequence[Span], reward: float
-) -> None:
-    """Count the answers of a rollout; the first rollout of a step is its example."""
-    reasons = {span.span_id: span.attributes.get(semconv.GEN_AI_FINISH_REASONS) for span in spans}
-    cut = {span_id for span_id, found in reasons.items() if isinstance(found, list | tuple) and "length" in found}
-    for triplet in triplets:
-        answers.add(triplet.response.token_ids, cut=triplet.metadata.get("span_id") in cut)
-    if triplets and answers.example is None:
-        answers.example = Example(rollout.input, triplets[-1].response.raw_content, reward)
-
-
-def _rollout_metrics(collected: _Collected, *, seconds: float) -> Metrics:
-    n = len(collected.rollouts)
-    return {
-        "reward": _mean(collected.rewards),
-        "rollouts": n,
-        "failed": collected.failures.total(),
-        "refused_calls": collected.refused_calls.total(),
-        "model_calls": collected.model_calls,
-        "response_tokens": collected.response_tokens,
-        "rollout_seconds": seconds,
-        "rollouts_per_second": n / seconds,
-        "tokens_per_second": collected.response_tokens / seconds,
-    }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
-
-
-def _explanation(collected: _Collected) -> str:
-    kinds = {"Failed rollouts": collected.failures, "Model calls that cannot be trained on": collected.refused_calls}
-    return ". ".join(f"{kind}: {_counts(reasons)}" for kind, reasons in kinds.items() if reasons)
-
-
-def _counts(reasons: Counter[str]) -> str:
-    shown = [f"{count} x {reason:.300}" for reason, count in reasons.most_common(_SHOWN_REASONS)]
-    rest = reasons.total() - sum(count for _, count in reasons.most_common(_SHOWN_REASONS))
-    return "; ".join(shown + [f"{rest} x something else"] * (rest > 0))
-
-
-def _no_backend(given: object) -> str:
-    """Return what to write in place of what was given as the backend."""
-    kind = type(given).__name__
-    if isinstance(given, str | Path):
-        return f"backend is {str(given)!r}; a model needs a backend that runs it: PolicyGradient(IsolatedBackend({str(given)!r}))"
-    if isinstance(given, type) and issubclass(given, PolicyBackend):
-        return f"backend is the class {given.__name__}; give an instance: PolicyGradient({given.__name__}(MODEL))"
-    return f"backend is a {kind}; give a PolicyBackend, for example IsolatedBackend(MODEL)"
+def _failed_before(result: CollectedRollout | None) -> bool:
+    """Return whether a rollout had failed before it was requested, as in a run that was resumed."""
+    return result is not None and result.cached and result.status in ("failed", "cancelled")

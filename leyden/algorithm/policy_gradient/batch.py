@@ -1,124 +1,274 @@
-"""What one step trains on, as pure functions: which tasks, which advantages, which tokens with which weight, in which minibatch.
+"""The batch of one policy gradient step, as pure functions: its tasks, advantages, tokens and their weights.
 
-Everything is a function of the seed and the step's number, never of what happened before, so a resumed run does what the killed one
-would have done.
+They know no store, engine or torch. Everything is a function of the seed and the group's number, so
+a resumed run does what the killed one would have done. A further column that a loss reads is added
+in `preparation.py`.
+
+Shapes: T tokens of a sequence, C model calls of a rollout.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
 
-from leyden.maths import Estimator
+from leyden.maths.advantages import Advantages, RolloutRewards, find_estimator
+from leyden.options import check_choice, check_number
 from leyden.types import TrainingSequence, Trajectory
+
+Weighting = Literal["rollout", "token"] | int
+"""How the tokens of a minibatch share the loss. "rollout": each rollout weighs the same, and its
+tokens share its weight (GRPO, arXiv:2402.03300, eq. 3). "token": each token weighs the same (DAPO,
+arXiv:2503.14476, eq. 8). A number L: each token weighs 1/L of a rollout (Dr. GRPO, arXiv:2503.20783,
+section 3.1, where L is the most tokens that a rollout may have)."""
+
+
+def check_weighting(weighting: Weighting) -> None:
+    """Raise ConfigError unless the value is a weighting."""
+    if isinstance(weighting, str):
+        check_choice("weighting", weighting, ("rollout", "token"))
+    else:
+        check_number("weighting", weighting, at_least=1, whole=True)
 
 
 @dataclass(slots=True)
 class RolloutData:
-    """One finished rollout: its reward and its trajectories."""
+    """One rollout: its reward, and the trajectories that can be trained on."""
 
     rollout_id: str
     reward: float
-    trajectories: list[Trajectory]
+    trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
+    """Empty if the rollout only counts in its group's baseline."""
 
 
 @dataclass(slots=True)
 class Group:
-    """The rollouts of one task that can be compared."""
+    """The rollouts of one task, which are compared with each other."""
 
     rollouts: list[RolloutData]
+    baseline: float | None = None
+    """The reward of the rollout that decoded greedily; None if there was none."""
 
 
 @dataclass(slots=True)
-class TrainedRollout:
-    """A rollout with its advantage: its sequences' weights sum to 1."""
+class StepRollout:
+    """A rollout of a group that has signal."""
 
+    data: RolloutData
     sequences: list[TrainingSequence]
-    advantage: float
+    """One for each trajectory; their weights sum to 1. Empty if the rollout is not trained on."""
+    group: int = 0
+    baseline: float | None = None
+    advantages: list[float] = field(default_factory=list[float])
+    """Shape (C,): of each call, in the order of the calls."""
+
+    @classmethod
+    def of(cls, data: RolloutData, *, group: int = 0, baseline: float | None = None) -> StepRollout:
+        """Return a rollout with its sequences, which have the column `logprobs` alone."""
+        n_trained = sum(trajectory.n_trained for trajectory in data.trajectories)
+        sequences = [
+            TrainingSequence(
+                token_ids=trajectory.token_ids,
+                weights=[mask / n_trained for mask in trajectory.loss_mask],
+                columns={"logprobs": trajectory.logprobs},
+            )
+            for trajectory in data.trajectories
+        ]
+        return cls(data, sequences, group, baseline)
 
 
 @dataclass(slots=True)
 class StepData:
-    """What one step trains on."""
+    """The batch of one policy gradient step."""
 
-    rollouts: list[TrainedRollout] = field(default_factory=list[TrainedRollout])
+    rollouts: list[StepRollout] = field(default_factory=list[StepRollout])
     flat_groups: int = 0
-    """Groups in which all rewards are equal: no gradient, so they are not trained on."""
+    """Groups in which all rewards are equal: they give no gradient, so they are not trained on."""
     small_groups: int = 0
-    """Groups with fewer than two rollouts left."""
+    """Groups with too few rollouts to compare, or none that can be trained on."""
+
+    @property
+    def trained(self) -> list[StepRollout]:
+        """Return the rollouts that are trained on."""
+        return [rollout for rollout in self.rollouts if rollout.sequences]
 
 
-def task_indices(n_tasks: int, step: int, *, tasks_per_step: int, seed: int) -> list[int]:
-    """The tasks of step `step` (from 0): epochs are shuffled passes over all tasks, and steps cut them in order."""
-    first = step * tasks_per_step
-    orders: dict[int, list[int]] = {}
-    chosen: list[int] = []
-    for position in range(first, first + tasks_per_step):
-        epoch, place = divmod(position, n_tasks)
-        if epoch not in orders:
-            orders[epoch] = random.Random(f"{seed}/tasks/{epoch}").sample(range(n_tasks), n_tasks)
-        chosen.append(orders[epoch][place])
-    return chosen
+def epoch_place(n_items: int, number: int, seed: int) -> int:
+    """Return the item that has turn `number`: an epoch is a shuffled pass over all items, and turns take them in order."""
+    epoch, place = divmod(number, n_items)
+    return _epoch_order(n_items, epoch, seed)[place]
 
 
-def build_step(groups: Sequence[Group], estimate: Estimator) -> StepData:
-    """Return the rollouts with their advantages, estimated within each group.
+@lru_cache(maxsize=2)
+def _epoch_order(n_items: int, epoch: int, seed: int) -> list[int]:
+    return random.Random(f"{seed}/tasks/{epoch}").sample(range(n_items), n_items)
 
-    Groups with one rollout, or with equal rewards, are counted and left out: they give no gradient.
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+
+
+def is_small(group: Group, advantages: Advantages) -> bool:
+    """Return whether a group has too few rollouts to compare, or none that can be trained on."""
+    trainable = any(rollout.trajectories for rollout in group.rollouts)
+    compared = not advantages.uses_baseline or group.baseline is not None
+    return not trainable or not compared or len(group.rollouts) < advantages.min_group
+
+
+def is_flat(group: Group, advantages: Advantages) -> bool:
+    """Return whether an estimator that compares rewards finds no difference in a group."""
+    rewards = [rollout.reward for rollout in group.rollouts]
+    if advantages.uses_baseline:
+        return all(reward == group.baseline for reward in rewards)
+    if advantages.min_group < 2:
+        return False
+    if advantages.uses_call_rewards:
+        of_calls = [_call_rewards(rollout) for rollout in group.rollouts]
+        return all(not any(rewards) for rewards in of_calls) or _all_equal(of_calls)
+    return max(rewards) == min(rewards)
+
+
+def has_signal(group: Group, advantages: Advantages) -> bool:
+    """Return whether a group gives a gradient."""
+    return not is_small(group, advantages) and not is_flat(group, advantages)
+
+
+def build_step(groups: Sequence[Group], advantages: Advantages, *, keep_flat: bool = False) -> StepData:
+    """Return the rollouts of the groups that have signal, without advantages yet; count the other groups.
+
+    keep_flat: return those of flat groups too, for a loss with a term that does not depend on rewards.
     """
     step = StepData()
-    for group in groups:
-        if len(group.rollouts) < 2:
+    for number, group in enumerate(groups):
+        if is_small(group, advantages):
             step.small_groups += 1
             continue
-        rewards = [rollout.reward for rollout in group.rollouts]
-        if max(rewards) == min(rewards):
-            step.flat_groups += 1
-            continue
-        for rollout, advantage in zip(group.rollouts, estimate(rewards), strict=True):
-            step.rollouts.append(TrainedRollout(_sequences(rollout, advantage), advantage))
+        step.flat_groups += (flat := is_flat(group, advantages))
+        if keep_flat or not flat:
+            step.rollouts += [
+                StepRollout.of(rollout, group=number, baseline=group.baseline) for rollout in group.rollouts
+            ]
     return step
 
 
-def _sequences(rollout: RolloutData, advantage: float) -> list[TrainingSequence]:
-    n_trained = sum(trajectory.n_trained for trajectory in rollout.trajectories)
-    return [
-        TrainingSequence(
-            token_ids=trajectory.token_ids,
-            weights=[mask / n_trained for mask in trajectory.loss_mask],
-            columns={
-                "logprobs": trajectory.logprobs,
-                "advantages": [advantage * mask for mask in trajectory.loss_mask],
-            },
-        )
+def _all_equal(values: Sequence[object]) -> bool:
+    return all(value == values[0] for value in values)
+
+
+# ---- advantages ------------------------------------------------------------------------------------------------------
+
+
+def estimate_advantages(step: StepData, advantages: Advantages, *, penalties: Sequence[float] = ()) -> None:
+    """Estimate the advantages of a step's rollouts, and write them into their sequences.
+
+    Sets the column `advantages` and, if the estimator has targets for a critic, `returns`. A critic's
+    estimates are read from the column `values`, at the first token of each call.
+
+    penalties: subtracted from the rewards of `step.rollouts`, in their order; empty for none.
+    """
+    rollouts = step.trained if advantages.uses_values else step.rollouts
+    of = dict(zip(map(id, step.rollouts), penalties, strict=True)) if penalties else {}
+    rewards = [_rewards(rollout, advantages, of.get(id(rollout), 0.0)) for rollout in rollouts]
+    estimate = find_estimator(advantages).function(rewards, advantages)
+    for place, rollout in enumerate(rollouts):
+        rollout.advantages = estimate.advantages[place]
+        set_column(rollout, "advantages", rollout.advantages)
+        if estimate.returns is not None:
+            set_column(rollout, "returns", estimate.returns[place])
+
+
+def set_column(rollout: StepRollout, name: str, values_C: Sequence[float]) -> None:
+    """Write one value for each call into a column: at the tokens that the policy sampled in the call, 0.0 elsewhere."""
+    for sequence, trajectory, calls in _with_calls(rollout):
+        column = [0.0] * len(sequence.token_ids)
+        for (start, end), call in zip(trajectory.call_spans, calls, strict=True):
+            column[start:end] = [values_C[call] * mask for mask in trajectory.loss_mask[start:end]]
+        sequence.columns[name] = column
+
+
+def number_calls(rollout: StepRollout) -> None:
+    """Set the column `calls`: the number of the call that sampled each token, for losses over whole calls."""
+    n_calls = sum(len(trajectory.call_spans) for trajectory in rollout.data.trajectories)
+    set_column(rollout, "calls", [float(number) for number in range(n_calls)])
+
+
+def _rewards(rollout: StepRollout, advantages: Advantages, penalty: float) -> RolloutRewards:
+    call_rewards = _call_rewards(rollout.data)
+    call_rewards[-1] -= penalty
+    return RolloutRewards(
+        group=rollout.group,
+        reward=rollout.data.reward - penalty,
+        call_rewards=call_rewards,
+        values=_values(rollout) if advantages.uses_values else None,
+        baseline=rollout.baseline,
+    )
+
+
+def _call_rewards(rollout: RolloutData) -> list[float]:
+    """Return the reward that followed each call, shape (C,). If none is matched to a call, the final one follows the last."""
+    calls = sorted(
+        (number, reward or 0.0, reward is not None)
         for trajectory in rollout.trajectories
-    ]
+        for number, reward in zip(trajectory.call_numbers, trajectory.call_rewards, strict=True)
+    )
+    if any(matched for _, _, matched in calls):
+        return [reward for _, reward, _ in calls]
+    return [0.0] * (len(calls) - 1) + [rollout.reward]
+
+
+def _values(rollout: StepRollout) -> list[float]:
+    """Return a critic's estimate before each call, shape (C,)."""
+    found: dict[int, float] = {}
+    for sequence, trajectory, calls in _with_calls(rollout):
+        for (start, _), call in zip(trajectory.call_spans, calls, strict=True):
+            found[call] = sequence.columns["values"][start]
+    return [found[call] for call in range(len(found))]
+
+
+def _with_calls(rollout: StepRollout) -> Iterator[tuple[TrainingSequence, Trajectory, list[int]]]:
+    """Yield each sequence with its trajectory and the places of its calls among all calls of the rollout."""
+    if not rollout.sequences:
+        return
+    numbers = sorted(number for trajectory in rollout.data.trajectories for number in trajectory.call_numbers)
+    place_of = {number: place for place, number in enumerate(numbers)}
+    for sequence, trajectory in zip(rollout.sequences, rollout.data.trajectories, strict=True):
+        yield sequence, trajectory, [place_of[number] for number in trajectory.call_numbers]
+
+
+# ---- minibatches -----------------------------------------------------------------------------------------------------
 
 
 def minibatches(
-    rollouts: Sequence[TrainedRollout], *, size: int, seed: int, step: int, epoch: int
+    rollouts: Sequence[StepRollout], *, size: int, seed: int, step: int, epoch: int, weighting: Weighting = "rollout"
 ) -> list[list[TrainingSequence]]:
-    """Shuffled minibatches of about `size` rollouts each; within each, the weights of all tokens sum to 1.
-
-    So the loss is the mean over rollouts of each rollout's token mean: a rollout weighs the same however many turns it took.
-    """
+    """Return shuffled minibatches of about `size` rollouts each, whose weights say how the tokens share the loss."""
     order = list(rollouts)
     random.Random(f"{seed}/minibatches/{step}/{epoch}").shuffle(order)
     n_batches = max(1, round(len(order) / size))
     bounds = [round(index * len(order) / n_batches) for index in range(n_batches + 1)]
-    return [_weighted(order[start:end]) for start, end in itertools.pairwise(bounds)]
+    return [weighted(order[start:end], weighting) for start, end in itertools.pairwise(bounds)]
 
 
-def _weighted(rollouts: Sequence[TrainedRollout]) -> list[TrainingSequence]:
+def weighted(rollouts: Sequence[StepRollout], weighting: Weighting) -> list[TrainingSequence]:
+    """Return the sequences of some rollouts, with the share of each token in their common loss."""
     share = 1.0 / len(rollouts)
+    n_trained = [sum(trajectory.n_trained for trajectory in rollout.data.trajectories) for rollout in rollouts]
+    n_tokens = sum(n_trained)
+
+    def scale(n_own: int) -> float:
+        if weighting == "rollout":
+            return share
+        return n_own / n_tokens if weighting == "token" else share * n_own / weighting
+
     return [
         TrainingSequence(
             token_ids=sequence.token_ids,
-            weights=[weight * share for weight in sequence.weights],
+            weights=[weight * scale(n_own) for weight in sequence.weights],
             columns=sequence.columns,
         )
-        for rollout in rollouts
+        for rollout, n_own in zip(rollouts, n_trained, strict=True)
         for sequence in rollout.sequences
     ]

@@ -2,13 +2,12 @@
 cache's storage.
 
 Shapes: B rows of a batch, S new tokens of a row (padded), T tokens a row attends to, N tokens of a
-    batch without
-padding, V vocabulary.
+batch without padding, E width of a hidden state, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -21,6 +20,11 @@ class ModelForward(Protocol):
     name: str
     max_length: int
     """No sequence is longer."""
+    shares_prefixes: bool
+    """Whether `hidden_at` computes tokens once that several sequences begin with."""
+    head: Callable[[Tensor], Tensor] | None
+    """The module that turns hidden states (N, E) into logits (N, V). None if the model's logits are
+    more than its head's output (scaled or capped); `hidden_at` is not to be called then."""
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
         """Return logits (B, V) after the last token of each sequence.
@@ -33,6 +37,17 @@ class ModelForward(Protocol):
     def logits_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
         """Return differentiable logits (N, V) after the N tokens at `positions[b]` of each sequence
         b.
+        """
+        ...
+
+    def hidden_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
+        """Return differentiable hidden states (N, E), as the head reads them, of the tokens of `logits_at`."""
+        ...
+
+    def recompute_layers(self) -> None:
+        """From now on, compute the activations of each layer again for the gradient, and keep only its input.
+
+        Raise ConfigError if the model's layers are not known.
         """
         ...
 

@@ -11,7 +11,8 @@ sequences every step: slow, and right for any model, those with a recurrent stat
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,12 +20,14 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from leyden.engine.forward.base import KeyValueStore
+from leyden.engine.forward.recompute import recompute_layers
 
 
 class UncachedForward:
     """The model's own `forward` on whole, right-padded sequences."""
 
     name = "the model's own forward, without a cache"
+    shares_prefixes = False
 
     def __init__(self, model: Any, *, max_rows: int, max_length: int) -> None:
         self.model = model
@@ -32,23 +35,51 @@ class UncachedForward:
         self.device = next(model.parameters()).device
         parameters = inspect.signature(_innermost(model).forward).parameters
         self._selects = "logits_to_keep" in parameters and self._selection_works()
+        self.head: Callable[[Tensor], Tensor] | None = self._head_if_exact()
 
     def decode(self, rows: Sequence[int], sequences: Sequence[Sequence[int]], cached: Sequence[int]) -> Tensor:
         return self.logits_at(sequences, [[len(sequence) - 1] for sequence in sequences])
 
     def logits_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
-        ids_BS, attention_mask = _right_padded(sequences, self.device)
-        chosen_BS = torch.zeros(ids_BS.shape, dtype=torch.bool)
-        for row, at in enumerate(positions):
-            chosen_BS[row, list(at)] = True
-        chosen_BS = chosen_BS.to(self.device)
-        inputs: dict[str, Any] = {"input_ids": ids_BS, "attention_mask": attention_mask, "use_cache": False}
+        inputs, chosen_BS = self._inputs(sequences, positions)
         if self._selects:
             return self.model(**inputs, logits_to_keep=chosen_BS).logits
         return self.model(**inputs).logits[chosen_BS]
 
+    def hidden_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
+        inputs, chosen_BS = self._inputs(sequences, positions)
+        with _HeadInput(self.model.get_output_embeddings()) as seen:
+            self.model(**inputs)
+        return seen.hidden[chosen_BS]
+
+    def recompute_layers(self) -> None:
+        recompute_layers(self.model)
+
     def release(self) -> None:
         pass
+
+    def _inputs(
+        self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]
+    ) -> tuple[dict[str, Any], Tensor]:
+        """Return the model's inputs, and the mask (B, S) of the chosen positions."""
+        ids_BS, attention_mask = _right_padded(sequences, self.device)
+        chosen_BS = torch.zeros(ids_BS.shape, dtype=torch.bool)
+        for row, at in enumerate(positions):
+            chosen_BS[row, list(at)] = True
+        inputs = {"input_ids": ids_BS, "attention_mask": attention_mask, "use_cache": False}
+        return inputs, chosen_BS.to(self.device)
+
+    def _head_if_exact(self) -> Callable[[Tensor], Tensor] | None:
+        """Return the output head if the model's logits are exactly its output; None if they are more."""
+        head = self.model.get_output_embeddings()
+        sequences, positions = [[0, 1, 2], [2, 1, 0]], [[0, 2], [1]]
+        try:
+            with torch.no_grad():
+                split: Tensor = head(self.hidden_at(sequences, positions))
+                whole = self.logits_at(sequences, positions)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            return None
+        return head if split.shape == whole.shape and torch.allclose(split, whole, atol=1e-5) else None
 
     def _selection_works(self) -> bool:
         """Return whether this model takes a boolean mask of positions.
@@ -117,6 +148,32 @@ class CachedForward(UncachedForward):
 
     def release(self) -> None:
         self._store.clear()
+
+
+class _HeadInput:
+    """Catches what a model hands to its output head, and gives the head no token to work on.
+
+    Calls of the model in other threads are left alone.
+    """
+
+    def __init__(self, head: Any) -> None:
+        self._head = head
+        self._thread = threading.get_ident()
+        self.hidden: Tensor
+        """Shape (B, S, E)."""
+
+    def __enter__(self) -> _HeadInput:
+        self._hook = self._head.register_forward_pre_hook(self._catch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    def _catch(self, module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if threading.get_ident() != self._thread:
+            return None
+        self.hidden = arguments[0]
+        return (self.hidden[:, :0], *arguments[1:])
 
 
 class _Plan:

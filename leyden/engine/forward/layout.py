@@ -1,20 +1,19 @@
 """The fast path for the Llama layout (Llama, Mistral, Qwen2, Qwen3), written over the model's own
 sub-modules.
 
-What makes it fast: tokens of all rows side by side without padding, single tokens and new prompts
-in one pass, the last layer's queries and MLP only for the tokens that somebody asked about, fused
-norms, and keys and values written where they stay. Projections are called as modules, so adapters
-(LoRA) and quantised layers inside them count. What it may not assume is refused in `__init__`, what
-it gets wrong is found by the probe (`choose`).
+What makes it fast: tokens of all rows side by side without padding, prefixes that rows share computed
+once for a gradient (`prefix_tree`), single tokens and new prompts in one pass, the last layer's MLP
+only for the tokens that somebody asked about, fused norms, and keys and values written where they
+stay. Projections are called as modules, so adapters (LoRA) and quantised layers inside them count.
+What it may not assume is refused in `__init__`, what it gets wrong is found by the probe (`choose`).
 
-Shapes: N tokens of a batch, B rows, S new tokens of a row, T tokens a row attends to, H heads, K
-    key-value heads,
-G = H / K, D head size.
+Shapes: N tokens of a batch, B rows, S new tokens of a row, T tokens a row attends to, H heads,
+    K key-value heads, G = H / K, D head size, U tokens of a prefix tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from leyden.engine.forward.base import KeyValueStore
+from leyden.engine.forward.prefix_tree import PrefixTree
+from leyden.engine.forward.recompute import recomputed
 from leyden.errors import ConfigError
 
 _MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -34,6 +35,7 @@ class LayoutForward:
     """`ModelForward` for one known layout."""
 
     name = "the fast path for the Llama layout"
+    shares_prefixes = True
 
     def __init__(self, model: Any, *, max_rows: int, max_length: int) -> None:
         """Raise ConfigError for a model without this layout."""
@@ -42,7 +44,10 @@ class LayoutForward:
         _check_layout(config, max_length)
         self.max_length = max_length
         self._embed, self._final_norm, self._head = inner.model.embed_tokens, inner.model.norm, inner.lm_head
+        self.head: Callable[[Tensor], Tensor] | None = inner.lm_head
         self._layers = [_Layer(layer) for layer in inner.model.layers]
+        self._run: Callable[..., Tensor] = _call
+        """Runs one layer of a gradient's forward pass."""
         self._store = KeyValueStore(max_rows, max_length)
         self.device: torch.device = self._embed.weight.device
         self._cos, self._sin = _rotary_table(inner.model.rotary_emb, max_length, self._embed.weight)
@@ -65,19 +70,18 @@ class LayoutForward:
         return self._head(_norm(self._final_norm, x))
 
     def logits_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
-        width = max(map(len, sequences))
-        ids_BS = torch.tensor([[*s, *([0] * (width - len(s)))] for s in sequences], device=self.device)
-        chosen_N = torch.tensor(
-            [b * width + at for b, where in enumerate(positions) for at in where], device=self.device
-        )
-        rotary = self._cos[:width], self._sin[:width]
-        x = self._embed(ids_BS)
+        return self._head(self.hidden_at(sequences, positions))
+
+    def hidden_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
+        tree = PrefixTree.of(sequences, positions, self.device)
+        rotary = self._cos[tree.positions_U], self._sin[tree.positions_U]
+        x = self._embed(tree.ids_U)
         for layer in self._layers[:-1]:
-            x = layer.finish(x, _attend_causally(*layer.project(x, *rotary)))
-        layer = self._layers[-1]
-        attended = _attend_causally(*layer.project(x, *rotary)).flatten(0, 1)[chosen_N]
-        x = layer.finish(x.flatten(0, 1)[chosen_N], attended)
-        return self._head(_norm(self._final_norm, x))
+            x = self._run(layer.of_tree, x, *rotary, tree, None)
+        return _norm(self._final_norm, self._run(self._layers[-1].of_tree, x, *rotary, tree, tree.chosen_N))
+
+    def recompute_layers(self) -> None:
+        self._run = recomputed
 
     def release(self) -> None:
         self._store.clear()
@@ -138,6 +142,22 @@ class _Layer:
         qk = _rotate(torch.cat([q, k], dim=-2), cos, sin)
         n_heads = q.shape[-2]
         return qk[..., :n_heads, :], qk[..., n_heads:, :], v
+
+    def of_tree(self, x_UE: Tensor, cos: Tensor, sin: Tensor, tree: PrefixTree, chosen_N: Tensor | None) -> Tensor:
+        """Return the layer's output (U, E), or (N, E) at the chosen tokens."""
+        q, k, v = self.project(x_UE, cos, sin)
+        n_queries = q.shape[-2]
+        n_before_values = n_queries + k.shape[-2]
+
+        def attend(qkv: Tensor) -> Tensor:
+            return _attend_causally(
+                qkv[..., :n_queries, :], qkv[..., n_queries:n_before_values, :], qkv[..., n_before_values:, :]
+            )
+
+        attended = tree.in_rows(attend, torch.cat([q, k, v], dim=-2))
+        if chosen_N is not None:
+            x_UE, attended = x_UE[chosen_N], attended[chosen_N]
+        return self.finish(x_UE, attended)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add the result of attention, then the result of the MLP."""
@@ -243,6 +263,10 @@ def _prompts(
 def _mask(hidden: Tensor, like: Tensor) -> Tensor:
     """Return minus infinity at `hidden` places, else 0; layers would convert a boolean mask."""
     return torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf).to(like.device)
+
+
+def _call(layer: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    return layer(*arguments)
 
 
 def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -21,10 +21,11 @@ from typing import Any
 
 from leyden.errors import StoreError
 from leyden.store.sql.driver import Operation
-from leyden.store.sql.postgres import PostgresTransaction, Target, connect, psycopg, store_error
+from leyden.store.sql.postgres import Target, connect, psycopg, store_error
+from leyden.store.sql.postgres_transaction import Guesses, PostgresTransaction
 
-_IN_THE_WAY = {"40001", "40P01", "23505"}
-"""Serialization failure, deadlock, the same id made by two: run again at once."""
+_IN_THE_WAY = {"40001", "40P01", "23505", "22012"}
+"""Serialization failure, deadlock, the same id made by two, a wrong guess (`expect_span_target`): run again at once."""
 _TRIES = 20
 """So often; then it is no coincidence."""
 _LOST = ("08", "57P0", "LY001")
@@ -61,6 +62,7 @@ class PostgresSession:
         self,
         target: Target,
         sender: str,
+        guesses: Guesses,
         *,
         writes: bool,
         patience_seconds: float,
@@ -69,6 +71,7 @@ class PostgresSession:
     ) -> None:
         self._target = target
         self._sender = sender
+        self._guesses = guesses
         self._writes = writes
         self._patience_seconds = patience_seconds
         self._closing = closing
@@ -94,7 +97,7 @@ class PostgresSession:
         tries = 0
         while True:
             try:
-                return self._once(operation, args, kwargs)
+                return self._once(operation, args, kwargs, again=tries > 0)
             except _Lost as lost:
                 patience.wait(lost.__cause__)
             except (psycopg().Error, UnicodeEncodeError) as error:
@@ -107,14 +110,17 @@ class PostgresSession:
         """Close the connection."""
         if self._number is not None and self._transaction is not None:
             with suppress(psycopg().Error):  # then it is forgotten later
-                self._transaction.run("close_connection", connection=self._number)
+                self._transaction.alone("close_connection", connection=self._number)
         self._let_go()
 
-    def _once(self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run it and commit. Raises _Lost if the connection broke and nothing happened."""
+    def _once(self, operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, again: bool) -> Any:
+        """Run it and commit. Raises _Lost if the connection broke and nothing happened.
+
+        again: it was in the way of another one before.
+        """
         transaction = self._connected()
         try:
-            transaction.begin()
+            transaction.begin(again=again)
             answer = operation(transaction, *args, **kwargs)
         except BaseException as error:
             if not self._undone(transaction, error):
@@ -143,7 +149,7 @@ class PostgresSession:
         patience = Patience(self._target, self._patience_seconds, self._closing, doubt)
         while True:
             try:
-                row = self._connected().one("count_commits", connection=number)
+                row = self._connected().alone("count_commits", connection=number)
             except (_Lost, psycopg().Error) as error:
                 self._let_go()
                 patience.wait(error.__cause__ or error)
@@ -154,9 +160,13 @@ class PostgresSession:
         if self._connection is None or self._transaction is None:
             try:
                 self._connection = connect(self._target)
-                self._transaction = PostgresTransaction(self._connection, self._target, writes=self._writes)
+                self._transaction = PostgresTransaction(
+                    self._connection, self._target, self._guesses, writes=self._writes
+                )
                 if self._writes:
-                    self._number, self._commits = self._transaction.insert("open_connection"), 0
+                    opened = self._transaction.alone("open_connection")
+                    assert opened is not None
+                    self._number, self._commits = opened[0], 0
             except psycopg().Error as error:
                 self._let_go()
                 raise _Lost from error

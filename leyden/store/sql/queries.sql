@@ -251,11 +251,15 @@ FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq WHERE r.rollout_id = :
 -- Which spans there are; filters follow.
 SELECT s.span_id FROM spans s
 
--- name: insert_span
--- A span, unless the attempt has it already; values in the order of `rows.span_values`.
+-- name: insert_span_row
+-- No query: a span; values in the order of `rows.span_values`.
 INSERT INTO spans (rollout, attempt, sequence_id, span_id, trace_id, parent_id, name, kind, status_code,
                    status_description, start_time, end_time, tokens_base, tokens, attributes, events, resource)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: insert_span
+-- A span, unless the attempt has it already.
+{insert_span_row}
 ON CONFLICT (rollout, attempt, span_id) DO NOTHING
 
 -- name: draw_span_sequence
@@ -368,7 +372,8 @@ SELECT count(*) FROM spans s
 
 -- name: resources_columns
 -- No query: what is read of a version of resources.
-s.resources_id, s.version, s.create_time, s.update_time, s.resources, s.parent_id, s.parent_version, s.author
+s.resources_id, s.version, s.create_time, s.update_time, s.resources, s.parent_id, s.parent_version, s.author,
+s.frozen
 
 -- name: get_latest_resources
 -- The resources written last.
@@ -425,10 +430,10 @@ SELECT max(seq) FROM rollouts
 SELECT rollout FROM spans ORDER BY key DESC LIMIT 1
 
 -- name: forget_rollout
--- A rollout goes, if it still may. Returns its id, the resources that it used, its status and its bytes.
+-- A rollout goes, if it still may. Returns what is counted of it, and what late feedback needs.
 DELETE FROM rollouts
 WHERE seq = :seq AND end_time IS NOT NULL AND NOT EXISTS (SELECT 1 FROM pins p WHERE p.rollout = :seq)
-RETURNING rollout_id, resources_id, status, bytes
+RETURNING rollout_id, resources_id, status, bytes, mode, resources_version, arm
 
 -- name: forget_attempts
 -- Its attempts go with it; answers each with its worker and its end.
@@ -460,18 +465,84 @@ SELECT label, resources_id, version FROM labels ORDER BY label
 INSERT INTO labels (label, resources_id, version) VALUES (:label, :resources_id, :version)
 ON CONFLICT (label) DO UPDATE SET resources_id = :resources_id, version = :version
 
--- name: insert_label
--- A label that is nowhere goes to a version.
-INSERT INTO labels (label, resources_id, version) VALUES (:label, :resources_id, :version) ON CONFLICT (label) DO NOTHING
-
--- name: move_label
--- A label goes from one version to another.
-UPDATE labels SET resources_id = :resources_id, version = :version
-WHERE label = :label AND resources_id = :from_id AND version = :from_version
-
 -- name: delete_label
 -- A label goes away.
 DELETE FROM labels WHERE label = :label
+
+-- name: set_live_request
+-- The session that served a rollout reports its input and metadata, which a gateway does not know.
+UPDATE rollouts SET input = :input, metadata = :metadata WHERE rollout_id = :rollout_id
+
+-- name: get_label
+-- The version that a label is on, while nobody moves labels.
+SELECT resources_id, version FROM labels WHERE label = :label
+
+-- name: select_labels_on
+-- The labels on one version.
+SELECT label FROM labels WHERE resources_id = :resources_id AND version = :version ORDER BY label
+
+-- name: set_frozen
+-- A version is frozen (1), or may have labels again (0).
+UPDATE resources SET frozen = :frozen WHERE resources_id = :resources_id AND version = :version
+
+-- name: insert_audit
+-- One change of a label, a freeze or a release.
+INSERT INTO audit (action, time, label, from_id, from_version, to_id, to_version, release_id, state, who, why)
+VALUES (:action, :time, :label, :from_id, :from_version, :to_id, :to_version, :release_id, :state, :who, :why)
+
+-- name: select_audit
+-- The audit log; the page's filters follow.
+SELECT d.key, d.action, d.time, d.label, d.from_id, d.from_version, d.to_id, d.to_version, d.release_id, d.state, d.who, d.why
+FROM audit d
+
+-- name: insert_release
+-- A new release, unless it is there.
+INSERT INTO releases (release_id, state, from_id, from_version, canary_id, canary_version, details, deadline, create_time, update_time)
+VALUES (:release_id, :state, :from_id, :from_version, :canary_id, :canary_version, :details, :deadline, :now, :now)
+ON CONFLICT (release_id) DO NOTHING
+
+-- name: advance_release
+-- A release goes from one state to the next; whoever comes second changes nothing.
+UPDATE releases SET state = :state, update_time = :now WHERE release_id = :release_id AND state = :expected_state
+
+-- name: set_release
+-- What else changes in a transition.
+UPDATE releases SET details = :details, deadline = :deadline WHERE release_id = :release_id
+
+-- name: select_releases
+-- Releases; the page's filters follow.
+SELECT e.release_id, e.state, e.from_id, e.from_version, e.canary_id, e.canary_version, e.details, e.deadline, e.create_time,
+       e.update_time
+FROM releases e
+
+-- name: get_release
+-- One release.
+{select_releases} WHERE e.release_id = :release_id
+
+-- name: insert_served
+-- What late feedback needs of a live rollout that is forgotten.
+INSERT INTO served (rollout_id, resources_id, version, arm) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: get_served
+-- What a live rollout ran with: its row, or what was kept when it was forgotten.
+SELECT r.resources_id, r.resources_version, r.arm FROM rollouts r WHERE r.rollout_id = :rollout_id
+UNION ALL
+SELECT v.resources_id, v.version, v.arm FROM served v WHERE v.rollout_id = :rollout_id
+LIMIT 1
+
+-- name: insert_feedback
+-- One opinion; it is there at most once.
+INSERT INTO feedback (feedback_id, rollout_id, source, kind, value, given_time, received_time, resources_id, version, arm)
+VALUES (:feedback_id, :rollout_id, :source, :kind, :value, :given_time, :received_time, :resources_id, :version, :arm)
+
+-- name: select_feedback
+-- Feedback; the page's filters follow.
+SELECT f.key, f.feedback_id, f.rollout_id, f.source, f.kind, f.value, f.given_time, f.received_time, f.resources_id, f.version, f.arm
+FROM feedback f
+
+-- name: get_feedback
+-- One opinion by its id, while nobody adds any.
+{select_feedback} WHERE f.feedback_id = :feedback_id
 
 -- name: put_endpoint
 -- Where a model listens now.

@@ -6,6 +6,10 @@
 -- Answers its key.
 {insert_rollout} RETURNING seq
 
+-- name: insert_feedback
+-- Answers its key.
+{insert_feedback} RETURNING key
+
 -- name: get_totals
 -- PostgreSQL's rollout numbers have gaps, so rollouts are counted when they are made.
 SELECT sum(enqueued), sum(forgotten), sum(succeeded), sum(failed), sum(cancelled), sum(attempts), sum(spans), sum(bytes), sum(resources)
@@ -86,21 +90,42 @@ SELECT rollout FROM spans ORDER BY txid DESC, key DESC LIMIT 1
 -- It may have been forgotten.
 SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('spans', 'key')), 0)
 
--- name: get_span_target
--- There may always be: what begins while spans are inserted is seen by those who look after it.
-SELECT r.seq, r.status, r.attempts, a.sequence_id, a.status, a.last_span, a.worker_id, true,
-       a.reward, a.rewards, a.reward_span, a.prompt_tokens, a.response_tokens, a.cost
-FROM rollouts r LEFT JOIN attempts a ON a.rollout = r.seq AND a.attempt_id = :attempt_id
-WHERE r.rollout_id = :rollout_id
+-- name: insert_new_span
+-- A span; one that the attempt has already is refused.
+{insert_span_row}
+
+-- name: expect_span_target
+-- Fails, by a division by zero, unless `get_span_target` would find just this. With the same locks.
+SELECT 1 / count(*)
+FROM rollouts r JOIN attempts a ON a.rollout = r.seq AND a.attempt_id = :attempt_id
+WHERE r.rollout_id = :rollout_id AND r.seq = :rollout AND r.status = :rollout_status AND r.attempts = :attempts
+  AND a.sequence_id = :attempt AND a.status = :status AND a.last_span = :last_span
+  AND a.worker_id IS NOT DISTINCT FROM :worker_id AND a.reward IS NOT DISTINCT FROM :reward AND a.rewards = :rewards
+  AND a.reward_span = :reward_span AND a.prompt_tokens = :prompt_tokens AND a.response_tokens = :response_tokens
+  AND a.cost IS NOT DISTINCT FROM :cost AND EXISTS (SELECT 1 FROM attribute_indexes) = :may_have_indexes
+
+-- name: beat_heart
+-- The time may be left to the server.
+UPDATE attempts SET last_span = ?, bytes = bytes + ?, spans = spans + ?,
+       last_heartbeat_time = coalesce(?, extract(epoch FROM now())::double precision)
+WHERE rollout = ? AND sequence_id = ?
+
+-- name: lock_span_writers
+-- From here on until the commit, no index of an attribute begins: whether there is one can be read before spans are inserted.
+LOCK TABLE spans IN ROW EXCLUSIVE MODE
 
 -- name: await_span_writers
--- Who has added spans and not committed is waited for; who adds some later sees the index, if it looks after it inserted them.
+-- Who adds spans and has not committed is waited for; who adds some later sees the index.
 LOCK TABLE spans IN SHARE MODE
 
 -- name: lock_rollouts
 -- Nobody else changes them, their attempts or their spans until the commit. Always in the same order, so that two who lock several never wait for each other.
 -- A statement of its own: the next one reads what is there once the lock is held.
 SELECT 1 FROM rollouts WHERE rollout_id = ANY(:rollout_ids) ORDER BY seq FOR UPDATE
+
+-- name: lock_rollout
+-- The same for one.
+SELECT 1 FROM rollouts WHERE rollout_id = :rollout_id FOR UPDATE
 
 -- name: lock_new_rollouts
 -- Rows that are not there yet cannot be locked in order, so who makes several under given ids is alone in it.
@@ -125,6 +150,10 @@ SELECT pg_advisory_xact_lock(hashtextextended('leyden claim ' || current_schema(
 -- name: lock_resources
 -- Versions are written one after the other, so that the latest key is the latest commit.
 LOCK TABLE resources IN SHARE ROW EXCLUSIVE MODE
+
+-- name: lock_feedback
+-- Feedback is added by one at a time, so that whoever reads on from the last one it saw misses none.
+SELECT pg_advisory_xact_lock(hashtextextended('leyden feedback ' || current_schema(), 0))
 
 -- name: is_anything_queued
 -- Whether a claim that found nothing stepped over something: it may be given back, and nobody would say so.

@@ -21,7 +21,10 @@ from leyden.store.sql.transaction import Row
 from leyden.types import (
     Attempt,
     AttemptedRollout,
+    AuditRecord,
+    Feedback,
     MetricPoint,
+    Release,
     ResourcesUpdate,
     Rollout,
     RolloutConfig,
@@ -31,6 +34,7 @@ from leyden.types import (
     SpanEvent,
     SpanStatus,
     TokenRecord,
+    VersionKey,
     Worker,
 )
 from leyden.types.tokens import PACKED
@@ -308,7 +312,7 @@ def _seconds(time: float | None) -> str:
 
 def resources_from(row: Row) -> ResourcesUpdate:
     """Build a version from a row of `select_resources`; validated, because the tag of each resource names its kind."""
-    resources_id, version, create_time, update_time, resources, parent_id, parent_version, author = row
+    resources_id, version, create_time, update_time, resources, parent_id, parent_version, author, frozen = row
     return ResourcesUpdate.model_validate(
         {
             "resources_id": resources_id,
@@ -318,8 +322,72 @@ def resources_from(row: Row) -> ResourcesUpdate:
             "resources": from_text(resources),
             "parent": None if parent_id is None else (parent_id, parent_version),
             "author": author,
+            "frozen": bool(frozen),
         }
     )
+
+
+def feedback_from(row: Row) -> Feedback:
+    """Build feedback from a row of `select_feedback`."""
+    key, feedback_id, rollout_id, source, kind, value, given_time, received_time, resources_id, version, arm = row
+    return build(
+        Feedback,
+        {
+            "feedback_id": feedback_id,
+            "rollout_id": rollout_id,
+            "source": source,
+            "kind": kind,
+            "value": from_text(value),
+            "given_time": given_time,
+            "received_time": received_time,
+            "sequence_id": key,
+            "resources_id": resources_id,
+            "version": version,
+            "arm": arm,
+        },
+    )
+
+
+def audit_from(row: Row) -> AuditRecord:
+    """Build a record of the audit log from a row of `select_audit`."""
+    key, action, time, label, from_id, from_version, to_id, to_version, release_id, state, who, why = row
+    return build(
+        AuditRecord,
+        {
+            "sequence_id": key,
+            "action": action,
+            "time": time,
+            "label": label,
+            "before": _version(from_id, from_version),
+            "after": _version(to_id, to_version),
+            "release_id": release_id,
+            "state": state,
+            "who": who,
+            "why": why,
+        },
+    )
+
+
+def release_from(row: Row) -> Release:
+    """Build a release from a row of `select_releases`."""
+    release_id, state, from_id, from_version, canary_id, canary_version, details, deadline, created, updated = row
+    return build(
+        Release,
+        {
+            "release_id": release_id,
+            "state": state,
+            "from_version": _version(from_id, from_version),
+            "canary_version": (canary_id, canary_version),
+            "details": from_text(details),
+            "deadline": deadline,
+            "create_time": created,
+            "update_time": updated,
+        },
+    )
+
+
+def _version(resources_id: str | None, version: int | None) -> VersionKey | None:
+    return None if resources_id is None or version is None else (resources_id, version)
 
 
 def worker_from(row: Row) -> Worker:

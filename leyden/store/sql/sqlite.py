@@ -129,6 +129,13 @@ class SqliteTransaction:
             self.targets.clear()
         self._targets_hold = False
 
+    @property
+    def clock(self) -> float:
+        return self.now
+
+    def known_target(self, rollout_id: str, attempt_id: str) -> SpanTarget | None:
+        return self.targets.get((rollout_id, attempt_id))
+
     def keep_targets(self) -> None:
         self._targets_hold = True
 
@@ -156,7 +163,14 @@ class SqliteTransaction:
     def lock(self, rollout_ids: Iterable[str], /) -> None:
         """A database with one writer at a time needs no locks."""
 
-    def run(self, query: str, /, **parameters: Any) -> int:
+    def ahead(self, query: str, asked: Sequence[dict[str, Any]], /) -> None:
+        """The database is here."""
+
+    def run(self, query: str, /, **parameters: Any) -> None:
+        statement, values = self._by_place[query]
+        self._cursor.execute(statement, values(parameters))
+
+    def change(self, query: str, /, **parameters: Any) -> int:
         statement, values = self._by_place[query]
         return self._cursor.execute(statement, values(parameters)).rowcount
 
@@ -166,13 +180,16 @@ class SqliteTransaction:
         assert key is not None
         return key
 
-    def put(self, query: str, values: Sequence[Any], /) -> int:
-        return self._cursor.execute(self._queries[query], values).rowcount
+    def put(self, query: str, values: Sequence[Any], /) -> None:
+        self._cursor.execute(self._queries[query], values)
 
-    def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
-        if len(rows) == 1:
-            return self.put(query, rows[0])
+    def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> None:
+        self.put_new(query, rows)
+
+    def put_new(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
         execute = self._cursor.execute
+        if len(rows) == 1:
+            return execute(self._queries[query], rows[0]).rowcount
         return sum(execute(*statement).rowcount for statement in statements_for(rows, self._queries[query]))
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:

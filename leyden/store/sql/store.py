@@ -17,8 +17,12 @@ from leyden.store.notify import Signals
 from leyden.store.sql import answers
 from leyden.store.sql.body import (
     attempts,
+    feedback,
+    labels,
     listing,
+    live,
     outcomes,
+    releases,
     resources,
     rollouts,
     runs,
@@ -142,10 +146,20 @@ class SqlLightningStore(WaitingStore):
     get_resources_by_id = _reads(LightningStore.get_resources_by_id, resources.get_resources_by_id)
     get_latest_resources = _reads(LightningStore.get_latest_resources, resources.get_latest_resources)
     query_resources = _reads(LightningStore.query_resources, resources.query_resources)
-    set_label = _writes(LightningStore.set_label, resources.set_label)
-    get_labelled_resources = _reads(LightningStore.get_labelled_resources, resources.get_labelled_resources)
-    get_labels = _reads(LightningStore.get_labels, resources.get_labels)
-    remove_label = _writes(LightningStore.remove_label, resources.remove_label)
+    set_label = _writes(LightningStore.set_label, labels.set_label)
+    get_labelled_resources = _reads(LightningStore.get_labelled_resources, labels.get_labelled_resources)
+    get_labels = _reads(LightningStore.get_labels, labels.get_labels)
+    remove_label = _writes(LightningStore.remove_label, labels.remove_label)
+    move_labels = _writes(LightningStore.move_labels, labels.move_labels)
+    freeze_resources = _writes(LightningStore.freeze_resources, labels.freeze_resources)
+    query_audit = _reads(LightningStore.query_audit, labels.query_audit)
+    create_release = _writes(LightningStore.create_release, releases.create_release)
+    advance_release = _writes(LightningStore.advance_release, releases.advance_release)
+    get_release = _reads(LightningStore.get_release, releases.get_release)
+    query_releases = _reads(LightningStore.query_releases, releases.query_releases)
+    record_live_rollouts = _writes(LightningStore.record_live_rollouts, live.record_live_rollouts)
+    add_many_feedback = _writes(LightningStore.add_many_feedback, feedback.add_many_feedback)
+    query_feedback = _reads(LightningStore.query_feedback, feedback.query_feedback)
     set_endpoint = _writes(LightningStore.set_endpoint, resources.set_endpoint)
     query_workers = _reads(LightningStore.query_workers, workers.query_workers)
     get_worker_by_id = _reads(LightningStore.get_worker_by_id, workers.get_worker_by_id)

@@ -68,15 +68,24 @@ class Transaction(Protocol):
     spans: bool
     """Whether this operation added spans: whoever watches them is told after the commit."""
     targets: dict[tuple[str, str], SpanTarget]
-    """By rollout and attempt, those that still hold: what this operation read, and where nobody else writes, what operations just
-    before it left. Who changes an attempt, a rollout or an index elsewhere than in `body/spans.py` neither reads them nor says
-    `keep_targets`."""
+    """By rollout and attempt, those that still hold: what this operation read, and what operations just before it left, where
+    the driver makes sure that nobody else has written since. Who changes an attempt, a rollout or an index elsewhere than in
+    `body/spans.py` neither reads them nor says `keep_targets`."""
+
+    @property
+    def clock(self) -> float | None:
+        """`now` as a parameter of a statement that says what None is: where nobody has read it, it need not be waited for."""
+        ...
 
     def expect(self, rows: int | None, /) -> None:
         """Say, before anything is written, how many rows it will be about (None: nobody knows, perhaps many).
 
         Raises Long where the driver wants so long an operation elsewhere. An operation that says nothing is short.
         """
+        ...
+
+    def known_target(self, rollout_id: str, attempt_id: str) -> SpanTarget | None:
+        """Return the one of `targets` for an attempt, None if it has to be read."""
         ...
 
     def keep_targets(self) -> None:
@@ -101,7 +110,19 @@ class Transaction(Protocol):
         """
         ...
 
-    def run(self, query: str, /, **parameters: Any) -> int:
+    def ahead(self, query: str, asked: Sequence[dict[str, Any]], /) -> None:
+        """Say with which parameters `one` will be asked for several rollouts, after `lock` and before anything is written.
+
+        A driver that is far from its database asks for all of them at once, unless a rollout is named twice: what is
+        written for the first may change what is read for the second.
+        """
+        ...
+
+    def run(self, query: str, /, **parameters: Any) -> None:
+        """Run a statement whose outcome nobody reads; what it raises may be raised later, by the commit at the latest."""
+        ...
+
+    def change(self, query: str, /, **parameters: Any) -> int:
         """Run a statement; answers how many rows it changed."""
         ...
 
@@ -109,12 +130,16 @@ class Transaction(Protocol):
         """Run an INSERT of one row; answers its generated key."""
         ...
 
-    def put(self, query: str, values: Sequence[Any], /) -> int:
+    def put(self, query: str, values: Sequence[Any], /) -> None:
         """`run` for a statement with `?` instead of names."""
         ...
 
-    def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
+    def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> None:
         """`put` for each of these rows, in few statements: for an INSERT of one row, whose VALUES are `?` alone."""
+        ...
+
+    def put_new(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
+        """`put_many` of rows that are not there as a rule; answers how many were not."""
         ...
 
     def one(self, query: str, /, **parameters: Any) -> Row | None:

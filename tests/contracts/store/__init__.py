@@ -16,6 +16,7 @@ for section in (
     "runs",
     "samples",
     "search",
+    "serving",
     "streams",
     "support",
     "tokens",
@@ -30,6 +31,7 @@ from tests.contracts.store.retention import *  # noqa: E402, F403
 from tests.contracts.store.runs import *  # noqa: E402, F403
 from tests.contracts.store.samples import *  # noqa: E402, F403
 from tests.contracts.store.search import *  # noqa: E402, F403
+from tests.contracts.store.serving import *  # noqa: E402, F403
 from tests.contracts.store.streams import *  # noqa: E402, F403
 from tests.contracts.store.tokens import *  # noqa: E402, F403
 from tests.contracts.store.versions import *  # noqa: E402, F403

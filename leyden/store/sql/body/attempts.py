@@ -66,7 +66,7 @@ def claim(tx: Transaction, limit: int, worker_id: str | None, claim_id: str | No
     tx.expect(limit)
     check_id("worker_id", worker_id)
     check_id("claim_id", claim_id)
-    if claim_id is not None and _claimed(tx, claim_id) and tx.run("claim_again", claim_id=claim_id):
+    if claim_id is not None and _claimed(tx, claim_id) and tx.change("claim_again", claim_id=claim_id):
         return _claimed(tx, claim_id)  # read again: some of them may just have been given back
     claimed: list[AttemptedRollout] = []
     for row in tx.all("next_in_queue", limit=within_reach(limit)):
@@ -96,7 +96,7 @@ def _unclaim(tx: Transaction, rollout: AttemptedRollout, *, said: bool) -> None:
     row = tx.one("get_rollout_with_attempt", rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
     if row is None or row[ATTEMPTS] != row[ATTEMPT]:
         return
-    if not tx.run("delete_attempt", rollout=row[SEQ], sequence_id=row[ATTEMPT], said=int(said)):
+    if not tx.change("delete_attempt", rollout=row[SEQ], sequence_id=row[ATTEMPT], said=int(said)):
         return
     back: RolloutStatus = row[STATUS]
     if back in ROLLOUT_FINISHED:
@@ -203,6 +203,8 @@ def update_attempt(
 def update_many_attempts(tx: Transaction, updates: Sequence[UpdateAttemptRequest]) -> Sequence[Attempt]:
     tx.expect(len(updates))
     tx.lock(update.rollout_id for update in updates)
+    asked = [{"rollout_id": update.rollout_id, "attempt_id": update.attempt_id} for update in updates]
+    tx.ahead("get_rollout_with_attempt", asked)
     updated: dict[tuple[str, str], Attempt] = {}
     for update in updates:
         given = {name: value for name, value in update.__dict__.items() if value is not None}

@@ -71,8 +71,10 @@ def add_to_outcome(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) -
 
 
 def _add_call(target: SpanTarget, span: Span) -> None:
-    """Add the tokens and the cost of a recorded model call."""
+    """Add the tokens and the cost of a recorded model call. A replayed one took none."""
     said = span.attributes
+    if said.get(semconv.REPLAYED) is True:
+        return
     target.prompt_tokens += _count(said.get(semconv.GEN_AI_INPUT_TOKENS))
     target.response_tokens += _count(said.get(semconv.GEN_AI_OUTPUT_TOKENS))
     cost = said.get(semconv.COST)

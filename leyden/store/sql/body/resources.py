@@ -1,11 +1,10 @@
-"""Resources: named, versioned, immutable once written; the labels on their versions, and where their models listen."""
+"""Resources: named, versioned, immutable once written; and where their models listen. Labels are in `labels.py`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
-from leyden.errors import ConfigError, LabelMoved, UnknownResources
+from leyden.errors import ConfigError, UnknownResources
 from leyden.store.sql.body.checks import check_id
 from leyden.store.sql.pages import Filters, order_and_limit
 from leyden.store.sql.rows import resources_from, text_of
@@ -13,13 +12,10 @@ from leyden.store.sql.transaction import Row, Transaction
 from leyden.types import (
     GATEWAY_SCHEME,
     LLM,
-    UNSET,
-    Label,
     NamedResources,
     PaginatedResult,
     ResourcesUpdate,
     SortOrder,
-    Unset,
 )
 from leyden.utils import ids
 
@@ -28,7 +24,7 @@ logger = logging.getLogger(__name__)
 _SORTABLE = {name: f"s.{name}" for name in ("resources_id", "version", "create_time", "update_time")}
 _VERSION, _CREATE_TIME, _TEXT = 1, 2, 4
 """Columns of `resources_columns`."""
-_HIGHEST_VERSION = 2**53
+HIGHEST_VERSION = 2**53
 
 
 # ---- versions --------------------------------------------------------------------------------------------------------
@@ -52,7 +48,7 @@ def add_resources(
             f"resources {resources_id!r} are already in {tx.store_url} with other content; "
             "write the next version with update_resources, or choose another id"
         )
-    return _resolved(tx, present)
+    return resolved(tx, present)
 
 
 def update_resources(
@@ -69,7 +65,7 @@ def update_resources(
     if present[_TEXT] == _text(resources):
         latest = tx.one("get_latest_resources")
         if latest is not None and tuple(latest[:2]) == tuple(present[:2]):
-            return _resolved(tx, present)
+            return resolved(tx, present)
     version = present[_VERSION]
     return _write(
         tx, resources_id, version + 1, present[_CREATE_TIME], resources, parent or (resources_id, version), author
@@ -80,15 +76,15 @@ def get_resources_by_id(tx: Transaction, resources_id: str, *, version: int | No
     if version is None:
         row = tx.one("get_resources", resources_id=resources_id)
     else:
-        row = tx.one("get_version", resources_id=resources_id, version=min(max(version, 0), _HIGHEST_VERSION))
+        row = tx.one("get_version", resources_id=resources_id, version=min(max(version, 0), HIGHEST_VERSION))
     if row is None:
-        raise _unknown(tx, resources_id, version)
-    return _resolved(tx, row)
+        raise unknown_version(tx, resources_id, version)
+    return resolved(tx, row)
 
 
 def get_latest_resources(tx: Transaction) -> ResourcesUpdate | None:
     row = tx.one("get_latest_resources")
-    return None if row is None else _resolved(tx, row)
+    return None if row is None else resolved(tx, row)
 
 
 def query_resources(
@@ -109,7 +105,7 @@ def query_resources(
     newest = "s.version = (SELECT max(t.version) FROM resources t WHERE t.resources_id = s.resources_id)"
     where = filters.sql(*([] if all_versions else [newest]))
     tx.expect(None)
-    items = [_resolved(tx, row) for row in tx.page("select_resources", where + page, filters.parameters)]
+    items = [resolved(tx, row) for row in tx.page("select_resources", where + page, filters.parameters)]
     total = tx.page("count_resources_of", where, filters.parameters)[0][0]
     return PaginatedResult(items, limit, offset, total)
 
@@ -127,24 +123,24 @@ def _write(
     check_id("author", author)
     parent_id, parent_version = parent or (None, None)
     if parent_id is not None and tx.one("has_version", resources_id=parent_id, version=parent_version) is None:
-        raise _unknown(tx, parent_id, parent_version)
+        raise unknown_version(tx, parent_id, parent_version)
     if version == 1:
         tx.tally({"resources": 1})
-    row: Row = (resources_id, version, create_time, tx.now, _text(resources), parent_id, parent_version, author)
+    row: Row = (resources_id, version, create_time, tx.now, _text(resources), parent_id, parent_version, author, 0)
     names = (
         *("resources_id", "version", "create_time", "update_time", "resources"),
         *("parent_id", "parent_version", "author"),
     )
-    tx.run("insert_resources", **dict(zip(names, row, strict=True)))
+    tx.run("insert_resources", **dict(zip(names, row[:-1], strict=True)))
     logger.debug("resources %s: version %d written, of %s", resources_id, version, ", ".join(resources))
-    return _resolved(tx, row)
+    return resolved(tx, row)
 
 
 def _text(resources: NamedResources) -> str:
     return text_of(resources, "resources")
 
 
-def _unknown(tx: Transaction, resources_id: str, version: int | None) -> UnknownResources:
+def unknown_version(tx: Transaction, resources_id: str, version: int | None) -> UnknownResources:
     which = f"resources {resources_id!r}" if version is None else f"version {version} of resources {resources_id!r}"
     return UnknownResources(f"{which} is not in {tx.store_url}; see query_resources(all_versions=True)")
 
@@ -157,7 +153,7 @@ def set_endpoint(tx: Transaction, name: str, base_url: str, *, api_key: str | No
     tx.run("put_endpoint", name=name, base_url=base_url, api_key=api_key)
 
 
-def _resolved(tx: Transaction, row: Row) -> ResourcesUpdate:
+def resolved(tx: Transaction, row: Row) -> ResourcesUpdate:
     """Build a version from its row, with the current address and key of each model that the store knows by a name."""
     update = resources_from(row)
     for resource in update.resources.values():
@@ -166,53 +162,3 @@ def _resolved(tx: Transaction, row: Row) -> ResourcesUpdate:
             if known is not None:
                 resource.endpoint, resource.api_key = known
     return update
-
-
-# ---- labels ----------------------------------------------------------------------------------------------------------
-
-
-def set_label(
-    tx: Transaction,
-    label: str,
-    resources_id: str,
-    version: int,
-    *,
-    expected: tuple[str, int] | Unset | None = UNSET,
-) -> None:
-    check_id("label", label)
-    to = {"label": label, "resources_id": resources_id, "version": min(max(version, 0), _HIGHEST_VERSION)}
-    if tx.one("has_version", resources_id=resources_id, version=to["version"]) is None:
-        raise _unknown(tx, resources_id, version)
-    if isinstance(expected, Unset):
-        tx.run("put_label", **to)
-        return
-    if expected is None:
-        moved = tx.run("insert_label", **to)
-    else:
-        moved = tx.run("move_label", **to, from_id=expected[0], from_version=expected[1])
-    if moved:
-        return
-    found = next(((each.resources_id, each.version) for each in get_labels(tx) if each.label == label), None)
-    if found != (resources_id, version):  # a repeated call finds it there
-        raise LabelMoved(
-            f"label {label!r} in {tx.store_url} is on {_place(found)}, not on {_place(expected)}, so it was not moved; "
-            "read it again and decide anew"
-        )
-
-
-def get_labelled_resources(tx: Transaction, label: str) -> ResourcesUpdate | None:
-    row = tx.one("get_labelled", label=label)
-    return None if row is None else _resolved(tx, row)
-
-
-def get_labels(tx: Transaction) -> Sequence[Label]:
-    rows = tx.all("select_labels")
-    return [Label(label=label, resources_id=resources_id, version=version) for label, resources_id, version in rows]
-
-
-def remove_label(tx: Transaction, label: str) -> None:
-    tx.run("delete_label", label=label)
-
-
-def _place(of: tuple[str, int] | None) -> str:
-    return "no version" if of is None else f"version {of[1]} of {of[0]!r}"

@@ -27,7 +27,7 @@ def pin(tx: Transaction, name: str, rollout_ids: Sequence[str]) -> None:
     tx.lock(rollout_ids)
     tx.run("unpin", name=name)
     for rollout_id in rollout_ids:
-        if not tx.run("pin_rollout", name=name, rollout_id=rollout_id):
+        if not tx.change("pin_rollout", name=name, rollout_id=rollout_id):
             raise unknown_rollout(tx, rollout_id)
 
 
@@ -79,13 +79,15 @@ def forget(tx: Transaction, seqs: Sequence[int]) -> int:
     for seq in seqs:
         if seq in stay:
             continue
-        for rollout_id, resources_id, status, size in tx.all("forget_rollout", seq=seq):
+        for rollout_id, resources_id, status, size, mode, version, arm in tx.all("forget_rollout", seq=seq):
+            if mode == "live" and version is not None:  # its feedback may be months late
+                tx.put_many("insert_served", [(rollout_id, resources_id, version, arm)])
             attempts = tx.all("forget_attempts", seq=seq)
             for attempt_id, worker_id, end_time in attempts:
                 if end_time is None and worker_id is not None:  # of a rollout that was cancelled under its hands
                     ids = {"worker_id": worker_id, "rollout_id": rollout_id, "attempt_id": attempt_id}
                     tx.run("worker_freed", status="idle", now=tx.now, **ids)
-            n_spans = tx.run("forget_spans", seq=seq)
+            n_spans = tx.change("forget_spans", seq=seq)
             tx.tally({"forgotten": 1, status: -1, "attempts": -len(attempts), "spans": -n_spans, "bytes": -size})
             used.add(resources_id)
             gone += 1

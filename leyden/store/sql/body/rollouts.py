@@ -81,13 +81,15 @@ def start_rollout(
     )
     used = known_version(tx, resources_id)
     run = None if request.run_id is None else run_key(tx, request.run_id)
-    row = _insert(tx, request, used, run, status="preparing")
+    row = insert_rollout(tx, request, used, run, status="preparing")
     return new_attempt(tx, row, sequence_id=1, worker_id=worker_id, attempt_id=attempt_id)
 
 
 def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
     tx.expect(len(rollouts))
-    tx.lock(request.rollout_id for request in rollouts if request.rollout_id is not None)
+    given_ids = [request.rollout_id for request in rollouts if request.rollout_id is not None]
+    tx.lock(given_ids)
+    tx.ahead("get_rollout", [{"rollout_id": rollout_id} for rollout_id in given_ids])
     answer: list[Rollout] = []
     resources: dict[str | None, tuple[str | None, int | None]] = {}
     runs: dict[str, int] = {}
@@ -101,7 +103,7 @@ def enqueue_many_rollouts(tx: Transaction, rollouts: Sequence[EnqueueRolloutRequ
             if run_id is not None and run_id not in runs:
                 runs[run_id] = run_key(tx, run_id)
             run = None if run_id is None else runs[run_id]
-            row = _insert(tx, request, resources[given], run, status="queuing")
+            row = insert_rollout(tx, request, resources[given], run, status="queuing")
             rollout = rollout_alone(row)
             tx.claimable += 1
         if request.pin is not None:
@@ -166,6 +168,7 @@ def finished_rollouts(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollo
     """Those of the rollouts that are finished, in the order given. Raises UnknownRollout, naming the first."""
     tx.expect(len(rollout_ids))
     answer: list[Rollout] = []
+    tx.ahead("get_rollout_key", [{"rollout_id": rollout_id} for rollout_id in dict.fromkeys(rollout_ids)])
     for rollout_id in dict.fromkeys(rollout_ids):
         if rollout_key(tx, rollout_id)[2] in ROLLOUT_FINISHED:
             answer.append(get_rollout_by_id(tx, rollout_id))
@@ -183,7 +186,7 @@ def _check_worked_on(row: Row, status: RolloutStatus) -> None:
             )
 
 
-def _insert(
+def insert_rollout(
     tx: Transaction,
     request: EnqueueRolloutRequest,
     resources: tuple[str | None, int | None],
@@ -193,6 +196,7 @@ def _insert(
 ) -> Row:
     """Insert a new rollout and return it as a row of `select_rollouts` without an attempt.
 
+    A queued rollout's row has no SEQ: nothing needs it, so the operation need not wait for the database to draw it.
     resources: the id and the version of its resources, if any. run: the key of `request.run_id`.
     """
     _check_priority(request.priority)
@@ -205,23 +209,27 @@ def _insert(
     metadata = text_of(request.metadata, "the metadata of a rollout") if request.metadata else ""
     config = _config_columns(request.config)
     attempts = 0 if status == "queuing" else 1
-    seq = tx.insert(
-        "insert_rollout",
-        rollout_id=rollout_id,
-        status=status,
-        mode=request.mode,
-        priority=request.priority,
-        resources_id=resources_id,
-        input=task,
-        metadata=metadata,
-        start_time=tx.now,
-        attempts=attempts,
-        run=run,
-        group_id=request.group_id,
-        arm=request.arm,
-        resources_version=version,
+    columns = {
+        "rollout_id": rollout_id,
+        "status": status,
+        "mode": request.mode,
+        "priority": request.priority,
+        "resources_id": resources_id,
+        "input": task,
+        "metadata": metadata,
+        "start_time": tx.now,
+        "attempts": attempts,
+        "run": run,
+        "group_id": request.group_id,
+        "arm": request.arm,
+        "resources_version": version,
         **config,
-    )
+    }
+    seq: int | None = None
+    if attempts:
+        seq = tx.insert("insert_rollout", **columns)
+    else:
+        tx.run("insert_rollout", **columns)
     tx.tally({"enqueued": 1})
     return (
         *(seq, rollout_id, status, request.mode, resources_id, task, config["config"], metadata, tx.now, None),

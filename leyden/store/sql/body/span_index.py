@@ -57,10 +57,7 @@ def extend_attribute_index(tx: Transaction, key: str) -> bool:
 
 
 def index_values(tx: Transaction, rollout: int, attempt: int, spans: Sequence[Span]) -> None:
-    """Let these new spans be found by the attributes that were asked for.
-
-    Called after they were inserted: who begins an index on PostgreSQL waits for those who have, and is seen by the others.
-    """
+    """Let these new spans, which were just inserted, be found by the attributes that were asked for."""
     if not any(span.attributes for span in spans):
         return
     for attribute, key in tx.all("select_attribute_indexes"):

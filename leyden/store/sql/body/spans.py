@@ -43,6 +43,10 @@ def add_span(tx: Transaction, span: Span) -> Span | None:
 def add_many_spans(tx: Transaction, spans: Sequence[Span]) -> Sequence[Span]:
     tx.expect(len(spans))
     tx.lock(span.rollout_id for span in spans)
+    owners = dict.fromkeys(map(_OWNER, spans))
+    tx.ahead(
+        "get_span_target", [{"rollout_id": rollout_id, "attempt_id": attempt_id} for rollout_id, attempt_id in owners]
+    )
     added: list[Span] = []
     for (rollout_id, attempt_id), group in groupby(spans, key=_OWNER):
         added += _add_to_attempt(tx, _target(tx, rollout_id, attempt_id), list(group))
@@ -65,7 +69,7 @@ def get_many_span_sequence_ids(tx: Transaction, rollout_attempt_ids: Sequence[tu
 
 def _target(tx: Transaction, rollout_id: str, attempt_id: str) -> SpanTarget:
     """Where spans of this attempt go. Raises UnknownRollout, UnknownAttempt."""
-    known = tx.targets.get((rollout_id, attempt_id))
+    known = tx.known_target(rollout_id, attempt_id)
     if known is not None:
         return known
     row = tx.one("get_span_target", rollout_id=rollout_id, attempt_id=attempt_id)
@@ -111,7 +115,7 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
         taken += bytes_of(row)
         rows.append(row)
         added.append(span)
-    if not tx.put_many("insert_span", rows):
+    if not tx.put_new("insert_span", rows):
         return []  # one span, which was there
     tx.spans = True
     if target.may_have_indexes:
@@ -119,7 +123,7 @@ def _add_to_attempt(tx: Transaction, target: SpanTarget, spans: Sequence[Span]) 
     add_to_outcome(tx, target, added)
     target.last_span = last_span
     if target.status == "running" and target.rollout_status not in ROLLOUT_FINISHED:  # most spans: nothing else moves
-        tx.put("beat_heart", (last_span, taken, len(added), tx.now, rollout, attempt))
+        tx.put("beat_heart", (last_span, taken, len(added), tx.clock, rollout, attempt))
     else:
         _move_on(tx, target, added[0], taken, len(added))
     return added
@@ -161,7 +165,7 @@ def _move_on(tx: Transaction, target: SpanTarget, span: Span, taken: int, n_adde
         tx.run("count_late_spans", **counted)
         return
     if after == before:
-        tx.put("beat_heart", (last_span, taken, n_added, tx.now, rollout, attempt))
+        tx.put("beat_heart", (last_span, taken, n_added, tx.clock, rollout, attempt))
         return
     tx.run("run_attempt", **counted, now=tx.now, status=after)
     target.status = after

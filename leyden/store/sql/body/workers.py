@@ -34,7 +34,7 @@ def update_worker(tx: Transaction, worker_id: str, heartbeat_stats: dict[str, An
 
 
 def pause_worker(tx: Transaction, worker_id: str, paused: bool = True) -> Worker:
-    if not tx.run("set_worker_paused", worker_id=worker_id, paused=int(paused)):
+    if not tx.change("set_worker_paused", worker_id=worker_id, paused=int(paused)):
         raise _unknown_worker(tx, worker_id)
     return get_worker_by_id(tx, worker_id)
 

@@ -1,0 +1,99 @@
+"""The embedded engine on a real shape, beside transformers and a plain loop of torch, on this machine's cores.
+
+A Qwen2 of 62 million parameters (12 layers of width 512, a vocabulary of 32,000) in float32. Decoding: prompts of 200 tokens, 32
+tokens more for each of 1, 16 and 64 at once, after the prompts' keys and values are computed; the peer is `generate` with its
+dynamic cache. Gradient: 8 rows of 512 tokens of which 312 are trained, the clipped policy loss, clipping and one AdamW step;
+the peer computes all logits of its rows at once, in micro-batches of the same 2,048 tokens. Each run is a process of its own,
+both with as many threads as there are cores. Both sides must find the same loss before a row is made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import MINIMUM_RUNS, Peer, Row, Sample, summary
+
+SCRIPT = Path(__file__).parent / "peers" / "engine_side.py"
+BATCHES = (1, 16, 64)
+HEADLINES = ("engine: decode, 64 at once, 62M model", "engine: gradient, 62M model", "engine: peak memory, 62M model")
+
+
+def main(peer: Peer | None) -> list[Row]:
+    """Return the rows that LEYDEN_BENCH_ENGINE names (decode:1, decode:16, decode:64, gradient), or all."""
+    works = [*(f"decode:{batch}" for batch in BATCHES), "gradient"]
+    wanted = os.environ.get("LEYDEN_BENCH_ENGINE", ",".join(works)).split(",")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(Path(folder))
+        for work in (work for work in works if work in wanted):
+            ours, theirs = paired(partial(run, "leyden", work, model), partial(run, "plain", work, model))
+            rows += rows_of(work, ours, theirs)
+    return rows
+
+
+def make_model(folder: Path) -> Path:
+    """Write the model. It has no end-of-turn token, so that every response has the same length."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=32_000,
+        hidden_size=512,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        intermediate_size=2048,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def run(side: str, work: str, model: Path) -> dict[str, Any]:
+    """One run of one side, in a process of its own."""
+    return Peer(side, Path(sys.executable)).run(SCRIPT, side, work, str(model))
+
+
+def paired(
+    ours: Callable[[], dict[str, Any]], theirs: Callable[[], dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Run both sides in turn. Raises RuntimeError where they did not do the same work."""
+    found: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    for _ in range(MINIMUM_RUNS):
+        found[0].append(ours())
+        found[1].append(theirs())
+        checks = [side[-1]["check"] for side in found]
+        if abs(checks[0] - checks[1]) > 1e-4:
+            raise RuntimeError(f"the loss is {checks[0]} here and {checks[1]} there; the two do not do the same work")
+    return found
+
+
+def rows_of(work: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[Row]:
+    """The rows of one work: speed, and of a gradient also memory."""
+    transformers = f"transformers {version('transformers')}"
+
+    def row(name: str, unit: str, key: str, peer_name: str, *, higher_is_better: bool) -> Row:
+        sides = ([Sample(each[key], each["cpu_s"]) for each in side] for side in (ours, theirs))
+        return summary(f"engine: {name}, 62M model", unit, *sides, peer_name, higher_is_better=higher_is_better)
+
+    if work == "gradient":
+        loop = f"a plain loop, {transformers}"
+        return [
+            row("gradient", "trained tokens/s", "value", loop, higher_is_better=True),
+            row("peak memory", "MiB", "peak_mib", loop, higher_is_better=False),
+        ]
+    batch = work.partition(":")[2]
+    return [row(f"decode, {batch} at once", "tokens/s", "value", transformers, higher_is_better=True)]

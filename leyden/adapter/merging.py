@@ -1,0 +1,164 @@
+"""How many turns of an attempt's conversations merge to one trajectory, and why the others do not.
+
+A call continues an earlier one if its messages do. The two merge if the ids of its prompt begin with the ids of the earlier
+prompt and response. Otherwise the later prompt is a sequence of its own: it is trained on correctly, but its context is
+computed again, and no prefix cache holds it.
+
+It knows messages and ids, and no tokenizer: what the messages do not explain is put down to tokenisation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from leyden import semconv
+from leyden.adapter.attributes import Json, as_dict
+from leyden.adapter.calls import model_calls
+from leyden.adapter.chat import message_text, plain
+from leyden.adapter.normalise import ModelCallView
+from leyden.types import Span, TokenRecord
+from leyden.types.tokens import common_prefix
+
+SplitReason = Literal["re-tokenised", "history rewritten", "reasoning dropped", "other tools"]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitTurn:
+    """A call that continues an earlier one by its messages, and not by its ids."""
+
+    call: int
+    """The `leyden.call_index` of the later call, or its place if the record has none."""
+    earlier: int
+    reason: SplitReason
+    detail: str
+    """The difference between both calls, in one line."""
+
+
+@dataclass(slots=True)
+class TurnMerges:
+    """The turns of one attempt."""
+
+    continued: int = 0
+    """Calls that continue an earlier one by their messages; both have proven tokens."""
+    merged: int = 0
+    """Continued calls whose ids continue the earlier call, too."""
+    splits: list[SplitTurn] = field(default_factory=list[SplitTurn])
+    """The others, in order."""
+
+    @property
+    def share(self) -> float | None:
+        """Return the share of continued turns that merge; None if no call continues another."""
+        return self.merged / self.continued if self.continued else None
+
+
+def turn_merges(spans: Sequence[Span]) -> TurnMerges:
+    """Return how many turns of one attempt merge. Failed calls, calls without tokens, and replayed calls are left out."""
+    views = [view for view in model_calls(spans) if view.tokens is not None and not view.failed]
+    calls = [_Call(view, place) for place, view in enumerate(views)]
+    found = TurnMerges()
+    for place, call in enumerate(calls):
+        if call.view.replayed or (earlier := _continued_by(call, calls[:place])) is None:
+            continue
+        found.continued += 1
+        if (n_common := common_prefix(call.tokens.prompt_ids, earlier.ids)) == len(earlier.ids):
+            found.merged += 1
+        else:
+            reason, detail = _why(call, earlier, n_common)
+            found.splits.append(SplitTurn(call.number, earlier.number, reason, detail))
+    return found
+
+
+class _Call:
+    """A call with its messages in a form that can be compared."""
+
+    def __init__(self, view: ModelCallView, place: int) -> None:
+        self.view = view
+        index = view.span.attributes.get(semconv.CALL_INDEX)
+        self.number = index if isinstance(index, int) else place
+        self.asked = [_digest(message) for message in view.input_messages]
+        self.answer = _digest(view.output_messages[0]) if view.output_messages else None
+
+    @property
+    def tokens(self) -> TokenRecord:
+        assert self.view.tokens is not None, "calls without tokens are left out"
+        return self.view.tokens
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """The ids of prompt and response."""
+        return [*self.tokens.prompt_ids, *self.tokens.response_ids]
+
+    @cached_property
+    def answers_sent(self) -> frozenset[str]:
+        """The assistant's messages in the request."""
+        pairs = zip(self.asked, self.view.input_messages, strict=True)
+        return frozenset(digest for digest, message in pairs if message.get("role") == "assistant")
+
+    def extends(self, earlier: _Call) -> bool:
+        """Whether the messages are those of the earlier call, an assistant's, and perhaps more."""
+        n = len(earlier.asked)
+        if len(self.asked) <= n or self.view.input_messages[n].get("role") != "assistant":
+            return False
+        return self.asked[:n] == earlier.asked
+
+
+def _digest(message: Json) -> str:
+    return json.dumps(plain(message), sort_keys=True)
+
+
+def _continued_by(call: _Call, before: Sequence[_Call]) -> _Call | None:
+    """Return the latest call that this one continues: the one whose messages and answer it has, else whose messages
+    it has, else whose answer.
+    """
+    if not call.answers_sent:
+        return None
+    extended = quoted = None
+    for earlier in reversed(before):
+        if call.extends(earlier):
+            if call.asked[len(earlier.asked)] == earlier.answer:
+                return earlier
+            extended = extended or earlier
+        elif earlier.answer in call.answers_sent:
+            quoted = quoted or earlier
+    return extended or quoted
+
+
+def _why(call: _Call, earlier: _Call, n_common: int) -> tuple[SplitReason, str]:
+    place = f"the ids differ from {n_common} on, of {len(earlier.ids)}"
+    if call.view.tools != earlier.view.tools:
+        return "other tools", f"{_tool_names(call)} instead of {_tool_names(earlier)}; {place}"
+    if not call.extends(earlier):
+        pairs = zip(call.asked, earlier.asked, strict=False)
+        changed = next((n for n, (mine, theirs) in enumerate(pairs) if mine != theirs), len(earlier.asked))
+        return "history rewritten", f"messages[{changed}] is not the earlier call's; {place}"
+    n = len(earlier.asked)
+    sent, answer = call.view.input_messages[n], (earlier.view.output_messages or [{}])[0]
+    if call.asked[n] != earlier.answer:
+        text = message_text(sent.get("content")).strip()
+        if text == _without_thoughts(answer) != message_text(answer.get("content")).strip():
+            return "reasoning dropped", f"messages[{n}] leaves out what stands before </think>; {place}"
+        return "history rewritten", f"messages[{n}] is not the answer that the model gave; {place}"
+    if (field := _reasoning_field(answer)) is not None and not sent.get(field):
+        return "reasoning dropped", f"messages[{n}] has no {field!r}, and the answer had; {place}"
+    if _without_thoughts(answer) != message_text(answer.get("content")).strip() and (
+        n_common <= len(earlier.tokens.prompt_ids) + 1
+    ):
+        return "reasoning dropped", f"the chat template leaves it out of messages[{n}]; {place}"
+    return "re-tokenised", f"the messages are the same; {place}"
+
+
+def _without_thoughts(message: Json) -> str:
+    return message_text(message.get("content")).rpartition("</think>")[2].strip()
+
+
+def _reasoning_field(message: Json) -> str | None:
+    return next((name for name in ("reasoning_content", "reasoning") if message.get(name)), None)
+
+
+def _tool_names(call: _Call) -> str:
+    names = [str(as_dict(tool.get("function")).get("name")) for tool in call.view.tools]
+    return f"tools {', '.join(names)}" if names else "no tools"

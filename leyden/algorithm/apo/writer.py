@@ -1,0 +1,108 @@
+"""`PromptWriter`: has a model criticise what an agent did, and has a model rewrite the prompt.
+
+It knows requests, answers and candidates. It runs no agent and measures nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from leyden.algorithm.apo.requests import CRITIQUE_FIELDS, EDIT_FIELDS, RequestTemplate, shipped_requests
+from leyden.algorithm.evaluator import Score
+from leyden.algorithm.prompts.candidate import Candidate, Place
+from leyden.algorithm.prompts.reflector import Reflector
+from leyden.algorithm.prompts.texts import (
+    braced,
+    new_prompt_of,
+    placeholders_of,
+    problem_with,
+    rollouts_as_text,
+)
+from leyden.options import check_several
+
+
+class PromptWriter:
+    """Writes new prompts. Which request it uses depends on the seed, the place and the parent alone.
+
+    gradient_model, apply_edit_model: the models that criticise and rewrite; None: the only one.
+    critique_files, edit_files: files with requests; None: Leyden's own.
+    max_characters: the length of a prompt that is refused beyond.
+    """
+
+    def __init__(
+        self,
+        *,
+        gradient_model: str | None,
+        apply_edit_model: str | None,
+        critique_files: Sequence[str | Path] | None,
+        edit_files: Sequence[str | Path] | None,
+        max_characters: int,
+        seed: int,
+    ) -> None:
+        self.gradient_model, self.apply_edit_model = gradient_model, apply_edit_model
+        for name, files in {"gradient_prompt_files": critique_files, "apply_edit_prompt_files": edit_files}.items():
+            check_several(name, files or ())
+        critiques, edits = critique_files or shipped_requests("critique"), edit_files or shipped_requests("edit")
+        self._critiques = [RequestTemplate(path, CRITIQUE_FIELDS) for path in critiques]
+        self._edits = [RequestTemplate(path, EDIT_FIELDS) for path in edits]
+        self._max_characters, self._seed = max_characters, seed
+
+    async def criticise(
+        self, reflector: Reflector, parent: Candidate, name: str, scores: Sequence[Score], place: Place | None
+    ) -> str | None:
+        """Return a critique of one prompt of a candidate; None if the model wrote none."""
+        question = self._chosen(self._critiques, parent, place).fill(
+            prompt=parent.prompts[name].template, rollouts=rollouts_as_text(scores)
+        )
+
+        def check(answer: str) -> tuple[str | None, str]:
+            return answer.strip() or None, "it is empty"
+
+        return await reflector.ask(
+            "critique", self.gradient_model, question, check, place=_kept_at(place, "critique", parent)
+        )
+
+    async def rewrite(
+        self,
+        reflector: Reflector,
+        parent: Candidate,
+        name: str,
+        critique: str,
+        place: Place | None,
+        *,
+        version: tuple[str, int],
+        known: Collection[str],
+    ) -> Candidate | None:
+        """Return a candidate with a new text of one prompt; None if the model wrote none that can be used.
+
+        version: the parent's resources id and version. known: keys of candidates that are refused.
+        """
+        prompt, tried = parent.prompts[name], frozenset(known)
+        question = self._chosen(self._edits, parent, place).fill(
+            prompt=prompt.template,
+            critique=critique,
+            placeholders=braced(placeholders_of(prompt), prompt),
+            max_characters=self._max_characters,
+        )
+
+        def check(answer: str) -> tuple[Candidate | None, str]:
+            text = new_prompt_of(answer)
+            problem = problem_with(text, prompt, max_characters=self._max_characters)
+            if text is None or problem is not None:
+                return None, problem or ""
+            child = parent.edit(name, text, place=place, parent=version, reason=critique)
+            return (None, "this prompt was tried before") if child.key in tried else (child, "")
+
+        return await reflector.ask(
+            "edit", self.apply_edit_model, question, check, place=_kept_at(place, "edit", parent)
+        )
+
+    def _chosen(self, requests: Sequence[RequestTemplate], parent: Candidate, place: Place | None) -> RequestTemplate:
+        return random.Random(f"{self._seed}/{place}/{parent.key}").choice(requests)
+
+
+def _kept_at(place: Place | None, purpose: str, parent: Candidate) -> str:
+    """Return where a journal keeps the answer; empty if it does not."""
+    return "" if place is None else f"{place}/{purpose}/{parent.key}"

@@ -1,0 +1,285 @@
+"""`Evaluator`: rewards of resources on tasks, each run once and then found in the store.
+
+A rollout's id is derived from what its reward depends on: the agent's code, the content of the
+resources (without addresses and keys), the mode, the task and the number of the replica. So equal
+evaluations are run once, whichever algorithm asks, and a resumed run finds all that it had finished.
+It knows rewards. It does not know what the resources are, nor which are better.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import statistics
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leyden import semconv
+from leyden.algorithm.collector import CollectedRollout, RolloutCollector, rollout_id_of
+from leyden.errors import BudgetExceeded, ConfigError, UnknownResources
+from leyden.options import check_number
+from leyden.types import (
+    GATEWAY_SCHEME,
+    LLM,
+    EnqueueRolloutRequest,
+    NamedResources,
+    ResourcesUpdate,
+    RolloutConfig,
+    RolloutMode,
+    failure_reason,
+)
+from leyden.types.resources import digest_of
+from leyden.types.run import current_run_id
+from leyden.utils import ids
+
+logger = logging.getLogger(__name__)
+
+_CHECK_SECONDS = 0.2
+"""How often an evaluation with a deadline looks at the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The reward of one replica of one task."""
+
+    task: int
+    """The task's place in the argument of `scores`."""
+    replica: int
+    """From 0."""
+    reward: float
+    """`failed_reward` if the rollout failed."""
+    reason: str | None
+    """Why the rollout failed; None if it has a reward."""
+    result: CollectedRollout | None
+    """None if the rollout belongs to another run, and was unfinished at the deadline."""
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the rollout has no reward of its own."""
+        return self.reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """All scores of one evaluation, by task and replica."""
+
+    scores: Sequence[Score]
+
+    @property
+    def by_task(self) -> list[float]:
+        """Return each task's mean reward, in the order of the tasks."""
+        rewards: dict[int, list[float]] = {}
+        for score in self.scores:
+            rewards.setdefault(score.task, []).append(score.reward)
+        return [statistics.fmean(rewards[task]) for task in sorted(rewards)]
+
+    @property
+    def mean(self) -> float:
+        """Return the mean reward over tasks; failed rollouts count, as `failed_reward`."""
+        return statistics.fmean(self.by_task)
+
+    @property
+    def failed(self) -> int:
+        """Return how many rollouts have no reward."""
+        return sum(score.failed for score in self.scores)
+
+
+class Evaluator:
+    """Evaluates resources on tasks. Concurrent evaluations share one collector, and so one budget.
+
+    collector: runs the rollouts.
+    agent_version: which agent runs them, in a text that changes whenever its results may change.
+        Name the model's version too; `Algorithm.get_agent_version` names the gateway's models. None:
+        unknown, so that scores are found again in the same run alone.
+    failed_reward: the reward of a rollout that failed, was cancelled or returned no reward.
+    """
+
+    def __init__(
+        self, collector: RolloutCollector, *, agent_version: str | None = None, failed_reward: float = 0.0
+    ) -> None:
+        if agent_version is not None and (not isinstance(agent_version, str) or not agent_version):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass numbers
+            raise ConfigError(f"agent_version is {agent_version!r}; give a text such as 'v1', or None if it is unknown")
+        check_number("failed_reward", failed_reward)
+        self.collector, self.agent_version, self.failed_reward = collector, agent_version, failed_reward
+        self._timed_out: set[str] = set()
+        """Rollouts that a deadline of `scores` has cancelled in this process: they count as failed."""
+        self._own_name = secrets.token_hex(6)
+        self._has_warned = False
+
+    async def publish(self, resources: NamedResources, *, parent: tuple[str, int] | None = None) -> ResourcesUpdate:
+        """Write resources to the store under an id that this run and their content give; safe to repeat.
+
+        A repeat returns the version that is there, unless the address or key of a model has changed.
+        parent: the id and version that they were made from.
+        """
+        store, author = self.collector.store, current_run_id.get()
+        resources_id = ids.derived_id("rs", self._scope(), digest_of(resources))
+        try:
+            present = await store.get_resources_by_id(resources_id)
+        except UnknownResources:
+            return await store.update_resources(resources_id, resources, parent=parent, author=author)
+        if _have_moved(present.resources, resources):
+            return await store.update_resources(resources_id, resources, author=author)
+        return present
+
+    async def evaluate(self, resources: ResourcesUpdate, tasks: Sequence[Any], **options: Any) -> Scores:
+        """Return the scores of all tasks, when the last is there. The options are those of `scores`."""
+        found = [score async for score in self.scores(resources, tasks, **options)]
+        return Scores(sorted(found, key=lambda score: (score.task, score.replica)))
+
+    async def scores(
+        self,
+        resources: ResourcesUpdate,
+        tasks: Sequence[Any],
+        *,
+        replicas: int = 1,
+        mode: RolloutMode = "val",
+        deadline_seconds: float | None = None,
+        keep_until: int | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[Score]:
+        """Yield a score for each replica of each task, as soon as its rollout has finished.
+
+        A rollout that is unfinished at the deadline is cancelled and counts as failed. A failure of
+        another run is tried again, once, because its cause may be gone; a failure of this run counts.
+        A rollout that the budget's time has cut off is cancelled and has no score. A resumed run with
+        more time requests it again.
+
+        resources: the newest version under its id, as `publish` returns it.
+        tasks: JSON values. Equal tasks have one rollout for each replica.
+        deadline_seconds: from now; None: no deadline.
+        keep_until: see `RolloutCollector.collect`.
+        metadata: of each new rollout.
+        Raises BudgetExceeded, and enqueues nothing, if the budget does not cover what is new; and after
+        the finished scores if its time is over before the last.
+        """
+        check_number("replicas", replicas, at_least=1, whole=True)
+        check_number("deadline_seconds", deadline_seconds, above=0, or_none="no deadline")
+        ends_at = None if deadline_seconds is None else time.monotonic() + deadline_seconds
+        places = [(task, replica) for task in range(len(tasks)) for replica in range(replicas)]
+        requests = [
+            self._request(resources, tasks[task], replica, mode, {"task": task, "replica": replica, **(metadata or {})})
+            for task, replica in places
+        ]
+        wanted = list(range(len(places)))
+        while wanted:
+            again: list[int] = []
+            async for index, result in self._collect([requests[place] for place in wanted], ends_at, keep_until):
+                place = wanted[index]
+                if self._is_tried_again(result):
+                    again.append(place)
+                else:
+                    yield self._score(places[place], result)
+            for place in again:
+                fresh = rollout_id_of("again", self._scope(), requests[place].rollout_id)
+                requests[place] = requests[place].model_copy(update={"rollout_id": fresh})
+            wanted = again
+
+    # ---- one evaluation ------------------------------------------------------------------------------------------------
+
+    def _request(
+        self, resources: ResourcesUpdate, task: Any, replica: int, mode: RolloutMode, metadata: dict[str, Any]
+    ) -> EnqueueRolloutRequest:
+        content = (resources.digest, mode, task, replica)
+        return EnqueueRolloutRequest(
+            rollout_id=rollout_id_of("evaluation", self._identity(), *content),
+            input=task,
+            mode=mode,
+            resources_id=resources.resources_id,
+            config=RolloutConfig(require_reward=True),
+            metadata={**metadata, semconv.SAMPLING_KEY: rollout_id_of(*content)},  # the same in another run
+        )
+
+    async def _collect(
+        self, requests: Sequence[EnqueueRolloutRequest], ends_at: float | None, keep_until: int | None
+    ) -> AsyncGenerator[tuple[int, CollectedRollout | None]]:
+        """Yield each request's place and result; None if it is unfinished after the deadline.
+
+        Raise BudgetExceeded after them if one is unfinished when the budget's time is over.
+        """
+
+        def check_deadline() -> None:
+            if self._out_of_time or (ends_at is not None and time.monotonic() >= ends_at):
+                raise _DeadlinePassed
+
+        left = dict(enumerate(requests))
+        try:
+            async for result in self.collector.collect(
+                requests, keep_until=keep_until, check=check_deadline, check_seconds=_CHECK_SECONDS
+            ):
+                del left[result.place]
+                yield result.place, result
+        except _DeadlinePassed:
+            is_cut = self._out_of_time
+            unfinished = [str(request.rollout_id) for request in left.values()]
+            if not is_cut:
+                self._timed_out.update(unfinished)
+            await self.collector.cancel(unfinished)
+            finished = await self._finished(list(left.values()))
+            places = [place for place, request in left.items() if request.rollout_id in finished]
+            async for result in self.collector.collect([left[place] for place in places], keep_until=keep_until):
+                yield places[result.place], result
+            others = left.keys() - set(places)
+            if others and is_cut:
+                raise BudgetExceeded(
+                    f"the time of Budget(seconds={self.collector.budget.seconds:g}) is over, and {len(others):,} rollouts of "
+                    "another run have not finished; give a larger budget"
+                ) from None
+            for place in others:
+                yield place, None
+
+    async def _finished(self, requests: Sequence[EnqueueRolloutRequest]) -> set[str]:
+        rollouts = await self.collector.store.query_rollouts(rollout_id_in=[str(each.rollout_id) for each in requests])
+        return {rollout.rollout_id for rollout in rollouts if rollout.finished}
+
+    def _is_tried_again(self, result: CollectedRollout | None) -> bool:
+        """Return whether a rollout has failed in another run, or was cut off before it could have a score."""
+        if result is None or result.reward is not None:
+            return False
+        if result.rollout.run_id != result.request.run_id:
+            return True
+        is_cut = result.cached or self._out_of_time
+        return result.status == "cancelled" and is_cut and result.rollout_id not in self._timed_out
+
+    @property
+    def _out_of_time(self) -> bool:
+        return self.collector.budget.seconds_left == 0
+
+    def _score(self, place: tuple[int, int], result: CollectedRollout | None) -> Score:
+        reason = "unfinished at the deadline, in another run"
+        if result is not None:
+            if result.status == "succeeded" and result.reward is not None:
+                return Score(*place, result.reward, None, result)
+            reason = failure_reason(result.rollout)
+        return Score(*place, self.failed_reward, reason, result)
+
+    # ---- what a score depends on ---------------------------------------------------------------------------------------
+
+    def _identity(self) -> str:
+        """Return what stands for the agent in ids."""
+        if self.agent_version is not None:
+            return self.agent_version
+        if not self._has_warned:
+            self._has_warned = True
+            logger.info(
+                "the agent's version is unknown, so scores of other runs are not used; give agent_version= to use them"
+            )
+        return f"an agent of {self._scope()}"
+
+    def _scope(self) -> str:
+        """Return what stands for this run in ids: its id, or a name of this evaluator's own outside of any run."""
+        return current_run_id.get() or self._own_name
+
+
+class _DeadlinePassed(Exception):
+    """Ends a collection at its deadline."""
+
+
+def _have_moved(stored: NamedResources, given: NamedResources) -> bool:
+    """Return whether a model has another address or key; `gateway://` names are resolved by the store."""
+    return any(
+        isinstance(model, LLM) and not model.endpoint.startswith(GATEWAY_SCHEME) and stored[name] != model
+        for name, model in given.items()
+    )

@@ -1,0 +1,212 @@
+"""Forks of recorded rollouts, and the credit of single model calls that follows from them.
+
+A fork repeats the first k model calls of a rollout from its record, and samples the rest anew. The mean return of such
+forks estimates the value of the state before call k, and two values make an advantage (VinePPO, arXiv:2410.01679,
+section 4). The environment needs no support for that, but the agent's own code, tools included, must be deterministic:
+a fork that asks something else than the record is left out, and counted.
+
+Pure functions; `RolloutCollector` runs the requests. N forks, K model calls.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from leyden import semconv
+from leyden.adapter import divergence, replayed_calls
+from leyden.algorithm.collector import CollectedRollout, rollout_id_of
+from leyden.algorithm.evaluation import wilson_interval
+from leyden.errors import ConfigError
+from leyden.options import check_number
+from leyden.types import AttemptedRollout, EnqueueRolloutRequest, ReplayFrom, Rollout, read_replay_from
+from leyden.utils import ids
+
+_Z = statistics.NormalDist().inv_cdf(0.975)
+
+
+def fork_requests(
+    rollout: Rollout, *, at_call: int, n: int, resources_id: str | None = None
+) -> list[EnqueueRolloutRequest]:
+    """Return the requests of one fork group: `n` rollouts that keep the first `at_call` calls of a recorded one.
+
+    The group's id names rollout and call, and each fork has a derived id, so that forks that were run once are answered from
+    the store. In a deterministic run each fork samples its own live calls. Everything else is the original's. Keep that
+    pinned until the forks have ended, because their gateway reads its record.
+
+    rollout: a rollout with its latest attempt, as the store and the collector return it.
+    at_call: a `leyden.call_index`: the first call that is live.
+    resources_id: the resources of the forks; None: those of the original.
+    Raise ConfigError for a rollout whose attempt has not ended.
+    """
+    check_number("at_call", at_call, at_least=0, whole=True)
+    check_number("n", n, at_least=1, whole=True)
+    if not isinstance(rollout, AttemptedRollout) or not rollout.attempt.finished:
+        raise ConfigError(f"rollout {rollout.rollout_id!r} is {rollout.status}; fork it when its attempt has ended")
+    attempt_id, resources_id = rollout.attempt.attempt_id, resources_id or rollout.resources_id
+    source = ReplayFrom(rollout_id=rollout.rollout_id, attempt_id=attempt_id, n_calls=at_call)
+    key = rollout.metadata.get(semconv.SAMPLING_KEY, rollout.rollout_id)
+    place = (rollout.rollout_id, attempt_id, at_call)
+    return [
+        EnqueueRolloutRequest(
+            rollout_id=rollout_id_of("fork", *place, index, resources_id),
+            group_id=ids.derived_id("gr", "fork", *place, resources_id or ""),
+            input=rollout.input,
+            mode=rollout.mode,
+            resources_id=resources_id,
+            config=rollout.config,
+            priority=rollout.priority,
+            arm=rollout.arm,
+            metadata={
+                **rollout.metadata,
+                **source.as_metadata(),
+                semconv.SAMPLING_KEY: f"{key}/fork/{at_call}/{index}",
+            },
+        )
+        for index in range(n)
+    ]
+
+
+@dataclass(slots=True)
+class ForkReturns:
+    """The returns of one rollout's forks."""
+
+    by_call: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
+    """Returns by the number of calls that the forks kept."""
+    diverged: list[str] = field(default_factory=list[str])
+    """How each fork differed that left the record, in one line each. These have no return here."""
+    without_reward: int = 0
+    """Forks without a reward."""
+
+
+def fork_returns(
+    results: Iterable[CollectedRollout], *, failure_reward: float | None = None
+) -> dict[tuple[str, str], ForkReturns]:
+    """Return what forks came to, by the ids of the rollout and the attempt that they fork. Other rollouts are left out.
+
+    failure_reward: the return of a fork that has no reward; None leaves it out, which overestimates the value of states
+        after which the agent fails.
+    """
+    found: dict[tuple[str, str], ForkReturns] = {}
+    for result in results:
+        if (source := read_replay_from(result.rollout.metadata)) is None:
+            continue
+        returns = found.setdefault((source.rollout_id, source.attempt_id), ForkReturns())
+        if (different := divergence(result.spans) or _left_out(result, source.n_calls)) is not None:
+            returns.diverged.append(different)
+            continue
+        returns.without_reward += result.reward is None
+        reward = failure_reward if result.reward is None else result.reward
+        if reward is not None:
+            returns.by_call.setdefault(source.n_calls, []).append(reward)
+    return found
+
+
+def _left_out(result: CollectedRollout, n_calls: int) -> str | None:
+    """Return what a fork left out, in one line, if it ended before it had repeated its recorded calls; None if it had not."""
+    calls = replayed_calls(result.spans)
+    repeated = [call.call_index for call in calls if call.state == "replayed"]
+    is_live = any(call.state == "live" for call in calls)
+    if n_calls == 0 or is_live or max(repeated, default=-1) >= n_calls - 1:
+        return None
+    return (
+        f"it ended after {len(repeated)} recorded calls, before call {n_calls}: {result.reason or 'the agent returned'}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CallAdvantage:
+    """The advantage of one model call, with its 95 % confidence interval."""
+
+    call: int
+    """A `leyden.call_index`."""
+    advantage: float
+    low: float | None
+    """None: too few forks for an interval."""
+    high: float | None
+    method: str
+    """How the interval was computed: `Newcombe`, `Welch`, or `none`."""
+
+
+def call_advantages(
+    returns: Mapping[int, Sequence[float]], *, n_calls: int | None = None, own_return: float | None = None
+) -> list[CallAdvantage]:
+    """Estimate `A(k) = mean(returns of forks that keep call k) - mean(returns of forks before call k)` (VinePPO).
+
+    Forks at k and at k + 1 are needed for call k; calls without both are left out. Rewards on the way are part of the
+    return, and nothing is discounted.
+
+    returns: by k, the returns of the forks whose first k calls were kept (`ForkReturns.by_call`).
+    n_calls: the number of calls of the original, whose own return, `own_return`, is exact for forks that keep all of them.
+
+    Returns of 0 and 1 have Newcombe's interval of a difference of proportions (Statistics in Medicine 17, 1998, method 10),
+    which holds for small groups too. Others have Welch's, from three returns on each side; it is a point if the returns of
+    each side are all equal, so that more forks are needed there.
+    """
+    if (n_calls is None) != (own_return is None):
+        raise ConfigError(f"give n_calls and own_return together, got n_calls={n_calls} and own_return={own_return}")
+    sides = {k: _Side(list(values), exact=False) for k, values in returns.items() if values}
+    if n_calls is not None and own_return is not None:
+        sides[n_calls] = _Side([own_return], exact=True)
+    return [_advantage(k, sides[k], sides[k + 1]) for k in sorted(sides) if k + 1 in sides]
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The returns from one state. exact: there is no other return."""
+
+    returns_N: list[float]
+    exact: bool
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.returns_N)
+
+    @property
+    def squared_error(self) -> float:
+        """The squared standard error of the mean."""
+        return 0.0 if self.exact else statistics.variance(self.returns_N) / len(self.returns_N)
+
+    def proportion(self) -> tuple[float, float]:
+        """Return the 95 % interval of a proportion."""
+        return (self.mean, self.mean) if self.exact else wilson_interval(self.mean, len(self.returns_N))
+
+
+def _advantage(call: int, before: _Side, after: _Side) -> CallAdvantage:
+    difference = after.mean - before.mean
+    if all(value in (0.0, 1.0) for side in (before, after) for value in side.returns_N):
+        (low_0, high_0), (low_1, high_1) = before.proportion(), after.proportion()
+        low = difference - math.hypot(after.mean - low_1, high_0 - before.mean)
+        high = difference + math.hypot(high_1 - after.mean, before.mean - low_0)
+        return CallAdvantage(call, difference, low, high, "Newcombe")
+    if any(len(side.returns_N) < 3 and not side.exact for side in (before, after)):
+        return CallAdvantage(call, difference, None, None, "none")
+    half = _welch_half_width(before, after)
+    return CallAdvantage(call, difference, difference - half, difference + half, "Welch")
+
+
+def _welch_half_width(before: _Side, after: _Side) -> float:
+    variance = before.squared_error + after.squared_error
+    if variance == 0.0:
+        return 0.0
+    freedom = variance**2 / sum(
+        side.squared_error**2 / (len(side.returns_N) - 1) for side in (before, after) if not side.exact
+    )
+    return _t_quantile(freedom) * math.sqrt(variance)
+
+
+def _t_quantile(freedom: float) -> float:
+    """Return the 0.975 quantile of Student's t (Abramowitz and Stegun, 26.7.5).
+
+    0.7 % too small with 2 degrees of freedom, 0.1 % with 3.
+    """
+    z, v = _Z, freedom
+    return (
+        z
+        + (z**3 + z) / (4 * v)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4)
+    )

@@ -1,0 +1,227 @@
+"""The functions that the package `gepa` calls in a thread of its own: evaluation, reflection, selection and callbacks.
+
+Each method hands its work to `Evolution` on the algorithm's loop and waits. The package is imported
+here and nowhere else; it has no types, so this module is where `Any` ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal, Protocol
+
+from leyden.algorithm.evaluator import Score
+from leyden.algorithm.gepa.bridge import Bridge
+from leyden.algorithm.gepa.reflective import objective_rewards, reflective_record
+from leyden.extras import import_optional
+from leyden.types import PromptTemplate
+
+logger = logging.getLogger(__name__)
+
+Texts = Mapping[str, str]
+"""A candidate, as the package has it: texts by the name of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A task, and which data set it is from."""
+
+    mode: Literal["train", "val"]
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One reflection: write a new text of one prompt of a candidate."""
+
+    texts: Texts
+    name: str
+    question: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A new candidate that did better than its parent on the training tasks of both."""
+
+    texts: Texts
+    before: Sequence[float]
+    after: Sequence[float]
+
+
+class Evolution(Protocol):
+    """The part of `GEPA` that runs on its loop."""
+
+    def prompt(self, texts: Texts, name: str) -> PromptTemplate: ...
+    async def evaluate(self, items: Sequence[tuple[Texts, Sequence[Item]]]) -> list[list[Score]]: ...
+    async def reflect(self, jobs: Sequence[Job]) -> list[str | None]: ...
+    async def race(self, proposals: Sequence[Proposal]) -> list[bool]: ...
+    async def add(self, texts: Texts, rewards: Mapping[int, float], parents: Sequence[int]) -> None: ...
+    async def end_step(self, step: int) -> None: ...
+    def is_over(self, step: int) -> bool: ...
+
+
+def load_package() -> Any:
+    """Import and return the package. Raise MissingExtra without it."""
+    return import_optional("gepa", extra="gepa", needed_by="GEPA")
+
+
+def optimise(
+    evolution: Evolution,
+    bridge: Bridge,
+    first: Texts,
+    *,
+    n_train: int,
+    n_val: int,
+    template: str | None,
+    proposals_per_step: int,
+    component_selector: Any,
+    **options: Any,
+) -> None:
+    """Run `gepa.optimize` until `is_over`, in this thread. options: of `gepa.optimize`."""
+    package = load_package()
+    sampling = import_optional("gepa.strategies.proposal_sampling", extra="gepa", needed_by="GEPA")
+    strategy = None if proposals_per_step == 1 else sampling.IndependentSampling(proposals_per_step)
+    adapter = _Adapter(
+        evolution, bridge, package.EvaluationBatch, has_objectives=options["frontier_type"] != "instance"
+    )
+    package.optimize(
+        seed_candidate=dict(first),
+        trainset=[Item("train", index) for index in range(n_train)],
+        valset=[Item("val", index) for index in range(n_val)],
+        adapter=adapter,
+        reflection_strategy=_Reflection(evolution, bridge, template),
+        selection_strategy=_Selection(evolution, bridge),
+        sampling_strategy=strategy,
+        module_selector=component_selector,
+        callbacks=[_Callbacks(evolution, bridge)],
+        stop_callbacks=_Stopper(evolution),
+        logger=SimpleNamespace(log=logger.debug),
+        run_dir=None,  # its state is a pickle; ours is the store
+        track_best_outputs=False,
+        raise_on_exception=True,
+        **options,
+    )
+
+
+class _Adapter:
+    """Runs rollouts and shows them to the reflection model."""
+
+    propose_new_texts: None = None
+    """Declared, because the package proposes nothing at all for an adapter without this name."""
+
+    def __init__(
+        self, evolution: Evolution, bridge: Bridge, evaluation_batch: Callable[..., Any], *, has_objectives: bool
+    ) -> None:
+        self._evolution, self._bridge, self._new_batch = evolution, bridge, evaluation_batch
+        self._has_objectives = has_objectives
+
+    def evaluate(self, batch: list[Item], candidate: Texts, capture_traces: bool = False) -> Any:
+        return self.batch_evaluate([(candidate, batch)])[0]
+
+    def batch_evaluate(self, items: list[tuple[Texts, list[Item]]]) -> list[Any]:
+        found = self._bridge.call(self._evolution.evaluate(items))
+        return [
+            self._new_batch(
+                outputs=[None] * len(scores),
+                scores=[score.reward for score in scores],
+                trajectories=scores,
+                objective_scores=[objective_rewards(score) for score in scores] if self._has_objectives else None,
+            )
+            for scores in found
+        ]
+
+    def make_reflective_dataset(
+        self, candidate: Texts, eval_batch: Any, components_to_update: list[str]
+    ) -> dict[str, list[dict[str, Any]]]:
+        return {
+            name: [
+                reflective_record(score, self._evolution.prompt(candidate, name)) for score in eval_batch.trajectories
+            ]
+            for name in components_to_update
+        }
+
+
+class _Reflection:
+    """Asks for all new texts of a step at the same time."""
+
+    def __init__(self, evolution: Evolution, bridge: Bridge, template: str | None) -> None:
+        self._evolution, self._bridge, self._template = evolution, bridge, template
+        wording = import_optional("gepa.strategies.instruction_proposal", extra="gepa", needed_by="GEPA")
+        module = import_optional("gepa.proposer.reflective_mutation.reflection_lm", extra="gepa", needed_by="GEPA")
+        self._signature, self._new_proposal = wording.InstructionProposalSignature, module.ReflectionProposal
+
+    def reflect(self, candidate: Texts, dataset: Mapping[str, Any], components: list[str]) -> tuple[Any, _Reflection]:
+        return self.reflect_many([(candidate, dataset, components)])[0]
+
+    def reflect_many(self, jobs: list[tuple[Texts, Mapping[str, Any], list[str]]]) -> list[tuple[Any, _Reflection]]:
+        asked = [
+            (place, Job(candidate, name, self._question(candidate[name], dataset[name])))
+            for place, (candidate, dataset, components) in enumerate(jobs)
+            for name in components
+            if dataset.get(name)
+        ]
+        texts = self._bridge.call(self._evolution.reflect([job for _, job in asked]))
+        proposals = [self._new_proposal(new_texts={}) for _ in jobs]
+        for (place, job), text in zip(asked, texts, strict=True):
+            if text is not None:
+                proposals[place].new_texts[job.name] = text
+        return [(proposal, self) for proposal in proposals]
+
+    def _question(self, prompt: str, records: Sequence[Mapping[str, Any]]) -> str:
+        return self._signature.prompt_renderer(
+            {
+                "current_instruction_doc": prompt,
+                "dataset_with_feedback": list(records),
+                "prompt_template": self._template,
+            }
+        )
+
+
+class _Selection:
+    """Lets the proposals that did better on training tasks run the validation race."""
+
+    def __init__(self, evolution: Evolution, bridge: Bridge) -> None:
+        self._evolution, self._bridge = evolution, bridge
+
+    def select(self, proposals: list[Any], state: Any, acceptance_criterion: Any) -> list[Any]:
+        better = [each for each in proposals if acceptance_criterion.should_accept(each, state)]
+        if not better:
+            return []
+        entries = [
+            Proposal(each.candidate, each.subsample_scores_before or (), each.subsample_scores_after or ())
+            for each in better
+        ]
+        stays = self._bridge.call(self._evolution.race(entries))
+        return [each for each, is_kept in zip(better, stays, strict=True) if is_kept]
+
+
+class _Callbacks:
+    """Reports what the package has accepted, and each step's end."""
+
+    def __init__(self, evolution: Evolution, bridge: Bridge) -> None:
+        self._evolution, self._bridge = evolution, bridge
+
+    def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
+        rewards: dict[int, float] = dict(event["scores_by_val_id"])
+        self._bridge.call(self._evolution.add(dict(event["candidate"]), rewards, list(event["parent_ids"])))
+
+    def on_iteration_end(self, event: Mapping[str, Any]) -> None:
+        self._bridge.call(self._evolution.end_step(int(event["iteration"])))
+
+
+class _Stopper:
+    """Ends the search when all steps are done or the time is over."""
+
+    def __init__(self, evolution: Evolution) -> None:
+        self._evolution = evolution
+
+    def __call__(self, state: Any) -> bool:
+        return self._evolution.is_over(int(state.i) + 1)
+
+
+def output_of(answer: str) -> str:
+    """Return the text that an answer of the reflection model holds, as the package reads it."""
+    wording = import_optional("gepa.strategies.instruction_proposal", extra="gepa", needed_by="GEPA")
+    return str(wording.InstructionProposalSignature.output_extractor(answer.strip())["new_instruction"])

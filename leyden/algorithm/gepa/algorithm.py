@@ -1,0 +1,415 @@
+"""`GEPA`: improve an agent's prompts by reflection and a Pareto front over tasks (arXiv:2507.19457).
+
+The search is that of the package `gepa`, which runs in a thread of its own. A resource is one of its
+components, a rollout a trajectory. Each rollout and each answer of the reflection model is kept, and
+what depends on chance depends on the seed alone. So a killed run starts again from its seed, is
+answered from what is kept until it comes to the point of the kill, and ends with the same prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from leyden.algorithm.base import Dataset
+from leyden.algorithm.collector import Budget
+from leyden.algorithm.evaluator import Score
+from leyden.algorithm.gepa import adapter
+from leyden.algorithm.gepa.adapter import Item, Job, Proposal, Texts
+from leyden.algorithm.gepa.bridge import Bridge, Stopped
+from leyden.algorithm.gepa.race import Race, stages
+from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
+from leyden.algorithm.prompts.candidate import Candidate, Place, names_to_improve
+from leyden.algorithm.prompts.comparison import Rewards, compare
+from leyden.algorithm.prompts.records import record_of
+from leyden.algorithm.prompts.reflector import ReflectionCounts
+from leyden.algorithm.prompts.result import PromptResult
+from leyden.algorithm.prompts.texts import braced, placeholders_of, problem_with
+from leyden.errors import BudgetExceeded, ConfigError
+from leyden.options import check_choice, check_flag, check_number
+from leyden.types import PromptTemplate
+from leyden.utils.figures import figure
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+logger = logging.getLogger(__name__)
+
+_MODEL = "gpt-5-mini"
+_FAILED_STEPS = 3
+"""Steps in a row in which all reflection calls failed, after which the run ends."""
+
+
+class GEPA(PromptOptimiser):
+    """Improves the prompt templates among the initial resources. Needs the extra `gepa`.
+
+    A step runs a candidate on a few training tasks, has a model rewrite one of its prompts after
+    reading what happened, runs the new one on the same tasks, and measures it on the validation set
+    if it did better. Candidates that are the best on some validation task are the parents to come.
+
+    async_openai_client: any OpenAI-compatible client, for the reflection model. None: a model of the
+        gateway, which records these calls with tokens and cost.
+    reflection_model: the model that rewrites. None: `gpt-5-mini` with a client, otherwise the one
+        model that the gateway serves.
+    reflection_temperature: of its calls.
+    reflection_prompt_file: the request to it, with `<curr_param>` for the prompt and `<side_info>`
+        for the rollouts; None: the package's own.
+    max_steps: steps in all.
+    proposals_per_step: new candidates of a step, written and measured at the same time.
+    minibatch_size: training tasks on which a candidate and its parent are compared.
+    candidate_selection: how the parent is chosen: "pareto", "current_best", "epsilon_greedy" or
+        "top_k_pareto".
+    component_selection: which prompt is rewritten, of several: "round_robin", or "all" of them.
+    frontier: what a candidate can be the best in: an "instance" (a task), an "objective" (a dimension
+        of the reward), "hybrid" (both) or "cartesian" (each dimension of each task).
+    use_merge: also join two candidates that improved different prompts.
+    race_error: the probability with which a candidate as good as the best may be stopped before it
+        is measured on the whole validation set; None: all are measured on all of it.
+    reward_range: the lowest and the highest reward of the agent. A training batch with the highest
+        one teaches nothing and is passed over.
+    rollout_batch_timeout: seconds after which the unfinished rollouts of a batch count as failed.
+    resource_name: the prompt to improve; None: all.
+    agent_model: the gateway's model that agents are given as `main_llm` if no initial resource is a
+        model; None: the one that the gateway serves.
+    test_dataset: tasks on which the first and the best prompts are compared at the end.
+    budget: limits the run's rollouts and its time.
+    max_prompt_characters: the length of a prompt that is refused beyond.
+    agent_version, failed_reward: see `Evaluator`; None: what the trainer knows of the agent.
+    seed: of tasks, parents and the order of validation tasks.
+    """
+
+    resumable = True
+
+    def __init__(
+        self,
+        async_openai_client: AsyncOpenAI | None = None,
+        *,
+        reflection_model: str | None = None,
+        reflection_temperature: float = 1.0,
+        reflection_prompt_file: str | Path | None = None,
+        max_steps: int = 50,
+        proposals_per_step: int = 1,
+        minibatch_size: int = 3,
+        candidate_selection: Literal["pareto", "current_best", "epsilon_greedy", "top_k_pareto"] = "pareto",
+        component_selection: Literal["round_robin", "all"] = "round_robin",
+        frontier: Literal["instance", "objective", "hybrid", "cartesian"] = "instance",
+        use_merge: bool = False,
+        race_error: float | None = 0.05,
+        reward_range: tuple[float, float] = (0.0, 1.0),
+        rollout_batch_timeout: float = 3600.0,
+        resource_name: str | None = None,
+        agent_model: str | None = None,
+        test_dataset: Dataset[Any] | None = None,
+        budget: Budget | None = None,
+        max_prompt_characters: int = 20_000,
+        agent_version: str | None = None,
+        failed_reward: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        counts = {
+            "max_steps": max_steps,
+            "proposals_per_step": proposals_per_step,
+            "minibatch_size": minibatch_size,
+            "max_prompt_characters": max_prompt_characters,
+        }
+        for name, count in counts.items():
+            check_number(name, count, at_least=1, whole=True)
+        check_number("reflection_temperature", reflection_temperature, at_least=0)
+        check_number("race_error", race_error, above=0, at_most=0.5, or_none="no race")
+        check_number("rollout_batch_timeout", rollout_batch_timeout, above=0)
+        check_number("seed", seed, whole=True)
+        check_flag("use_merge", use_merge)
+        selections = ("pareto", "current_best", "epsilon_greedy", "top_k_pareto")
+        check_choice("candidate_selection", candidate_selection, selections)
+        check_choice("component_selection", component_selection, ("round_robin", "all"))
+        check_choice("frontier", frontier, ("instance", "objective", "hybrid", "cartesian"))
+        low, high = reward_range
+        if not low < high:
+            raise ConfigError(
+                f"reward_range is {reward_range!r}; give the lowest and the highest reward, as (0.0, 1.0)"
+            )
+        self.configure(
+            async_openai_client,
+            resource_name=resource_name,
+            agent_model=agent_model,
+            test_dataset=test_dataset,
+            budget=budget,
+            agent_version=agent_version,
+            failed_reward=failed_reward,
+            evaluation_seconds=rollout_batch_timeout,
+        )
+        self.reflection_model = reflection_model or (_MODEL if async_openai_client is not None else None)
+        self.reflection_temperature = reflection_temperature
+        self.max_steps, self.proposals_per_step, self.minibatch_size = max_steps, proposals_per_step, minibatch_size
+        self.candidate_selection, self.component_selection = candidate_selection, component_selection
+        self.frontier, self.use_merge = frontier, use_merge
+        self.race_error, self.reward_range = race_error, (float(low), float(high))
+        self.max_prompt_characters, self.seed = max_prompt_characters, seed
+        self._template = None if reflection_prompt_file is None else _request_template(Path(reflection_prompt_file))
+
+    async def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> PromptResult:
+        """Search until all steps are done or the budget is spent, and return the best prompts."""
+        adapter.load_package()
+        self._begin(train_dataset, val_dataset)
+        initial = dict(self.get_initial_resources() or {})
+        self._names = names_to_improve(initial, self.resource_name, algorithm="GEPA")
+        models = (self.reflection_model,)
+        self._first = Candidate(
+            await self.open_services(initial, models=models, temperature=self.reflection_temperature)
+        )
+        self._candidates[self._key(self._texts(self._first))] = self._first
+        limit, run = self.collector.budget.rollouts, self.get_run()
+        if limit is not None and limit < len(self._val):
+            raise ConfigError(
+                f"budget has {limit:,} rollouts, and measuring the first prompts takes {len(self._val):,}; "
+                "give more, or a smaller val_dataset"
+            )
+        if run.resume:
+            await self.collector.count_earlier(run.run_id)
+        self.announce_ready()
+        await self._search()
+        await self.collector.release(self.max_steps + 1)
+        return await self.result(self._first, self._rewards, n_compared=max(1, len(self._rewards) - 1))
+
+    def _begin(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
+        if train_dataset is None or not len(train_dataset):
+            raise ConfigError("GEPA needs tasks to learn from; pass a train_dataset with at least one")
+        if val_dataset is None or not len(val_dataset):
+            raise ConfigError("GEPA needs tasks to compare prompts on; pass a val_dataset with at least one")
+        if len(val_dataset) == 1:
+            logger.warning("the validation set has one task, which tells prompts apart badly; give at least ten")
+        self._train, self._val = train_dataset, val_dataset
+        self._candidates: dict[str, Candidate] = {}
+        """All candidates that were ever written, by `_key`."""
+        self._pool: list[Candidate] = []
+        """Candidates that were measured on the whole validation set, in the order of the package."""
+        self._rewards: dict[str, Rewards] = {}
+        """Their rewards, by the candidate's key."""
+        self._step, self._failed_steps, self._stopped_early = 0, 0, 0
+        self._is_racing = self.race_error is not None
+
+    async def _search(self) -> None:
+        """Run the package in a thread. It ends early, with what it has, if the budget is spent."""
+        bridge = Bridge(asyncio.get_running_loop())
+        thread = asyncio.ensure_future(asyncio.to_thread(self._run_package, bridge))
+        try:
+            await asyncio.shield(thread)
+        finally:
+            bridge.stop()
+            await asyncio.wait([thread])
+        if isinstance(bridge.error, BudgetExceeded):
+            logger.warning("the run ends after step %d with its best prompt: %s", self._step, bridge.error)
+        elif bridge.error is not None:
+            raise bridge.error
+
+    def _run_package(self, bridge: Bridge) -> None:
+        try:
+            adapter.optimise(
+                self,
+                bridge,
+                self._texts(self._first),
+                n_train=len(self._train),
+                n_val=len(self._val),
+                template=self._template,
+                proposals_per_step=self.proposals_per_step,
+                component_selector=self.component_selection,
+                candidate_selection_strategy=self.candidate_selection,
+                frontier_type=self.frontier,
+                reflection_minibatch_size=min(self.minibatch_size, len(self._train)),
+                perfect_score=self.reward_range[1],
+                use_merge=self.use_merge,
+                seed=self.seed,
+            )
+        except Stopped:
+            pass  # `bridge.error` says why
+
+    # ---- what the package calls ----------------------------------------------------------------------------------------
+
+    def prompt(self, texts: Texts, name: str) -> PromptTemplate:
+        """Return one prompt of a candidate as a template."""
+        return self._candidate(texts).prompts[name]
+
+    async def evaluate(self, items: Sequence[tuple[Texts, Sequence[Item]]]) -> list[list[Score]]:
+        """Return the scores of each candidate on its tasks; all run at the same time."""
+        return await gather_all([self._scores(self._candidate(texts), tasks) for texts, tasks in items])
+
+    async def reflect(self, jobs: Sequence[Job]) -> list[str | None]:
+        """Return the new text of each job; None if the model wrote none that can be used."""
+        self._reflector.counts = counts = ReflectionCounts()
+        found = await gather_all([self._rewrite(job, place) for place, job in enumerate(jobs)])
+        if counts.errors:
+            shown = "; ".join(f"{count} x {error}" for error, count in counts.errors.most_common(3))
+            logger.warning("step %d: %d reflection calls failed: %s", self._step + 1, counts.errors.total(), shown)
+        elif counts.refused:
+            logger.warning("step %d: no prompt that can be used: %s", self._step + 1, counts.last_problem)
+        self._failed_steps = self._failed_steps + 1 if counts.errors.total() == counts.calls > 0 else 0
+        if self._failed_steps >= _FAILED_STEPS:
+            counts.check(f"the last {_FAILED_STEPS} steps")
+        return found
+
+    async def race(self, proposals: Sequence[Proposal]) -> list[bool]:
+        """Return which proposals may be measured on the whole validation set, after their race."""
+        return await gather_all([self._survives(proposal) for proposal in proposals])
+
+    async def add(self, texts: Texts, rewards: Mapping[int, float], parents: Sequence[int]) -> None:
+        """Add a candidate that was measured on the whole validation set to the pool."""
+        candidate = self._candidate(texts)
+        before = self._best
+        self._pool.append(candidate)
+        self._rewards[candidate.key] = dict(rewards)
+        is_best = before is None or _mean(rewards) > _mean(self._rewards[before.key])
+        comparison = None
+        if is_best:
+            await self.accept(candidate)
+            if before is not None:
+                comparison = compare(self._rewards[before.key], rewards, n_compared=max(1, len(self._pool) - 1))
+                logger.info("step %d: a better prompt, by %s", self._step + 1, comparison)
+        record = record_of(
+            candidate,
+            await self.publish(candidate),
+            rewards,
+            kept=True,
+            accepted=is_best,
+            comparison=comparison,
+        )
+        await self.record(len(self._pool) - 1, [record])
+
+    async def end_step(self, step: int) -> None:
+        """Report a step, counted from 1."""
+        self._step = step
+        best = self._best
+        reward = {} if best is None else {"reward": _mean(self._rewards[best.key])}
+        counts = {"candidates": len(self._pool), "stopped_early": self._stopped_early}
+        self.get_run().report(
+            {**reward, **counts, **self._reflector.counts.metrics(), **self.collector.budget.metrics()}, iteration=step
+        )
+        self._reflector.counts = ReflectionCounts()
+
+    def is_over(self, step: int) -> bool:
+        """Return whether no step follows after so many."""
+        return step >= self.max_steps or self.collector.budget.seconds_left == 0
+
+    # ---- one candidate -------------------------------------------------------------------------------------------------
+
+    async def _scores(self, candidate: Candidate, items: Sequence[Item]) -> list[Score]:
+        mode = items[0].mode
+        tasks = [(self._train if mode == "train" else self._val)[item.index] for item in items]
+        found = await self.evaluator.evaluate(
+            await self.publish(candidate),
+            tasks,
+            mode=mode,
+            deadline_seconds=self._evaluation_seconds,
+            keep_until=self.max_steps + 1,
+        )
+        self._check_range(found.scores)
+        return list(found.scores)
+
+    async def _rewrite(self, job: Job, place: int) -> str | None:
+        parent, prompt = self._candidate(job.texts), self.prompt(job.texts, job.name)
+        question = f"{job.question}\n\n{self._rules(prompt)}"
+
+        def check(answer: str) -> tuple[str | None, str]:
+            text = adapter.output_of(answer)
+            problem = problem_with(text, prompt, max_characters=self.max_prompt_characters)
+            if problem is None and self._key({**job.texts, job.name: text}) in self._candidates:
+                problem = "this prompt was tried before"
+            return (text, "") if problem is None else (None, problem)
+
+        kept_at = f"{self._step}/{place}/{job.name}/{parent.key}"
+        text = await self._reflector.ask("reflection", self.reflection_model, question, check, place=kept_at)
+        if text is None:
+            return None
+        version = await self.publish(parent)
+        child = parent.edit(
+            job.name,
+            text,
+            place=Place(self._step, place),
+            parent=(version.resources_id, version.version),
+            reason="",
+        )
+        self._candidates[self._key(self._texts(child))] = child
+        return text
+
+    async def _survives(self, proposal: Proposal) -> bool:
+        candidate = self._candidate(proposal.texts)
+        before, after = figure(sum(proposal.before)), figure(sum(proposal.after))
+        reason = f"on {len(proposal.after)} training tasks, the sum of rewards rose from {before} to {after}"
+        self._candidates[self._key(proposal.texts)] = replace(candidate, reason=reason)
+        if not self._is_racing or self._best is None or self.race_error is None:
+            return True
+        pool = [self._rewards[each.key] for each in self._pool]
+        front = {task: max(rewards[task] for rewards in pool) for task in pool[0]}
+        race = Race(self._rewards[self._best.key], front, self.race_error, self.reward_range)
+        for stage in stages(len(self._val), f"{self.seed}/race/{candidate.key}"):
+            scores = await self._scores(candidate, [Item("val", task) for task in stage])
+            if not self._is_racing:
+                return True
+            race.add({task: score.reward for task, score in zip(stage, scores, strict=True)})
+            if race.is_lost and len(race.rewards) < len(self._val):
+                self._stopped_early += 1
+                logger.info("step %d: a prompt is stopped after %d tasks", self._step + 1, len(race.rewards))
+                return False
+        return True
+
+    def _rules(self, prompt: PromptTemplate) -> str:
+        placeholders = braced(placeholders_of(prompt), prompt)
+        keep = f"Keep exactly these placeholders, and add none: {placeholders}. " if placeholders != "none" else ""
+        return (
+            f"{keep}Braces that are text are doubled: {{{{ and }}}}. "
+            f"The new instruction has at most {self.max_prompt_characters} characters."
+        )
+
+    def _check_range(self, scores: Sequence[Score]) -> None:
+        low, high = self.reward_range
+        wrong = next((score for score in scores if not (low <= score.reward <= high)), None)
+        if wrong is None or not self._is_racing:
+            return
+        name = "a rollout" if wrong.result is None else wrong.result.rollout_id
+        logger.warning(
+            "%s has the reward %s, outside of reward_range=%s: validation races are switched off; give the right range",
+            name,
+            figure(wrong.reward),
+            self.reward_range,
+        )
+        self._is_racing = False
+
+    # ---- candidates and texts ------------------------------------------------------------------------------------------
+
+    def _texts(self, candidate: Candidate) -> dict[str, str]:
+        return {name: candidate.prompts[name].template for name in self._names}
+
+    def _key(self, texts: Texts) -> str:
+        return "\x1f".join(texts[name] for name in self._names)
+
+    def _candidate(self, texts: Texts) -> Candidate:
+        """Return the candidate with these texts; a merged one is new."""
+        found = self._candidates.get(self._key(texts))
+        if found is None:
+            prompts = {
+                name: prompt.model_copy(update={"template": texts.get(name, prompt.template)})
+                for name, prompt in self._first.prompts.items()
+            }
+            found = Candidate(prompts, self._step + 1, reason="joined from two candidates")
+            self._candidates[self._key(texts)] = found
+        return found
+
+
+def _mean(rewards: Mapping[int, float]) -> float:
+    return sum(rewards.values()) / len(rewards)
+
+
+def _request_template(path: Path) -> str:
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the request {str(path)!r} cannot be read: {error}") from error
+    for field in ("<curr_param>", "<side_info>"):
+        if field not in text:
+            raise ConfigError(f"the request {str(path)!r} lacks {field}; it needs <curr_param> and <side_info>")
+    return text

@@ -1,0 +1,88 @@
+"""Records of rollouts for the reflection model: for each prompt, the calls that used it, and the rewards.
+
+Pure functions of templates, scores and spans.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from leyden import semconv
+from leyden.adapter.attributes import Json
+from leyden.adapter.calls import model_calls
+from leyden.adapter.chat import message_text
+from leyden.adapter.normalise import ModelCallView
+from leyden.algorithm.evaluator import Score
+from leyden.algorithm.prompts.texts import shown_text
+from leyden.types import PromptTemplate, Span, find_reward_spans, get_rewards_from_span
+from leyden.utils.figures import figure
+from leyden.utils.text import as_json
+
+_LEAST_CHARACTERS = 12
+"""A shorter piece of a template is found in many messages by chance."""
+_PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{[^{}]*\}", re.DOTALL)
+
+
+def reflective_record(score: Score, prompt: PromptTemplate) -> dict[str, Any]:
+    """Return what one rollout shows about one prompt: inputs, outputs and feedback, as `gepa` words them."""
+    spans = [] if score.result is None else list(score.result.spans)
+    calls = calls_with(prompt, [call for call in model_calls(spans) if call.output_messages])
+    task = None if score.result is None else score.result.rollout.input
+    feedback = [f"The reward is {figure(score.reward)}."]
+    if len(rewards := objective_rewards(score)) > 1:
+        feedback.append("Its parts: " + ", ".join(f"{name} {figure(each)}" for name, each in rewards.items()) + ".")
+    feedback += [shown_text(str(span.attributes.get(semconv.MESSAGE_BODY, ""))) for span in spans if _is_message(span)]
+    if score.reason is not None:
+        feedback.append(f"The run failed: {shown_text(score.reason)}")
+    return {
+        "Inputs": {
+            "task": shown_text(task if isinstance(task, str) else as_json(task)),
+            **_conversation(calls, prompt),
+        },
+        "Generated Outputs": "\n".join(shown_text(_answer(call)) for call in calls)
+        or "(no call of a model was recorded)",
+        "Feedback": "\n".join(feedback),
+    }
+
+
+def objective_rewards(score: Score) -> dict[str, float]:
+    """Return all dimensions of a rollout's last reward by name; empty if it has none."""
+    found = [] if score.result is None or score.failed else find_reward_spans(score.result.spans)
+    return get_rewards_from_span(found[-1]) if found else {}
+
+
+def calls_with(prompt: PromptTemplate, calls: Sequence[ModelCallView]) -> list[ModelCallView]:
+    """Return the calls whose messages have the prompt's text; all calls if none has.
+
+    A placeholder stands for any text.
+    """
+    pieces = [piece.strip() for piece in _PLACEHOLDER.split(prompt.template)]
+    pieces = [piece.replace("{{", "{").replace("}}", "}") for piece in pieces if len(piece) >= _LEAST_CHARACTERS]
+    found = [call for call in calls if pieces and all(piece in _input(call) for piece in pieces)]
+    return found or list(calls)
+
+
+def _conversation(calls: Sequence[ModelCallView], prompt: PromptTemplate) -> dict[str, str]:
+    """Return the user's messages of the last call, without the prompt itself."""
+    messages = calls[-1].input_messages if calls else []
+    texts = [_text(message) for message in messages if message.get("role") not in ("system", "developer")]
+    lines = [shown_text(text) for text in texts if text and text.strip() != prompt.template.strip()]
+    return {"messages": "\n".join(lines)} if lines else {}
+
+
+def _input(call: ModelCallView) -> str:
+    return "\n".join(_text(message) for message in call.input_messages)
+
+
+def _answer(call: ModelCallView) -> str:
+    return "\n".join(_text(message) for message in call.output_messages)
+
+
+def _text(message: Json) -> str:
+    return message_text(message.get("content"))
+
+
+def _is_message(span: Span) -> bool:
+    return span.name == semconv.MESSAGE

@@ -1,0 +1,56 @@
+"""Metrics of a stage's rollouts, as pure functions of their counts.
+
+Names are stable: dashboards, reports and early stopping read them. docs/training.md explains each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from leyden.algorithm.policy_gradient.batch import Group
+from leyden.algorithm.policy_gradient.reading import RolloutCounts
+from leyden.loop import Metrics
+
+
+def rollout_metrics(counts: RolloutCounts, *, seconds: float, success_reward: float) -> Metrics:
+    """Return the metrics of all rollouts of a stage that took so many seconds."""
+    rewards = counts.rewards
+    return {
+        "reward": mean(rewards),
+        "reward_std": _deviation(rewards),
+        "reward_min": min(rewards, default=math.nan),
+        "reward_max": max(rewards, default=math.nan),
+        "success": mean([float(reward >= success_reward) for reward in rewards]),
+        "rollouts": counts.rollouts,
+        "failed": counts.failures.total(),
+        "cancelled": counts.cancelled,
+        "refused_calls": counts.refused_calls.total(),
+        "model_calls": counts.model_calls,
+        "model_call_seconds": counts.call_seconds / counts.model_calls if counts.model_calls else math.nan,
+        "merged_turns": counts.merged_turns / counts.continued_turns if counts.continued_turns else math.nan,
+        "response_tokens": counts.response_tokens,
+        "rollout_seconds": seconds,
+        "rollouts_per_second": counts.rollouts / seconds,
+        "tokens_per_second": counts.response_tokens / seconds,
+    }
+
+
+def group_metrics(groups: Sequence[Group], *, size: int, success_reward: float) -> Metrics:
+    """Return pass@k for k = `size`, the rollouts of a group: the share of groups in which one succeeds.
+
+    Cancelled rollouts have left their group and are not counted.
+    """
+    passed = [any(each.reward >= success_reward for each in group.rollouts) for group in groups if group.rollouts]
+    return {f"pass@{size}": mean([float(one) for one in passed])}
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN of no values."""
+    return sum(values) / len(values) if values else math.nan
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of all values; NaN of none."""
+    centre = mean(values)
+    return math.sqrt(mean([(value - centre) ** 2 for value in values])) if values else math.nan

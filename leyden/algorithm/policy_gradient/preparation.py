@@ -1,0 +1,100 @@
+"""`Preparation`: the forward passes that a step needs before its first gradient, and the advantages.
+
+A loss or an estimator says which columns it reads. This module knows which model computes each: the
+policy itself, a frozen reference, or a critic. To add a column, add a step to `Preparation.prepare`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from leyden.algorithm.policy_gradient.batch import StepData, estimate_advantages, number_calls
+from leyden.engine.base import Learner
+from leyden.loop import Metrics
+from leyden.maths.advantages import Advantages
+from leyden.maths.losses import Loss, find_loss, reward_penalty
+from leyden.types import TrainingSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Computes the columns of a step's sequences."""
+
+    learner: Learner
+    loss: Loss
+    advantages: Advantages
+    temperature: float
+    reference: Learner | None = None
+    """The frozen policy that a KL term compares with."""
+    critic: Learner | None = None
+    """Estimates the value before each call."""
+    kl_in_reward: float = 0.0
+    """The coefficient of the KL penalty that is subtracted from rewards."""
+
+    async def prepare(self, step: StepData) -> Metrics:
+        """Set every column that the loss and the estimator read. Return metrics."""
+        sequences = [sequence for rollout in step.trained for sequence in rollout.sequences]
+        columns = find_loss(self.loss).columns_of(self.loss)
+        metrics: Metrics = {}
+        if "learner_logprobs" in columns:
+            result = await self.learner.forward(sequences, temperature=self.temperature)
+            _set(sequences, "learner_logprobs", result.logprobs)
+            metrics |= _differences(sequences)
+        if self.reference is not None:
+            result = await self.reference.forward(sequences, temperature=self.temperature)
+            _set(sequences, "reference_logprobs", result.logprobs)
+            metrics["reference_kl"] = _mean_of(sequences, _log_ratio)
+        if self.critic is not None:
+            result = await self.critic.forward(sequences, temperature=self.temperature, values=True)
+            _set(sequences, "values", result.values or [])
+            metrics["value"] = _mean_of(sequences, lambda sequence, place: sequence.columns["values"][place])
+        estimate_advantages(step, self.advantages, penalties=self._penalties(step))
+        if "calls" in columns:
+            for rollout in step.trained:
+                number_calls(rollout)
+        return metrics
+
+    def _penalties(self, step: StepData) -> list[float]:
+        """Return the KL penalty of each rollout: the sum of log(policy / reference) over its sampled tokens (k1)."""
+        if not self.kl_in_reward:
+            return []
+        return [
+            reward_penalty(
+                [s.columns["logprobs"][place] for s in rollout.sequences for place in _trained_places(s)],
+                [s.columns["reference_logprobs"][place] for s in rollout.sequences for place in _trained_places(s)],
+                coefficient=self.kl_in_reward,
+            )
+            for rollout in step.rollouts
+        ]
+
+
+def _set(sequences: Sequence[TrainingSequence], name: str, values: Sequence[list[float]]) -> None:
+    for sequence, column in zip(sequences, values, strict=True):
+        sequence.columns[name] = column
+
+
+def _trained_places(sequence: TrainingSequence) -> list[int]:
+    return [place for place, weight in enumerate(sequence.weights) if weight]
+
+
+def _log_ratio(sequence: TrainingSequence, place: int) -> float:
+    """Return log(policy / reference) of one token, by the policy that sampled it."""
+    return sequence.columns["logprobs"][place] - sequence.columns["reference_logprobs"][place]
+
+
+def _differences(sequences: Sequence[TrainingSequence]) -> Metrics:
+    """Return how far the learner's log-probabilities are from the sampler's before the first gradient."""
+    found = [
+        abs(s.columns["learner_logprobs"][place] - s.columns["logprobs"][place])
+        for s in sequences
+        for place in _trained_places(s)
+    ]
+    return {"logprob_difference": max(found), "mean_logprob_difference": math.fsum(found) / len(found)}
+
+
+def _mean_of(sequences: Sequence[TrainingSequence], value: Callable[[TrainingSequence, int], float]) -> float:
+    """Return the mean over all trained tokens."""
+    found = [value(sequence, place) for sequence in sequences for place in _trained_places(sequence)]
+    return math.fsum(found) / len(found)

@@ -1,0 +1,182 @@
+"""From finished rollouts to training data: which calls can be trained on, what each rollout counts, what went wrong.
+
+It knows spans and triplets; no groups, advantages or engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from leyden import semconv
+from leyden.adapter import SplitTurn, TraceAdapter, TraceTree, merge_triplets, turn_merges
+from leyden.adapter.selection import select_calls
+from leyden.adapter.trajectory import refusal
+from leyden.algorithm.collector import CollectedRollout
+from leyden.algorithm.policy_gradient.batch import RolloutData
+from leyden.algorithm.policy_gradient.signal import Answers, Example
+from leyden.errors import ConfigError
+from leyden.types import Span, Trajectory, Triplet, failure_reason, find_final_reward
+
+_SHOWN_REASONS = 5
+
+
+@dataclass(slots=True)
+class RolloutCounts:
+    """Counts over the rollouts of one stage."""
+
+    rollouts: int = 0
+    rewards: list[float] = field(default_factory=list[float])
+    """Rewards of succeeded rollouts, and of failed rollouts unless `failed_reward` is None."""
+    model_calls: int = 0
+    call_seconds: float = 0.0
+    """The durations of all model calls, added up."""
+    response_tokens: int = 0
+    refused_calls: Counter[str] = field(default_factory=Counter[str])
+    """Calls that cannot be trained on, by reason."""
+    failures: Counter[str] = field(default_factory=Counter[str])
+    """Failed rollouts, by reason."""
+    cancelled: int = 0
+    continued_turns: int = 0
+    """Calls that continue an earlier one by their messages."""
+    merged_turns: int = 0
+    """Continued turns whose tokens continue the earlier call, too, so that both are one sequence."""
+    split_turn: SplitTurn | None = None
+    """The first continued turn whose tokens do not continue the earlier call; None if all do."""
+    answers: Answers = field(default_factory=Answers)
+
+
+@dataclass(slots=True)
+class RolloutReader:
+    """Reads the results of rollouts.
+
+    adapter: makes triplets of spans.
+    temperature: of the policy that is trained. Calls at another one are refused; None: none are.
+    failed_reward: what a failed rollout counts in its group; None leaves it out.
+    agent_match: only calls of agents whose names it matches are trained on; None: all.
+    """
+
+    adapter: TraceAdapter[Any]
+    temperature: float | None
+    failed_reward: float | None
+    agent_match: re.Pattern[str] | None = None
+
+    def read(self, result: CollectedRollout, counts: RolloutCounts) -> RolloutData | None:
+        """Return what a rollout counts in its group, and add it to the counts; None if it leaves its group.
+
+        A rollout with a call that cannot be trained on keeps its reward, and has no trajectory: what
+        the policy did in that call would get no gradient.
+        """
+        triplets = self._triplets(result.spans)
+        counts.rollouts += 1
+        counts.model_calls += len(triplets)
+        counts.call_seconds += _call_seconds(result.spans)
+        counts.response_tokens += sum(len(triplet.response.token_ids) for triplet in triplets)
+        reward = find_final_reward(result.spans)
+        if result.status != "succeeded" or reward is None:
+            return self._failed(result, counts)
+        counts.rewards.append(reward)
+        _note_answers(counts.answers, result, triplets, reward)
+        return RolloutData(result.rollout_id, reward, self._merged(triplets, result.spans, reward, counts))
+
+    def trajectories(self, spans: Sequence[Span], counts: RolloutCounts) -> list[Trajectory]:
+        """Return the trajectories of an attempt that can be trained on; empty if one of its calls cannot."""
+        return self._merged(self._triplets(spans), spans, None, counts)
+
+    def _merged(
+        self, triplets: list[Triplet], spans: Sequence[Span], reward: float | None, counts: RolloutCounts
+    ) -> list[Trajectory]:
+        if self.agent_match is not None and triplets:
+            triplets = _of_agents(triplets, spans, self.agent_match)
+            if not triplets:
+                counts.refused_calls[f"agent_match={self.agent_match.pattern!r} finds no agent's call"] += 1
+        refused = [reason for triplet in triplets if (reason := self._refusal(triplet)) is not None]
+        counts.refused_calls.update(refused)
+        if refused:
+            return []
+        merged = [trajectory for trajectory in merge_triplets(triplets, reward=reward) if trajectory.n_trained]
+        _count_turns(counts, spans, merged)
+        return merged
+
+    def _failed(self, result: CollectedRollout, counts: RolloutCounts) -> RolloutData | None:
+        if result.status == "cancelled":
+            counts.cancelled += 1
+            return None
+        counts.failures[failure_reason(result.rollout)] += 1
+        if self.failed_reward is None:
+            return None
+        counts.rewards.append(self.failed_reward)
+        return RolloutData(result.rollout_id, self.failed_reward)
+
+    def _triplets(self, spans: Sequence[Span]) -> list[Triplet]:
+        triplets: list[Any] = self.adapter.adapt(spans)
+        for item in triplets:
+            if not isinstance(item, Triplet):
+                raise ConfigError(
+                    f"PolicyGradient trains on Triplets, but adapter={type(self.adapter).__name__} gave a "
+                    f"{type(item).__name__}; use TraceToTriplet, which is the default"
+                )
+        return triplets
+
+    def _refusal(self, triplet: Triplet) -> str | None:
+        """Return why a call cannot be trained on; None if it can."""
+        temperature = triplet.metadata.get("temperature", 1.0)  # the default of every OpenAI-compatible server
+        if self.temperature is not None and abs(temperature - self.temperature) > 1e-6:
+            return (
+                f"the agent sampled at temperature {temperature:g}, the policy is trained at {self.temperature:g}: "
+                "use llm.sampling_parameters['temperature'] in the agent, or PolicyGradient(temperature=...)"
+            )
+        return refusal(triplet)
+
+
+def explanation(counts: RolloutCounts) -> str:
+    """Return the reasons of failures and refusals, the most frequent ones with their counts."""
+    kinds = {"Failed rollouts": counts.failures, "Model calls that cannot be trained on": counts.refused_calls}
+    found = [f"{kind}: {_by_count(reasons)}" for kind, reasons in kinds.items() if reasons]
+    if counts.cancelled:
+        found.append(f"{counts.cancelled} rollouts were cancelled")
+    return ". ".join(found) or "No rollout has a model call that was sampled in it"
+
+
+def _by_count(reasons: Counter[str]) -> str:
+    shown = [f"{count} x {reason:.300}" for reason, count in reasons.most_common(_SHOWN_REASONS)]
+    rest = reasons.total() - sum(count for _, count in reasons.most_common(_SHOWN_REASONS))
+    return "; ".join(shown + [f"{rest} x something else"] * (rest > 0))
+
+
+def _of_agents(triplets: Sequence[Triplet], spans: Sequence[Span], agent_match: re.Pattern[str]) -> list[Triplet]:
+    """Return the triplets of the calls whose nearest agent's name matches."""
+    calls = select_calls(spans, TraceTree.from_spans(spans), agent_match=agent_match.pattern, repair_hierarchy=True)
+    chosen = {span.span_id for call in calls for span in call.view.spans}
+    return [triplet for triplet in triplets if triplet.metadata.get("span_id") in chosen]
+
+
+def _note_answers(answers: Answers, result: CollectedRollout, triplets: Sequence[Triplet], reward: float) -> None:
+    """Count the answers of a rollout; the first rollout of a step is its example."""
+    reasons = {span.span_id: span.attributes.get(semconv.GEN_AI_FINISH_REASONS) for span in result.spans}
+    cut = {span_id for span_id, found in reasons.items() if isinstance(found, list | tuple) and "length" in found}
+    for triplet in triplets:
+        answers.add(triplet.response.token_ids, cut=triplet.metadata.get("span_id") in cut)
+    if triplets and answers.example is None:
+        answers.example = Example(result.rollout.input, triplets[-1].response.raw_content, reward)
+
+
+def _count_turns(counts: RolloutCounts, spans: Sequence[Span], trajectories: Sequence[Trajectory]) -> None:
+    """Count the turns that merged. Messages are compared only if there are several trajectories."""
+    if len(trajectories) == 1:
+        counts.continued_turns += len(trajectories[0].call_spans) - 1
+        counts.merged_turns += len(trajectories[0].call_spans) - 1
+        return
+    turns = turn_merges(spans)
+    counts.continued_turns += turns.continued
+    counts.merged_turns += turns.merged
+    if turns.splits and counts.split_turn is None:
+        counts.split_turn = turns.splits[0]
+
+
+def _call_seconds(spans: Sequence[Span]) -> float:
+    calls = [span for span in spans if span.name == semconv.MODEL_CALL]
+    return sum(span.end_time - span.start_time for span in calls if span.start_time and span.end_time)

@@ -1,0 +1,346 @@
+"""`SFT` and `DPO`: learn from rollouts that a store holds, from this run or an earlier one.
+
+Which rollouts are learned from is decided once, at the start, by pure functions of their rewards and
+groups (`best_of_groups`, `pairs_of_groups`). No rollout is run, except those of the validation set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import time
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from leyden.algorithm.base import Dataset
+from leyden.algorithm.iterative import Metrics
+from leyden.algorithm.policy_gradient.base import PolicyAlgorithm, make_reference
+from leyden.algorithm.policy_gradient.batch import (
+    RolloutData,
+    StepRollout,
+    Weighting,
+    check_weighting,
+    epoch_place,
+    weighted,
+)
+from leyden.algorithm.policy_gradient.reading import RolloutCounts, explanation
+from leyden.engine.base import Learner, PolicyBackend
+from leyden.errors import NoTrainingData
+from leyden.maths.losses import CrossEntropyLoss, DPOLoss, Loss, dpo_weights
+from leyden.options import check_choice, check_number
+from leyden.runs.reading import open_run
+from leyden.store.base import LightningStore
+from leyden.types import AttemptedRollout, Rollout, TrainingSequence
+
+logger = logging.getLogger(__name__)
+
+_PAGE = 1000
+"""Rollouts that are listed in one call."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedReward:
+    """A recorded rollout that succeeded: its group and its reward."""
+
+    rollout_id: str
+    group: str
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two rollouts of one group, by their ids."""
+
+    chosen: str
+    """The one with the higher reward."""
+    rejected: str
+
+
+def best_of_groups(rollouts: Iterable[RecordedReward], *, min_reward: float | None = None) -> list[str]:
+    """Return the id of the best rollout of each group, the earliest of several; none below `min_reward`."""
+    best: dict[str, RecordedReward] = {}
+    for rollout in rollouts:
+        if rollout.group not in best or rollout.reward > best[rollout.group].reward:
+            best[rollout.group] = rollout
+    return [each.rollout_id for each in best.values() if min_reward is None or each.reward >= min_reward]
+
+
+def pairs_of_groups(rollouts: Iterable[RecordedReward], *, min_margin: float = 0.0) -> list[Pair]:
+    """Return the best and the worst rollout of each group whose rewards differ by more than `min_margin`."""
+    groups: dict[str, list[RecordedReward]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.group, []).append(rollout)
+    pairs: list[Pair] = []
+    for members in groups.values():
+        best, worst = max(members, key=lambda each: each.reward), min(members, key=lambda each: each.reward)
+        if best.reward - worst.reward > min_margin:
+            pairs.append(Pair(best.rollout_id, worst.rollout_id))
+    return pairs
+
+
+class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
+    """Trains a policy on recorded rollouts. Override `choose` and `learn`.
+
+    source: where the rollouts are: a store, or a run (its folder, its name or "latest"). None: the
+        store of this run.
+    query: filters of `LightningStore.query_rollouts`, such as `{"mode_in": ["train"]}`. Only rollouts
+        that succeeded with a reward are learned from.
+    items_per_step: how many rollouts, or pairs, each optimizer step learns from.
+    weighting: how tokens share the loss: "rollout", "token", or a number of tokens.
+
+    Options of every algorithm that trains a policy: see `PolicyAlgorithm`.
+    """
+
+    def __init__(
+        self,
+        backend: PolicyBackend | Mapping[str, Any],
+        *,
+        source: LightningStore | str | Path | None = None,
+        query: Mapping[str, Any] | None = None,
+        items_per_step: int = 64,
+        weighting: Weighting = "rollout",
+        **options: Any,
+    ) -> None:
+        check_number("items_per_step", items_per_step, at_least=1, whole=True)
+        check_weighting(weighting)
+        super().__init__(backend, **options)
+        self.source, self.query = source, dict(query or {})
+        self.items_per_step = items_per_step
+        self.weighting: Weighting = weighting
+        self._items: Sequence[Item] = ()
+        self._has_warned = False
+
+    @abstractmethod
+    def choose(self, rollouts: Iterable[RecordedReward]) -> Sequence[Item]:
+        """Return what is learned from, in an order that depends on the rollouts alone."""
+
+    @abstractmethod
+    async def learn(self, items: Sequence[Item], store: LightningStore, iteration: int) -> Metrics:
+        """Make one optimizer step on some items."""
+
+    async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
+        """Start the policy, and choose what is learned from."""
+        await super().setup(train_dataset, val_dataset)
+        async with self._open_source() as store:
+            rollouts = await self._recorded(store)
+        self._items = self.choose(rollouts)
+        logger.info("%d recorded rollouts with a reward, %d items to learn from", len(rollouts), len(self._items))
+        if not self._items:
+            raise NoTrainingData(
+                f"{type(self).__name__} finds nothing to learn from: {len(rollouts):,} recorded rollouts with a reward "
+                f"match query={self.query!r}; give source= the run that recorded them, or relax the options"
+            )
+
+    async def step(self, iteration: int) -> Metrics:
+        """Learn from the next items. Each epoch is a shuffled pass over all of them."""
+        started = time.perf_counter()
+        places = range(iteration * self.items_per_step, (iteration + 1) * self.items_per_step)
+        chosen = [self._items[epoch_place(len(self._items), place, self.seed)] for place in places]
+        async with self._open_source() as store:
+            metrics = await self.learn(chosen, store, iteration)
+        return {"items": len(chosen), **metrics, "update_seconds": time.perf_counter() - started}
+
+    @contextlib.asynccontextmanager
+    async def _open_source(self) -> AsyncGenerator[LightningStore]:
+        """Yield the store that the rollouts are in; one that was opened for this is closed at the end."""
+        if self.source is None or isinstance(self.source, LightningStore):
+            yield self.source or self.get_store()
+            return
+        run = await asyncio.to_thread(open_run, self.source)
+        async with run.open_store() as store:
+            yield store
+
+    async def _recorded(self, store: LightningStore) -> list[RecordedReward]:
+        """Return the rollouts that succeeded with a reward and match the query, in the order in which they were enqueued.
+
+        The validation rollouts of this run are left out, so that a resumed run learns from the same ones.
+        """
+        found: list[RecordedReward] = []
+        offset, run_id = 0, self.get_run().run_id
+        while page := await store.query_rollouts(**self.query, limit=_PAGE, offset=offset):
+            found += [
+                RecordedReward(each.rollout_id, each.group_id or _task_digest(each), each.attempt.reward)
+                for each in page
+                if isinstance(each, AttemptedRollout) and each.status == "succeeded" and each.run_id != run_id
+                if each.attempt.reward is not None
+            ]
+            offset += len(page)
+        return found
+
+    async def _read(self, rollout_ids: Iterable[str], store: LightningStore) -> dict[str, StepRollout]:
+        """Return those of the rollouts that can be trained on, by id."""
+        counts, reader = RolloutCounts(), replace(self._reader(), temperature=None)
+        spans_of = await store.query_spans_of(sorted(set(rollout_ids)))
+        read = {rollout_id: reader.trajectories(spans, counts) for rollout_id, spans in spans_of.items()}
+        found = {
+            rollout_id: StepRollout.of(RolloutData(rollout_id, 0.0, trajectories))
+            for rollout_id, trajectories in read.items()
+            if trajectories
+        }
+        if counts.refused_calls and not self._has_warned:
+            self._has_warned = True
+            logger.warning("some recorded rollouts cannot be trained on, and are left out. %s", explanation(counts))
+        return found
+
+    def _nothing_learned(self, iteration: int) -> Metrics:
+        """Return the metrics of a step without an update. Raise NoTrainingData if there was none since the first step."""
+        if not self.backend.policy_version and iteration + 1 >= len(self._items) / self.items_per_step:
+            raise NoTrainingData(
+                "none of the recorded rollouts can be trained on (the log has the reason); they must have been sampled "
+                "through the gateway, from a model with this tokenizer"
+            )
+        return {"optimizer_steps": 0, "policy_version": self.backend.policy_version}
+
+    async def _step_on(self, sequences: Sequence[TrainingSequence], loss: Loss, iteration: int) -> Metrics:
+        """Make one optimizer step, and return its metrics."""
+        optim = self._optim_at(iteration)
+        result = await self.backend.forward_backward(sequences, loss, temperature=self.temperature)
+        grad_norm = (await self.backend.optim_step(optim)).grad_norm
+        return {
+            "optimizer_steps": 1,
+            "loss": result.loss,
+            **result.metrics,
+            "grad_norm": grad_norm,
+            "learning_rate": optim.learning_rate,
+            "policy_version": await self._publish_weights(),
+            "trained_tokens": result.n_trained,
+        }
+
+
+class SFT(RecordedAlgorithm[str]):
+    """Supervised fine-tuning on recorded rollouts: maximise the likelihood of what the policy said in them.
+
+    loss = mean over rollouts of (mean over the rollout's sampled tokens of -log p). With the best
+    rollout of each group, it is rejection-sampling fine-tuning (RAFT, arXiv:2304.06767, section 3).
+
+    select: "best" learns from the best rollout of each group, "all" from every rollout.
+    min_reward: rollouts with a lower reward are left out; None: none are.
+
+    Options of every algorithm on recorded rollouts: see `RecordedAlgorithm`.
+    """
+
+    def __init__(
+        self,
+        backend: PolicyBackend | Mapping[str, Any],
+        *,
+        select: Literal["best", "all"] = "best",
+        min_reward: float | None = None,
+        **options: Any,
+    ) -> None:
+        check_choice("select", select, ("best", "all"))
+        check_number("min_reward", min_reward, or_none="no lower limit")
+        super().__init__(backend, **options)
+        self.select, self.min_reward = select, min_reward
+        self.loss = CrossEntropyLoss()
+        self.backend.check_loss(self.loss)
+
+    def choose(self, rollouts: Iterable[RecordedReward]) -> Sequence[str]:
+        """Return the ids of the rollouts that are imitated."""
+        if self.select == "best":
+            return best_of_groups(rollouts, min_reward=self.min_reward)
+        return [each.rollout_id for each in rollouts if self.min_reward is None or each.reward >= self.min_reward]
+
+    async def learn(self, items: Sequence[str], store: LightningStore, iteration: int) -> Metrics:
+        """Make one optimizer step towards some rollouts."""
+        found = await self._read(items, store)
+        rollouts = [found[rollout_id] for rollout_id in items if rollout_id in found]
+        if not rollouts:
+            return self._nothing_learned(iteration)
+        return await self._step_on(weighted(rollouts, self.weighting), self.loss, iteration)
+
+
+class DPO(RecordedAlgorithm[Pair]):
+    """Direct preference optimisation on recorded rollouts (DPO, arXiv:2305.18290, eq. 7).
+
+    loss = mean over pairs of -log sigmoid(beta (log p(w) / ref(w) - log p(l) / ref(l))), where w is the
+    best and l the worst rollout of a group, and the log-probabilities are sums over all tokens that the
+    policy sampled in a rollout, however many calls it made.
+
+    beta: how strongly the policy is held near the reference; above 0.
+    label_smoothing: the share of pairs that are taken to be the wrong way round (conservative DPO); 0 to 0.5.
+    min_margin: a pair's rewards differ by more than this.
+    reference: the frozen policy; None: a second backend like `backend`.
+
+    Options of every algorithm on recorded rollouts: see `RecordedAlgorithm`. `weighting` has no effect here.
+    """
+
+    def __init__(
+        self,
+        backend: PolicyBackend | Mapping[str, Any],
+        *,
+        beta: float = 0.1,
+        label_smoothing: float = 0.0,
+        min_margin: float = 0.0,
+        reference: PolicyBackend | None = None,
+        **options: Any,
+    ) -> None:
+        check_number("min_margin", min_margin, at_least=0)
+        super().__init__(backend, **options)
+        self.min_margin = min_margin
+        self.loss = DPOLoss(beta=beta, label_smoothing=label_smoothing)
+        self.backend.check_loss(self.loss)
+        self.reference = reference or make_reference(self.backend)
+
+    def choose(self, rollouts: Iterable[RecordedReward]) -> Sequence[Pair]:
+        """Return the best and the worst rollout of each group."""
+        return pairs_of_groups(rollouts, min_margin=self.min_margin)
+
+    async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
+        """Start the policy and the reference, and choose the pairs."""
+        await super().setup(train_dataset, val_dataset)
+        await self.reference.start()
+
+    async def teardown(self) -> None:
+        """Stop the policy and the reference."""
+        await super().teardown()
+        await self.reference.stop()
+
+    async def learn(self, items: Sequence[Pair], store: LightningStore, iteration: int) -> Metrics:
+        """Make one optimizer step on some pairs.
+
+        The gradient of a pair's loss is that of a likelihood whose weight follows from the margin, so
+        one forward pass gives the weights, and the two rollouts of a pair need not be trained together.
+        """
+        found = await self._read((each for pair in items for each in (pair.chosen, pair.rejected)), store)
+        pairs = [pair for pair in items if pair.chosen in found and pair.rejected in found]
+        if not pairs:
+            return self._nothing_learned(iteration)
+        rollouts = [found[rollout_id] for pair in pairs for rollout_id in (pair.chosen, pair.rejected)]
+        policy = await self._rollout_logprobs(self.backend, rollouts)
+        reference = await self._rollout_logprobs(self.reference, rollouts)
+        dpo = dpo_weights(
+            policy[::2],
+            policy[1::2],
+            reference[::2],
+            reference[1::2],
+            beta=self.loss.beta,
+            label_smoothing=self.loss.label_smoothing,
+        )
+        signed = [sign * weight for weight in dpo.weights_P for sign in (1.0, -1.0)]
+        sequences = [
+            replace(sequence, weights=weights, columns={"coefficients": [coefficient] * len(weights)})
+            for rollout, coefficient in zip(rollouts, signed, strict=True)
+            for sequence, trajectory in zip(rollout.sequences, rollout.data.trajectories, strict=True)
+            for weights in [[mask / len(pairs) for mask in trajectory.loss_mask]]
+        ]
+        metrics = await self._step_on(sequences, self.loss, iteration)
+        return {**metrics, "loss": dpo.loss, "pairs": len(pairs), "accuracy": dpo.accuracy, "margin": dpo.margin}
+
+    async def _rollout_logprobs(self, learner: Learner, rollouts: Sequence[StepRollout]) -> list[float]:
+        """Return the log-probability of all that the policy sampled in each rollout, under a model."""
+        sequences = [sequence for rollout in rollouts for sequence in rollout.sequences]
+        found = iter((await learner.forward(sequences, temperature=self.temperature)).logprobs)
+        return [math.fsum(value for _ in rollout.sequences for value in next(found)) for rollout in rollouts]
+
+
+def _task_digest(rollout: Rollout) -> str:
+    """Return what rollouts of one task have in common, for rollouts that were not enqueued as a group."""
+    return json.dumps(rollout.input, sort_keys=True, default=str)

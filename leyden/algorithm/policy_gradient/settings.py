@@ -1,0 +1,111 @@
+"""Named settings of `PolicyGradient`: the algorithms of the field, each with its source.
+
+A setting is `PolicyGradient` with other defaults, and takes the same options. To add one, add a class
+with its defaults, a line to `AlgorithmRegistry` and a page to docs/algorithm-zoo/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from leyden.algorithm.policy_gradient.algorithm import PolicyGradient
+from leyden.engine.base import PolicyBackend
+from leyden.maths.advantages import GAEAdvantages
+from leyden.maths.losses import PPOLoss, ReinforceLoss
+
+_SYMMETRIC = PPOLoss(clip_low=0.2, clip_high=0.2)
+
+
+class _Setting(PolicyGradient):
+    """`PolicyGradient` with the defaults of the class."""
+
+    defaults: ClassVar[dict[str, Any]] = {}
+    """Options that differ from those of `PolicyGradient`."""
+
+    def __init__(self, backend: PolicyBackend | Mapping[str, Any], **options: Any) -> None:
+        super().__init__(backend, **{**self.defaults, **options})
+
+
+class GRPO(_Setting):
+    """Group relative policy optimisation (arXiv:2402.03300).
+
+    Rewards are standardised within the rollouts of one task; each rollout weighs the same. The paper's
+    KL term is off, as in most recent recipes: `loss=PPOLoss(clip_high=0.2, kl_coefficient=0.04)` has it.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {"advantages": "grpo", "loss": _SYMMETRIC}
+
+
+class DrGRPO(_Setting):
+    """GRPO without its two biases (Dr. GRPO, arXiv:2503.20783).
+
+    Rewards are centred and not divided by the deviation, so that tasks which are nearly always or nearly
+    never solved weigh no more than others. Each token weighs the same, so that long failures are not
+    excused; the paper's constant divisor is `weighting=L`.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {"advantages": "dr_grpo", "loss": _SYMMETRIC, "weighting": "token"}
+
+
+class RLOO(_Setting):
+    """REINFORCE with a leave-one-out baseline (RLOO, arXiv:2402.14740).
+
+    Each reward is compared with the mean of the other rollouts of its task. There is no clipping: use one
+    optimizer step for each batch of rollouts, which is the default.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {"advantages": "rloo", "loss": ReinforceLoss()}
+
+
+class REINFORCEpp(_Setting):
+    """REINFORCE++ (arXiv:2501.03262): rewards are normalised over all rollouts of the step, without groups.
+
+    The paper's KL penalty in the reward is off; `kl_in_reward=0.01` has it.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {
+        "advantages": "reinforce_pp",
+        "loss": _SYMMETRIC,
+        "tasks_per_step": 32,
+        "rollouts_per_task": 4,
+    }
+
+
+class ReMax(_Setting):
+    """REINFORCE with the reward of a greedy rollout as its baseline (ReMax, arXiv:2310.10505).
+
+    Each task is run once more, at temperature 0, and that rollout is not trained on. An agent must sample
+    at `llm.sampling_parameters`, or both rollouts are alike.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {
+        "advantages": "remax",
+        "loss": ReinforceLoss(),
+        "tasks_per_step": 64,
+        "rollouts_per_task": 1,
+    }
+
+
+class PPO(_Setting):
+    """Proximal policy optimisation with a critic (arXiv:1707.06347), generalised advantages over model calls.
+
+    Values are estimated before each call, and a reward that an agent emits after a call is credited to it
+    and to the calls before (GAE, arXiv:1506.02438). The critic is a value head of the policy, for which
+    the backend needs `value_head=True`, or a model of its own (`critic=`).
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {
+        "advantages": GAEAdvantages(gamma=1.0, lam=0.95),
+        "tasks_per_step": 32,
+        "rollouts_per_task": 4,
+        "minibatch_size": 32,
+        "epochs": 2,
+    }
+
+    def __init__(
+        self, backend: PolicyBackend | Mapping[str, Any], *, critic: PolicyBackend | None = None, **options: Any
+    ) -> None:
+        value_coefficient = 0.5 if critic is None else 0.0
+        loss = PPOLoss(clip_low=0.2, clip_high=0.2, value_coefficient=value_coefficient)
+        super().__init__(backend, critic=critic, **{"loss": loss, **options})

@@ -1,0 +1,103 @@
+"""`GroupStream`: numbered groups of rollouts, enqueued ahead of their use and taken as they finish.
+
+It knows a collector and the requests of each group; not what a group is worth, nor when one is too
+old. Groups that are enqueued together are one collection. The number of a group says everything
+about its requests, so a resumed run asks for the same rollouts and finds those that have finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from leyden.algorithm.collector import CollectedRollout, RolloutCollector
+from leyden.types import EnqueueRolloutRequest
+
+
+@dataclass(slots=True)
+class CollectedGroup:
+    """A group of which some rollouts may still run."""
+
+    number: int
+    step: int
+    """The training step at which it was enqueued."""
+    rollout_ids: list[str]
+    results: list[CollectedRollout | None]
+    """The result of each rollout, by its place in the group; None while the rollout runs."""
+
+    @property
+    def finished(self) -> bool:
+        """Return whether all of its rollouts have finished."""
+        return None not in self.results
+
+
+@dataclass(slots=True)
+class GroupStream:
+    """The groups that are enqueued and not taken yet. Used by one event loop."""
+
+    collector: RolloutCollector
+    requests_of: Callable[[int], Sequence[EnqueueRolloutRequest]]
+    """From the number of a group to its requests, which have ids."""
+    collect: Callable[[Sequence[EnqueueRolloutRequest], int], AsyncGenerator[CollectedRollout]]
+    """From requests, and the step until which their rollouts are kept, to the results as they finish."""
+    groups: dict[int, CollectedGroup] = field(default_factory=dict[int, CollectedGroup])
+    """Groups that are enqueued and not taken, by their number."""
+    _waves: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _failure: Exception | None = None
+
+    def enqueue(self, numbers: Iterable[int], *, step: int, keep_until: int) -> None:
+        """Start to run groups, all of them together."""
+        wave: list[tuple[CollectedGroup, int, EnqueueRolloutRequest]] = []
+        for number in numbers:
+            requests = self.requests_of(number)
+            group = CollectedGroup(number, step, [str(each.rollout_id) for each in requests], [None] * len(requests))
+            self.groups[number] = group
+            wave += [(group, place, request) for place, request in enumerate(requests)]
+        if wave:
+            task = asyncio.create_task(self._run(wave, keep_until))
+            self._waves.add(task)
+            task.add_done_callback(self._waves.discard)
+
+    async def take(self, count: int) -> list[CollectedGroup]:
+        """Wait until `count` groups have finished, and take those with the lowest numbers.
+
+        Raise what ended a collection.
+        """
+        while len(finished := [group for group in self.groups.values() if group.finished]) < count:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+        taken = sorted(finished, key=lambda group: group.number)[:count]
+        for group in taken:
+            del self.groups[group.number]
+        return taken
+
+    async def drop(self, numbers: Collection[int]) -> None:
+        """Give groups up, and cancel those of their rollouts that have not finished."""
+        dropped = [self.groups.pop(number) for number in numbers]
+        if dropped:
+            await self.collector.cancel([each for group in dropped for each in group.rollout_ids])
+
+    async def close(self) -> None:
+        """Stop waiting. Rollouts go on. Safe to repeat."""
+        waves = list(self._waves)
+        self.groups.clear()
+        for wave in waves:
+            wave.cancel()
+        await asyncio.gather(*waves, return_exceptions=True)
+
+    async def _run(self, wave: Sequence[tuple[CollectedGroup, int, EnqueueRolloutRequest]], keep_until: int) -> None:
+        try:
+            async with contextlib.aclosing(self.collect([request for *_, request in wave], keep_until)) as results:
+                async for result in results:
+                    group, place, _ = wave[result.place]
+                    group.results[place] = result
+                    if group.finished:
+                        self._changed.set()
+        except Exception as error:  # noqa: BLE001 -- `take` raises it, whatever it is
+            self._failure = error
+            self._changed.set()

@@ -1,0 +1,221 @@
+"""`PromptOptimiser`: what APO and GEPA have in common as algorithms.
+
+It opens the reflection models and the budget, publishes candidates, labels the best one, and compares
+it with the user's prompts at the end. It does not know how candidates are found. To write another
+optimiser, derive from it and from `Algorithm` or `IterativeAlgorithm`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from leyden.algorithm.base import Algorithm, Dataset
+from leyden.algorithm.collector import Budget
+from leyden.algorithm.evaluator import Evaluator
+from leyden.algorithm.prompts.candidate import Candidate
+from leyden.algorithm.prompts.comparison import Comparison, Rewards, compare
+from leyden.algorithm.prompts.journal import Journal
+from leyden.algorithm.prompts.records import CandidateRecord, best_label, read_best, record_round
+from leyden.algorithm.prompts.reflector import Reflector
+from leyden.algorithm.prompts.result import PromptResult
+from leyden.errors import BudgetExceeded, ConfigError
+from leyden.options import nearest
+from leyden.runs import open_run
+from leyden.types import LLM, NamedResources, PromptTemplate, ResourcesUpdate
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_JOURNAL = "reflections.jsonl"
+
+
+class PromptOptimiser(Algorithm):
+    """Improves the prompt templates among the initial resources. Derived classes decide how."""
+
+    def configure(
+        self,
+        client: AsyncOpenAI | None,
+        *,
+        resource_name: str | None,
+        agent_model: str | None,
+        test_dataset: Dataset[Any] | None,
+        budget: Budget | None,
+        agent_version: str | None,
+        failed_reward: float,
+        evaluation_seconds: float,
+    ) -> None:
+        """Set what `__init__` of a derived class was given; its docstring says what the options mean.
+
+        evaluation_seconds: after which the unfinished rollouts of an evaluation count as failed.
+        Raises ConfigError for a client that is no OpenAI client.
+        """
+        if client is not None and not hasattr(client, "chat"):
+            raise ConfigError(
+                f"async_openai_client is a {type(client).__name__}; give an openai.AsyncOpenAI, or None for the gateway"
+            )
+        self._client = client
+        self.resource_name, self.agent_model = resource_name, agent_model
+        self.test_dataset, self.budget = test_dataset, budget
+        self._agent_version_given, self.failed_reward = agent_version, failed_reward
+        self._evaluation_seconds = evaluation_seconds
+        self._others: NamedResources = {}
+        """Resources that are not improved."""
+        self._best: Candidate | None = None
+
+    # ---- the beginning -------------------------------------------------------------------------------------------------
+
+    async def open_services(
+        self, initial: NamedResources, *, models: Sequence[str | None], temperature: float
+    ) -> dict[str, PromptTemplate]:
+        """Open budget, evaluator, journal and reflector, and return the prompts among the initial resources.
+
+        models: the reflection models' names. temperature: of their calls.
+        Raises ConfigError if there is no model to ask.
+        """
+        self._best = None
+        prompts = {name: prompt for name, prompt in initial.items() if isinstance(prompt, PromptTemplate)}
+        self._others = await self._with_model(
+            {name: each for name, each in initial.items() if name not in prompts}, models
+        )
+        run = self.get_run()
+        self.collector.budget = Budget() if self.budget is None else replace(self.budget)
+        version = self._agent_version_given or self.get_agent_version()
+        self._evaluator = Evaluator(self.collector, agent_version=version, failed_reward=self.failed_reward)
+        self._journal = Journal(None if run.directory is None else run.directory / _JOURNAL)
+        self._reflector = Reflector(self._client, self.recorded_calls, self._journal, temperature=temperature)
+        return prompts
+
+    async def _with_model(self, others: NamedResources, models: Sequence[str | None]) -> NamedResources:
+        """Return the resources that stay as they are, with a model of the gateway if there is none."""
+        proxy, name = self.get_llm_proxy(), type(self).__name__
+        if proxy is None:
+            if self._client is None:
+                raise ConfigError(
+                    f"{name} has no model to improve prompts with; give {name}(AsyncOpenAI()), or a gateway with "
+                    "Trainer(llm_proxy=LLMProxy(model_list=[...]))"
+                )
+            return others
+        if self._client is None:
+            for model in models:
+                proxy.as_resource(model=model)  # raises for a model that is not served
+        if any(isinstance(resource, LLM) for resource in others.values()):
+            return others
+        try:
+            llm = proxy.as_resource(model=self.agent_model)
+        except ConfigError:
+            if self.agent_model is not None:
+                raise
+            return others  # the gateway serves several: agents that need one of them are refused by name
+        return {**others, "main_llm": await self.publish_endpoint(llm)}
+
+    # ---- candidates ----------------------------------------------------------------------------------------------------
+
+    async def publish(self, candidate: Candidate) -> ResourcesUpdate:
+        """Write a candidate's resources to the store; safe to repeat."""
+        return await self.evaluator.publish(candidate.resources(self._others), parent=candidate.parent)
+
+    async def accept(self, candidate: Candidate) -> None:
+        """Make a candidate the best one, and label its resources."""
+        self._best = candidate
+        version = await self.publish(candidate)
+        await self.get_store().set_label(best_label(self.get_run().run_id), version.resources_id, version.version)
+
+    def get_best_prompt(self, run: str | Path | None = None, *, resource_name: str | None = None) -> PromptTemplate:
+        """Return the best prompt so far.
+
+        run: read it from a run's folder or store (see `leyden.runs.open_run`), for example after a
+            restart. None: the run of this object.
+        resource_name: which, if there are several. None: the only one that is improved, or the first.
+        Raises ConfigError if there is none.
+        """
+        if run is None:
+            if self._best is None:
+                raise ConfigError(
+                    f"{type(self).__name__} has no best prompt yet; call fit() first, or name a run: get_best_prompt('latest')"
+                )
+            prompts = dict(self._best.prompts)
+        else:
+            recorded = open_run(run)
+            update = recorded.read_store(lambda store: read_best(store, recorded.record.run_id))
+            prompts = {name: each for name, each in update.resources.items() if isinstance(each, PromptTemplate)}
+        name = resource_name or self.resource_name or next(iter(prompts))
+        if name not in prompts:
+            raise ConfigError(f"resource_name is {name!r}; {nearest(name, prompts)}")
+        return prompts[name]
+
+    async def record(self, round_: int, candidates: Sequence[CandidateRecord]) -> None:
+        """Write what a round decided about candidates to the store; safe to repeat."""
+        await record_round(
+            self.get_store(),
+            self.get_run().run_id,
+            round_,
+            candidates,
+            algorithm=type(self).__name__,
+            pin=f"{self.pin}, decisions",
+        )
+
+    # ---- the end -------------------------------------------------------------------------------------------------------
+
+    async def result(self, first: Candidate, rewards: dict[str, Rewards], *, n_compared: int) -> PromptResult:
+        """Return the best prompts, compared with the first ones, on the test set too if there is one.
+
+        rewards: on validation tasks, by the candidate's key.
+        n_compared: candidates of which the best one was chosen by these rewards.
+        """
+        if self._best is None:  # the budget was over at once
+            await self.accept(first)
+        best = self._best or first
+        version, is_first = await self.publish(best), best.key == first.key
+        found, before = rewards.get(best.key), rewards.get(first.key)
+        has_both = not is_first and found and before and found.keys() <= before.keys()
+        test_reward, test = await self._test(first, best)
+        result = PromptResult(
+            prompts=dict(best.prompts),
+            resources_id=version.resources_id,
+            version=version.version,
+            reward=sum(found.values()) / len(found) if found else None,
+            against_first=compare(before, found, n_compared=n_compared) if has_both and before and found else None,
+            test_reward=test_reward,
+            test=test,
+        )
+        logger.info("the best prompt is %s: %s", f"labelled {best_label(self.get_run().run_id)!r}", result)
+        return result
+
+    async def _test(self, first: Candidate, best: Candidate) -> tuple[float | None, Comparison | None]:
+        """Return the mean of the best prompts on the test set, and their comparison with the first ones."""
+        if self.test_dataset is None or not len(self.test_dataset):
+            return None, None
+        tasks = [self.test_dataset[index] for index in range(len(self.test_dataset))]
+        try:
+            before, after = await gather_all(
+                [
+                    self.evaluator.evaluate(
+                        await self.publish(each), tasks, mode="test", deadline_seconds=self._evaluation_seconds
+                    )
+                    for each in (first, best)
+                ]
+            )
+        except BudgetExceeded as error:
+            logger.warning("the prompts are not measured on the test set: %s", error)
+            return None, None
+        return after.mean, compare(dict(enumerate(before.by_task)), dict(enumerate(after.by_task)))
+
+
+async def gather_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results. If one fails, the others are cancelled, and its error is raised."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,113 @@
+"""A candidate's prompts, where they came from, and the order of candidates.
+
+Pure values and functions: they know no store and no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from leyden.algorithm.prompts.texts import placeholders_of
+from leyden.errors import ConfigError
+from leyden.options import nearest
+from leyden.types import NamedResources, PromptTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A branch of a round, both from 0."""
+
+    round: int
+    branch: int
+
+    def __str__(self) -> str:
+        return f"{self.round}/{self.branch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """All prompts of one candidate, and where it came from."""
+
+    prompts: Mapping[str, PromptTemplate]
+    """Prompts by the name of their resource."""
+    round: int = 0
+    """The round in which it was written, from 1; 0: the prompts that the user gave."""
+    branch: int = 0
+    """Its place in the round."""
+    parent: tuple[str, int] | None = None
+    """The resources id and version that it was made from."""
+    edited: str | None = None
+    """The name of the prompt that differs from the parent's."""
+    reason: str = ""
+    """The critique that the edit follows."""
+    key: str = field(init=False)
+    """Equal prompts have equal keys."""
+
+    def __post_init__(self) -> None:
+        texts = {name: [prompt.engine, prompt.template] for name, prompt in self.prompts.items()}
+        digest = hashlib.sha256(json.dumps(texts, sort_keys=True).encode())
+        object.__setattr__(self, "key", digest.hexdigest()[:16])
+
+    def edit(
+        self, name: str, text: str, *, place: Place | None, parent: tuple[str, int] | None, reason: str
+    ) -> Candidate:
+        """Return a candidate with another text of one prompt.
+
+        parent: the id and version of this candidate's resources.
+        """
+        prompt = self.prompts[name].model_copy(update={"template": text})
+        round_, branch = (0, 0) if place is None else (place.round + 1, place.branch)
+        return Candidate({**self.prompts, name: prompt}, round_, branch, parent, name, reason)
+
+    def resources(self, others: NamedResources) -> NamedResources:
+        """Return the resources with this candidate's prompts in them."""
+        return {**others, **self.prompts}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the candidate for `from_json`."""
+        return {
+            "prompts": {name: prompt.model_dump(mode="json") for name, prompt in self.prompts.items()},
+            **{name: getattr(self, name) for name in ("round", "branch", "parent", "edited", "reason")},
+        }
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Candidate:
+        """Return the candidate that `as_json` has described."""
+        read: dict[str, Any] = {**stored}
+        read["prompts"] = {name: PromptTemplate.model_validate(prompt) for name, prompt in stored["prompts"].items()}
+        read["parent"] = None if stored["parent"] is None else tuple(stored["parent"])
+        return cls(**read)
+
+
+def names_to_improve(resources: NamedResources, resource_name: str | None, *, algorithm: str) -> list[str]:
+    """Return the names of the prompts to improve: the given one, or all.
+
+    algorithm: the name of its class, for errors.
+    Raises ConfigError if there is none, or if one cannot be formatted.
+    """
+    prompts = {name: prompt for name, prompt in resources.items() if isinstance(prompt, PromptTemplate)}
+    if not prompts:
+        raise ConfigError(
+            f"{algorithm} improves prompt templates, and there is none among the initial resources; "
+            "give Trainer(initial_resources={'prompt': PromptTemplate(template='...')})"
+        )
+    if resource_name is not None and resource_name not in prompts:
+        raise ConfigError(f"resource_name is {resource_name!r}; {nearest(resource_name, prompts)}")
+    names = list(prompts) if resource_name is None else [resource_name]
+    for name in names:
+        placeholders_of(prompts[name])
+    return names
+
+
+def ranked(candidates: Sequence[Candidate], means: Mapping[str, float]) -> list[Candidate]:
+    """Return the candidates with the highest mean first, each prompt once; of equal means, the earlier one first.
+
+    means: the mean reward by key.
+    """
+    different = {candidate.key: candidate for candidate in reversed(candidates)}
+    first = [candidate for candidate in candidates if different[candidate.key] is candidate]
+    return sorted(first, key=lambda candidate: -means[candidate.key])

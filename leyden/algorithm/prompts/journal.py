@@ -1,0 +1,56 @@
+"""`Journal`: the reflection model's answers by the place at which they were asked for.
+
+A run that is killed in the middle of a round asks nothing twice: it reads the answers that it had
+got. Beside resuming, the file shows a person why each prompt was changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from leyden.errors import CheckpointError
+
+
+class Journal:
+    """A file with one JSON object for each answer. None as its path keeps answers in memory alone."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read the file. A last line that a crash has cut off is removed.
+
+        Raises CheckpointError for another line that cannot be read.
+        """
+        self._path = path
+        self._answers: dict[str, str] = {}
+        if path is not None and path.is_file():
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                self._answers[entry["place"]] = entry["answer"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise CheckpointError(
+                    f"{path}, line {number} is no answer ({error}); remove the line, and the model is asked again"
+                ) from error
+        if len(whole) < len(content):
+            os.truncate(path, len(whole))
+
+    def get(self, place: str) -> str | None:
+        """Return the answer that was given at a place, if any."""
+        return self._answers.get(place)
+
+    def add(self, place: str, answer: str, **about: Any) -> None:
+        """Keep an answer; it is on disk when this returns. about: what else a reader of the file wants to know."""
+        self._answers[place] = answer
+        if self._path is not None:
+            with self._path.open("ab") as file:
+                entry = {"place": place, **about, "answer": answer}
+                file.write(json.dumps(entry).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())

@@ -1,0 +1,137 @@
+"""The prompts of a run in its store: the best version's label, and what each round decided.
+
+Prompt optimisers write them; `leyden prompts` and `get_best_prompt(run)` read them, also from a run that
+has ended or crashed. A round's record is an attempt of the algorithm's own, as its model calls are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Sequence
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from leyden.algorithm.base import algorithm_group
+from leyden.algorithm.collector import rollout_id_at
+from leyden.algorithm.prompts.candidate import Candidate
+from leyden.algorithm.prompts.comparison import Comparison, Rewards
+from leyden.errors import ConfigError, IllegalTransition
+from leyden.store.base import LightningStore
+from leyden.types import ResourcesUpdate
+
+_ATTEMPT_ID = "at-decided"
+_PURPOSE = "selection"
+
+
+class CandidateRecord(BaseModel):
+    """One candidate of a round, and what the round decided about it."""
+
+    round: int
+    """From 1; 0: the prompts that the user gave."""
+    branch: int
+    resources_id: str
+    version: int
+    parent: tuple[str, int] | None
+    edited: str | None
+    """The name of the prompt that differs from the parent's."""
+    reason: str
+    """The critique that the edit follows."""
+    reward: float
+    """The mean over `tasks` validation tasks."""
+    tasks: int
+    kept: bool
+    """Whether the search still uses the candidate after the round."""
+    accepted: bool
+    """Whether it became the best one in this round."""
+    comparison: str = ""
+    """How it compares with the best one before it."""
+
+
+def record_of(
+    candidate: Candidate,
+    version: ResourcesUpdate,
+    rewards: Rewards,
+    *,
+    kept: bool,
+    accepted: bool,
+    comparison: Comparison | None = None,
+) -> CandidateRecord:
+    """Return the record of a measured candidate.
+
+    version: its resources. rewards: on validation tasks, at least one.
+    kept: whether the search still uses it. accepted: whether it is the best one now.
+    comparison: of the accepted one with the best one before it.
+    """
+    return CandidateRecord(
+        round=candidate.round,
+        branch=candidate.branch,
+        resources_id=version.resources_id,
+        version=version.version,
+        parent=candidate.parent,
+        edited=candidate.edited,
+        reason=candidate.reason,
+        reward=statistics.fmean(rewards.values()),
+        tasks=len(rewards),
+        kept=kept,
+        accepted=accepted,
+        comparison=str(comparison) if accepted and comparison is not None else "",
+    )
+
+
+def best_label(run_id: str) -> str:
+    """Return the label of the run's best version of resources."""
+    return f"prompts/{run_id}/best"
+
+
+async def record_round(
+    store: LightningStore,
+    run_id: str,
+    round_: int,
+    candidates: Sequence[CandidateRecord],
+    *,
+    algorithm: str,
+    pin: str,
+) -> None:
+    """Write what a round decided. Safe to repeat: the first record stays, whatever its status.
+
+    algorithm: the name of its class. pin: the name under which the records of all rounds are kept.
+    """
+    records = [rollout_id_at(run_id, _PURPOSE, number) for number in range(round_ + 1)]
+    await store.start_rollout(
+        {"algorithm": algorithm, "purpose": _PURPOSE, "round": round_},
+        metadata={"run_id": run_id, "candidates": [candidate.model_dump(mode="json") for candidate in candidates]},
+        rollout_id=records[-1],
+        attempt_id=_ATTEMPT_ID,
+        run_id=None,
+        group_id=algorithm_group(run_id),
+    )
+    with contextlib.suppress(IllegalTransition):  # a resumed run has cancelled the record that a crash left open
+        await store.update_attempt(records[-1], _ATTEMPT_ID, status="succeeded")
+    present = await store.query_rollouts(rollout_id_in=records)  # a round that measured nothing has none
+    await store.pin(pin, [rollout.rollout_id for rollout in present])
+
+
+async def read_history(store: LightningStore, run_id: str) -> list[CandidateRecord]:
+    """Return every candidate that a run has measured, in the order of rounds and branches.
+
+    A record is whole from its first write on, so it counts whatever its status.
+    """
+    rounds = await store.query_rollouts(group_id=algorithm_group(run_id))
+    found: list[CandidateRecord] = []
+    for rollout in rounds:
+        asked = cast("dict[str, Any]", rollout.input)
+        if asked.get("purpose") == _PURPOSE:
+            found += [CandidateRecord.model_validate(each) for each in rollout.metadata["candidates"]]
+    return sorted(found, key=lambda candidate: (candidate.round, candidate.branch))
+
+
+async def read_best(store: LightningStore, run_id: str) -> ResourcesUpdate:
+    """Return the version with the best prompts of a run. Raise ConfigError if the run has none."""
+    found = await store.get_labelled_resources(best_label(run_id))
+    if found is None:
+        raise ConfigError(
+            f"run {run_id!r} has no best prompt in {store.url}; a prompt optimiser labels one as soon as it has measured it"
+        )
+    return found

@@ -1,0 +1,145 @@
+"""`Reflector`: asks the reflection model, keeps its answers, and asks once more after one that cannot be used.
+
+It knows a client or a gateway's model. It does not know what is asked, nor what becomes of the
+answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from leyden.algorithm.prompts.journal import Journal
+from leyden.errors import LeydenError, ReflectionFailed
+from leyden.types import LLM
+from leyden.utils.text import describe_error
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Message = dict[str, str]
+Recorded = Callable[..., AbstractAsyncContextManager[LLM]]
+"""`Algorithm.recorded_calls`."""
+
+_TRIES = 2
+"""How often a question is asked in all, if the answers cannot be used."""
+_SHOWN_CHARACTERS = 300
+
+
+@dataclass(slots=True)
+class ReflectionCounts:
+    """The numbers of reflection calls in one round, by their outcome."""
+
+    calls: int = 0
+    """Calls that were made, failed ones among them."""
+    replayed: int = 0
+    """Answers that an earlier process of this run had got."""
+    refused: int = 0
+    """Questions without a usable answer after all tries."""
+    last_problem: str = ""
+    """Why the last answer could not be used."""
+    errors: Counter[str] = field(default_factory=Counter[str])
+    """Calls that failed, by error."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the counts for the metrics of a round."""
+        return {
+            "reflection_calls": self.calls + self.replayed,
+            "refused_answers": self.refused,
+            "failed_calls": self.errors.total(),
+        }
+
+    def check(self, what: str) -> None:
+        """Raise ReflectionFailed if calls were made and all of them failed. what: such as "round 1"."""
+        if self.errors and self.errors.total() == self.calls and not self.replayed:
+            raise ReflectionFailed(
+                f"no reflection call of {what} succeeded: {next(iter(self.errors))}; check the key, the model and its "
+                "rate limit, then continue with fit(..., resume=True), which repeats what failed"
+            )
+
+
+class Reflector:
+    """Asks a model for texts.
+
+    client: any OpenAI-compatible client; None: a model of the gateway.
+    recorded: opens an attempt of the algorithm's own, in which the gateway records a call.
+    journal: has the answers that earlier processes of this run got.
+    temperature: of all calls.
+    """
+
+    def __init__(self, client: AsyncOpenAI | None, recorded: Recorded, journal: Journal, *, temperature: float) -> None:
+        self._client, self._recorded, self._journal = client, recorded, journal
+        self._temperature = temperature
+        self.counts = ReflectionCounts()
+
+    async def ask(
+        self,
+        purpose: str,
+        model: str | None,
+        question: str,
+        check: Callable[[str], tuple[T | None, str]],
+        *,
+        place: str,
+    ) -> T | None:
+        """Return what `check` makes of the model's answer; None if there is no usable one.
+
+        An answer that cannot be used is returned to the model once, with the reason. An error of the
+        call is logged and counted.
+
+        check: returns a value, or None and why there is none.
+        place: under which the answer is kept; an empty one keeps none.
+        """
+        messages: list[Message] = [{"role": "user", "content": question}]
+        for attempt in range(_TRIES):
+            answer = await self._answer(purpose, model, messages, f"{place}/{attempt}" if place else "")
+            if answer is None:
+                return None
+            value, problem = check(answer)
+            if value is not None:
+                return value
+            logger.info("%s %s: an answer cannot be used, because %s", purpose, place, problem)
+            messages += [
+                {"role": "assistant", "content": answer or "(no text)"},
+                {"role": "user", "content": f"This answer cannot be used: {problem}. Please answer again."},
+            ]
+            self.counts.last_problem = problem
+        self.counts.refused += 1
+        return None
+
+    async def _answer(self, purpose: str, model: str | None, messages: list[Message], place: str) -> str | None:
+        """Return the answer that is kept for this place, or else the model's; None if the call failed."""
+        kept = self._journal.get(place) if place else None
+        if kept is not None:
+            self.counts.replayed += 1
+            return kept
+        self.counts.calls += 1
+        try:
+            answer = await self._call(purpose, model, messages, place)
+        except LeydenError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- a client of any package; the other branches go on
+            self.counts.errors[f"{type(error).__name__}: {describe_error(error)[:_SHOWN_CHARACTERS]}"] += 1
+            return None
+        if place:
+            self._journal.add(place, answer, purpose=purpose)
+        return answer
+
+    async def _call(self, purpose: str, model: str | None, messages: list[Message], place: str) -> str:
+        if self._client is not None:
+            return await self._complete(self._client, model, messages)
+        async with self._recorded(purpose, model=model, metadata={"place": place}) as llm:
+            return await self._complete(llm.openai(), llm.model, messages)
+
+    async def _complete(self, client: Any, model: str | None, messages: list[Message]) -> str:
+        answer: Any = await client.chat.completions.create(
+            model=model, messages=messages, temperature=self._temperature
+        )
+        choices: list[Any] = answer.choices or []
+        return (choices[0].message.content if choices else None) or ""

@@ -1,0 +1,132 @@
+"""What a reflection model reads of rollouts, and which of its answers can take the place of a prompt.
+
+Pure functions: they know prompts and finished rollouts, no model, no store and no optimiser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from leyden.adapter.transcript import transcript_lines
+from leyden.algorithm.evaluator import Score
+from leyden.errors import ConfigError
+from leyden.types import PromptTemplate
+from leyden.utils.figures import figure
+from leyden.utils.text import as_json
+
+_TASK_CHARACTERS = 2000
+_MESSAGE_CHARACTERS = 2000
+_ROLLOUT_CHARACTERS = 8000
+_OPEN, _CLOSE = "<new_prompt>", "</new_prompt>"
+_TAG = re.compile(f"{_OPEN}(.*?)({_CLOSE}|\\Z)", re.DOTALL)
+_FENCE = re.compile(r"\A```[\w-]*\n(.*)\n```\Z", re.DOTALL)
+_OTHER_ENGINES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+"""Marks that Jinja and POML replace."""
+_STRAY = re.compile(r"\{\{|\}\}|\{%|%\}|\{#|#\}")
+"""Marks that must not be left beside expressions and tags, because they change how the text around them is read."""
+_SECONDS = re.compile(r"  \d+\.\d\d s(?=  |\Z)")
+"""A duration in a transcript: it differs in every run and says nothing about the prompt."""
+
+
+def rollouts_as_text(scores: Sequence[Score]) -> str:
+    """Return what an agent did on each task, and the reward, for the reflection model to read."""
+    return "\n".join(_rollout_as_text(number, score) for number, score in enumerate(scores, 1))
+
+
+def _rollout_as_text(number: int, score: Score) -> str:
+    head = f'<run number="{number}" reward="{figure(score.reward)}">'
+    lines = [head]
+    if score.result is not None:
+        task = score.result.rollout.input
+        lines.append("task: " + _cut(task if isinstance(task, str) else as_json(task), _TASK_CHARACTERS))
+        spans = [span for span in score.result.spans if span.name]
+        lines += [_SECONDS.sub("", line) for line in transcript_lines(spans, max_characters=_MESSAGE_CHARACTERS)]
+    if score.reason is not None:
+        lines.append(f"failed: {_cut(score.reason, _MESSAGE_CHARACTERS)}")
+    return _cut("\n".join(lines), _ROLLOUT_CHARACTERS) + "\n</run>"
+
+
+def shown_text(text: str) -> str:
+    """Return a text for the reflection model, cut if it is very long."""
+    return _cut(text, _MESSAGE_CHARACTERS)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]} ... ({len(text):,} characters in all)"
+
+
+# ---- answers -----------------------------------------------------------------------------------------------------------
+
+
+def new_prompt_of(answer: str) -> str | None:
+    """Return the prompt that an answer holds: between its last tags, or else all of it; None if it was cut off.
+
+    Of nested tags, the inner ones are in the text, which `problem_with` refuses.
+    """
+    if tagged := list(_TAG.finditer(answer)):
+        last = tagged[-1]
+        return answer[last.start(1) : answer.rindex(_CLOSE)].strip() if last[2] else None
+    text = answer.strip()
+    fenced = _FENCE.match(text)
+    return fenced[1].strip() if fenced else text
+
+
+def problem_with(text: str | None, prompt: PromptTemplate, *, max_characters: int) -> str | None:
+    """Return why a text cannot take the place of a prompt, in words for the model that wrote it; None if it can.
+
+    The new prompt must have the same placeholders, because the agent gives it the same values.
+    """
+    if text is None:
+        return "it has no </new_prompt>, so it seems to be cut off"
+    if not text:
+        return "it is empty"
+    if _OPEN in text or _CLOSE in text:
+        return f"it has {_OPEN} or {_CLOSE} inside the new prompt; write each once, around the new prompt"
+    if len(text) > max_characters:
+        return f"it has {len(text):,} characters, and at most {max_characters:,} are possible"
+    if text == prompt.template.strip():
+        return "it is the current prompt without any change"
+    wanted = placeholders_of(prompt)
+    try:
+        found = placeholders_of(prompt.model_copy(update={"template": text}))
+    except ConfigError as error:
+        return str(error)
+    if lost := sorted(wanted - found):
+        return f"it lacks the placeholder {braced(lost, prompt)}"
+    if invented := sorted(found - wanted):
+        possible = braced(wanted, prompt)
+        return f"it has the placeholder {braced(invented, prompt)}, which gets no value; possible: {possible}"
+    return None if prompt.engine == "f-string" else _problem_with_tags(text, prompt.template)
+
+
+def _problem_with_tags(text: str, template: str) -> str | None:
+    """Return why a text is no template of Jinja or POML with the tags of another one; None if it is."""
+    wanted, found = _tags(template), _tags(text)
+    if found != wanted:
+        return f"its tags are {' '.join(found) or 'none'}, and must be {' '.join(wanted) or 'none'}, in this order"
+    if new := sorted(_strays(text) - _strays(template)):
+        return f"it has {new[0]} outside of a placeholder or tag"
+    return None
+
+
+def _tags(template: str) -> list[str]:
+    return [each for each in _OTHER_ENGINES.findall(template) if each.startswith("{%")]
+
+
+def _strays(template: str) -> set[str]:
+    return set(_STRAY.findall(_OTHER_ENGINES.sub("", template)))
+
+
+def placeholders_of(prompt: PromptTemplate) -> set[str]:
+    """Return the placeholders' names; of another engine than `f-string`, its expressions as they are written.
+
+    Raises ConfigError for a template that cannot be formatted.
+    """
+    return set(prompt.placeholders if prompt.engine == "f-string" else _OTHER_ENGINES.findall(prompt.template))
+
+
+def braced(names: Collection[str], prompt: PromptTemplate) -> str:
+    """Return placeholders as the template writes them: `{task}, {tone}`."""
+    written = names if prompt.engine != "f-string" else [f"{{{name}}}" for name in names]
+    return ", ".join(sorted(written)) or "none"

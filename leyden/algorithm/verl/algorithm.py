@@ -1,0 +1,117 @@
+"""`VERL`: verl's trainer as an algorithm, on the store and the gateway that every algorithm has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from leyden.algorithm.base import Algorithm, Dataset
+from leyden.algorithm.verl.config import Config, make_config
+from leyden.algorithm.verl.daemon import AgentModeDaemon, DaemonOptions
+from leyden.algorithm.verl.dataset import LoadedDataset
+from leyden.errors import ConfigError
+from leyden.extras import import_optional
+from leyden.loop import Metrics, Stage
+from leyden.types import LLM, NamedResources, ProxyLLM
+
+
+class VERL(Algorithm):
+    """Train a policy with verl (https://github.com/verl-project/verl): FSDP, vLLM and Ray, on one or many GPUs.
+
+    The agent and its record are those of `PolicyGradient`; verl's trainer takes the rows of its rollouts. Needs the
+    extra `verl` in an environment that verl supports.
+
+    config: changes of the configuration: a mapping, nested or with dotted keys, or a YAML file. See `make_config`.
+    overrides: Hydra's command-line syntax, applied after `config`.
+    trainer_cls: in place of `AgentLightningTrainer`, a subclass of verl's `PPOTrainer` called with `(config, report=...)`.
+    daemon_cls: in place of `AgentModeDaemon`.
+    Raise ConfigError for a key that verl does not know and a value that it refuses.
+    """
+
+    uses_gateway = True
+    resumable = True
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        overrides: Sequence[str] = (),
+        trainer_cls: Any = None,
+        daemon_cls: Any = None,
+    ) -> None:
+        self.config = make_config(config, overrides)
+        """The whole configuration, an OmegaConf `DictConfig`."""
+        self.trainer_cls, self.daemon_cls = trainer_cls, daemon_cls or AgentModeDaemon
+
+    def planned_resources(self) -> NamedResources:
+        """Return the initial resources, and the policy under `leyden.resource_name`."""
+        llm = ProxyLLM(endpoint="http://gateway/v1", model=str(self.config.actor_rollout_ref.model.path))
+        return {**(self.get_initial_resources() or {}), str(self.config.leyden.resource_name): llm}
+
+    def trained_model(self) -> Any:
+        """Return `actor_rollout_ref.model.path`."""
+        return str(self.config.actor_rollout_ref.model.path)
+
+    def get_client(self) -> LLM:
+        """Return the policy as agents get it, while the run is under way. Raise ConfigError before.
+
+        `get_client().openai()` is an OpenAI client for it.
+        """
+        proxy = self.get_llm_proxy()
+        if proxy is None or not proxy.is_running():
+            raise ConfigError(
+                "VERL.get_client() has a model while a run is under way; call it from a callback or the agent"
+            )
+        return proxy.as_resource(model=self.trained_model())
+
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+        """Train with verl. Its checkpoints lie in the run's folder, and a resumed run continues from the newest.
+
+        Without data sets, verl reads `data.train_files` and `data.val_files`. Without a validation set, the training set
+        is validated on where `trainer.val_before_train` or `trainer.test_freq` say so.
+        """
+        from leyden.algorithm.verl.running import run_ppo
+
+        proxy, run = self.get_llm_proxy(), self.get_run()
+        if proxy is None:
+            raise ConfigError("VERL needs a gateway; Trainer makes one, or call set_llm_proxy(LLMProxy(...))")
+        with TemporaryDirectory(prefix="leyden-verl-") as folder:
+            config = self._prepared(run.directory or Path(folder), train_dataset, val_dataset)
+            daemon = self.daemon_cls(
+                self.collector,
+                proxy,
+                self.get_adapter(),
+                publish=self.publish_endpoint,
+                run_id=run.run_id,
+                options=DaemonOptions.of(config),
+                initial_resources=self.get_initial_resources(),
+            )
+            self.announce_ready()
+            await asyncio.to_thread(run_ppo, config, daemon, trainer_cls=self.trainer_cls, report=self._report)
+
+    def _prepared(self, folder: Path, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Any:
+        """Return a copy of the configuration with the data sets as files, and places for checkpoints."""
+        omegaconf = import_optional("omegaconf", extra="verl", needed_by="VERL")
+        config = omegaconf.OmegaConf.create(omegaconf.OmegaConf.to_container(self.config, resolve=False))
+        with omegaconf.open_dict(config):
+            for name, tasks in (("train", train), ("val", val if val is not None else train)):
+                if tasks is None:
+                    continue
+                if not len(tasks):
+                    raise ConfigError(f"VERL needs tasks; the {name} data set is empty")
+                config.data[f"{name}_files"] = str(LoadedDataset(tasks).write(folder / "verl" / f"{name}.jsonl"))
+            if str(config.trainer.default_local_dir).startswith("checkpoints/"):  # verl's default
+                config.trainer.default_local_dir = str(folder / "checkpoints")
+        size = config.data.train_batch_size
+        if train is not None and len(train) < size:
+            raise ConfigError(
+                f"data.train_batch_size is {size} and the data set has {len(train)} tasks, so verl would have no step; "
+                "lower data.train_batch_size"
+            )
+        return config
+
+    def _report(self, metrics: Metrics, stage: Stage, step: int) -> None:
+        self.get_run().report(metrics, stage=stage, iteration=max(step, 1) if stage == "train" else None)

@@ -1,0 +1,131 @@
+"""verl's training engine on CPUs: a platform and an FSDP2 engine, in verl's registries.
+
+verl 0.9 has platforms for accelerators only. Where there is none, `VERL_PLATFORM=cpu` and
+`VERL_USE_EXTERNAL_MODULES=leyden.algorithm.verl.cpu` have each of its processes import this module. It is meant for
+tests and small models: FSDP2 on gloo, in float32. FSDP1 refuses CPU parameters.
+"""
+
+# verl is installed in few environments, and it has no types.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUntypedBaseClass=false, reportUntypedClassDecorator=false
+
+from __future__ import annotations
+
+import contextlib
+import types
+from typing import Any
+
+import torch
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+RESOURCE = "VERL_CPU"
+"""Ray's name of one rank's place. Ray must be started with as many as there are ranks: `resources={"VERL_CPU": 2}`."""
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def _memory(*_: Any) -> tuple[int, int]:
+    return 1 << 34, 1 << 34
+
+
+def _device_module() -> Any:
+    """Return `torch.cpu` with the functions that `torch.cuda` has besides."""
+    module = types.SimpleNamespace(**{name: getattr(torch.cpu, name) for name in dir(torch.cpu) if name[:2] != "__"})
+    nothing = ("empty_cache", "reset_peak_memory_stats", "set_device", "synchronize", "ipc_collect")
+    zero = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved", "current_device")
+    for name in nothing:
+        setattr(module, name, _nothing)
+    for name in zero:
+        setattr(module, name, _zero)
+    module.manual_seed = module.manual_seed_all = torch.manual_seed
+    module.get_rng_state, module.set_rng_state = torch.get_rng_state, torch.set_rng_state
+    module.mem_get_info = _memory
+    module.device_count = lambda: 1
+    module.is_available = lambda: True
+    return module
+
+
+@PlatformRegistry.register(platform="cpu")
+class CPUPlatform(PlatformBase):
+    """The CPU as verl's accelerator."""
+
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = _device_module()
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        return False  # never detected: it must be chosen by VERL_PLATFORM
+
+    def current_device(self) -> Any:
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        """Do nothing."""
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Do nothing."""
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        """Do nothing."""
+
+    def empty_cache(self) -> None:
+        """Do nothing."""
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    def nvtx_range(self, msg: str) -> Any:
+        return contextlib.nullcontext()
+
+    def profiler_start(self) -> None:
+        """Do nothing."""
+
+    def profiler_stop(self) -> None:
+        """Do nothing."""
+
+    def ray_resource_name(self) -> str:
+        return RESOURCE
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> Any:
+        return None
+
+
+def register_engine() -> None:
+    """Register verl's FSDP engine for CPUs. It imports verl's trainer, so it runs when an engine is needed."""
+    from verl.workers.engine.base import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
+    class CPUEngine(FSDPEngineWithLMHead):  # pyright: ignore[reportUnusedClass] -- the registry has it
+        """verl's FSDP2 engine."""

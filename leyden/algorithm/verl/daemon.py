@@ -1,0 +1,280 @@
+"""`AgentModeDaemon`: runs a batch of verl's prompts as rollouts of agents, and returns their rows.
+
+The daemon works on the event loop of the algorithm; verl's trainer, which is synchronous, calls it from a thread of its
+own and waits there. It knows the store, the gateway and how rollouts are read. It does not know verl: rows and metrics
+leave it as plain values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from leyden.adapter import TraceAdapter
+from leyden.algorithm.collector import RolloutCollector, rollout_id_at
+from leyden.algorithm.policy_gradient.batch import Group, RolloutData
+from leyden.algorithm.policy_gradient.metrics import rollout_metrics
+from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader, explanation
+from leyden.algorithm.verl.rows import Row, make_rows, score_rollouts, truncate_rows
+from leyden.errors import ConfigError, NoTrainingData
+from leyden.gateway import LLMProxy, UpstreamModel
+from leyden.loop import Metrics
+from leyden.types import LLM, EnqueueRolloutRequest, NamedResources, RolloutConfig, RolloutMode
+from leyden.utils import ids
+
+logger = logging.getLogger(__name__)
+
+_NAMED = 5
+"""Unfinished rollouts that a report names."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """The rollouts of one batch of prompts, and what became of them."""
+
+    rows: list[Row] = field(default_factory=list[Row])
+    """Of a training batch: what fits. Of a validation batch: one row for each rollout, with its reward."""
+    sessions: list[int] = field(default_factory=list[int])
+    """Of each row: which of its prompt's rollouts it belongs to."""
+    metrics: Metrics = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOptions:
+    """How a daemon runs and reads rollouts; from the section `leyden` and from verl's own keys."""
+
+    model: str
+    """The servers' name of the policy, which agents use too."""
+    rollouts_per_task: int
+    max_prompt_length: int
+    max_response_length: int
+    temperature: float
+    val_temperature: float
+    aggregation: Any
+    overlong: Any
+    timeout_seconds: float | None
+    failed_reward: float | None
+    resource_name: str
+    report_seconds: float
+    runner_timeout_seconds: float | None
+    pad_id: int = 0
+
+    @classmethod
+    def of(cls, config: Any) -> DaemonOptions:
+        """Return the options of a whole configuration."""
+        rollout, own = config.actor_rollout_ref.rollout, config.leyden
+        return cls(
+            model=config.actor_rollout_ref.model.path,
+            rollouts_per_task=rollout.n,
+            max_prompt_length=config.data.max_prompt_length,
+            max_response_length=config.data.max_response_length,
+            temperature=rollout.temperature,
+            val_temperature=rollout.val_kwargs.temperature,
+            aggregation=own.aggregation,
+            overlong=own.overlong,
+            timeout_seconds=own.timeout_seconds,
+            failed_reward=own.failed_reward,
+            resource_name=own.resource_name,
+            report_seconds=own.report_seconds,
+            runner_timeout_seconds=own.runner_timeout_seconds,
+        )
+
+
+class AgentModeDaemon:
+    """Turns prompts of verl's data loader into rollouts in the store, and rollouts into rows.
+
+    Made on the algorithm's event loop. `run_batch` may be called from any other thread.
+
+    collector: enqueues rollouts, and waits for them.
+    llm_proxy: the gateway, which gets verl's servers as its upstream.
+    publish: stores an endpoint and returns the model that names it (`Algorithm.publish_endpoint`).
+    run_id: rollouts have ids of the run, the step and their place, so that a resumed run finds them.
+    """
+
+    def __init__(
+        self,
+        collector: RolloutCollector,
+        llm_proxy: LLMProxy,
+        adapter: TraceAdapter[Any],
+        *,
+        publish: Callable[[LLM], Awaitable[LLM]],
+        run_id: str,
+        options: DaemonOptions,
+        initial_resources: NamedResources | None = None,
+    ) -> None:
+        self._collector, self._proxy, self._adapter = collector, llm_proxy, adapter
+        self._publish, self._run_id, self.options = publish, run_id, options
+        self._initial_resources = initial_resources or {}
+        self._resources_ids: dict[RolloutMode, str] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def set_up_servers(self, addresses: Sequence[str]) -> None:
+        """Route the gateway to verl's servers, and publish the policy for training and validation."""
+        self._wait(self._set_up(addresses))
+
+    def run_batch(self, uids: Sequence[str], tasks: Sequence[str], *, step: int, mode: RolloutMode, n: int) -> Batch:
+        """Run each task `n` times, and return the rows when all have finished.
+
+        uids: verl's name of each prompt, which becomes the rows' group. tasks: JSON texts.
+        step: verl's step; the gateway records it as the policy's version.
+        Raise NoTrainingData if nothing of a training batch can be trained on, and ConfigError if no runner has started a
+        rollout within `runner_timeout_seconds`.
+        """
+        return self._wait(self._run(list(uids), list(tasks), step, mode, n))
+
+    def _wait(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _set_up(self, addresses: Sequence[str]) -> None:
+        options = self.options
+        self._proxy.update_model_list(
+            [
+                UpstreamModel(options.model, f"http://{address.removeprefix('http://')}/v1", part_of_run=True)
+                for address in addresses
+            ]
+        )
+        temperatures: dict[RolloutMode, float] = {"train": options.temperature, "val": options.val_temperature}
+        for mode, temperature in temperatures.items():
+            llm = self._proxy.as_resource(model=options.model, sampling_parameters={"temperature": temperature})
+            resources_id = ids.derived_id("rs", self._run_id, f"policy for {mode}")
+            resources = {**self._initial_resources, options.resource_name: await self._publish(llm)}
+            await self._collector.store.update_resources(resources_id, resources, author=self._run_id)
+            self._resources_ids[mode] = resources_id
+
+    async def _run(self, uids: list[str], tasks: list[str], step: int, mode: RolloutMode, n: int) -> Batch:
+        started = time.perf_counter()
+        self._proxy.set_policy_version(self.options.model, step)
+        requests = [
+            self._request(task, mode, step, place, session) for place, task in enumerate(tasks) for session in range(n)
+        ]
+        counts = RolloutCounts()
+        groups = await self._collect(requests, uids, n, mode, counts)
+        metrics = rollout_metrics(counts, seconds=time.perf_counter() - started, success_reward=1.0)
+        scored, report = score_rollouts(groups, uids)
+        rows = make_rows(scored, self.options.aggregation)
+        before = _row_metrics(rows, "_before_processing")
+        try:
+            kept = truncate_rows(
+                rows,
+                scored,
+                report,
+                max_prompt_length=self.options.max_prompt_length,
+                max_response_length=self.options.max_response_length,
+                overlong=self.options.overlong,
+                pad_id=self.options.pad_id,
+            )
+        except NoTrainingData as error:
+            if mode == "train":
+                raise NoTrainingData(f"step {step} has nothing to train on. {explanation(counts)}. {error}") from error
+            kept = [Row(each.group, each.rollout_id, each.reward, [0], [0], [0], [0.0], n_calls=0) for each in scored]
+        if report.dropped:
+            logger.warning("step %d: %s", step, report)
+        session_of = {str(request.rollout_id): place % n for place, request in enumerate(requests)}
+        after = _row_metrics([row for row in kept if row.n_trained], "_after_processing")
+        return Batch(
+            rows=kept,
+            sessions=[session_of[row.rollout_id] for row in kept],
+            metrics={**metrics, **before, **after, **report.metrics("")},
+        )
+
+    def _request(self, task: str, mode: RolloutMode, step: int, place: int, session: int) -> EnqueueRolloutRequest:
+        return EnqueueRolloutRequest(
+            rollout_id=rollout_id_at(self._run_id, mode, step, place, session),
+            input=json.loads(task),
+            mode=mode,
+            group_id=ids.derived_id("gr", self._run_id, mode, step, place),
+            resources_id=self._resources_ids[mode],
+            config=RolloutConfig(
+                timeout_seconds=self.options.timeout_seconds,
+                max_attempts=1,
+                retry_condition=[],
+                require_reward=True,
+                require_model_call=mode == "train",
+            ),
+            metadata={"step": step, "place": place, "session": session},
+        )
+
+    async def _collect(
+        self,
+        requests: Sequence[EnqueueRolloutRequest],
+        uids: Sequence[str],
+        n: int,
+        mode: RolloutMode,
+        counts: RolloutCounts,
+    ) -> list[Group]:
+        """Return one group for each prompt. Raise what the watch raises, if it does first."""
+        temperature = self.options.temperature if mode == "train" else None
+        reader = RolloutReader(self._adapter, temperature, self.options.failed_reward)
+        found: dict[int, RolloutData] = {}
+        unfinished = {str(request.rollout_id) for request in requests}
+
+        async def collect() -> None:
+            async with contextlib.aclosing(self._collector.collect(requests)) as results:
+                async for result in results:
+                    unfinished.discard(result.rollout_id)
+                    if (read := reader.read(result, counts)) is not None:
+                        found[result.place] = read
+
+        collecting, watching = asyncio.create_task(collect()), asyncio.create_task(self._watch(unfinished))
+        try:
+            await asyncio.wait({collecting, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done() and not collecting.done():
+                watching.result()
+            await collecting
+        finally:
+            collecting.cancel()
+            watching.cancel()
+            await asyncio.gather(collecting, watching, return_exceptions=True)
+        return [
+            Group([found[place] for place in range(prompt * n, prompt * n + n) if place in found])
+            for prompt in range(len(uids))
+        ]
+
+    async def _watch(self, unfinished: set[str]) -> None:
+        """Log which rollouts are waited for, and raise ConfigError if no runner ever starts one."""
+        started, has_runner = time.monotonic(), False
+        limit = self.options.runner_timeout_seconds
+        pause = min(self.options.report_seconds, limit or self.options.report_seconds)
+        total = len(unfinished)
+        while True:
+            await asyncio.sleep(pause)
+            waiting = sorted(unfinished)
+            page = await self._collector.store.query_rollouts(rollout_id_in=waiting)
+            by_status: Mapping[str, int] = _count(rollout.status for rollout in page)
+            has_runner = has_runner or len(waiting) < total or set(by_status) != {"queuing"}
+            named = ", ".join(waiting[:_NAMED]) + (", ..." if len(waiting) > _NAMED else "")
+            statuses = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
+            logger.info("waiting for %d of %d rollouts (%s): %s", len(waiting), total, statuses, named)
+            if not has_runner and limit is not None and time.monotonic() - started >= limit:
+                raise ConfigError(
+                    f"no runner has started any of {total} rollouts within leyden.runner_timeout_seconds={limit:g} "
+                    f"({named}); start runners on this store, or raise the limit"
+                )
+
+
+def _count(statuses: Any) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for status in statuses:
+        counts[status] = counts.get(status, 0) + 1
+    return counts
+
+
+def _row_metrics(rows: Sequence[Row], suffix: str) -> Metrics:
+    """Return the lengths of rows under the names of seed systems: before rows are dropped and cut, or after."""
+    prompts, responses = [len(row.prompt_ids) for row in rows], [len(row.response_ids) for row in rows]
+    if not rows:
+        return {f"rows{suffix}": 0}
+    return {
+        f"rows{suffix}": len(rows),
+        f"prompt_length_mean{suffix}": sum(prompts) / len(rows),
+        f"prompt_length_max{suffix}": max(prompts),
+        f"response_length_mean{suffix}": sum(responses) / len(rows),
+        f"response_length_max{suffix}": max(responses),
+        f"trained_tokens{suffix}": sum(row.n_trained for row in rows),
+    }

@@ -1,0 +1,106 @@
+"""Tasks as verl reads them: `AgentDataset` from files, `LoadedDataset` from a list.
+
+verl's own data sets make prompts of their rows. An agent makes its prompts itself, so a row here is the task as JSON,
+which travels through verl's data loader untouched and reaches the agent as it was. verl makes `AgentDataset` itself
+(`data.custom_cls`), so that its checkpoints of the data loader hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from leyden.errors import ConfigError
+from leyden.extras import import_optional
+
+Item = dict[str, Any]
+
+
+class LoadedDataset:
+    """Tasks of a list as verl's rows. Each task must be a JSON value.
+
+    source: the name under which verl reports the validation of these tasks.
+    Raise ConfigError for a task that is no JSON value, with its place.
+    """
+
+    def __init__(self, tasks: Sequence[Any], *, source: str = "leyden") -> None:
+        self._source = source
+        self._texts = [_as_json(place, tasks[place]) for place in range(len(tasks))]
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, place: int) -> Item:
+        """Return one row: the task's JSON text, its place, and the fields that verl wants in each row."""
+        return {"raw_prompt": self._texts[place], "index": place, "data_source": self._source, "reward_model": {}}
+
+    def write(self, path: Path) -> Path:
+        """Write the tasks as JSON lines, which `AgentDataset` reads, and return the path."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{text}\n" for text in self._texts))
+        return path
+
+
+class AgentDataset(LoadedDataset):
+    """Tasks of JSON Lines or Parquet files as verl's rows; verl calls it with these parameters.
+
+    data_files: a path, or several. In a Parquet file a row is a task, an object with its columns.
+    max_samples: take the first so many tasks; -1: all.
+    Raise ConfigError for a file that is missing, empty or damaged, with the line: a data set is complete, or refused.
+    """
+
+    def __init__(
+        self,
+        data_files: str | Sequence[str],
+        tokenizer: Any = None,
+        processor: Any = None,
+        config: Any = None,
+        max_samples: int = -1,
+        **_: Any,
+    ) -> None:
+        files = [data_files] if isinstance(data_files, str) else [str(file) for file in data_files]
+        tasks = [task for file in files for task in _read(Path(file).expanduser())]
+        super().__init__(tasks if max_samples < 0 else tasks[:max_samples])
+
+
+def _read(file: Path) -> list[Any]:
+    if not file.is_file():
+        raise ConfigError(
+            f"the data set {file} does not exist; data.train_files and data.val_files name JSONL or Parquet files"
+        )
+    tasks = list(_parquet(file) if file.suffix == ".parquet" else _json_lines(file))
+    if not tasks:
+        raise ConfigError(f"the data set {file} holds no task")
+    return tasks
+
+
+def _json_lines(file: Path) -> Iterator[Any]:
+    with file.open() as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"the data set {file} is damaged: line {number} is no JSON ({error})") from error
+
+
+def _parquet(file: Path) -> Iterator[Any]:
+    parquet = import_optional("pyarrow.parquet", extra="export", needed_by="AgentDataset")
+    try:
+        yield from parquet.read_table(file).to_pylist()
+    except OSError as error:
+        raise ConfigError(f"the data set {file} is damaged: {error}") from error
+    except ValueError as error:  # pyarrow's ArrowInvalid is one
+        raise ConfigError(f"the data set {file} is no Parquet file: {error}") from error
+
+
+def _as_json(place: int, task: Any) -> str:
+    if hasattr(task, "model_dump"):
+        task = task.model_dump(mode="json")
+    try:
+        return json.dumps(task, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"task {place} is no JSON value ({error}); verl passes tasks as JSON") from error

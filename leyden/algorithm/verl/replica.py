@@ -1,0 +1,138 @@
+"""Leyden's embedded engine as a rollout engine of verl, under the name `leyden`: `actor_rollout_ref.rollout.name=leyden`.
+
+It serves small models where there is no vLLM: one server for each replica, an actor of Ray, which takes the trainer's
+weights through Ray's object store. `register` adds it to verl's registries, in each process that imports
+`leyden.algorithm.verl.plugin`.
+"""
+
+# verl is installed in few environments, and it has no types.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUntypedBaseClass=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+import torch
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout  # pyright: ignore[reportPrivateUsage] -- verl has no function
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+
+from leyden.engine import EmbeddedBackend
+
+NAME = "leyden"
+
+
+def register() -> None:
+    """Add the engine to verl's registries. Calling it again does nothing."""
+    RolloutReplicaRegistry.register(NAME, lambda: EngineReplica)
+    _ROLLOUT_REGISTRY[NAME, "async"] = f"{__name__}.ServerAdapter"
+
+
+class EngineServer:
+    """An actor of Ray that serves a model's OpenAI-compatible endpoint, and takes new weights."""
+
+    def __init__(self, model: str, *, max_length: int | None) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._folder, self._max_length = model, max_length
+        self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self._backend: EmbeddedBackend | None = None
+
+    async def start(self) -> str:
+        """Serve, and return the address as `host:port`."""
+        port = 0 if self._backend is None else int(self._address().rpartition(":")[2])
+        await self.stop()
+        backend = self._backend = EmbeddedBackend(
+            self._model, tokenizer=self._folder, model_name=self._folder, max_length=self._max_length, port=port
+        )
+        await backend.start()
+        return self._address()
+
+    async def stop(self) -> None:
+        """Stop serving."""
+        if self._backend is not None:
+            await self._backend.stop()
+
+    async def set_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
+        """Serve these weights from now on, at the same address, and return the names that the model does not have.
+
+        The engine starts anew, so that nothing of the old weights stays in a cache.
+        """
+        await self.stop()
+        own = dict(self._model.named_parameters())
+        with torch.no_grad():
+            for name, weight in weights.items():
+                if name in own:
+                    own[name].copy_(weight)
+        await self.start()
+        return sorted(set(weights) - set(self._model.state_dict()))
+
+    def _address(self) -> str:
+        assert self._backend is not None
+        return self._backend.endpoint().endpoint.removeprefix("http://").removesuffix("/v1")
+
+    async def wake_up(self, **_: Any) -> None:
+        """Do nothing: the engine keeps its weights."""
+
+    async def sleep(self, **_: Any) -> None:
+        """Do nothing: the engine keeps its weights."""
+
+    async def abort_all_requests(self, **_: Any) -> None:
+        """Do nothing: weights change between two steps, when no call is under way."""
+
+    async def resume_generation(self) -> None:
+        """Do nothing."""
+
+    async def clear_kv_cache(self) -> None:
+        """Do nothing: new weights start the engine anew."""
+
+    async def release_kv_cache(self) -> None:
+        """Do nothing."""
+
+    async def resume_kv_cache(self) -> None:
+        """Do nothing."""
+
+
+def server_name(replica_rank: int) -> str:
+    """Return the name of a replica's actor."""
+    return f"leyden_engine_server_{replica_rank}"
+
+
+class EngineReplica(RolloutReplica):
+    """A replica of verl: one `EngineServer`."""
+
+    async def launch_servers(self) -> None:
+        """Start the server."""
+        actor = ray.remote(EngineServer).options(name=server_name(self.replica_rank), num_cpus=0)
+        limit = self.config.max_model_len or self.config.prompt_length + self.config.response_length
+        server = actor.remote(self.model_config.path, max_length=limit)
+        self._server_address = await server.start.remote()
+        self._server_handle = server
+        self.servers = [server]
+
+
+class ServerAdapter(BaseRollout):
+    """The trainer's side of a replica: sends the weights of verl's training engine to its server."""
+
+    async def resume(self, tags: list[str]) -> None:
+        """Do nothing: the engine keeps its weights."""
+
+    async def release(self) -> None:
+        """Do nothing: the engine keeps its weights."""
+
+    async def update_weights(self, weights: Any, wire_format: str = "named_tensors", **_: Any) -> None:
+        """Send full weights. Every rank gathers them; the first of each replica sends."""
+        if wire_format != "named_tensors":
+            raise NotImplementedError(f"the engine 'leyden' takes named tensors, not {wire_format!r}")
+        gathered = {name: weight.detach().to("cpu", torch.float32).clone() for name, weight in weights}
+        rank, size = torch.distributed.get_rank(), self._replica_size()
+        if rank % size:
+            return
+        unknown = await ray.get_actor(server_name(rank // size)).set_weights.remote(gathered)
+        if unknown:
+            raise RuntimeError(f"the engine 'leyden' has no weights called {', '.join(unknown[:5])}")
+
+    def _replica_size(self) -> int:
+        config = self.config
+        return config.tensor_model_parallel_size * config.data_parallel_size * config.pipeline_model_parallel_size

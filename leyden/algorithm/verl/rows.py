@@ -1,0 +1,354 @@
+"""From scored rollouts to the padded rows of a verl batch, as five pure functions that count what they drop.
+
+`score_rollouts`, `make_rows`, `truncate_rows`, `pad_rows` and `row_tensors` run in this order. They need no verl, and
+torch in the last one alone; `data_proto` hands the result to verl. What they know of verl is its layout: prompts are
+padded on the left, responses on the right.
+
+A rollout of which no row is left keeps one row without a trained token, because its reward counts in its group's
+baseline, as it does in `PolicyGradient`.
+
+Shapes: R rows, P prompt tokens, S response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from leyden.algorithm.policy_gradient.batch import Group
+from leyden.errors import NoTrainingData
+from leyden.extras import import_optional
+from leyden.options import check_choice, check_number
+from leyden.types import Trajectory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Number = TypeVar("Number", int, float)
+Aggregation = Literal["trajectory", "transition"]
+"""The rows of a rollout. "trajectory": calls of which each continues the one before share a row. "transition": each call
+is a row, whose prompt repeats the calls before it."""
+
+Overlong = Literal["drop", "cut"]
+"""How a response that is too long is treated. "drop": its row is dropped. "cut": its end is cut off, which changes
+nothing for the tokens before. A prompt that is too long always drops its row: with a shorter prompt, the
+log-probabilities of the response would be others."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRollout:
+    """One rollout with its reward."""
+
+    group: str
+    """The rollouts of one task have one group. It becomes verl's `uid`."""
+    rollout_id: str
+    reward: float
+    trajectories: tuple[Trajectory, ...]
+    """Empty if the rollout only counts in its group's baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence as verl trains on it."""
+
+    group: str
+    rollout_id: str
+    reward: float
+    prompt_ids: list[int]
+    response_ids: list[int]
+    """Shape (S,): from the first sampled token on, with what the environment said between two calls."""
+    response_mask: list[int]
+    """Shape (S,): 1 where the policy sampled the token."""
+    logprobs: list[float]
+    """Shape (S,): log-probability of each sampled token when it was drawn; 0.0 elsewhere."""
+    n_calls: int = 1
+    """The model calls in the row."""
+
+    @property
+    def n_trained(self) -> int:
+        """Return how many tokens are trained on."""
+        return sum(self.response_mask)
+
+
+@dataclass(slots=True)
+class Report:
+    """Counts over the rows of one batch."""
+
+    rollouts: int = 0
+    rows: int = 0
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    """Rollouts or rows that were dropped, by reason."""
+    cut_tokens: int = 0
+    """Trained tokens at the ends of responses that were cut off."""
+    placeholders: int = 0
+    """Rows without a trained token, which carry the reward of a rollout that cannot be trained on."""
+    fillers: int = 0
+    """Rows without a trained token that make the number of rows a multiple."""
+
+    def metrics(self, prefix: str = "leyden/") -> dict[str, float]:
+        """Return the counts as metrics of verl's logger."""
+        counts = {
+            "rollouts": self.rollouts,
+            "rows": self.rows,
+            "dropped": self.dropped.total(),
+            "cut_tokens": self.cut_tokens,
+            "placeholder_rows": self.placeholders,
+            "filler_rows": self.fillers,
+        }
+        return {f"{prefix}{name}": float(value) for name, value in counts.items()}
+
+    def __str__(self) -> str:
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in self.dropped.most_common(5))
+        return f"{self.rollouts} rollouts gave {self.rows} rows" + (f"; dropped: {reasons}" if reasons else "")
+
+
+# ---- rewards ---------------------------------------------------------------------------------------------------------
+
+
+def score_rollouts(groups: Sequence[Group], names: Sequence[str] = ()) -> tuple[list[ScoredRollout], Report]:
+    """Return the rollouts of all groups that have a finite reward.
+
+    names: the name of each group; empty numbers them.
+    """
+    report = Report()
+    scored: list[ScoredRollout] = []
+    for number, group in enumerate(groups):
+        name = names[number] if names else str(number)
+        for rollout in group.rollouts:
+            if not math.isfinite(rollout.reward):
+                report.dropped[f"the reward is {rollout.reward}"] += 1
+                continue
+            trained = tuple(trajectory for trajectory in rollout.trajectories if trajectory.n_trained)
+            scored.append(ScoredRollout(name, rollout.rollout_id, rollout.reward, trained))
+    report.rollouts = len(scored)
+    return scored, report
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def make_rows(rollouts: Sequence[ScoredRollout], level: Aggregation = "trajectory") -> list[Row]:
+    """Return the rows of each rollout, in the order in which they began."""
+    check_choice("level", level, ("trajectory", "transition"))
+    return [
+        row
+        for rollout in rollouts
+        for trajectory in rollout.trajectories
+        for row in (
+            [_row(rollout, trajectory, trajectory.call_spans)]
+            if level == "trajectory"
+            else [_row(rollout, trajectory, [span]) for span in trajectory.call_spans]
+        )
+        if row.n_trained
+    ]
+
+
+def _row(rollout: ScoredRollout, trajectory: Trajectory, calls: Sequence[tuple[int, int]]) -> Row:
+    """Return the row that holds some calls of a trajectory, one after the other."""
+    start, end = calls[0][0], calls[-1][1]
+    return Row(
+        group=rollout.group,
+        rollout_id=rollout.rollout_id,
+        reward=rollout.reward,
+        prompt_ids=trajectory.token_ids[:start],
+        response_ids=trajectory.token_ids[start:end],
+        response_mask=trajectory.loss_mask[start:end],
+        logprobs=trajectory.logprobs[start:end],
+        n_calls=len(calls),
+    )
+
+
+# ---- truncation ------------------------------------------------------------------------------------------------------
+
+
+def truncate_rows(
+    rows: Sequence[Row],
+    rollouts: Sequence[ScoredRollout],
+    report: Report,
+    *,
+    max_prompt_length: int,
+    max_response_length: int,
+    overlong: Overlong = "drop",
+    pad_id: int = 0,
+) -> list[Row]:
+    """Return rows that fit, and a placeholder for each rollout that has none; count the others in `report`.
+
+    pad_id: the token of a placeholder's prompt and response.
+    Raise NoTrainingData if no row has a trained token.
+    """
+    check_choice("overlong", overlong, ("drop", "cut"))
+    for name, limit in (("max_prompt_length", max_prompt_length), ("max_response_length", max_response_length)):
+        check_number(name, limit, at_least=1, whole=True)
+    kept: dict[str, list[Row]] = {rollout.rollout_id: [] for rollout in rollouts}
+    for row in rows:
+        fitting = _fit(row, report, max_prompt_length, max_response_length, overlong)
+        if fitting is not None:
+            kept[row.rollout_id].append(fitting)
+    if not any(kept.values()):
+        raise NoTrainingData(
+            f"no row of {len(rollouts)} rollouts can be trained on: {report}. Raise data.max_prompt_length "
+            f"({max_prompt_length}) or data.max_response_length ({max_response_length}), or look at the failed rollouts"
+        )
+    for rollout in rollouts:
+        if not kept[rollout.rollout_id]:
+            report.placeholders += 1
+            kept[rollout.rollout_id].append(_placeholder(rollout, pad_id))
+    found = [row for rollout in rollouts for row in kept[rollout.rollout_id]]
+    report.rows = len(found)
+    return found
+
+
+def _fit(row: Row, report: Report, max_prompt: int, max_response: int, overlong: Overlong) -> Row | None:
+    if len(row.prompt_ids) > max_prompt:
+        report.dropped[f"the prompt is longer than max_prompt_length={max_prompt}"] += 1
+        return None
+    if len(row.response_ids) <= max_response:
+        return row
+    if overlong == "drop" or not any(row.response_mask[:max_response]):
+        report.dropped[f"the response is longer than max_response_length={max_response}"] += 1
+        return None
+    report.cut_tokens += sum(row.response_mask[max_response:])
+    return replace(
+        row,
+        response_ids=row.response_ids[:max_response],
+        response_mask=row.response_mask[:max_response],
+        logprobs=row.logprobs[:max_response],
+    )
+
+
+def _placeholder(rollout: ScoredRollout, pad_id: int) -> Row:
+    """Return a row without a trained token that carries a rollout's reward."""
+    return Row(rollout.group, rollout.rollout_id, rollout.reward, [pad_id], [pad_id], [0], [0.0], n_calls=0)
+
+
+# ---- padding ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedRows:
+    """Rows of one length."""
+
+    rows: list[Row]
+    """The rows, fillers included."""
+    prompts_RP: list[list[int]]
+    """Padded on the left."""
+    responses_RS: list[list[int]]
+    """Padded on the right."""
+    prompt_attention_RP: list[list[int]]
+    response_attention_RS: list[list[int]]
+    response_mask_RS: list[list[int]]
+    logprobs_RS: list[list[float]]
+    scores_RS: list[list[float]]
+    """The rollout's reward at the last token of its last row; 0.0 elsewhere."""
+    scales_R: list[float]
+    """Makes the mean over rows of (sum over a row's tokens) the mean over rollouts of (mean over the rollout's tokens)."""
+
+
+def pad_rows(
+    rows: Sequence[Row],
+    report: Report,
+    *,
+    pad_id: int,
+    prompt_length: int | None = None,
+    response_length: int | None = None,
+    multiple_of: int = 1,
+) -> PaddedRows:
+    """Pad rows to one length, and add rows without a trained token until their number is a multiple.
+
+    prompt_length, response_length: None takes the longest.
+    multiple_of: for example the number of data-parallel ranks.
+    """
+    check_number("multiple_of", multiple_of, at_least=1, whole=True)
+    n_fillers = -len(rows) % multiple_of
+    report.fillers += n_fillers
+    filler = ScoredRollout("filler", "filler", 0.0, ())
+    padded = [*rows, *(_placeholder(filler, pad_id) for _ in range(n_fillers))]
+    width_P = prompt_length or max(len(row.prompt_ids) for row in padded)
+    width_S = response_length or max(len(row.response_ids) for row in padded)
+    last_of = {row.rollout_id: place for place, row in enumerate(rows)}
+    return PaddedRows(
+        rows=padded,
+        prompts_RP=[[pad_id] * (width_P - len(row.prompt_ids)) + row.prompt_ids for row in padded],
+        responses_RS=[_right(row.response_ids, width_S, pad_id) for row in padded],
+        prompt_attention_RP=[[0] * (width_P - len(row.prompt_ids)) + [1] * len(row.prompt_ids) for row in padded],
+        response_attention_RS=[_right([1] * len(row.response_ids), width_S, 0) for row in padded],
+        response_mask_RS=[_right(row.response_mask, width_S, 0) for row in padded],
+        logprobs_RS=[_right(row.logprobs, width_S, 0.0) for row in padded],
+        scores_RS=[
+            _right(
+                [0.0] * (len(row.response_ids) - 1) + [row.reward * (last_of.get(row.rollout_id) == place)],
+                width_S,
+                0.0,
+            )
+            for place, row in enumerate(padded)
+        ],
+        scales_R=rollout_scales(padded),
+    )
+
+
+def rollout_scales(rows: Sequence[Row]) -> list[float]:
+    """Return for each row R / (rollouts * trained tokens of its rollout), shape (R,); 0.0 for a row that is not trained on.
+
+    A policy loss that is homogeneous in the advantages (PPO's clipped one, GSPO, CISPO) can be averaged over rollouts by
+    scaling the advantages so, and aggregating with verl's `seq-mean-token-sum`. Rollouts without a trained token do not
+    count, as in `PolicyGradient`.
+    """
+    n_trained: Counter[str] = Counter()
+    for row in rows:
+        n_trained[row.rollout_id] += row.n_trained
+    n_rollouts = sum(count > 0 for count in n_trained.values())
+    return [len(rows) / (n_rollouts * n_trained[row.rollout_id]) if n_trained[row.rollout_id] else 0.0 for row in rows]
+
+
+def _right(values: Sequence[Number], width: int, padding: Number) -> list[Number]:
+    return [*values, *[padding] * (width - len(values))]
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def row_tensors(padded: PaddedRows) -> dict[str, Tensor]:
+    """Return the tensors of a verl batch by verl's names, on the CPU.
+
+    prompts (R, P), responses (R, S), input_ids, attention_mask and position_ids (R, P + S), response_mask,
+    rollout_log_probs, token_level_scores (R, S), and rollout_scales (R,).
+    """
+    import torch
+
+    def whole(values: list[list[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64)
+
+    prompts_RP, responses_RS = whole(padded.prompts_RP), whole(padded.responses_RS)
+    attention = torch.cat([whole(padded.prompt_attention_RP), whole(padded.response_attention_RS)], dim=1)
+    return {
+        "prompts": prompts_RP,
+        "responses": responses_RS,
+        "input_ids": torch.cat([prompts_RP, responses_RS], dim=1),
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
+        "response_mask": whole(padded.response_mask_RS),
+        "rollout_log_probs": torch.tensor(padded.logprobs_RS, dtype=torch.float32),
+        "token_level_scores": torch.tensor(padded.scores_RS, dtype=torch.float32),
+        "rollout_scales": torch.tensor(padded.scales_R, dtype=torch.float32),
+    }
+
+
+def data_proto(padded: PaddedRows) -> Any:
+    """Return the batch as verl's `DataProto`: the tensors, and `uid` (the group), `rollout_ids` and `__num_turns__`.
+
+    Raise MissingExtra if verl is not installed.
+    """
+    import numpy as np
+
+    protocol = import_optional("verl.protocol", extra="verl", needed_by="data_proto")
+    return protocol.DataProto.from_dict(
+        tensors=row_tensors(padded),
+        non_tensors={
+            "uid": np.array([row.group for row in padded.rows], dtype=object),
+            "rollout_ids": np.array([row.rollout_id for row in padded.rows], dtype=object),
+            "__num_turns__": np.array([row.n_calls for row in padded.rows], dtype=np.int32),
+        },
+    )

@@ -1,0 +1,138 @@
+"""`run_ppo`: a whole run of verl's trainer in the calling thread, with Ray and TransferQueue around it.
+
+The driver is this process, so that the store, the gateway and the run's record are at hand under every strategy; verl's
+workers and servers are processes of Ray.
+"""
+
+# verl is installed in few environments, and it has no types.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from leyden.algorithm.verl.config import check_config, check_model, check_resources
+from leyden.algorithm.verl.daemon import AgentModeDaemon
+from leyden.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+PLUGIN = "leyden.algorithm.verl.plugin"
+DATASET = "pkg://leyden.algorithm.verl.dataset"
+
+
+def run_ppo(
+    config: Any,
+    daemon: AgentModeDaemon,
+    *,
+    trainer_cls: Any = None,
+    loop_manager_cls: Any = None,
+    report: Any = None,
+) -> None:
+    """Train, and return when the last step is done. It blocks: call it in a thread, not on the daemon's event loop.
+
+    config: of `make_config`; `data.train_files` and `data.val_files` name JSONL or Parquet files with tasks.
+    trainer_cls: in place of `AgentLightningTrainer`.
+    loop_manager_cls: in place of `DaemonLoopManager`, called with the daemon and the configuration.
+    report: called with metrics, "train" or "val", and the step.
+    Raise ConfigError for a configuration, a model or a cluster that cannot work, before anything is trained.
+    """
+    use_platform(config)
+    check_model(str(config.actor_rollout_ref.model.path))
+    use_plug_points(config)
+    check_config(config)
+    from leyden.algorithm.verl.trainer import AgentLightningTrainer, DaemonLoopManager
+
+    with _ray(config), _queue(config):
+        trainer = (trainer_cls or AgentLightningTrainer)(config, report=report)
+        trainer.init()
+        daemon.options = _with_pad(daemon.options, trainer.tokenizer)
+        daemon.set_up_servers(trainer.llm_server_manager.get_addresses())
+        manager = (loop_manager_cls or DaemonLoopManager)(daemon, config)
+        succeeded = False
+        try:
+            trainer.fit(manager)
+            succeeded = True
+        finally:
+            if (tracking := getattr(trainer, "logger", None)) is not None:
+                tracking.finish(exit_code=0 if succeeded else 1)
+
+
+def use_platform(config: Any) -> None:
+    """Have verl use CPUs if `trainer.device=cpu`. It must run before verl is imported for the first time."""
+    if config.trainer.device == "cpu":
+        os.environ["VERL_PLATFORM"] = "cpu"
+        os.environ.setdefault("VERL_USE_EXTERNAL_MODULES", "leyden.algorithm.verl.cpu")
+        import leyden.algorithm.verl.cpu  # noqa: F401 # pyright: ignore[reportUnusedImport] -- it registers the platform
+
+
+def use_plug_points(config: Any) -> None:
+    """Name Leyden's data set and engines in the configuration, unless the user named others."""
+    from omegaconf import open_dict
+
+    with open_dict(config):
+        if config.data.custom_cls.path is None:
+            config.data.custom_cls.path, config.data.custom_cls.name = DATASET, "AgentDataset"
+        if config.actor_rollout_ref.model.external_lib is None:
+            config.actor_rollout_ref.model.external_lib = PLUGIN
+        config.transfer_queue.enable = True
+    import importlib
+
+    importlib.import_module(PLUGIN)
+
+
+def _with_pad(options: Any, tokenizer: Any) -> Any:
+    from dataclasses import replace
+
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return replace(options, pad_id=pad_id)
+
+
+@contextmanager
+def _ray(config: Any) -> Generator[None]:
+    """Connect to Ray, or start it with `ray_kwargs.ray_init`; what was started is shut down again."""
+    import ray
+    from omegaconf import OmegaConf
+    from verl.plugin.platform import get_platform
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    started = not ray.is_initialized()
+    if started:
+        runtime_env = get_ppo_ray_runtime_env(config)
+        variables = runtime_env.setdefault("env_vars", {})
+        variables["TRANSFER_QUEUE_ENABLE"] = "1"
+        for name in ("VERL_PLATFORM", "VERL_USE_EXTERNAL_MODULES"):
+            if name in os.environ:
+                variables[name] = os.environ[name]
+        given = OmegaConf.to_container(config.ray_kwargs.get("ray_init", {}), resolve=True)
+        given["runtime_env"] = OmegaConf.to_container(OmegaConf.merge(runtime_env, given.get("runtime_env") or {}))
+        try:
+            ray.init(**given)
+        except Exception as error:  # Ray raises bare exceptions too
+            raise ConfigError(
+                f"Ray cannot be started with ray_kwargs.ray_init={given}: {error}. Give the address of a cluster as "
+                "+ray_kwargs.ray_init.address, or leave it out to start one here"
+            ) from error
+    try:
+        os.environ["TRANSFER_QUEUE_ENABLE"] = "1"
+        check_resources(config, ray.cluster_resources(), name=get_platform().ray_resource_name())
+        yield
+    finally:
+        if started:
+            ray.shutdown()
+
+
+@contextmanager
+def _queue(config: Any) -> Generator[None]:
+    import transfer_queue
+
+    transfer_queue.init(config.transfer_queue)
+    try:
+        yield
+    finally:
+        transfer_queue.close()

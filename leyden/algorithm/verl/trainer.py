@@ -1,0 +1,182 @@
+"""`AgentLightningTrainer`: verl's synchronous trainer, whose rollouts are made by agents.
+
+It subclasses verl's `PPOTrainerSync` and overrides its hooks and the steps where a rollout is more than one row. The
+agent loop manager hands each batch of prompts to a daemon, and puts the rows into TransferQueue under verl's keys,
+`{uid}_{session}_{index}`. Nothing of verl is patched.
+"""
+
+# verl is installed in few environments, and it has no types.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUntypedBaseClass=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transfer_queue as queue
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from leyden.algorithm.verl.daemon import AgentModeDaemon, Batch
+from leyden.algorithm.verl.rows import Row, rollout_scales
+from leyden.loop import Metrics
+
+Report = Callable[[Metrics, str, int], None]
+"""Records the metrics of a stage ("train" or "val") after a step."""
+
+
+class DaemonLoopManager:
+    """verl's agent loop manager: runs prompts through a daemon, and waits for them.
+
+    What the daemon raises ends the trainer's step.
+    """
+
+    def __init__(self, daemon: AgentModeDaemon, config: Any) -> None:
+        self._daemon, self._config = daemon, config
+        self.metrics: Metrics = {}
+        """Of the newest batch."""
+
+    def generate_sequences(self, batch: Any) -> None:
+        """Run the prompts of a batch, and put the rows into TransferQueue."""
+        rollout = self._config.actor_rollout_ref.rollout
+        is_val = bool(batch["validate"]) if "validate" in batch else False
+        partition, n = ("val", rollout.val_kwargs.n) if is_val else ("train", rollout.n)
+        uids, tasks = [str(uid) for uid in batch["uid"]], [str(task) for task in batch["raw_prompt"]]
+        step = int(batch["global_steps"])
+        made = self._daemon.run_batch(uids, tasks, step=step, mode=partition, n=n)
+        self.metrics = made.metrics
+        sources = [str(source) for source in batch["data_source"]]
+        fields, tags, keys = queue_rows(made, dict(zip(uids, sources, strict=True)), step=step)
+        queue.kv_batch_put(keys=keys, partition_id=partition, fields=list_of_dict_to_tensordict(fields), tags=tags)
+        found = {row.group for row in made.rows}
+        states = [{"status": "finished" if uid in found else "failure"} for uid in uids]
+        tagged = [{"is_prompt": True, "global_steps": step, **state} for state in states]
+        queue.kv_batch_put(keys=uids, partition_id=partition, tags=tagged)
+
+
+def queue_rows(
+    batch: Batch, sources: dict[str, str], *, step: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+    """Return the fields, tags and keys under which TransferQueue keeps the rows of a batch.
+
+    sources: of each prompt's uid.
+    """
+    fields: list[dict[str, Any]] = []
+    tags: list[dict[str, Any]] = []
+    keys: list[str] = []
+    seen: dict[str, int] = {}
+    last = {row.rollout_id: place for place, row in enumerate(batch.rows)}
+    for place, (row, session) in enumerate(zip(batch.rows, batch.sessions, strict=True)):
+        index = seen[row.rollout_id] = seen.get(row.rollout_id, -1) + 1
+        keys.append(f"{row.group}_{session}_{index}")
+        fields.append(_fields(row, session, sources[row.group], is_last=last[row.rollout_id] == place, step=step))
+        n_prompt, n_response = len(row.prompt_ids), len(row.response_ids)
+        tags.append(
+            {
+                "status": "success",
+                "prompt_len": n_prompt,
+                "response_len": n_response,
+                "seq_len": n_prompt + n_response,
+                "global_steps": step,
+                "min_global_steps": step,
+                "max_global_steps": step,
+                "rollout_id": row.rollout_id,
+                "n_trained": row.n_trained,
+            }
+        )
+    return fields, tags, keys
+
+
+def _fields(row: Row, session: int, source: str, *, is_last: bool, step: int) -> dict[str, Any]:
+    prompts, responses = torch.tensor(row.prompt_ids), torch.tensor(row.response_ids)
+    mask = torch.tensor(row.response_mask)
+    scores = torch.zeros(len(responses))
+    scores[-1] = row.reward * is_last
+    return {
+        "uid": row.group,
+        "session_id": session,
+        "prompts": prompts,
+        "responses": responses,
+        "input_ids": torch.cat([prompts, responses]),
+        "position_ids": torch.arange(len(prompts) + len(responses)),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "rollout_log_probs": torch.tensor(row.logprobs, dtype=torch.float32),
+        "rm_scores": scores,
+        "num_turns": row.n_calls,
+        "data_source": source,
+        "reward_model": {},
+        "extra_fields": {},
+        "multi_modal_inputs": {},
+        "global_steps": step,
+    }
+
+
+class AgentLightningTrainer(PPOTrainerSync):
+    """verl's trainer for agents.
+
+    config: a whole configuration (`make_config`).
+    report: records metrics in the run.
+    """
+
+    def __init__(self, config: Any, *, report: Report | None = None) -> None:
+        super().__init__(config=config)
+        self._report = report
+        self._loop_manager: DaemonLoopManager | None = None
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train to the last step."""
+        self._loop_manager = agent_loop_manager
+        super().fit(agent_loop_manager)
+
+    def _validate(self) -> dict[str, float]:
+        metrics = super()._validate()
+        if self._report is not None and self._loop_manager is not None:
+            self._report({**self._loop_manager.metrics, **_numbers(metrics)}, "val", self.global_steps)
+        return metrics
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> Any:
+        batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        if self._loop_manager is not None:
+            metrics.update({f"leyden/{name}": value for name, value in _numbers(self._loop_manager.metrics).items()})
+        return batch
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = super()._compute_advantage(batch, metrics)
+        if not self.config.leyden.rollout_loss:
+            return batch
+        rows = [
+            Row(
+                "",
+                tag.get("rollout_id", ""),
+                0.0,
+                [],
+                [],
+                [1] * tag.get("n_trained", 0) * (not tag.get("is_padding")),
+                [],
+            )
+            for tag in batch.tags
+        ]
+        data = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages"])
+        scaled = [row * scale for row, scale in zip(data["advantages"].unbind(), rollout_scales(rows), strict=True)]
+        data["advantages"] = torch.nested.as_nested_tensor(scaled, layout=torch.jagged)
+        return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data)
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **options: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **options)
+        if self._report is not None and self._loop_manager is not None:
+            named = {f"verl/{name}": value for name, value in _numbers(metrics).items() if not name.startswith("val-")}
+            self._report({**self._loop_manager.metrics, **named}, "train", self.global_steps)
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    """Return what is a number, as a float."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            found[str(name)] = float(value)
+        except (TypeError, ValueError):
+            continue
+    return found

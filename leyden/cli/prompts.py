@@ -1,0 +1,195 @@
+"""`leyden prompts`: the prompts that a prompt optimiser's run has tried, and the best of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from leyden.algorithm.prompts import CandidateRecord
+    from leyden.runs import RecordedRun
+    from leyden.types import PromptTemplate, ResourcesUpdate
+
+prompts_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+_Run = Annotated[
+    str, typer.Argument(help="Folder, name or id of a run, its beginning, latest, or the path or URL of a store.")
+]
+_RunId = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Which run, of a store that holds several.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@prompts_commands.callback()
+def prompts() -> None:
+    """Show the prompts of a run of APO or GEPA, while it runs or later.
+
+    \b
+    Examples:
+      leyden prompts best latest
+      leyden prompts history latest --full
+      leyden prompts diff latest
+      leyden prompts export latest --out prompts
+    """
+
+
+@prompts_commands.command()
+def best(run: _Run, run_id: _RunId = None, as_json: _Json = False) -> None:
+    """Print the best prompts of a run: the text alone if there is one.
+
+    \b
+    Examples:
+      leyden prompts best latest
+      leyden prompts best http://127.0.0.1:4747 --run-id 3f0c2a9b11de --json
+    """
+    import json
+
+    found = _prompts(_best(_opened(run, run_id)))
+    if as_json:
+        typer.echo(json.dumps({name: prompt.model_dump(mode="json") for name, prompt in found.items()}, indent=2))
+    elif len(found) == 1:
+        typer.echo(next(iter(found.values())).template)
+    else:
+        typer.echo("\n\n".join(f"--- {name}\n{prompt.template}" for name, prompt in found.items()))
+
+
+@prompts_commands.command()
+def history(
+    run: _Run,
+    full: Annotated[bool, typer.Option("--full", help="Print whole critiques.")] = False,
+    run_id: _RunId = None,
+    as_json: _Json = False,
+) -> None:
+    """List the prompts that a run has measured: when, how good, and why they were written.
+
+    `best`: it became the best prompt. `kept`: it was in the beam after its round.
+
+    \b
+    Examples:
+      leyden prompts history latest --full
+      leyden prompts history latest --json | jq -r '.[] | select(.accepted) | .reason'
+    """
+    import json
+
+    found = _history(_opened(run, run_id))
+    if as_json:
+        typer.echo(json.dumps([record.model_dump(mode="json") for record in found], indent=2))
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    from leyden.cli.run_views import terminal
+    from leyden.utils.figures import figure, one_line
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("round", justify="right", no_wrap=True)
+    table.add_column("reward", justify="right", no_wrap=True)
+    for column in ("tasks", "", "resources"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("reason", overflow="fold" if full else "ellipsis", no_wrap=not full)
+    for record in found:
+        state = "best" if record.accepted else "kept" if record.kept else ""
+        reason = record.reason or "the first prompts"
+        table.add_row(
+            *(str(record.round), figure(record.reward, 3), str(record.tasks), state, record.resources_id),
+            escape(reason if full else one_line(reason)),
+        )
+    terminal().print(table)
+
+
+@prompts_commands.command()
+def diff(
+    run: _Run,
+    resources_id: Annotated[
+        str | None, typer.Argument(help="The resources id of a prompt in the history; by default the best one.")
+    ] = None,
+    run_id: _RunId = None,
+) -> None:
+    """Print what differs between the first prompts and the best ones, line by line.
+
+    \b
+    Examples:
+      leyden prompts diff latest
+      leyden prompts diff latest rs-0a1b2c3d4e5f6071
+    """
+    import difflib
+
+    opened = _opened(run, run_id)
+    old = _resources(opened, _history(opened)[0].resources_id)
+    new = _best(opened) if resources_id is None else _resources(opened, resources_id)
+    before, after = _prompts(old), _prompts(new)
+    for name in after:
+        lines = difflib.unified_diff(
+            before[name].template.splitlines() if name in before else [],
+            after[name].template.splitlines(),
+            f"{name} {old.resources_id}",
+            f"{name} {new.resources_id}",
+            lineterm="",
+        )
+        for line in lines:
+            typer.echo(line)
+
+
+@prompts_commands.command()
+def export(
+    run: _Run,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder to write to.")] = Path("prompts"),
+    run_id: _RunId = None,
+) -> None:
+    """Write the best prompts to files, NAME.txt each.
+
+    \b
+    Examples:
+      leyden prompts export latest --out prompts
+    """
+    from leyden.errors import ConfigError
+
+    found = _prompts(_best(_opened(run, run_id)))
+    if unfit := next((name for name in found if name != Path(name).name or name.startswith(".")), None):
+        raise ConfigError(f"the prompt {unfit!r} has no name for a file; use leyden prompts best --json")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, prompt in found.items():
+        path = out / f"{name}.txt"
+        path.write_text(prompt.template, "utf-8")
+        typer.echo(path)
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _opened(run: str, run_id: str | None) -> RecordedRun:
+    from leyden.cli.run_views import await_server
+    from leyden.runs import open_run
+
+    await_server(run)
+    return open_run(run, run_id=run_id)
+
+
+def _best(run: RecordedRun) -> ResourcesUpdate:
+    from leyden.algorithm.prompts import read_best
+
+    return run.read_store(lambda store: read_best(store, run.record.run_id))
+
+
+def _resources(run: RecordedRun, resources_id: str) -> ResourcesUpdate:
+    return run.read_store(lambda store: store.get_resources_by_id(resources_id))
+
+
+def _history(run: RecordedRun) -> Sequence[CandidateRecord]:
+    from leyden.algorithm.prompts import read_history
+    from leyden.errors import ConfigError
+
+    found = run.read_store(lambda store: read_history(store, run.record.run_id))
+    if not found:
+        raise ConfigError(f"run {run.record.name!r} has measured no prompts; leyden prompts shows runs of APO and GEPA")
+    return found
+
+
+def _prompts(update: ResourcesUpdate) -> dict[str, PromptTemplate]:
+    from leyden.types import PromptTemplate
+
+    found: dict[str, Any] = update.resources
+    return {name: each for name, each in found.items() if isinstance(each, PromptTemplate)}

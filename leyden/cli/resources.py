@@ -1,0 +1,299 @@
+"""`leyden resources`: versions and their labels: list, show, diff, promote, roll back, freeze."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from leyden.errors import ConfigError, LabelMoved
+
+if TYPE_CHECKING:
+    from leyden.store import LightningStore
+    from leyden.types import ResourcesUpdate, VersionKey
+
+T = TypeVar("T")
+
+resources_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+_Store = Annotated[
+    str,
+    typer.Option(
+        envvar="LEYDEN_STORE", show_envvar=True, help="The store: http://HOST:PORT, postgresql://..., or a file."
+    ),
+]
+_Token = Annotated[
+    str | None,
+    typer.Option(
+        envvar="LEYDEN_OPERATOR_TOKEN",
+        show_envvar=True,
+        help="The operators' token of the store's server, to move labels.",
+    ),
+]
+_Who = Annotated[str | None, typer.Option(help="Who does it, for the audit log; your login name by default.")]
+_Why = Annotated[str | None, typer.Option(help="Why, for the audit log.")]
+_Label = Annotated[str, typer.Option(help="The label of the version in production.")]
+_Previous = Annotated[str, typer.Option(help="The label of the version before.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+_Id = Annotated[str, typer.Argument(metavar="ID", help="The id of the resources.")]
+_Version = Annotated[int, typer.Argument(metavar="VERSION", help="The number of the version.")]
+_DEFAULT = "http://127.0.0.1:4747"
+
+
+@resources_commands.callback()
+def resources() -> None:
+    """Show versions of resources, and decide which of them serves users.
+
+    \b
+    Examples:
+      leyden resources list
+      leyden resources diff rs-1 3 4
+      leyden resources promote rs-1 4 --why "better on the held-out tasks"
+      leyden resources rollback --why "users complain"
+      leyden resources freeze rs-1 4 --why "leaks addresses"
+    """
+
+
+@resources_commands.command("list")
+def list_versions(
+    store: _Store = _DEFAULT,
+    token: _Token = None,
+    audit: Annotated[bool, typer.Option("--audit", help="Show the changes of labels instead.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """List the versions with their labels, or with --audit who moved which label, when and why.
+
+    \b
+    Examples:
+      leyden resources list
+      leyden resources list --audit --json
+    """
+    import json
+    from datetime import UTC, datetime
+
+    def day(seconds: float) -> str:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+    async def read(opened: LightningStore) -> None:
+        if audit:
+            for one in await opened.query_audit(limit=100):
+                if as_json:
+                    typer.echo(one.model_dump_json())
+                    continue
+                moved = f"{_name(one.before)} -> {_name(one.after)}" if one.label else _name(one.after)
+                why = f": {one.why}" if one.why else ""
+                typer.echo(
+                    f"{day(one.time)}  {one.action} {one.label or one.state or ''} {moved} by {one.who or 'unknown'}{why}"
+                )
+            return
+        labels: dict[VersionKey, list[str]] = {}
+        for each in await opened.get_labels():
+            labels.setdefault((each.resources_id, each.version), []).append(each.label)
+        for update in await opened.query_resources(all_versions=True):
+            names = labels.get((update.resources_id, update.version), []) + ["frozen"] * update.frozen
+            if as_json:
+                typer.echo(
+                    json.dumps(
+                        {"id": update.resources_id, "version": update.version, "labels": names, "author": update.author}
+                    )
+                )
+            else:
+                by = f" by {update.author}" if update.author else ""
+                typer.echo(
+                    f"{update.resources_id} {update.version}  {day(update.update_time)}{by}  {' '.join(names)}".rstrip()
+                )
+
+    _with(store, token, read)
+
+
+@resources_commands.command()
+def show(resources_id: _Id, version: _Version, store: _Store = _DEFAULT, token: _Token = None) -> None:
+    """Print one version as JSON; keys are left out.
+
+    \b
+    Examples:
+      leyden resources show rs-1 4
+    """
+    import json
+
+    update = _with(store, token, lambda opened: opened.get_resources_by_id(resources_id, version=version))
+    typer.echo(json.dumps(_content(update), indent=2, ensure_ascii=False))
+
+
+@resources_commands.command()
+def diff(
+    resources_id: _Id,
+    version: _Version,
+    other: Annotated[int, typer.Argument(metavar="OTHER", help="The version to compare with.")],
+    store: _Store = _DEFAULT,
+    token: _Token = None,
+) -> None:
+    """Print what differs between two versions, line by line.
+
+    \b
+    Examples:
+      leyden resources diff rs-1 3 4
+    """
+    import difflib
+
+    async def read(opened: LightningStore) -> tuple[list[str], list[str]]:
+        before = await opened.get_resources_by_id(resources_id, version=version)
+        after = await opened.get_resources_by_id(resources_id, version=other)
+        return _lines(before), _lines(after)
+
+    before, after = _with(store, token, read)
+    changed = list(difflib.unified_diff(before, after, f"version {version}", f"version {other}", lineterm=""))
+    typer.echo("\n".join(changed) if changed else "the two versions are equal")
+
+
+@resources_commands.command()
+def promote(
+    resources_id: _Id,
+    version: _Version,
+    label: _Label = "production",
+    previous: _Previous = "previous",
+    who: _Who = None,
+    why: _Why = None,
+    store: _Store = _DEFAULT,
+    token: _Token = None,
+) -> None:
+    """Put the label production on a version, and previous on the one that had it. One transaction.
+
+    \b
+    Examples:
+      leyden resources promote rs-1 4 --why "better on the held-out tasks"
+      leyden resources promote rs-1 5 --label canary --previous canary-before
+    """
+    from leyden.types import LabelMove
+
+    async def move(opened: LightningStore) -> None:
+        labels = await _labels(opened)
+        now = labels.get(label)
+        if now == (resources_id, version):
+            raise ConfigError(f"{label} is on {_name(now)} already; nothing was changed")
+        moves = [LabelMove(label=label, to=(resources_id, version), expected=now)]
+        if now is not None:
+            moves.append(LabelMove(label=previous, to=now, expected=labels.get(previous)))
+        await _moved(opened.move_labels(moves, who=who or _login(), why=why))
+        typer.echo(f"{label}: {_name(now)} -> {_name((resources_id, version))}")
+
+    _with(store, token, move)
+
+
+@resources_commands.command()
+def rollback(
+    label: _Label = "production",
+    previous: _Previous = "previous",
+    freeze_it: Annotated[bool, typer.Option("--freeze", help="Freeze the version that is rolled back.")] = False,
+    who: _Who = None,
+    why: _Why = None,
+    store: _Store = _DEFAULT,
+    token: _Token = None,
+) -> None:
+    """Put the label production back on the version with the label previous. One transaction.
+
+    \b
+    Examples:
+      leyden resources rollback --freeze --why "users complain"
+    """
+    from leyden.types import LabelMove
+
+    async def move(opened: LightningStore) -> None:
+        labels = await _labels(opened)
+        now, before = labels.get(label), labels.get(previous)
+        if now is None or before is None:
+            raise ConfigError(
+                f"there is no version to go back to: {label} is on {_name(now)}, {previous} on {_name(before)}"
+            )
+        if now == before:
+            raise ConfigError(f"{label} is on {_name(now)}, which is {previous} too; nothing was changed")
+        moves = [LabelMove(label=label, to=before, expected=now)]
+        await _moved(opened.move_labels(moves, freeze=[now] if freeze_it else [], who=who or _login(), why=why))
+        typer.echo(f"{label}: {_name(now)} -> {_name(before)}" + (f"; {_name(now)} is frozen" if freeze_it else ""))
+
+    _with(store, token, move)
+
+
+@resources_commands.command()
+def freeze(
+    resources_id: _Id,
+    version: _Version,
+    thaw: Annotated[bool, typer.Option("--undo", help="Allow labels on it again.")] = False,
+    who: _Who = None,
+    why: _Why = None,
+    store: _Store = _DEFAULT,
+    token: _Token = None,
+) -> None:
+    """Freeze a version, so that no label can be put on it.
+
+    \b
+    Examples:
+      leyden resources freeze rs-1 4 --why "leaks addresses"
+      leyden resources freeze rs-1 4 --undo
+    """
+    _with(
+        store,
+        token,
+        lambda opened: opened.freeze_resources(resources_id, version, frozen=not thaw, who=who or _login(), why=why),
+    )
+    typer.echo(f"{_name((resources_id, version))} {'may have labels again' if thaw else 'is frozen'}")
+
+
+def _with(url: str, token: str | None, work: Callable[[LightningStore], Awaitable[T]]) -> T:
+    import asyncio
+
+    from leyden.store import LightningStoreClient, open_store
+
+    async def run() -> T:
+        served = url.startswith(("http://", "https://"))
+        opened = LightningStoreClient(url, token=token) if served and token else open_store(url)
+        async with opened as store:
+            return await work(store)
+
+    return asyncio.run(run())
+
+
+async def _moved(moving: Awaitable[None]) -> None:
+    try:
+        await moving
+    except LabelMoved as error:
+        raise LabelMoved(f"somebody else was faster: {error}. See `leyden resources list --audit`") from error
+
+
+async def _labels(store: LightningStore) -> dict[str, VersionKey]:
+    return {each.label: (each.resources_id, each.version) for each in await store.get_labels()}
+
+
+def _content(update: ResourcesUpdate) -> dict[str, Any]:
+    kept = {
+        "resources": {
+            name: resource.model_dump(mode="json", exclude={"api_key"}) for name, resource in update.resources.items()
+        }
+    }
+    return {
+        "id": update.resources_id,
+        "version": update.version,
+        "frozen": update.frozen,
+        "parent": update.parent,
+        **kept,
+    }
+
+
+def _lines(update: ResourcesUpdate) -> list[str]:
+    lines: list[str] = []
+    for name, fields in sorted(_content(update)["resources"].items()):
+        for field, value in fields.items():
+            text = value if isinstance(value, str) else repr(value)
+            lines += [f"{name}.{field}: {line}" for line in text.splitlines() or [""]]
+    return lines
+
+
+def _name(key: VersionKey | None) -> str:
+    return "no version" if key is None else f"{key[0]} {key[1]}"
+
+
+def _login() -> str:
+    return os.environ.get("SUDO_USER") or getpass.getuser()

@@ -1,0 +1,117 @@
+"""`leyden serve`: a serving session over HTTP, for applications in any language."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from leyden.errors import ConfigError
+
+DEFAULT_PORT = 4749
+
+
+def serve(
+    gateway: Annotated[
+        str, typer.Option(help="The gateway's address; it has the same live key.")
+    ] = "http://127.0.0.1:4748",
+    store: Annotated[
+        str, typer.Option(help="The store: http://HOST:PORT, postgresql://..., or a file.")
+    ] = "http://127.0.0.1:4747",
+    live_key: Annotated[
+        str | None, typer.Option(envvar="LEYDEN_LIVE_KEY", show_envvar=True, help="The secret shared with the gateway.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LEYDEN_SERVING_TOKEN", show_envvar=True, help="What clients must show; other machines need one."
+        ),
+    ] = None,
+    canary_percent: Annotated[
+        float, typer.Option(min=0, max=99, help="The share of users who get the version with the label canary.")
+    ] = 0.0,
+    folder: Annotated[
+        Path, typer.Option(help="Where records wait while the store is away; one process uses it at a time.")
+    ] = Path(".leyden/serving"),
+    refresh_seconds: Annotated[
+        float, typer.Option(min=0.01, help="How late a promotion or a rollback takes effect.")
+    ] = 0.5,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=URL: a model's own address, used unrecorded while the gateway is away."),
+    ] = None,
+) -> None:
+    """Serve released resources to applications, until Ctrl-C or SIGTERM.
+
+    An application posts to /v1/serving/begin and gets resources and a model address for one request,
+    posts to /v1/serving/end when it is done, and to /v1/serving/feedback whenever an opinion comes.
+
+    \b
+    Examples:
+      leyden serve --live-key secret
+      LEYDEN_LIVE_KEY=secret leyden serve --canary-percent 10 --model policy=http://127.0.0.1:8000/v1
+      curl localhost:4749/v1/serving/begin -d '{"input": "hello", "user": "ada"}'
+      curl localhost:4749/v1/serving/feedback -d '{"rollout": "ro-...", "source": "user", "value": 1}'
+    """
+    import asyncio
+
+    from leyden.options import check_token
+    from leyden.serving import Assignment
+    from leyden.types import LLM
+    from leyden.utils.logs import setup_logging
+
+    setup_logging("WARNING")
+    check_token("--token", token, host=host)
+    if not live_key:
+        raise ConfigError("leyden serve needs the gateway's live key: give --live-key, or set LEYDEN_LIVE_KEY for both")
+    own: dict[str, LLM] = {}
+    for given in model or ():
+        name, equals, url = given.partition("=")
+        if not (name and equals and url):
+            raise ConfigError(f"--model is {given!r}; it must be NAME=URL, such as policy=http://127.0.0.1:8000/v1")
+        own[name] = LLM(endpoint=url, model=name, api_key=os.environ.get("LEYDEN_MODEL_KEY"))
+    options = {
+        "gateway": gateway,
+        "live_key": live_key,
+        "assignment": Assignment(canary_percent=canary_percent),
+        "folder": folder,
+        "refresh_seconds": refresh_seconds,
+        "fallback": bool(own),
+        "models": own,
+    }
+    asyncio.run(_serve(store, host, port, token, options))
+
+
+async def _serve(store: str, host: str, port: int, token: str | None, options: dict[str, Any]) -> None:
+    import asyncio
+
+    from leyden.host.asgi import AsgiServer
+    from leyden.host.http import SiteGuard
+    from leyden.host.listening import is_loopback, listen, netloc, reachable
+    from leyden.serving import OnlineSession
+    from leyden.serving.app import ServingApp
+    from leyden.store import open_store
+
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    try:
+        listener = listen(host, port)
+    except OSError as error:
+        raise ConfigError(
+            f"--port {port} on {host} cannot be had: {error.strerror or error}; choose another"
+        ) from error
+    guard = SiteGuard(local_only=token is None and is_loopback(host))
+    async with open_store(store) as opened, OnlineSession(opened, **options) as session:
+        server = AsgiServer(ServingApp(session, token=token, guard=guard), keep_alive_seconds=75)
+        address = f"http://{netloc(reachable(host), listener.getsockname()[1])}"
+        await server.start(listener)
+        labels = ", ".join(f"{label}: {key[0]} {key[1]}" for label, key in session.status().labels.items()) or "nothing"
+        typer.echo(f"serving {labels} at {address}, {'with the token' if token else 'without a token'}")
+        await ended.wait()
+        await server.stop(grace_seconds=2.0)

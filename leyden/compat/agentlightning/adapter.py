@@ -1,0 +1,84 @@
+"""Adapters whose triplets are read like dicts, and which also take OpenTelemetry's own spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from leyden import adapter as native
+from leyden.adapter import RewardMatchPolicy
+from leyden.compat.agentlightning.types import Span, SpanLike, Triplet
+from leyden.tracer import LOCAL
+from leyden.types import Span as NativeSpan
+
+T = TypeVar("T", covariant=True)
+
+
+class OtelTraceAdapter(native.Adapter[Sequence[ReadableSpan], T], Generic[T]):
+    """Converts OpenTelemetry's own spans."""
+
+
+class TraceToTripletBase(native.TraceAdapter[list[Any]]):
+    """The base of adapters that make triplets."""
+
+
+class TracerTraceToTriplet(TraceToTripletBase):
+    """Make a triplet of each model call of an attempt.
+
+    llm_call_match: a regular expression for the names of calls' spans. Agent Lightning's default,
+        `openai\\.chat\\.completion`, is that tracer's name of any call, so it selects every call here.
+    """
+
+    def __init__(
+        self,
+        repair_hierarchy: bool = True,
+        llm_call_match: str | None = r"openai\.chat\.completion",
+        agent_match: str | None = None,
+        exclude_llm_call_in_reward: bool = True,
+        reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
+        _skip_empty_token_spans: bool = False,
+    ) -> None:
+        self._native = native.TraceToTriplet(
+            repair_hierarchy=repair_hierarchy,
+            llm_call_match=None if llm_call_match == r"openai\.chat\.completion" else llm_call_match,
+            agent_match=agent_match,
+            exclude_llm_call_in_reward=exclude_llm_call_in_reward,
+            reward_match=reward_match,
+            _skip_empty_token_spans=_skip_empty_token_spans,
+        )
+
+    def adapt(self, source: Sequence[SpanLike]) -> list[Any]:
+        """Return one triplet for each model call of one attempt."""
+        return [Triplet.of(triplet) for triplet in self._native.adapt(as_spans(source))]
+
+    def visualize(
+        self, source: Sequence[SpanLike], filename: str = "trace_tree", interested_span_match: str | None = None
+    ) -> native.TraceTree:
+        """Draw the tree that the calls are selected from, and return it."""
+        return self._native.visualize(as_spans(source), filename, interested_span_match)
+
+
+class LlmProxyTraceToTriplet(TraceToTripletBase):
+    """Make a triplet of each call that the gateway recorded."""
+
+    def adapt(self, source: Sequence[SpanLike]) -> list[Any]:
+        """Return one triplet for each recorded call of one attempt."""
+        return [Triplet.of(triplet) for triplet in native.LlmProxyTraceToTriplet().adapt(as_spans(source))]
+
+
+class TraceToMessages(native.TraceToMessages):
+    """Make fine-tuning messages of an attempt's conversations."""
+
+    def adapt(self, source: Sequence[SpanLike]) -> list[native.OpenAIMessages]:
+        """Return one entry for each conversation of one attempt."""
+        return super().adapt(as_spans(source))
+
+
+def as_spans(source: Sequence[SpanLike]) -> list[NativeSpan]:
+    """Return spans as Leyden has them; OpenTelemetry's own become spans of one attempt, in their order."""
+    return [
+        span if isinstance(span, NativeSpan) else Span.from_opentelemetry(span, LOCAL, LOCAL, number)
+        for number, span in enumerate(source, 1)
+    ]

@@ -1,0 +1,158 @@
+# pyright: reportIncompatibleMethodOverride=false
+"""Agents, runners and hooks with Agent Lightning's constructors and getters."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from leyden import litagent as native
+from leyden import runner as native_runner
+from leyden.compat.agentlightning.types import Span, SpanCoreFields
+from leyden.errors import ConfigError
+from leyden.runner import AttemptRecorder, Hook
+from leyden.store.base import LightningStore
+from leyden.types import AttemptedRollout, NamedResources
+
+T = TypeVar("T")
+
+
+class _OldAgent(native.LitAgent[Any]):
+    """What Agent Lightning's agents have beyond Leyden's."""
+
+    trained_agents: str | None = None
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer, while a run is under way."""
+        return self.get_trainer()
+
+    @property
+    def runner(self) -> Any:
+        """The runner, while a run is under way."""
+        return self.get_runner()
+
+    def get_tracer(self) -> Any:
+        """Return the runner's tracer."""
+        return self.tracer
+
+    def on_rollout_start(self, task: Any, runner: Any, tracer: Any) -> None:
+        """Deprecated there, and not called: use a Hook."""
+
+    def on_rollout_end(self, task: Any, rollout: Any, runner: Any, tracer: Any) -> None:
+        """Deprecated there, and not called: use a Hook."""
+
+    def run(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
+        """Run the agent, and record the steps that it returns as spans of the attempt."""
+        return _as_result(super().run(task, resources, rollout), rollout)
+
+    async def run_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> Any:
+        """Run the agent, and record the steps that it returns as spans of the attempt."""
+        return _as_result(await super().run_async(task, resources, rollout), rollout)
+
+
+def _as_result(result: Any, rollout: AttemptedRollout) -> Any:
+    if not isinstance(result, list):
+        return result
+    rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+    return [
+        Span.from_core_fields(step, rollout_id=rollout_id, attempt_id=attempt_id)
+        if isinstance(step, SpanCoreFields)
+        else step
+        for step in cast(list[Any], result)
+    ]
+
+
+class LitAgent(_OldAgent, Generic[T]):
+    """The user's code, as a class.
+
+    trained_agents: of no effect here; give the adapter `agent_match`.
+    """
+
+    def __init__(self, *, trained_agents: str | None = None) -> None:
+        self.trained_agents = trained_agents
+
+
+class FunctionalLitAgent(_OldAgent, native.FunctionalLitAgent):
+    """A function as an agent."""
+
+    def __init__(self, rollout_func: Callable[..., Any], *, strip_proxy: bool = True, needs: str | None = None) -> None:
+        native.FunctionalLitAgent.__init__(self, rollout_func, needs=needs, strip_proxy=strip_proxy)
+
+
+def rollout(func: Callable[..., Any]) -> FunctionalLitAgent:
+    """Make an agent of a function, which is given what its parameters name."""
+    return FunctionalLitAgent(func)
+
+
+def llm_rollout(func: Callable[..., Any] | None = None, *, strip_proxy: bool = True) -> Any:
+    """Make an agent of a function with `task` and `llm`."""
+    if func is None:
+        return functools.partial(llm_rollout, strip_proxy=strip_proxy)
+    return FunctionalLitAgent(func, strip_proxy=strip_proxy, needs="llm")
+
+
+def prompt_rollout(func: Callable[..., Any]) -> FunctionalLitAgent:
+    """Make an agent of a function with `task` and `prompt_template`."""
+    return FunctionalLitAgent(func, needs="prompt_template")
+
+
+def is_v0_1_rollout_api(func: Callable[..., Any]) -> bool:
+    """Return whether a method has the parameters of version 0.1, with `rollout_id` in place of `rollout`."""
+    return "rollout_id" in inspect.signature(func).parameters
+
+
+class LitAgentRunner(native_runner.LitAgentRunner[T]):
+    """Runs an agent on whatever the queue holds, one rollout at a time.
+
+    poll_interval, interval_jitter: of no effect, because a claim returns as soon as there is work.
+    heartbeat_launch_mode, heartbeat_include_gpu: of no effect; the monitor reads the GPU.
+    """
+
+    def __init__(
+        self,
+        tracer: Any = None,
+        max_rollouts: int | None = None,
+        poll_interval: float = 5.0,
+        heartbeat_interval: float = 10.0,
+        interval_jitter: float = 0.5,
+        heartbeat_launch_mode: str = "thread",
+        heartbeat_include_gpu: bool = False,
+        *,
+        concurrency: int = 1,
+    ) -> None:
+        super().__init__(
+            tracer, concurrency=concurrency, max_rollouts=max_rollouts, heartbeat_interval=heartbeat_interval
+        )
+
+    def init(
+        self,
+        agent: native.LitAgent[T],
+        *,
+        hooks: Sequence[Hook] | None = None,
+        recorders: Sequence[AttemptRecorder] = (),
+        **_: Any,
+    ) -> None:
+        """Bind the agent and the hooks."""
+        super().init(agent, hooks=hooks or (), recorders=recorders)
+
+    def get_agent(self) -> native.LitAgent[T]:
+        """Return the agent. Raise ValueError before `init`."""
+        if self._agent is None:
+            raise ConfigError("the runner has no agent; call init(agent) first")
+        return self._agent
+
+    def get_store(self) -> LightningStore:
+        """Return the store. Raise ValueError before `init_worker`."""
+        return self._bound_store()
+
+    def get_worker_id(self) -> str:
+        """Return the worker's name for people."""
+        return f"Worker-{self.worker_id}" if self.worker_id is not None else "Worker-Unknown"
+
+
+RolloutRawResultLegacy = float | list[Any] | list[dict[str, Any]] | list[ReadableSpan] | None

@@ -1,0 +1,55 @@
+"""What to write instead of the names that Leyden does not have, one sentence each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from leyden.compat.finder import Answer
+
+COLLECTIONS: Final = (
+    "Leyden's stores keep their rows in SQL; subclass leyden.store.LightningStore for a store of your own, "
+    'or open PostgreSQL with leyden.open_store("postgresql://...").'
+)
+LITELLM: Final = (
+    "the gateway (leyden.LLMProxy) records calls itself, without LiteLLM and its callbacks; leave this out."
+)
+MIDDLEWARE: Final = (
+    "the gateway (leyden.LLMProxy) adds token ids and log-probabilities and converts streams by itself; leave this out."
+)
+METRICS: Final = (
+    "every server of Leyden reports its metrics at /metrics, and `leyden.Monitor` watches them; leave tracker= out."
+)
+SERVERS: Final = (
+    "serve an ASGI app with uvicorn; Leyden's own servers start and stop with `await server.start()` "
+    "and `await server.stop()`."
+)
+REQUESTS: Final = (
+    "the models of requests over REST are private here; use leyden.LightningStoreClient, or the JSON "
+    "that docs/rest.md lists."
+)
+AGENTOPS_SERVICE: Final = (
+    "AgentOpsTracer records AgentOps's spans here and calls no AgentOps service, so nothing needs to be bypassed."
+)
+INSTRUMENT: Final = (
+    "a tracer instruments the clients that are installed while a trace is open; choose them with "
+    "leyden.OtelTracer(instrumentation=[...])."
+)
+WEAVE: Final = "leyden.WeaveTracer puts its own client in the place of Weave's; open a trace with it instead."
+VLLM: Final = (
+    "vLLM 0.10.2 and newer return token ids when the gateway asks for them; start vLLM unpatched and "
+    "give its address to leyden.LLMProxy."
+)
+VERL: Final = (
+    "the parts of leyden.VERL have other arguments; train with leyden.VERL(config), and replace a part with its "
+    "trainer_cls= or daemon_cls= (see leyden.algorithm.verl)."
+)
+POML: Final = "APO's requests are text templates here; see leyden.algorithm.apo for the arguments that replace them."
+APO_PARTS: Final = (
+    "leyden.APO keeps its candidates in the store; read them with `leyden prompts`, or apo.get_best_prompt()."
+)
+PROTOCOLS: Final = "this is a type for annotations only; annotate the function with collections.abc.Callable."
+
+
+def answers(instead: str, names: str) -> dict[str, str | Answer]:
+    """Return a table in which all of these names have one answer."""
+    return {name: Answer(instead) for name in names.split()}

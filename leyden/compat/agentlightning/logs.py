@@ -1,0 +1,70 @@
+"""Agent Lightning's set-up of logging, for Leyden's loggers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from leyden.utils.logs import configure_logger as native_configure
+from leyden.utils.logs import setup_logging as native_setup
+
+DATE_FORMAT = "%H:%M:%S"
+DEFAULT_FORMAT = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %(message)s"
+
+
+def configure_logger(level: int = logging.INFO, name: str = "agentlightning") -> logging.Logger:
+    """Show the log from a level on, and return the logger of this name."""
+    native_configure(level)
+    return native_configure(level, name)
+
+
+def setup(
+    level: int | str = "INFO",
+    *,
+    console: bool = True,
+    color: Any = True,
+    propagate: bool = False,
+    disable_existing_loggers: bool = False,
+    capture_warnings: bool = False,
+    submodule_levels: Mapping[str, int | str] | None = None,
+    extra_handlers: Any = None,
+    formatter: Any = None,
+    apply_to: Any = None,
+    files: Any = None,
+) -> None:
+    """Show Leyden's log from a level on.
+
+    submodule_levels: levels of single loggers. apply_to: further loggers, with the same level.
+    files: a path, or paths by logger; each gets the log too. The console's form is Leyden's own.
+    """
+    if console:
+        native_setup(level)
+    logging.captureWarnings(capture_warnings)
+    for name in apply_to or ():
+        logging.getLogger(name).setLevel(level)
+    for name, sublevel in (submodule_levels or {}).items():
+        logging.getLogger(_renamed(name)).setLevel(sublevel)
+    named = {"leyden": files} if isinstance(files, str) else dict(files or {})
+    handlers: list[tuple[str, logging.Handler]] = [
+        (_renamed(str(name)), _file_handler(path, formatter)) for name, path in named.items()
+    ]
+    handlers += [("leyden", handler) for handler in extra_handlers or ()]
+    for name, handler in handlers:
+        logging.getLogger(name).addHandler(handler)
+
+
+def setup_module(level: int | str = "INFO", *, name: str = "agentlightning", **options: Any) -> logging.Logger:
+    """Show one logger from a level on, and return it."""
+    setup(level, apply_to=[name], **options)
+    return logging.getLogger(name)
+
+
+def _renamed(name: str) -> str:
+    return "leyden" + name.removeprefix("agentlightning") if name.startswith("agentlightning") else name
+
+
+def _file_handler(path: Any, formatter: Any) -> logging.Handler:
+    handler = logging.FileHandler(path)
+    handler.setFormatter(formatter or logging.Formatter(DEFAULT_FORMAT))
+    return handler

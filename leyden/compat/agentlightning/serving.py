@@ -1,0 +1,177 @@
+# pyright: reportIncompatibleMethodOverride=false
+"""The gateway, the strategies and the settings of servers, with Agent Lightning's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from leyden import execution as native
+from leyden.compat.agentlightning.resources import ProxyLLM
+from leyden.errors import ConfigError
+from leyden.execution.client_server import ClientServerExecutionStrategy as NativeClientServer
+from leyden.gateway import LLMProxy as NativeProxy
+from leyden.types import LLM
+
+LaunchMode = Literal["asyncio", "thread", "mp"]
+
+
+class ModelConfig(TypedDict):
+    """A model of the gateway: its name, and what LiteLLM calls it and where it is."""
+
+    model_name: str
+    litellm_params: dict[str, Any]
+
+
+@dataclass
+class PythonServerLauncherArgs:
+    """Where and how a server listens. Leyden's servers use `port`, `host` and `access_host`."""
+
+    port: int | None = None
+    host: str | None = None
+    access_host: str | None = None
+    launch_mode: LaunchMode = "asyncio"
+    n_workers: int = 1
+    healthcheck_url: str | None = None
+    log_level: int = 20
+    access_log: bool = False
+    startup_timeout: float = 60.0
+    kill_unhealthy_server: bool = True
+    thread_join_timeout: float = 10.0
+    process_join_timeout: float = 10.0
+    timeout_keep_alive: int = 30
+
+
+class LLMProxy(NativeProxy):
+    """The recorded road from an agent to a model. No LiteLLM is in it.
+
+    launch_mode, num_workers, callbacks: of no effect; the gateway runs in a thread of its own, and
+        `return_token_ids`, `logprobs` and spans need no callback.
+    litellm_config: only its `model_list` has a meaning here.
+    num_retries: as `upstream_retries`; 0 leaves the gateway's own number.
+    middlewares: refused, because the gateway is no FastAPI app.
+    """
+
+    def __init__(
+        self,
+        port: int | None = None,
+        model_list: Sequence[Any] | None = None,
+        store: Any = None,
+        host: str | None = None,
+        litellm_config: dict[str, Any] | None = None,
+        num_retries: int = 0,
+        num_workers: int = 1,
+        launch_mode: LaunchMode = "mp",
+        launcher_args: PythonServerLauncherArgs | None = None,
+        middlewares: Sequence[Any] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        **options: Any,
+    ) -> None:
+        own = [middleware for middleware in middlewares or () if not isinstance(middleware, str)]
+        if own:
+            raise ConfigError(
+                f"middlewares={own}: the gateway has none; start leyden.LLMProxy behind a proxy of yours, or use its options"
+            )
+        if launcher_args is not None:
+            port, host = launcher_args.port, launcher_args.host
+            options.setdefault("access_host", launcher_args.access_host)
+        self.model_list: list[Any] = list(model_list or (litellm_config or {}).get("model_list") or ())
+        super().__init__(
+            port=port,
+            model_list=self.model_list,
+            store=store,
+            host=host or "127.0.0.1",
+            upstream_retries=num_retries or 2,
+            **options,
+        )
+
+    def update_model_list(self, model_list: Sequence[Any]) -> None:
+        """Serve other models from now on."""
+        super().update_model_list(model_list)
+        self.model_list = list(model_list)
+
+    def initialize(self) -> None:
+        """Do nothing: the gateway is ready when it is made."""
+
+    def as_resource(
+        self,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        model: str | None = None,
+        sampling_parameters: dict[str, Any] | None = None,
+    ) -> LLM:
+        """Return the gateway as a resource; with both ids, the model for that attempt."""
+        if (rollout_id is None) != (attempt_id is None):
+            raise ValueError(f"rollout_id={rollout_id!r} and attempt_id={attempt_id!r}: give both, or neither")
+        llm = super().as_resource(model=model, sampling_parameters=sampling_parameters)
+        proxy = ProxyLLM(**{name: getattr(llm, name) for name in type(llm).model_fields})
+        return proxy if rollout_id is None else proxy.with_attempted_rollout(rollout_id, attempt_id)
+
+
+_active_proxy: LLMProxy | None = None
+
+
+def set_active_llm_proxy(proxy: LLMProxy) -> None:
+    """Remember a gateway for `get_active_llm_proxy`."""
+    global _active_proxy
+    _active_proxy = proxy
+
+
+def get_active_llm_proxy() -> LLMProxy:
+    """Return the gateway that was set. Raise ValueError if none was."""
+    if _active_proxy is None:
+        raise ValueError("no gateway was set; call set_active_llm_proxy(proxy)")
+    return _active_proxy
+
+
+class SharedMemoryExecutionStrategy(native.SharedMemoryExecutionStrategy):
+    """Everything in one process.
+
+    join_timeout, graceful_delay: how long runners may take to finish. poll_interval: of no effect.
+    """
+
+    def __init__(
+        self,
+        n_runners: int = 1,
+        main_thread: Literal["algorithm", "runner"] = "algorithm",
+        join_timeout: float = 15.0,
+        graceful_delay: float = 5.0,
+        poll_interval: float = 0.05,
+        managed_store: bool | None = None,
+        **options: Any,
+    ) -> None:
+        options.setdefault("drain_seconds", min(graceful_delay, join_timeout))
+        super().__init__(n_runners, main_thread=main_thread, managed_store=managed_store, **options)
+
+
+class ClientServerExecutionStrategy(NativeClientServer):
+    """A process for each runner.
+
+    graceful_timeout: how long runners may take to finish. main_process, terminate_timeout,
+        allowed_exit_codes: of no effect; the algorithm is in the main process, and a process that a run
+        ended has done no wrong.
+    """
+
+    def __init__(
+        self,
+        role: Literal["algorithm", "runner", "both"] | None = None,
+        server_host: str | None = None,
+        server_port: int | None = None,
+        n_runners: int = 1,
+        graceful_timeout: float = 10.0,
+        terminate_timeout: float = 10.0,
+        main_process: Literal["algorithm", "runner"] = "algorithm",
+        managed_store: bool | None = None,
+        allowed_exit_codes: Iterable[int] = (0, -15),
+        **options: Any,
+    ) -> None:
+        options.setdefault("drain_seconds", graceful_timeout)
+        super().__init__(
+            n_runners,
+            role=role,
+            server_host=server_host,
+            server_port=server_port,
+            managed_store=managed_store,
+            **options,
+        )

@@ -1,0 +1,305 @@
+# pyright: reportIncompatibleMethodOverride=false, reportReturnType=false, reportIncompatibleVariableOverride=false
+"""Stores that return an empty answer for an unknown id, take the old arguments and show spans under the old names.
+
+`OldStore` is mixed into Leyden's stores, which keep doing the work. Statuses are the exception where
+a program may rely on none: a final status stays final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from leyden import store as native
+from leyden.compat.agentlightning.types import Span
+from leyden.errors import IllegalTransition, UnknownAttempt, UnknownResources, UnknownRollout, UnknownWorker
+from leyden.store.base import LightningStore
+from leyden.types import (
+    UNSET,
+    Attempt,
+    EnqueueRolloutRequest,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    Unset,
+    Worker,
+)
+from leyden.types import Span as NativeSpan
+
+QUEUED = ("queuing", "requeuing")
+
+
+class LightningStoreCapabilities(TypedDict, total=False):
+    """What a store can do."""
+
+    thread_safe: bool
+    async_safe: bool
+    zero_copy: bool
+    otlp_traces: bool
+
+
+class LightningStoreStatistics(TypedDict, total=False):
+    """Counts of a store."""
+
+    name: str
+    total_rollouts: int
+    total_attempts: int
+    total_spans: int
+    total_resources: int
+    total_workers: int
+    uptime: float
+
+
+class OldStore(LightningStore):
+    """Agent Lightning's answers over one of Leyden's stores."""
+
+    async def get_rollout_by_id(self, rollout_id: str) -> Rollout | None:
+        """Return a rollout, or None for an unknown id."""
+        try:
+            return await super().get_rollout_by_id(rollout_id)
+        except UnknownRollout:
+            return None
+
+    async def query_rollouts(
+        self, *, status: Sequence[Any] | None = None, rollout_ids: Sequence[str] | None = None, **options: Any
+    ) -> PaginatedResult[Rollout]:
+        """Return rollouts. `status` and `rollout_ids` are the old names of `status_in` and `rollout_id_in`."""
+        if status is not None:
+            options["status_in"] = status
+        if rollout_ids is not None:
+            options["rollout_id_in"] = rollout_ids
+        return await super().query_rollouts(**options)
+
+    async def query_attempts(self, rollout_id: str, **options: Any) -> PaginatedResult[Attempt]:
+        """Return a rollout's attempts; none for an unknown id."""
+        try:
+            return await super().query_attempts(rollout_id, **options)
+        except UnknownRollout:
+            return _nothing(options)
+
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        """Return the latest attempt; None without one, and for an unknown id."""
+        try:
+            return await super().get_latest_attempt(rollout_id)
+        except UnknownRollout:
+            return None
+
+    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> Sequence[Rollout]:
+        """Return the rollouts that have ended by then; unknown ids are left out."""
+        try:
+            return await super().wait_for_rollouts(rollout_ids=rollout_ids, timeout=timeout)
+        except UnknownRollout:
+            known = {rollout.rollout_id for rollout in await super().query_rollouts(rollout_id_in=rollout_ids)}
+            ids = [rollout_id for rollout_id in rollout_ids if rollout_id in known]
+            return await super().wait_for_rollouts(rollout_ids=ids, timeout=timeout) if ids else []
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Rollout]:
+        """Enqueue tasks, given as requests or as dicts."""
+        requests = [
+            EnqueueRolloutRequest.model_validate(request) if isinstance(request, Mapping) else request
+            for request in rollouts
+        ]
+        return await super().enqueue_many_rollouts(requests)
+
+    async def update_rollout(
+        self,
+        rollout_id: str,
+        input: Any = UNSET,
+        mode: Any = UNSET,
+        resources_id: Any = UNSET,
+        status: Any = UNSET,
+        config: Any = UNSET,
+        metadata: Any = UNSET,
+        **options: Any,
+    ) -> Rollout:
+        """Change a rollout. A queued one that is set to a status of work gets an attempt, as if it had been claimed.
+
+        A status that a finished rollout cannot take any more is ignored.
+        """
+        fields = {"input": input, "mode": mode, "resources_id": resources_id, "config": config, "metadata": metadata}
+        given = {name: value for name, value in fields.items() if not isinstance(value, Unset)}
+        if given or options:
+            await super().update_rollout(rollout_id, **given, **options)
+        if not isinstance(status, Unset):
+            await self._set_status(rollout_id, status)
+        return await super().get_rollout_by_id(rollout_id)
+
+    async def _set_status(self, rollout_id: str, status: Any) -> None:
+        rollout = await super().get_rollout_by_id(rollout_id)
+        if rollout.status == status:
+            return
+        if rollout.status in QUEUED and status in ("preparing", "running", "succeeded", "failed"):
+            await super().start_attempt(rollout_id)
+            if status != "preparing":
+                await super().update_attempt(rollout_id, "latest", status=status)
+            return
+        try:
+            await super().update_rollout(rollout_id, status=status)
+        except IllegalTransition:
+            if not rollout.finished:
+                await super().update_attempt(rollout_id, "latest", status=status)
+
+    async def update_attempt(self, rollout_id: str, attempt_id: str, *args: Any, **options: Any) -> Attempt:
+        """Change an attempt. The report of an attempt that has ended meanwhile is ignored."""
+        try:
+            return await super().update_attempt(rollout_id, attempt_id, *args, **options)
+        except IllegalTransition:
+            if attempt_id == "latest":
+                found = await super().get_latest_attempt(rollout_id)
+                assert found is not None
+                return found
+            return await super().get_attempt_by_id(rollout_id, attempt_id)
+
+    async def add_span(self, span: NativeSpan) -> NativeSpan | None:
+        """Record a span and return it."""
+        stored = await super().add_span(span)
+        return None if stored is None else Span.of(stored)
+
+    async def add_many_spans(self, spans: Sequence[NativeSpan]) -> Sequence[NativeSpan]:
+        """Record spans and return them."""
+        return [Span.of(span) for span in await super().add_many_spans(spans)]
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
+    ) -> NativeSpan | None:
+        """Record an ended OpenTelemetry span."""
+        span = Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id or 0)
+        return await self.add_span(span)
+
+    async def query_spans(
+        self, rollout_id: str | None = None, attempt_id: str | None = None, **options: Any
+    ) -> PaginatedResult[NativeSpan]:
+        """Return spans under Agent Lightning's names; none for an unknown id."""
+        try:
+            page = await super().query_spans(rollout_id, attempt_id, **options)
+        except (UnknownRollout, UnknownAttempt):
+            return _nothing(options)
+        return PaginatedResult([Span.of(span) for span in page], page.limit, page.offset, page.total, page.exact)
+
+    async def query_spans_of(self, rollout_ids: Sequence[str]) -> dict[str, list[NativeSpan]]:
+        """Return the spans of rollouts, by rollout."""
+        found = await super().query_spans_of(rollout_ids)
+        return {rollout_id: [Span.of(span) for span in spans] for rollout_id, spans in found.items()}
+
+    def otlp_traces_endpoint(self) -> str:
+        """Return where the store takes OTLP traces. Raise NotImplementedError for a store without a server."""
+        if not self.url.startswith("http"):
+            raise NotImplementedError(f"{self.url} takes no OTLP; serve it with LightningStoreServer")
+        return f"{self.url.rstrip('/')}/v1/traces"
+
+    async def get_resources_by_id(self, resources_id: str, **options: Any) -> ResourcesUpdate | None:
+        """Return resources, or None for an unknown id."""
+        try:
+            return await super().get_resources_by_id(resources_id, **options)
+        except UnknownResources:
+            return None
+
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        """Return a worker, or None for an unknown id."""
+        try:
+            return await super().get_worker_by_id(worker_id)
+        except UnknownWorker:
+            return None
+
+    async def statistics(self) -> Any:
+        """Return counts, with `uptime` as the old name of `uptime_seconds`."""
+        counts = await super().statistics()
+        return {**counts, "uptime": counts["uptime_seconds"]}
+
+
+def _nothing(options: Mapping[str, Any]) -> PaginatedResult[Any]:
+    return PaginatedResult([], options.get("limit", -1), options.get("offset", 0), 0)
+
+
+class InMemoryLightningStore(OldStore, native.InMemoryLightningStore):
+    """A store in this process's memory.
+
+    The arguments are accepted and have no effect: the store is safe in threads, evicts nothing, and
+    checks health on a schedule.
+    """
+
+    def __init__(
+        self,
+        *,
+        thread_safe: bool = False,
+        eviction_memory_threshold: float | None = None,
+        safe_memory_threshold: float | None = None,
+        span_size_estimator: Any = None,
+        tracker: Any = None,
+        scan_debounce_seconds: float = 10.0,
+    ) -> None:
+        native.InMemoryLightningStore.__init__(self)
+
+
+class LightningStoreClient(OldStore, native.LightningStoreClient):
+    """The store served at an address.
+
+    The arguments about retries and time-outs are accepted; a request is repeated for a minute.
+    """
+
+    def __init__(
+        self,
+        server_address: str,
+        *,
+        retry_delays: Sequence[float] = (),
+        health_retry_delays: Sequence[float] = (),
+        request_timeout: float = 30.0,
+        connection_timeout: float = 5.0,
+        **options: Any,
+    ) -> None:
+        native.LightningStoreClient.__init__(self, server_address, **options)
+        self.server_address_root = server_address.rstrip("/")
+
+    def __reduce__(self) -> Any:
+        """Pickle the address."""
+        return LightningStoreClient, (self.url,)
+
+
+class LightningStoreServer(native.LightningStoreServer):
+    """Serves a store, and is used like one in the process that serves it."""
+
+    def __init__(
+        self,
+        store: LightningStore,
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        cors_allow_origins: Any = None,
+        launch_mode: str = "thread",
+        launcher_args: Any = None,
+        n_workers: int = 1,
+        tracker: Any = None,
+        **options: Any,
+    ) -> None:
+        if launcher_args is not None:
+            host, port = launcher_args.host, launcher_args.port
+        address = "127.0.0.1" if host in (None, "localhost") else host
+        insecure = options.pop("insecure", address == "0.0.0.0" and "token" not in options)
+        super().__init__(store, address, 4747 if port is None else port, insecure=insecure, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "store":
+            raise AttributeError(name)
+        return getattr(self.store, name)
+
+
+def threaded(store: LightningStore) -> LightningStore:
+    """Return the store itself: any store may be used from any thread (`LightningStoreThreaded`)."""
+    return store
+
+
+def is_queuing(rollout: Rollout) -> bool:
+    """Return whether a rollout waits to be claimed."""
+    return rollout.status in QUEUED
+
+
+def is_running(rollout: Rollout) -> bool:
+    """Return whether an attempt at the rollout is under way."""
+    return rollout.status in ("preparing", "running")
+
+
+def is_finished(rollout: Rollout) -> bool:
+    """Return whether the rollout's status is final."""
+    return rollout.finished

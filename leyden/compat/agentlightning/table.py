@@ -1,0 +1,378 @@
+"""What stands for each public name of `agentlightning` 0.2.0 to 0.3.0, by module.
+
+A package of the peer that repeats the names of its modules has them joined in `_PACKAGES`. The test of
+`tests/compat/agentlightning.json`, the inventory of the peer's wheels, checks that no name is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from leyden.compat.agentlightning import answers as say
+from leyden.compat.agentlightning.answers import answers
+from leyden.compat.finder import Answer, ForeignModule
+
+Names = dict[str, str | Answer]
+
+_HERE = "leyden.compat.agentlightning"
+
+
+def _same(module: str, names: str) -> Names:
+    """Return a table of names that a module has under the same name."""
+    return {name: f"{module}:{name}" for name in names.split()}
+
+
+def _own(module: str, names: str) -> Names:
+    """Return a table of names that a wrapper module of this package has."""
+    return _same(f"{_HERE}.{module}", names)
+
+
+_MODULES: dict[str, Names] = {
+    "adapter.base": {
+        **_same("leyden.adapter", "Adapter TraceAdapter"),
+        **_own("adapter", "OtelTraceAdapter"),
+    },
+    "adapter.triplet": {
+        **_same("leyden.adapter", "RewardMatchPolicy TraceTree"),
+        **_own("adapter", "LlmProxyTraceToTriplet TraceToTripletBase TracerTraceToTriplet"),
+        "Transition": Answer("use the triplets of an adapter: triplet.prompt.token_ids, triplet.response.token_ids."),
+    },
+    "adapter.messages": {
+        **_own("adapter", "TraceToMessages"),
+        **_same("leyden.adapter", "OpenAIMessages"),
+        **answers(
+            "leyden.adapter.model_calls(spans) returns the messages of every model call.",
+            "convert_to_openai_messages group_genai_dict",
+        ),
+    },
+    "algorithm.apo.apo": {
+        "APO": "leyden.algorithm:APO",
+        **_own("algorithm", "RolloutResultForAPO batch_iter_over_dataset"),
+        "VersionedPromptTemplate": Answer(say.APO_PARTS),
+        **answers(say.POML, "APPLY_EDIT_PROMPT_FILES GRADIENT_PROMPT_FILES"),
+    },
+    "algorithm.base": _same("leyden.algorithm", "Algorithm"),
+    "algorithm.decorator": {
+        **_same("leyden.algorithm", "FunctionalAlgorithm algo"),
+        **answers(
+            say.PROTOCOLS,
+            "AlgorithmFunc AlgorithmFuncAsync AlgorithmFuncAsyncFallback AlgorithmFuncAsyncFull AlgorithmFuncAsyncLike "
+            "AlgorithmFuncAsyncOnlyDataset AlgorithmFuncAsyncOnlyStore AlgorithmFuncSync AlgorithmFuncSyncFallback "
+            "AlgorithmFuncSyncFull AlgorithmFuncSyncLike AlgorithmFuncSyncOnlyDataset AlgorithmFuncSyncOnlyStore AsyncFlag",
+        ),
+    },
+    "algorithm.fast": {**_same("leyden.algorithm", "FastAlgorithm"), **_own("algorithm", "Baseline")},
+    "algorithm.utils": _own("algorithm", "batch_iter_over_dataset with_llm_proxy with_store"),
+    "algorithm.verl.interface": _same("leyden.algorithm", "VERL"),
+    "cli": {"main": Answer("write `leyden` in place of `agl`; `leyden --help` lists the commands.")},
+    "cli.agentops_server": {"main": Answer(say.AGENTOPS_SERVICE)},
+    "cli.prometheus": answers(
+        "every server of Leyden reports its metrics at /metrics, so no command is needed.",
+        "create_prometheus_app ensure_prometheus_dir main",
+    ),
+    "cli.store": {"main": Answer("write `leyden store` in place of `agl store`.")},
+    "cli.vllm": {"main": Answer(say.VLLM)},
+    "client": _same("leyden.legacy", "AgentLightningClient DevTaskLoader"),
+    "config": _own("config", "CliConfigurable lightning_cli nullable_float nullable_int nullable_str"),
+    "emitter.annotation": _own("emitter", "OperationContext emit_annotation operation"),
+    "emitter.exception": _own("emitter", "emit_exception"),
+    "emitter.message": _own("emitter", "emit_message get_message_value"),
+    "emitter.object": _own("emitter", "emit_object encode_object get_object_value"),
+    "emitter.reward": {
+        **_own(
+            "emitter", "RewardDimension emit_reward find_final_reward get_reward_value get_rewards_from_span reward"
+        ),
+        **_same("leyden.types", "find_reward_spans is_reward_span"),
+        "RewardSpanData": f"{_HERE}.emitter:RewardDimension",
+    },
+    "emitter.utils": _own("otel", "get_tracer"),
+    "env_var": _own("env_var", "LightningEnvVar resolve_bool_env_var resolve_int_env_var resolve_str_env_var"),
+    "execution.base": {
+        **_same("leyden.execution", "AlgorithmBundle ExecutionStrategy RunnerBundle"),
+        "resolve_managed_store_flag": Answer("use env_var.resolve_bool_env_var(LightningEnvVar.AGL_MANAGED_STORE)."),
+    },
+    "execution.client_server": _own("serving", "ClientServerExecutionStrategy"),
+    "execution.events": {
+        **_same("leyden.execution", "ExecutionEvent ThreadingEvent"),
+        "MultiprocessingEvent": Answer(
+            "a strategy of Leyden stops its processes itself; use multiprocessing.Event between yours."
+        ),
+    },
+    "execution.inter_process": _same("leyden.execution.inter_process", "InterProcessExecutionStrategy"),
+    "execution.shared_memory": _own("serving", "SharedMemoryExecutionStrategy"),
+    "instrumentation": {
+        "AGENTOPS_INSTALLED": Answer('use importlib.util.find_spec("agentops").'),
+        "AGENTOPS_LANGCHAIN_INSTALLED": Answer('use importlib.util.find_spec("langchain").'),
+        "LITELLM_INSTALLED": Answer('use importlib.util.find_spec("litellm").'),
+        "VLLM_INSTALLED": Answer('use importlib.util.find_spec("vllm").'),
+        "WEAVE_INSTALLED": Answer('use importlib.util.find_spec("weave").'),
+        **_own("instruments", "instrument_all uninstrument_all"),
+    },
+    "instrumentation.agentops": {
+        **_own("instruments", "instrument_agentops uninstrument_agentops enable_agentops_service"),
+        **answers(
+            say.AGENTOPS_SERVICE,
+            "AgentOpsServerManager BypassableAuthenticatedOTLPExporter BypassableOTLPMetricExporter "
+            "BypassableOTLPSpanExporter BypassableV3Client BypassableV4Client agentops_local_server",
+        ),
+    },
+    "instrumentation.agentops_langchain": {
+        **_own("instruments", "instrument_agentops_langchain uninstrument_agentops_langchain"),
+        **answers(say.INSTRUMENT, "langgraph_entry on_chain_start original_on_chain_start"),
+    },
+    "instrumentation.litellm": {
+        **_own("instruments", "instrument_litellm uninstrument_litellm"),
+        **answers(say.LITELLM, "original_set_attributes patched_set_attributes"),
+    },
+    "instrumentation.vllm": answers(
+        say.VLLM,
+        "ChatCompletionResponsePatched chat_completion_full_generator instrument_vllm "
+        "original_chat_completion_full_generator uninstrument_vllm",
+    ),
+    "instrumentation.weave": answers(
+        say.WEAVE,
+        "InMemoryWeaveTraceServer get_entity_project_from_project_name_factory get_username "
+        "init_weave_get_server_factory instrument_weave uninstrument_weave",
+    ),
+    "litagent.litagent": _own("agent", "LitAgent is_v0_1_rollout_api"),
+    "litagent.decorator": {
+        **_own("agent", "FunctionalLitAgent llm_rollout prompt_rollout rollout"),
+        **answers(
+            say.PROTOCOLS,
+            "FunctionalLitAgentFunc LlmRolloutFunc LlmRolloutFuncAsync2 LlmRolloutFuncAsync3 LlmRolloutFuncSync2 "
+            "LlmRolloutFuncSync3 PromptRolloutFunc PromptRolloutFuncAsync2 PromptRolloutFuncAsync3 "
+            "PromptRolloutFuncSync2 PromptRolloutFuncSync3",
+        ),
+    },
+    "llm_proxy": {
+        **_own("serving", "LLMProxy ModelConfig get_active_llm_proxy set_active_llm_proxy"),
+        **answers(
+            say.MIDDLEWARE,
+            "AddLogprobs AddReturnTokenIds MessageInspectionMiddleware RolloutAttemptMiddleware StreamConversionMiddleware",
+        ),
+        **answers(say.LITELLM, "LightningOpenTelemetry LightningSpanExporter initialize_llm_callbacks initialize"),
+        "get_global_store": Answer("the store belongs to the gateway: proxy.get_store()."),
+    },
+    "logging": _own("logs", "DATE_FORMAT DEFAULT_FORMAT configure_logger setup setup_module"),
+    "runner.agent": _own("agent", "LitAgentRunner"),
+    "runner.base": _same("leyden.runner", "Runner"),
+    "runner.legacy": _same("leyden.legacy", "LegacyAgentRunner"),
+    "semconv": _own(
+        "semconv",
+        "AGL_ANNOTATION AGL_EXCEPTION AGL_MESSAGE AGL_OBJECT AGL_OPERATION AGL_REWARD AGL_VIRTUAL "
+        "LightningResourceAttributes LightningSpanAttributes LinkAttributes LinkPydanticModel RewardAttributes "
+        "RewardPydanticModel",
+    ),
+    "server": {
+        "ServerDataStore": Answer("a server keeps its tasks in a store; open one with leyden.open_store(url)."),
+        **_same("leyden.legacy", "AgentLightningServer"),
+    },
+    "store.base": {
+        **_same("leyden.store", "LightningStore"),
+        **_same("leyden.types", "UNSET Unset"),
+        **_own("store", "LightningStoreCapabilities LightningStoreStatistics is_finished is_queuing is_running"),
+    },
+    "store.client_server": {
+        **_own("store", "LightningStoreClient LightningStoreServer"),
+        **answers(
+            say.REQUESTS,
+            "API_AGL_PREFIX API_V1_AGL_PREFIX API_V1_PREFIX AddResourcesRequest CachedStaticFiles DequeueManyRolloutsRequest "
+            "DequeueRolloutRequest EnqueueManyRolloutsRequest NextSequenceIdRequest NextSequenceIdResponse PydanticUnset "
+            "QueryAttemptsRequest QueryResourcesRequest QueryRolloutsRequest QuerySpansRequest QueryWorkersRequest RolloutId "
+            "RolloutRequest StartAttemptRequest UpdateAttemptRequest UpdateRolloutRequest UpdateWorkerRequest "
+            "WaitForRolloutsRequest",
+        ),
+        **answers('Leyden logs as "leyden"; use logging.getLogger("leyden").', "client_logger server_logger"),
+    },
+    "store.collection_based": answers(
+        say.COLLECTIONS,
+        "COLLECTION_STORE_ALL_METHODS COLLECTION_STORE_PUBLIC_METHODS CollectionBasedLightningStore "
+        "get_current_store_methods healthcheck_before tracked",
+    ),
+    "store.memory": {
+        **_own("store", "InMemoryLightningStore"),
+        "estimate_model_size": Answer("Leyden's memory store evicts nothing; limit it with leyden.Retention."),
+    },
+    "store.mongo": {
+        "MongoLightningStore": Answer('open PostgreSQL instead: leyden.open_store("postgresql://user@host/database").')
+    },
+    "store.sqlite": _same("leyden.store", "SqliteLightningStore"),
+    "store.threading": {"LightningStoreThreaded": f"{_HERE}.store:threaded"},
+    "store.utils": {
+        "LATENCY_BUCKETS": Answer(say.METRICS),
+        "UpdateAttemptStatus": Answer(say.PROTOCOLS),
+        "UpdateRolloutStatus": Answer(say.PROTOCOLS),
+        **answers(
+            "the process that owns a store checks health on a schedule; `await store.sweep()` does it now.",
+            "healthcheck scan_unhealthy_rollouts",
+        ),
+        **answers(
+            "leyden.types.rollout_after_attempt says what an attempt's status makes of its rollout.",
+            "propagate_status rollout_status_from_attempt",
+        ),
+    },
+    "tracer.base": {"T_func": Answer(say.PROTOCOLS)}
+    | _own("tracer", "Tracer clear_active_tracer get_active_tracer set_active_tracer with_active_tracer_context"),
+    "tracer.agentops": {
+        **_own("tracer", "AgentOpsTracer"),
+        "LightningSpanProcessor": "leyden.tracer:LightningSpanProcessor",
+    },
+    "tracer.dummy": {
+        "DummySpanRecordingContext": f"{_HERE}.tracer:RecordingContext",
+        **_own("tracer", "DummyTracer"),
+    },
+    "tracer.http": {
+        "HttpTracer": Answer(
+            "leyden.OtelTracer notes a model call of any HTTP client, and the gateway (leyden.LLMProxy) records its content."
+        )
+    },
+    "tracer.otel": {
+        **_own("tracer", "OtelTracer STORE_WRITE_TIMEOUT_SECONDS"),
+        "LightningSpanProcessor": "leyden.tracer:LightningSpanProcessor",
+        "OtelSpanRecordingContext": f"{_HERE}.tracer:RecordingContext",
+        "to_otel_status_code": Answer("use opentelemetry.trace.StatusCode[name]."),
+    },
+    "tracer.weave": {
+        **_own("tracer", "WeaveTracer"),
+        "WeaveSpanRecordingContext": f"{_HERE}.tracer:RecordingContext",
+        **answers(
+            say.WEAVE, "WeaveTracerManagedTraceServer get_timestamp_or_throw op_name_to_func_name random_project_name"
+        ),
+    },
+    "trainer.init_utils": {
+        **_same("leyden.trainer", "build_component instantiate_component instantiate_from_spec load_class"),
+        "OptionalDefaults": Answer(say.PROTOCOLS),
+    },
+    "trainer.legacy": _same("leyden.trainer.legacy", "TrainerLegacy"),
+    "trainer.registry": _same("leyden.trainer.registry", "ExecutionStrategyRegistry"),
+    "trainer.trainer": {**_own("trainer", "Trainer"), "ComponentSpec": Answer(say.PROTOCOLS)},
+    "types.core": {
+        **_same(
+            "leyden.types",
+            "Attempt AttemptStatus AttemptedRollout EnqueueRolloutRequest PaginatedResult Rollout RolloutConfig "
+            "RolloutMode RolloutStatus TaskInput Worker WorkerStatus",
+        ),
+        **_same("leyden.runner", "Hook ParallelWorkerBase"),
+        **_own("types", "Dataset FilterField FilterOptions RolloutRawResult SortOptions Triplet"),
+        **_own("agent", "RolloutRawResultLegacy"),
+        **_same("leyden.legacy", "GenericResponse RolloutLegacy Task TaskIfAny"),
+    },
+    "types.resources": {
+        **_same("leyden.types", "LLM NamedResources Resource ResourceUnion ResourcesUpdate"),
+        **_own("resources", "PromptTemplate ProxyLLM"),
+    },
+    "types.tracer": {
+        **_same("leyden.types", "AttributeValue Attributes"),
+        **_own(
+            "types",
+            "Event Link OtelResource Span SpanContext SpanCoreFields SpanLike SpanRecordingContext StatusCode TraceState "
+            "TraceStatus convert_timestamp extract_extra_fields",
+        ),
+        **_own("semconv", "SpanAttributeNames SpanNames"),
+    },
+    "utils.id": {"generate_id": "leyden.compat.agentlightning.instruments:generate_id"},
+    "utils.metrics": answers(
+        say.METRICS,
+        "ConsoleMetricsBackend LabelDict LabelKey MetricsBackend MultiMetricsBackend PrometheusMetricsBackend "
+        "get_prometheus_registry setup_multiprocess_prometheus shutdown_metrics",
+    ),
+    "utils.otel": _own(
+        "otel",
+        "check_attributes_sanity extract_links_from_attributes extract_tags_from_attributes filter_and_unflatten_attributes "
+        "filter_attributes flatten_attributes format_exception_attributes full_qualified_name get_span_processors get_tracer "
+        "get_tracer_provider make_link_attributes make_tag_attributes query_linked_spans sanitize_attribute_value "
+        "sanitize_attributes sanitize_list_attribute_sanity unflatten_attributes",
+    ),
+    "utils.otlp": answers(
+        "a server of Leyden takes OpenTelemetry's own exporters at /v1/traces; use those.",
+        "LightningStoreOTLPExporter PROTOBUF_CT handle_otlp_export spans_from_proto",
+    ),
+    "utils.server_launcher": {
+        **_own("serving", "LaunchMode PythonServerLauncherArgs"),
+        **answers(
+            say.SERVERS,
+            "ChildEvent GunicornApp PythonServerLauncher noop_context run_gunicorn run_uvicorn_asyncio "
+            "run_uvicorn_subprocess run_uvicorn_thread shutdown_uvicorn_server",
+        ),
+    },
+    "utils.system_snapshot": {"system_snapshot": f"{_HERE}.instruments:system_snapshot"},
+    "utils": {},
+    "verl": {},
+    "verl.__main__": {},
+    "verl.async_server": answers(say.VLLM, "PatchedvLLMServer"),
+    "verl.daemon": answers(
+        say.VERL,
+        "AgentModeDaemon get_left_padded_ids_and_attention_mask get_right_padded_ids_and_attention_mask ids_startswith "
+        "log_mismatch_detail",
+    ),
+    "verl.dataset": _same("leyden.algorithm.verl", "AgentDataset LoadedDataset"),
+    "verl.entrypoint": {
+        **answers(say.VERL, "TaskRunner run_ppo"),
+        "main": Answer("run `python -m leyden.algorithm.verl KEY=VALUE ...`; its --help has examples."),
+    },
+    "verl.trainer": answers(say.VERL, "AgentLightningTrainer compute_data_metrics"),
+}
+
+_PACKAGES: dict[str, str] = {
+    "adapter": "adapter.base adapter.triplet adapter.messages",
+    "algorithm": "algorithm.base algorithm.decorator algorithm.fast algorithm.apo.apo algorithm.verl.interface",
+    "algorithm.apo": "algorithm.apo.apo",
+    "algorithm.verl": "algorithm.verl.interface",
+    "emitter": "emitter.annotation emitter.exception emitter.message emitter.object emitter.reward",
+    "execution": "execution.base execution.client_server execution.events execution.inter_process execution.shared_memory",
+    "litagent": "litagent.litagent litagent.decorator",
+    "reward": "emitter.reward",
+    "runner": "runner.agent runner.base runner.legacy",
+    "store": "store.base store.client_server store.collection_based store.memory store.mongo store.sqlite store.threading",
+    "tracer": "tracer.base tracer.agentops tracer.dummy tracer.otel tracer.weave",
+    "trainer": "trainer.trainer trainer.init_utils trainer.legacy",
+    "types": "types.core types.resources types.tracer",
+    "verl": "verl.async_server verl.daemon verl.dataset verl.entrypoint verl.trainer",
+    "": "adapter algorithm client config emitter env_var execution litagent llm_proxy runner server store tracer trainer types",
+}
+"""Packages of the peer, and the modules whose names they repeat. The empty name is the peer itself."""
+
+_EXTRA: dict[str, Names] = {
+    "emitter.reward": {
+        **_own("emitter", "emit_annotation"),
+        **_own("semconv", "AGL_ANNOTATION LightningSpanAttributes RewardPydanticModel SpanNames"),
+        **_own("otel", "filter_and_unflatten_attributes get_tracer"),
+        **_own("types", "SpanCoreFields SpanLike"),
+        **_own("emitter", "operation"),
+    },
+    "algorithm.base": _same("leyden.algorithm", "algo"),
+    "runner": {"AgentRunnerV2": f"{_HERE}.agent:LitAgentRunner"},
+    "runner.agent": {"AgentRunnerV2": f"{_HERE}.agent:LitAgentRunner"},
+    "": {
+        "__version__": f"{_HERE}.instruments:VERSION",
+        "configure_logger": f"{_HERE}.logs:configure_logger",
+        "setup_logging": f"{_HERE}.logs:setup",
+        "setup_module_logging": f"{_HERE}.logs:setup_module",
+    },
+}
+"""Names that a module has beside its own."""
+
+_ANSWERED: dict[str, str] = {
+    "store.collection": say.COLLECTIONS,
+    "store.collection.base": say.COLLECTIONS,
+    "store.collection.memory": say.COLLECTIONS,
+    "store.collection.mongo": say.COLLECTIONS,
+}
+"""Modules of which nothing is here: importing one says what to write."""
+
+
+def _modules() -> Mapping[str, ForeignModule]:
+    tables = {name: dict(names) for name, names in _MODULES.items()}
+    for package, parts in _PACKAGES.items():
+        joined: Names = {}
+        for part in parts.split():
+            joined |= tables[part]
+        tables[package] = joined | tables.get(package, {})
+    for module, names in _EXTRA.items():
+        tables[module] = names | tables[module]
+    modules = {f"agentlightning.{name}".rstrip("."): ForeignModule(names) for name, names in tables.items()}
+    return modules | {f"agentlightning.{name}": ForeignModule(instead=sentence) for name, sentence in _ANSWERED.items()}
+
+
+MODULES: Mapping[str, ForeignModule] = MappingProxyType(_modules())

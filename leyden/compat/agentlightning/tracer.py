@@ -1,0 +1,290 @@
+"""Tracers with Agent Lightning's additions: an active tracer, `lifespan`, recording contexts.
+
+A trace that such a tracer opens has the methods of an OpenTelemetry tracer too, so that
+`async with tracer.trace_context() as t: t.start_as_current_span(...)` records a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry import trace as otel_trace
+
+from leyden import tracer as native
+from leyden.compat.agentlightning.otel import format_exception_attributes
+from leyden.compat.agentlightning.types import Span, SpanCoreFields, StatusCode
+from leyden.errors import ConfigError
+from leyden.store.base import LightningStore
+from leyden.tracer import LOCAL, OpenSpan, Trace, TraceContext, current_trace
+from leyden.types import SpanStatus
+from leyden.utils.extras import install_extra
+from leyden.utils.logs import notice
+
+logger = logging.getLogger(__name__)
+
+STORE_WRITE_TIMEOUT_SECONDS = 10.0
+
+
+class RecordingContext:
+    """Records attributes and errors of a step under way."""
+
+    def __init__(self, span: OpenSpan, start_time: float | None = None) -> None:
+        self._span = span
+        self.name, self.attributes = span.name, span.attributes
+        self.start_time = time.time() if start_time is None else start_time
+        self.end_time: float | None = None
+        span.status = SpanStatus(status_code="OK")
+
+    @property
+    def status(self) -> SpanStatus:
+        """How the step went so far."""
+        return self._span.status
+
+    def record_exception(self, exception: BaseException) -> None:
+        """Record that the step failed, and why."""
+        self.record_attributes(format_exception_attributes(exception))
+        self.record_status("ERROR", str(exception))
+
+    def record_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Add attributes."""
+        self._span.set(attributes)
+
+    def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
+        """Say how the step went."""
+        self._span.status = SpanStatus(status_code=status_code, description=description)
+
+    def finalize(self, end_time: float | None = None) -> None:
+        """End the step now, or at the time given."""
+        self.end_time = time.time() if end_time is None else end_time
+
+    def get_recorded_span(self) -> SpanCoreFields:
+        """Return what is recorded. Raise ValueError while the step is under way."""
+        if self.end_time is None:
+            raise ValueError(f"the step {self.name!r} has not ended yet")
+        return SpanCoreFields(
+            name=self.name,
+            status=self.status,
+            attributes=dict(self.attributes),
+            start_time=self.start_time,
+            end_time=self.end_time,
+        )
+
+
+class _OldTraceContext(TraceContext):
+    """A trace whose value is also an OpenTelemetry tracer."""
+
+    def __enter__(self) -> Trace:
+        return _as_otel_tracer(super().__enter__())
+
+    async def __aenter__(self) -> Trace:
+        return _as_otel_tracer(await super().__aenter__())
+
+
+def _as_otel_tracer(trace: Trace) -> Trace:
+    tracer = otel_trace.get_tracer("agentlightning")
+    for method in ("start_span", "start_as_current_span"):
+        setattr(trace, method, getattr(tracer, method))
+    return trace
+
+
+class Tracer(native.Tracer):
+    """The base of tracers. Override `prepare`, or `trace_context` as a whole."""
+
+    def prepare(self) -> None:
+        """Prepare nothing."""
+
+    def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
+        """Bind the worker's store, if there is one."""
+        if store is not None:
+            super().init_worker(worker_id, store)
+
+    def trace_context(
+        self,
+        name: str | None = None,
+        *,
+        store: LightningStore | None = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+    ) -> TraceContext:
+        """Return a trace around a block, whose value records steps as an OpenTelemetry tracer does."""
+        if store is None and rollout_id is not None:
+            store = self._workers_store()
+        self.prepare()
+        return _OldTraceContext(
+            name,
+            store,
+            rollout_id,
+            attempt_id,
+            prepare=self.prepare,
+            around=self.while_open,
+            model_hosts=self.model_hosts,
+        )
+
+    def get_last_trace(self) -> list[Any]:
+        """Return the spans of the open or last trace, under Agent Lightning's names."""
+        return [Span.of(span) for span in super().get_last_trace()]
+
+    def create_span(
+        self,
+        name: str,
+        attributes: Mapping[str, Any] | None = None,
+        timestamp: float | None = None,
+        status: SpanStatus | StatusCode | None = None,
+    ) -> Any:
+        """Record a step of no length in the open trace; without one, only return it."""
+        done = SpanStatus(status_code="OK") if status is None else status
+        return Span.of(self._here().create_span(name, attributes, timestamp=timestamp, status=done))
+
+    def _here(self) -> Trace:
+        return current_trace() or _local_trace()
+
+    @contextmanager
+    def _recorded(
+        self, name: str, attributes: Mapping[str, Any] | None, start_time: float | None, end_time: float | None
+    ) -> Generator[RecordingContext]:
+        with self._here().operation(name, attributes) as span:
+            recording = RecordingContext(span, start_time)
+            try:
+                yield recording
+            finally:
+                recording.finalize(end_time)
+
+    def operation_context(
+        self,
+        name: str,
+        attributes: Mapping[str, Any] | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+    ) -> Any:
+        """Record a block as one step; without an open trace, only run it."""
+        return self._recorded(name, attributes, start_time, end_time)
+
+    def trace_run(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function in a trace of its own."""
+        with self.trace_context(func.__name__):
+            return func(*args, **kwargs)
+
+    async def trace_run_async(self, func: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+        """Await a coroutine function in a trace of its own."""
+        async with self.trace_context(func.__name__):
+            return await func(*args, **kwargs)
+
+    def get_langchain_handler(self) -> None:
+        """Return None: LangChain's steps are recorded without a handler."""
+
+    @contextmanager
+    def lifespan(self, store: LightningStore | None = None) -> Generator[None]:
+        """Set the tracer up for the block, as worker 0."""
+        self.init()
+        try:
+            self.init_worker(0, store)
+            try:
+                yield
+            finally:
+                self.teardown_worker(0)
+        finally:
+            self.teardown()
+
+
+def _local_trace() -> Trace:
+    return Trace(LOCAL, LOCAL, LOCAL, None)
+
+
+class DummyTracer(Tracer):
+    """Records what the agent's code emits, and touches no library."""
+
+
+class DetachedTracer(Tracer):
+    """Makes spans of no attempt, which go nowhere, inside a trace too."""
+
+    def _here(self) -> Trace:
+        return _local_trace()
+
+
+class OtelTracer(Tracer, native.OtelTracer):
+    """Collects the spans of any OpenTelemetry instrumentation."""
+
+    def __init__(self, **options: Any) -> None:
+        native.OtelTracer.__init__(self, **options)
+
+    def prepare(self) -> None:
+        """Listen to OpenTelemetry's global provider."""
+        native.OtelTracer.prepare(self)
+
+    def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
+        """Bind the worker's store, if there is one."""
+        if store is not None:
+            native.OtelTracer.init_worker(self, worker_id, store)
+
+
+class AgentOpsTracer(OtelTracer):
+    """Records what AgentOps's instrumentation sees; without the package, what OpenTelemetry's and the gateway see.
+
+    The arguments of Agent Lightning's tracer have no effect, because no AgentOps service is called.
+    """
+
+    def __init__(self, *, agentops_managed: bool = True, instrument_managed: bool = True, daemon: bool = True) -> None:
+        super().__init__()
+        self._agentops: native.Tracer | None = None
+        try:
+            self._agentops = native.AgentOpsTracer()
+        except ConfigError:
+            notice(
+                logger,
+                "agentops is not installed, so only calls through the gateway are recorded; %s",
+                install_extra("agentops"),
+            )
+
+    def while_open(self) -> Any:
+        """See Tracer.while_open."""
+        return super().while_open() if self._agentops is None else self._agentops.while_open()
+
+
+class WeaveTracer(Tracer, native.WeaveTracer):
+    """Records calls of `@weave.op` and of Weave's integrations. Nothing is sent to Weights & Biases."""
+
+    def __init__(self, *, project_name: str | None = None, **_: Any) -> None:
+        native.WeaveTracer.__init__(self)
+
+    def prepare(self) -> None:
+        """Listen to OpenTelemetry's global provider."""
+        native.WeaveTracer.prepare(self)
+
+    def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
+        """Bind the worker's store, if there is one."""
+        if store is not None:
+            native.WeaveTracer.init_worker(self, worker_id, store)
+
+
+_active: Tracer | None = None
+_CURRENT = DummyTracer()
+
+
+def set_active_tracer(tracer: Tracer) -> None:
+    """Have the emitters use this tracer. Raise ValueError if there is one already."""
+    global _active
+    if _active is not None:
+        raise ValueError("there is an active tracer already; call clear_active_tracer() first")
+    _active = tracer
+
+
+def clear_active_tracer() -> None:
+    """Have the emitters use the open trace again."""
+    global _active
+    _active = None
+
+
+def get_active_tracer() -> Tracer | None:
+    """Return the tracer that was set, else one that records in the open trace, else None."""
+    if _active is not None:
+        return _active
+    return None if current_trace() is None else _CURRENT
+
+
+def with_active_tracer_context(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method as it is: a trace that is open is active by itself."""
+    return func

@@ -1,0 +1,93 @@
+"""`Trainer` with Agent Lightning's arguments and defaults."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, cast
+
+from leyden.compat.agentlightning.adapter import TracerTraceToTriplet
+from leyden.compat.agentlightning.serving import ClientServerExecutionStrategy, LLMProxy, SharedMemoryExecutionStrategy
+from leyden.compat.agentlightning.store import InMemoryLightningStore
+from leyden.compat.agentlightning.tracer import OtelTracer
+from leyden.execution import ExecutionStrategy
+from leyden.trainer import Trainer as NativeTrainer
+
+
+class Trainer(NativeTrainer):
+    """Trains an agent with an algorithm.
+
+    The store is in memory, triplets come from every call, and `store`, `adapter` and `tracer` have
+    Agent Lightning's additions, unless others are given. The arguments of version 0.1 have other
+    names since, and are accepted with a DeprecationWarning.
+    """
+
+    def __init__(
+        self,
+        *,
+        dev: bool = False,
+        n_runners: int | None = None,
+        max_rollouts: int | None = None,
+        initial_resources: Any = None,
+        tracer: Any = None,
+        adapter: Any = None,
+        store: Any = None,
+        runner: Any = None,
+        strategy: Any = None,
+        port: int | None = None,
+        algorithm: Any = None,
+        llm_proxy: Any = None,
+        n_workers: int | None = None,
+        max_tasks: int | None = None,
+        daemon: bool = True,
+        triplet_exporter: Any = None,
+        hooks: Any = None,
+        **options: Any,
+    ) -> None:
+        for old, new, value in (
+            ("n_workers", "n_runners", n_workers),
+            ("max_tasks", "max_rollouts", max_tasks),
+            ("triplet_exporter", "adapter", triplet_exporter),
+        ):
+            if value is not None:
+                warnings.warn(f"Trainer({old}=) is deprecated; write {new}=", DeprecationWarning, stacklevel=2)
+        strategy = _strategy(strategy)
+        if isinstance(strategy, ExecutionStrategy) or (isinstance(strategy, dict) and "n_runners" in strategy):
+            n_runners = n_workers = None  # the strategy's own number counts, as it did there
+        super().__init__(
+            dev=dev,
+            n_runners=n_runners or n_workers,
+            max_rollouts=max_rollouts or max_tasks,
+            initial_resources=initial_resources,
+            tracer=_component(tracer, OtelTracer),
+            adapter=_component(adapter or triplet_exporter, TracerTraceToTriplet),
+            store=_component(store, InMemoryLightningStore),
+            runner=runner,
+            strategy=strategy,
+            port=port,
+            algorithm=algorithm,
+            llm_proxy=_component(llm_proxy, LLMProxy) if isinstance(llm_proxy, dict) else llm_proxy,
+            hooks=hooks,
+            **options,
+        )
+
+    def fit_v2(self, *args: Any, **kwargs: Any) -> Any:
+        """Train the agent: the name of `fit` before version 0.2."""
+        return self.fit(*args, **kwargs)
+
+
+_STRATEGIES = {"shm": SharedMemoryExecutionStrategy, "cs": ClientServerExecutionStrategy}
+
+
+def _strategy(spec: Any) -> Any:
+    """Return the specification of a strategy, with the classes that take the old arguments."""
+    if isinstance(spec, dict):
+        options = cast(dict[str, Any], spec)
+        return {**options, "type": _strategy(options.get("type", ClientServerExecutionStrategy))}
+    return _STRATEGIES.get(spec, spec) if isinstance(spec, str) else spec
+
+
+def _component(spec: Any, default: type[Any]) -> Any:
+    """Return a specification that names the default class where it names none."""
+    if spec is None:
+        return default
+    return {"type": default, **cast(dict[str, Any], spec)} if isinstance(spec, dict) else spec

@@ -1,0 +1,194 @@
+"""Serve modules of another package from tables: foreign module, names, and what stands for each name.
+
+A table maps the full name of a foreign module to a `ForeignModule`. The tables themselves are listed
+in `TABLES`, and are loaded with the first import from their package. An object is loaded when its
+name is first used, so that `import agentlightning` loads no torch and no web framework.
+
+Child processes that import the main script anew find the foreign packages through the folder
+`shadow/`, which `install` appends to `sys.path` and to PYTHONPATH: its modules call `install`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from leyden.errors import ConfigError, LeydenError
+
+TABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "agentlightning": "leyden.compat.agentlightning.table:MODULES",
+        "qlib": "leyden.compat.qlib.table:MODULES",
+    }
+)
+"""Where the table of each foreign package is: a mapping from full module names to `ForeignModule`."""
+
+SHADOW = Path(__file__).parent / "shadow"
+"""A folder for `sys.path`: importing a foreign package from it installs the finder."""
+
+
+class ForeignNameError(LeydenError, ImportError):
+    """Leyden has nothing under a name of another package; the message says what to write instead."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Stands for a name that Leyden does not have. Using the name raises ForeignNameError."""
+
+    instead: str
+    """One sentence that says what to write instead."""
+
+
+@dataclass(frozen=True)
+class ForeignModule:
+    """A module of another package: its names, and what stands for each."""
+
+    names: Mapping[str, str | Answer] = field(default_factory=dict[str, "str | Answer"])
+    """For each name "leyden.module:attribute", "leyden.module" for a whole module, or an Answer."""
+    public: Sequence[str] | None = None
+    """What `from module import *` binds. None: every name that has no Answer."""
+    instead: str | None = None
+    """Importing the module raises ForeignNameError with this sentence. None: it can be imported."""
+    only_if_missing: bool = False
+    """An installed package of this name is used instead, such as the real `qlib` around `qlib.rl`."""
+
+
+class Finder(MetaPathFinder, Loader):
+    """Finds the modules of the tables, and makes them."""
+
+    def __init__(self, tables: Mapping[str, str] = TABLES) -> None:
+        self._tables = tables
+        self._loaded: dict[str, Mapping[str, ForeignModule]] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        foreign = self.module(fullname)
+        if foreign is None:
+            return None
+        if foreign.only_if_missing and (installed := _installed(fullname, path)) is not None:
+            return installed
+        if foreign.instead is not None:
+            raise ForeignNameError(f"{fullname} has no counterpart in Leyden: {foreign.instead}")
+        return ModuleSpec(fullname, self, origin="leyden.compat", is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        foreign = self.module(spec.name)
+        assert foreign is not None
+        return _Module(spec.name, foreign, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: names are loaded when they are used."""
+
+    def module(self, fullname: str) -> ForeignModule | None:
+        """Return the table's entry of a foreign module, or None if no table has it."""
+        return self.table(fullname.partition(".")[0]).get(fullname)
+
+    def table(self, package: str) -> Mapping[str, ForeignModule]:
+        """Return the table of a foreign package, empty if there is none."""
+        if package not in self._tables:
+            return {}
+        if package not in self._loaded:
+            module, _, name = self._tables[package].partition(":")
+            self._loaded[package] = {}  # the table's own imports may look for the package
+            try:
+                self._loaded[package] = getattr(importlib.import_module(module), name)
+            except BaseException:
+                del self._loaded[package]
+                raise
+        return self._loaded[package]
+
+
+class _Module(ModuleType):
+    """A foreign module, whose names are loaded from its entry when they are first used."""
+
+    def __init__(self, name: str, foreign: ForeignModule, finder: Finder) -> None:
+        super().__init__(name, f"{name}, served by Leyden (see leyden.compat).")
+        self._leyden_entry = foreign
+        self._leyden_finder = finder
+        names = [name for name, target in foreign.names.items() if isinstance(target, str)]
+        self.__all__ = names if foreign.public is None else [n for n in foreign.public if n in names]
+
+    def __getattr__(self, name: str) -> Any:
+        target = self._leyden_entry.names.get(name)
+        if isinstance(target, Answer):
+            raise ForeignNameError(f"{self.__name__}.{name} has no counterpart in Leyden: {target.instead}")
+        if target is not None:
+            value = load(target)
+        elif self._leyden_finder.module(f"{self.__name__}.{name}") is not None:
+            value = importlib.import_module(f"{self.__name__}.{name}")
+        else:
+            raise AttributeError(
+                f"module {self.__name__!r} (served by leyden.compat) has no attribute {name!r}{self._hint(name)}"
+            )
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.__all__})
+
+    def _hint(self, name: str) -> str:
+        close = [] if name.startswith("_") else difflib.get_close_matches(name, self._leyden_entry.names, n=1)
+        return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def load(target: str) -> Any:
+    """Return the object that a target names: "module:attribute", or "module" for the module itself."""
+    module, _, name = target.partition(":")
+    value: Any = importlib.import_module(module)
+    for part in name.split(".") if name else ():
+        value = getattr(value, part)
+    return value
+
+
+def install() -> Finder:
+    """Serve the foreign packages from now on, in this process and in the Python processes that it starts.
+
+    Return the finder; a repeated call returns the same one.
+    Raise ConfigError if the real package is already imported, because its objects and Leyden's would mix.
+    """
+    for finder in sys.meta_path:
+        if isinstance(finder, Finder):
+            return finder
+    if "agentlightning" in sys.modules and not _is_a_stub(sys.modules["agentlightning"]):
+        where = getattr(sys.modules["agentlightning"], "__file__", "an unknown place")
+        raise ConfigError(
+            f"the real agentlightning is already imported (from {where}), so leyden.compat cannot stand for it; "
+            "put `import leyden.compat` above the first import of agentlightning, or run `python -m leyden.compat SCRIPT`"
+        )
+    finder = Finder()
+    sys.meta_path.insert(0, finder)
+    shadow = str(SHADOW)
+    if shadow not in sys.path:
+        sys.path.append(shadow)
+    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if shadow not in inherited:  # first: before an installed agentlightning
+        os.environ["PYTHONPATH"] = os.pathsep.join([shadow, *inherited])
+    return finder
+
+
+def take_over(package: str) -> None:
+    """Replace a module of the folder `shadow/`, which is being imported, by the foreign package."""
+    install()
+    del sys.modules[package]
+    importlib.import_module(package)
+
+
+def _is_a_stub(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and SHADOW in Path(file).parents
+
+
+def _installed(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Return where the real package is, or None: a stub in `shadow/` is none."""
+    places = [place for place in (sys.path if path is None else path) if Path(place) != SHADOW]
+    return PathFinder.find_spec(fullname, places)

@@ -1,0 +1,93 @@
+"""`EnvWrapper` with the interface of the old `gym`, and environments of that kind for Gymnasium."""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+import gymnasium
+import numpy as np
+
+from leyden.compat.qlib.log import LogCollector
+from leyden.compat.qlib.spaces import as_gymnasium, check_nan_observation, generate_nan_observation
+from leyden.errors import SeedsExhausted
+from leyden.rl import parts
+from leyden.rl.env import EnvWrapper as NativeEnvWrapper
+
+SEED_INTERATOR_MISSING: Final = "_missing_"
+"""Qlib's mark of an environment without seeds, under Qlib's name."""
+
+
+class EnvWrapper(
+    NativeEnvWrapper[parts.InitialStateType, parts.StateType, parts.ActType, parts.ObsType, parts.PolicyActType]
+):
+    """One environment: `reset()` returns an observation, `step(action)` observation, reward, done, info.
+
+    When its seed iterator has ended, `reset` returns the observation of `generate_nan_observation`.
+    """
+
+    _is_dead = False
+
+    def __init__(self, *parts: Any, **named: Any) -> None:
+        super().__init__(*parts, **named)
+        if len(parts) < 7 and named.get("logger") is None:
+            self.logger = LogCollector()
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Begin an episode with the next seed. Raise RuntimeError after the last one was missed."""
+        if self._is_dead:
+            raise RuntimeError("the environment wrapper is dead: its seeds have ended, and its last reset returned NaN")
+        try:
+            return super().reset()[0]
+        except SeedsExhausted:
+            self._is_dead = True
+            return generate_nan_observation(self.observation_space)
+
+    def step(self, action: Any, **kwargs: Any) -> Any:
+        """Make one step, and return observation, reward, done, info."""
+        if self._is_dead:
+            raise RuntimeError("the seeds of the environment have ended, but it still receives an action")
+        result: Any = super().step(action)
+        obs, reward, terminated, truncated, info = result
+        return obs, reward, terminated or truncated, info
+
+
+class OldEnv(gymnasium.Env[Any, Any]):
+    """An environment with the interface of the old `gym`, or of Gymnasium, that ends by a NaN observation.
+
+    Its observations are {"obs": observation, "ended": 1 after the last episode}.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.action_space = as_gymnasium(env.action_space)
+        self._space = as_gymnasium(env.observation_space)
+        self.observation_space = gymnasium.spaces.Dict({"obs": self._space, "ended": gymnasium.spaces.Discrete(2)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode. The environment knows its seeds itself."""
+        result: Any = self._env.reset()
+        obs: Any = result[0] if _has_info(result) else result
+        if check_nan_observation(obs):
+            return {"obs": self._space.sample(), "ended": np.int64(1)}, {}
+        return self._marked(obs), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Make one step."""
+        result = self._env.step(action)
+        obs, reward, done, info = result if len(result) == 4 else (*result[:2], result[2] or result[3], result[4])
+        return self._marked(obs), float(reward), bool(done), False, info
+
+    def close(self) -> None:
+        """Close the environment, if it can be closed."""
+        if hasattr(self._env, "close"):
+            self._env.close()
+
+    def _marked(self, obs: Any) -> dict[str, Any]:
+        if isinstance(self._space, gymnasium.spaces.Discrete):
+            obs = np.int64(obs)
+        return {"obs": obs, "ended": np.int64(0)}
+
+
+def _has_info(result: Any) -> bool:
+    """Return whether a value of `reset` is Gymnasium's pair of observation and info."""
+    return isinstance(result, tuple) and len(cast("tuple[Any, ...]", result)) == 2 and isinstance(result[1], dict)

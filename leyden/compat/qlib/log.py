@@ -1,0 +1,238 @@
+"""Collectors and writers of logs as Qlib has them.
+
+They differ from Leyden's in their arguments, and in what they write: a writer gets each step's
+contents and, at the end of an episode, `log_episode(length, rewards, contents)`. A writer that
+overrides nothing writes nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from leyden.errors import ConfigError
+from leyden.loop import LogBuffer as NativeLogBuffer
+from leyden.loop import LogCollector as NativeLogCollector
+from leyden.loop import LogLevel
+from leyden.loop import LogWriter as NativeLogWriter
+
+_COUNTERS: Final = ("episode_count", "step_count", "global_step", "global_episode")
+
+
+class LogCollector(NativeLogCollector):
+    """The values of one step. A name that is used twice in one step is a ValueError."""
+
+    def _add(self, name: str, value: Any, loglevel: int) -> None:
+        if name in self._logs:
+            raise ConfigError(
+                f"the metric {name!r} is added twice in one step; use another name, or reset the collector"
+            )
+        super()._add(name, value, loglevel)
+
+    def logs(self) -> dict[str, Any]:
+        """Return name -> array of two objects, level and value."""
+        pairs: dict[str, Any] = {}
+        for name, (level, value) in super().logs().items():
+            pair = pairs[name] = np.empty(2, object)
+            pair[0], pair[1] = level, value
+        return pairs
+
+
+class LogWriter(NativeLogWriter):
+    """Base of writers, which writes nothing itself.
+
+    Override `log_episode(length, rewards, contents)`, `log_step(reward, contents)` or any of the
+    `on_env_...` methods.
+    """
+
+    def __init__(self, loglevel: int = LogLevel.PERIODIC) -> None:
+        super().__init__(loglevel)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        own: Callable[..., None] | None = cls.__dict__.get("log_episode")
+        super().__init_subclass__(**options)
+        if own is not None:
+            cls.log_episode = _of_either_form(own, cls.log_episode)
+
+    @staticmethod
+    def aggregation(array: Sequence[Any], name: str | None = None) -> Any:
+        """Return the sum of rewards, the mean of other floats, or else the first value."""
+        if not len(array):
+            raise AssertionError("the values to aggregate are empty; an episode has at least one step")
+        if all(isinstance(value, float) for value in array):
+            return np.sum(array) if name == "reward" else np.mean(array)
+        return array[0]
+
+    def log_episode(  # pyright: ignore[reportIncompatibleMethodOverride] -- Qlib's form, which the base class takes too
+        self, length: int, rewards: list[float], contents: list[dict[str, Any]]
+    ) -> None:
+        """Handle the end of an episode: its rewards and its logged contents, one for each step."""
+
+    @property
+    def active_env_ids(self) -> set[int]:
+        """The environments that have an episode under way."""
+        return set(self._running)
+
+    @property
+    def episode_lengths(self) -> dict[int, int]:
+        """Environment -> steps of its episode so far."""
+        return {env: running.length for env, running in self._running.items()}
+
+    @property
+    def episode_rewards(self) -> dict[int, list[float]]:
+        """Environment -> rewards of its episode so far."""
+        return {env: running.rewards for env, running in self._running.items()}
+
+    @property
+    def episode_logs(self) -> dict[int, list[dict[str, Any]]]:
+        """Environment -> contents of the steps of its episode so far."""
+        return {env: running.contents for env, running in self._running.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters. Episodes under way are no part of a state."""
+        return {name: getattr(self, name) for name in _COUNTERS}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the counters."""
+        for name in _COUNTERS:
+            setattr(self, name, int(state.get(name, 0)))
+
+
+def _of_either_form(own: Callable[..., None], native: Callable[..., None]) -> Callable[..., None]:
+    """Return a `log_episode` for both callers: environments (one EpisodeStats) and subclasses (three values)."""
+
+    @functools.wraps(own)
+    def log_episode(self: Any, *values: Any, **named: Any) -> None:
+        if len(values) == 1 and not named:
+            native(self, *values)
+        else:
+            own(self, *values, **named)
+
+    return log_episode
+
+
+LogWriter.log_episode = _of_either_form(LogWriter.__dict__["log_episode"].__wrapped__, LogWriter.log_episode)
+
+
+class LogBuffer(NativeLogBuffer):
+    """Keep the numbers of the newest episode and of the collect, and report each change to a callback."""
+
+    def collect_metrics(self) -> dict[str, float]:
+        """Return each metric's sum over the episodes of this collect, divided by all of them."""
+        return {name: total / self.episode_count for name, total in self._sums.items()}
+
+
+def _of_episode(contents: list[dict[str, Any]], kinds: tuple[type, ...]) -> dict[str, Any]:
+    """Return one value for each logged name whose values are of these kinds."""
+    values: dict[str, list[Any]] = {}
+    for step in contents:
+        for name, value in step.items():
+            if isinstance(value, kinds):
+                values.setdefault(name, []).append(value)
+    return {name: LogWriter.aggregation(several, name) for name, several in values.items()}
+
+
+class ConsoleWriter(LogWriter):
+    """Log every n-th episode: each number, and in parentheses its mean since the collect began.
+
+    The lines go to the logger `qlib.rl.utils.log`, and to the terminal if no handler is configured.
+    `prefix` begins each line.
+    """
+
+    def __init__(
+        self,
+        log_every_n_episode: int = 20,
+        total_episodes: int | None = None,
+        float_format: str = ":.4f",
+        counter_format: str = ":4d",
+        loglevel: int = LogLevel.PERIODIC,
+    ) -> None:
+        super().__init__(loglevel)
+        self.log_every_n_episode, self.total_episodes = log_every_n_episode, total_episodes
+        self.float_format, self.counter_format = float_format, counter_format
+        self.prefix = ""
+        self.console_logger = module_logger("qlib.rl.utils.log")
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the counters and the means."""
+        super().clear()
+        self.metric_counts: dict[str, int] = {}
+        self.metric_sums: dict[str, float] = {}
+
+    def log_episode(self, length: int, rewards: list[float], contents: list[dict[str, Any]]) -> None:
+        """Add the episode to the means, and log it if it is its turn."""
+        values = _of_episode(contents, (float,))
+        for name, value in values.items():
+            self.metric_counts[name] = self.metric_counts.get(name, 0) + 1
+            self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
+        if self.episode_count % self.log_every_n_episode == 0 or self.episode_count == self.total_episodes:
+            self.console_logger.info(self.generate_log_message(values))
+
+    def generate_log_message(self, logs: dict[str, float]) -> str:
+        """Return the line of an episode."""
+        count = ("{" + self.counter_format + "}").format(self.episode_count)
+        begin = f"[Step {count}]" if self.total_episodes is None else f"[{count}/{self.total_episodes}]"
+        figure = "{" + self.float_format + "}"
+        shown = "".join(
+            f"  {name} {figure.format(value)} ({figure.format(self.metric_sums[name] / self.metric_counts[name])})"
+            for name, value in logs.items()
+        )
+        return f"{self.prefix + ' ' if self.prefix else ''}{begin} {shown}"
+
+
+class CsvWriter(LogWriter):
+    """Write `result.csv` in a directory at the end of a collect: one row for each of its episodes.
+
+    output_dir: is made if it is missing; its parent is not.
+    """
+
+    SUPPORTED_TYPES = (float, str, np.datetime64)
+
+    def __init__(self, output_dir: Path, loglevel: int = LogLevel.PERIODIC) -> None:
+        super().__init__(loglevel)
+        self.output_dir = Path(output_dir)
+        self.output_dir.mkdir(exist_ok=True)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the counters and the rows."""
+        super().clear()
+        self.all_records: list[dict[str, Any]] = []
+
+    def log_episode(self, length: int, rewards: list[float], contents: list[dict[str, Any]]) -> None:
+        """Keep the episode's row."""
+        self.all_records.append(_of_episode(contents, (*self.SUPPORTED_TYPES, *_timestamps())))
+
+    def on_env_all_done(self) -> None:
+        """Write the file, instead of an older one."""
+        columns = list(dict.fromkeys(name for record in self.all_records for name in record))
+        with (self.output_dir / "result.csv").open("w", encoding="utf-8", newline="") as file:
+            table = csv.DictWriter(file, columns, restval="")
+            table.writeheader()
+            table.writerows(self.all_records)
+
+
+def _timestamps() -> tuple[type, ...]:
+    """Return pandas' Timestamp if the program has loaded pandas."""
+    import sys
+
+    pandas: Any = sys.modules.get("pandas")
+    return () if pandas is None else (pandas.Timestamp,)
+
+
+def module_logger(name: str, level: int = logging.INFO) -> logging.Logger:
+    """Return the logger of a name at `level`. Without a handler, its lines go to the terminal."""
+    found = logging.getLogger(name)
+    found.setLevel(level)
+    if not found.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s"))
+        logging.getLogger("qlib").addHandler(handler)
+    return found

@@ -1,0 +1,94 @@
+"""The parts of an environment as Qlib has them.
+
+They differ from Leyden's in three ways. Spaces may be those of the old `gym`. `env` takes any object
+that has what the part reads, such as a named tuple in a test. `Simulator` takes keyword arguments,
+and a method that a simulator leaves out raises NotImplementedError when it is called.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, cast
+
+from leyden.compat.qlib.spaces import as_gymnasium
+from leyden.rl import parts
+
+StateType, ActType, ObsType = parts.StateType, parts.ActType, parts.ObsType
+PolicyActType, AuxInfoType = parts.PolicyActType, parts.AuxInfoType
+SimulatorState = parts.StateType
+
+
+class _AnyEnv:
+    """Keeps an `env` that takes no weak reference."""
+
+    def _take_env(self, env: Any) -> None:
+        try:
+            cast(Any, super())._take_env(env)
+        except TypeError:
+            object.__setattr__(self, "_env_reference", lambda: env)
+
+
+class _OldSpaces:
+    """Lets `observation_space` and `action_space` of a subclass be spaces of the old `gym`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("observation_space", "action_space"):
+            own = cls.__dict__.get(name)
+            if isinstance(own, property) and own.fget is not None:
+                setattr(cls, name, property(_converted(own.fget)))
+            elif own is not None:
+                setattr(cls, name, as_gymnasium(own))
+
+
+def _converted(read: Any) -> Any:
+    @functools.wraps(read)
+    def converted(self: Any) -> Any:
+        return as_gymnasium(read(self))
+
+    return converted
+
+
+class Simulator(_AnyEnv, parts.Simulator[parts.InitialStateType, parts.StateType, parts.ActType]):
+    """One trajectory, made anew for each seed."""
+
+    def __init__(self, initial: Any = None, **kwargs: Any) -> None:
+        """Take and drop the initial state and any other argument."""
+
+    def step(self, action: Any) -> None:
+        """Carry out an action."""
+        raise NotImplementedError(f"{type(self).__name__} has no step(action)")
+
+    def get_state(self) -> Any:
+        """Return the current state."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_state()")
+
+    def done(self) -> bool:
+        """Return whether the trajectory has ended."""
+        raise NotImplementedError(f"{type(self).__name__} has no done()")
+
+
+class Interpreter(_AnyEnv, _OldSpaces, parts.Interpreter):
+    """Base of interpreters."""
+
+
+class StateInterpreter(_AnyEnv, _OldSpaces, parts.StateInterpreter[parts.StateType, parts.ObsType]):
+    """Make observations of the simulator's states."""
+
+
+class ActionInterpreter(
+    _AnyEnv, _OldSpaces, parts.ActionInterpreter[parts.StateType, parts.PolicyActType, parts.ActType]
+):
+    """Make the simulator's actions of the policy's."""
+
+
+class Reward(_AnyEnv, parts.Reward[parts.StateType]):
+    """A number for each step."""
+
+
+class RewardCombination(_AnyEnv, parts.RewardCombination[parts.StateType]):
+    """A weighted sum of rewards, each of which is logged under its name."""
+
+
+class AuxiliaryInfoCollector(_AnyEnv, parts.AuxiliaryInfoCollector[parts.StateType, parts.AuxInfoType]):
+    """Collect further information of each step."""

@@ -1,0 +1,178 @@
+"""What stands for each public name of `qlib.rl` in pyqlib 0.9.7, and for the few names around it that
+its programs import from `qlib`.
+
+The names come from `inventory.json`, and a test checks that none is missing. An installed pyqlib keeps
+everything outside `qlib.rl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from leyden.compat.finder import Answer, ForeignModule
+
+Names = dict[str, str | Answer]
+_HERE = "leyden.compat.qlib"
+
+
+def _same(module: str, names: str) -> Names:
+    """Return a table of names that a module of Leyden has under the same name."""
+    return {name: f"{module}:{name}" for name in names.split()}
+
+
+def _answered(instead: str, names: str) -> Names:
+    """Return a table of names that have one answer."""
+    return dict.fromkeys(names.split(), Answer(instead))
+
+
+_PICKLED = (
+    "files of pickled tables are not read, because reading one executes code; write the bars as CSV or Parquet "
+    "(`pandas.read_pickle(path).to_parquet(...)` where you trust the file), and use leyden.rl.order_execution."
+)
+_NESTED = (
+    "backtests with Qlib's nested executors are not here; use SingleAssetOrderExecutionSimple, "
+    "or pass your own Simulator that drives them"
+)
+_WRITERS = "Qlib's class writes nothing; use leyden.loop."
+
+_MODULES: dict[str, Names] = {
+    "rl.seed": {"InitialStateType": "leyden.rl.parts:InitialStateType"},
+    "rl.simulator": _same(f"{_HERE}.parts", "StateType ActType Simulator"),
+    "rl.interpreter": _same(f"{_HERE}.parts", "ObsType PolicyActType Interpreter StateInterpreter ActionInterpreter")
+    | {"GymSpaceValidationError": "leyden.rl.spaces:GymSpaceValidationError"},
+    "rl.reward": _same(f"{_HERE}.parts", "SimulatorState Reward RewardCombination"),
+    "rl.aux_info": _same(f"{_HERE}.parts", "AuxInfoType AuxiliaryInfoCollector"),
+    "rl.utils.data_queue": _same("leyden.rl", "DataQueue"),
+    "rl.utils.env_wrapper": _same(f"{_HERE}.environment", "EnvWrapper SEED_INTERATOR_MISSING")
+    | _same("leyden.rl.env", "EnvWrapperStatus InfoDict"),
+    "rl.utils.finite_env": _same(
+        f"{_HERE}.vector",
+        "FiniteEnvType FiniteVectorEnv FiniteDummyVectorEnv FiniteSubprocVectorEnv FiniteShmemVectorEnv vectorize_env",
+    )
+    | _same(f"{_HERE}.spaces", "fill_invalid is_invalid generate_nan_observation check_nan_observation")
+    | _same(f"{_HERE}.log", "LogWriter"),
+    "rl.utils.log": _same("leyden.loop", "LogLevel")
+    | _same(f"{_HERE}.log", "LogCollector LogWriter LogBuffer ConsoleWriter CsvWriter")
+    | _same("leyden.rl.parts", "ObsType ActType")
+    | {
+        "PickleWriter": Answer(_WRITERS + "PickleWriter(path)"),
+        "TensorboardWriter": Answer(_WRITERS + "TensorboardWriter(directory)"),
+        "MlflowWriter": Answer(_WRITERS + "MlflowWriter(experiment)"),
+    },
+    "rl.trainer.trainer": _same(f"{_HERE}.trainer", "Trainer"),
+    "rl.trainer.vessel": _same(f"{_HERE}.trainer", "TrainingVessel TrainingVesselBase")
+    | _same("leyden.rl.trainer", "SeedIteratorNotAvailable"),
+    "rl.trainer.callbacks": _same(f"{_HERE}.callbacks", "Checkpoint EarlyStopping")
+    | _same("leyden.loop", "Callback MetricsWriter"),
+    "rl.trainer.api": _same(f"{_HERE}.trainer", "train backtest"),
+    "rl.order_execution.interpreter": _same(
+        "leyden.rl.order_execution",
+        "DummyStateInterpreter FullHistoryStateInterpreter CurrentStepStateInterpreter CategoricalActionInterpreter "
+        "TwapRelativeActionInterpreter",
+    )
+    | _answered(
+        "observations are dicts of arrays; the interpreter's `observation_space` says of which",
+        "FullHistoryObs CurrentStateObs",
+    )
+    | _answered("cast with numpy: `np.asarray(value, np.float32)`", "canonicalize"),
+    "rl.order_execution.network": _same("leyden.rl.order_execution", "Recurrent")
+    | _answered("no policy of Qlib uses it; write a torch module of your own", "Attention"),
+    "rl.order_execution.policy": _same(
+        f"{_HERE}.policy", "NonLearnablePolicy AllOne PPO DQN auto_device set_weight chain_dedup"
+    )
+    | _answered("PPO makes actor and critic from `network`; read them at `policy.module`", "PPOActor PPOCritic")
+    | _answered("DQN makes its model from `network`; read it at `policy.module`", "DQNModel"),
+    "rl.order_execution.reward": _same("leyden.rl.order_execution", "PAPenaltyReward PPOReward"),
+    "rl.order_execution.simulator_simple": _same(
+        "leyden.rl.order_execution", "SingleAssetOrderExecutionSimple price_advantage"
+    ),
+    "rl.order_execution.state": _same("leyden.rl.order_execution", "SAOEMetrics SAOEState"),
+    "rl.order_execution.simulator_qlib": _answered(_NESTED, "SingleAssetOrderExecution"),
+    "rl.order_execution.strategy": _answered(
+        _NESTED, "SAOEStateAdapter SAOEStrategy ProxySAOEStrategy SAOEIntStrategy fill_missing_data"
+    ),
+    "rl.order_execution.utils": _same("leyden.rl.order_execution", "price_advantage")
+    | _answered("use pandas.concat([frame, other])", "dataframe_append")
+    | _answered(_NESTED, "get_simulator_executor"),
+    "rl.strategy.single_order": _answered(_NESTED, "SingleOrderStrategy"),
+    "rl.data.base": _same("leyden.rl.order_execution", "ProcessedDataProvider")
+    | {
+        "BaseIntradayBacktestData": "leyden.rl.order_execution:IntradayBacktestData",
+        "BaseIntradayProcessedData": "leyden.rl.order_execution:IntradayProcessedData",
+    },
+    "rl.data.pickle_styled": {
+        "DealPriceType": Answer("the column of the deal price is an argument of the simulator, `deal_price`"),
+        "SimpleIntradayBacktestData": Answer(_PICKLED + "load_bars"),
+        "load_simple_intraday_backtest_data": Answer(_PICKLED + "load_bars"),
+        "PickleIntradayProcessedData": Answer(_PICKLED + "BarsProcessedDataProvider"),
+        "load_pickle_intraday_processed_data": Answer(_PICKLED + "BarsProcessedDataProvider"),
+        "PickleProcessedDataProvider": Answer(_PICKLED + "BarsProcessedDataProvider"),
+        "load_orders": "leyden.rl.order_execution:load_orders",
+    },
+    "rl.data.native": _answered(
+        "Qlib's own data format is not read; export the bars as CSV or Parquet, and use leyden.rl.order_execution.load_bars "
+        "and BarsProcessedDataProvider",
+        "get_ticks_slice IntradayBacktestData DataframeIntradayBacktestData load_backtest_data HandlerIntradayProcessedData "
+        "load_handler_intraday_processed_data HandlerProcessedDataProvider",
+    ),
+    "rl.data.integration": _answered("Leyden needs no set-up; leave the call out", "init_qlib"),
+    "rl.contrib.train_onpolicy": _answered(
+        "run `leyden rl train CONFIG`, or call leyden.rl.order_execution.run.train_orders",
+        "seed_everything LazyLoadDataset train_and_test main",
+    ),
+    "rl.contrib.backtest": _answered(
+        "run `leyden rl backtest CONFIG`, or call leyden.rl.order_execution.run.backtest_orders",
+        "single_with_simulator single_with_collect_data_loop backtest",
+    ),
+    "rl.contrib.naive_config_parser": _answered(
+        "call leyden.rl.order_execution.config.read_config, which knows `_base_` and `_delete_`",
+        "DELETE_KEY merge_a_into_b check_file_exist parse_backtest_config get_backtest_config_fromfile",
+    ),
+    "rl.contrib.utils": _answered("call leyden.rl.order_execution.load_orders", "read_order_file"),
+}
+
+_PACKAGES: dict[str, tuple[str, ...]] = {
+    "rl": ("rl.interpreter", "rl.reward", "rl.simulator"),
+    "rl.utils": ("rl.utils.data_queue", "rl.utils.env_wrapper", "rl.utils.finite_env", "rl.utils.log"),
+    "rl.trainer": ("rl.trainer.api", "rl.trainer.callbacks", "rl.trainer.trainer", "rl.trainer.vessel"),
+    "rl.order_execution": (
+        "rl.order_execution.interpreter",
+        "rl.order_execution.network",
+        "rl.order_execution.policy",
+        "rl.order_execution.reward",
+        "rl.order_execution.simulator_simple",
+        "rl.order_execution.state",
+        "rl.order_execution.strategy",
+    ),
+    "rl.strategy": ("rl.strategy.single_order",),
+    "rl.data": (),
+    "rl.contrib": (),
+}
+"""Packages of Qlib, and the modules whose names they repeat."""
+
+_AROUND: dict[str, Names] = {
+    "": {},
+    "backtest": _same("leyden.rl.order_execution", "Order OrderDir"),
+    "backtest.decision": _same("leyden.rl.order_execution", "Order OrderDir"),
+    "config": {"C": f"{_HERE}.around:CONFIG"},
+    "constant": _same(f"{_HERE}.around", "INF EPS ONE_DAY ONE_MIN"),
+    "log": _same(f"{_HERE}.around", "set_log_with_config") | {"get_module_logger": f"{_HERE}.log:module_logger"},
+    "typehint": _same("typing", "Literal TypedDict Protocol final"),
+}
+"""What programs for `qlib.rl` import from elsewhere in Qlib. An installed pyqlib serves it instead."""
+
+
+def _modules() -> Mapping[str, ForeignModule]:
+    modules = {f"qlib.{name}": ForeignModule(names) for name, names in _MODULES.items()}
+    for package, parts in _PACKAGES.items():
+        joined: Names = {}
+        for part in parts:
+            joined |= _MODULES[part]
+        modules[f"qlib.{package}"] = ForeignModule(joined)
+    for name, names in _AROUND.items():
+        modules[f"qlib.{name}".rstrip(".")] = ForeignModule(names, only_if_missing=True)
+    return MappingProxyType(modules)
+
+
+MODULES = _modules()

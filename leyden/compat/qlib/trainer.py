@@ -1,0 +1,165 @@
+"""`Trainer`, vessels, `train` and `backtest` as Qlib has them.
+
+They run on Leyden's. A vessel takes policies of tianshou; one that overrides `train`, `validate` or
+`test` is given environments that tianshou's collectors take.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from leyden.compat.qlib.policy import DEFAULT_BUFFER_SIZE, TianshouPolicy, as_policy
+from leyden.compat.qlib.vector import FiniteVectorEnv, worker_options
+from leyden.loop.pth import with_arrays
+from leyden.rl import trainer as native
+from leyden.rl.env import FiniteVectorEnv as NativeVectorEnv
+
+
+class TrainingVesselBase(native.TrainingVesselBase[Any]):
+    """A policy with everything that it needs to act and to learn."""
+
+    def __init__(self, **parts: Any) -> None:
+        """Take the parts by keyword, or none: a subclass may set `policy`, `reward` and the others itself."""
+        names = ("simulator_fn", "state_interpreter", "action_interpreter", "policy")
+        missing: dict[str, Any] = {name: None for name in names if name not in parts}
+        super().__init__(**{**missing, **parts})
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _give_old_environments(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, as_policy(value) if name == "policy" and value is not None else value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the policy's weights, and under other keys what else the next stage depends on."""
+        return {**super().state_dict(), **_learning_state(self.policy)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a value of `state_dict`. One with only weights is enough."""
+        super().load_state_dict(state)
+        _load_learning_state(self.policy, state)
+
+
+class TrainingVessel(native.TrainingVessel[Any]):
+    """A policy with its simulator, interpreters and reward, trained on initial states."""
+
+    def __init__(self, *, policy: Any, buffer_size: int | None = None, **options: Any) -> None:
+        policy = as_policy(policy)
+        if buffer_size is None and isinstance(policy, TianshouPolicy):
+            buffer_size = DEFAULT_BUFFER_SIZE
+        super().__init__(policy=policy, buffer_size=buffer_size, **options)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _give_old_environments(cls)
+
+    def train(self, vector_env: Any) -> Mapping[str, Any]:
+        """Collect, then update. Return the metrics of both."""
+        return super().train(_native(vector_env))
+
+    def validate(self, vector_env: Any) -> Mapping[str, Any]:
+        """Run each initial state of the validation once."""
+        return super().validate(_native(vector_env))
+
+    def test(self, vector_env: Any) -> Mapping[str, Any]:
+        """Run each initial state of the test once."""
+        return super().test(_native(vector_env))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the policy's weights, and under other keys what else the next stage depends on."""
+        return {**super().state_dict(), **_learning_state(self.policy)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a value of `state_dict`. One with only weights is enough."""
+        super().load_state_dict(state)
+        _load_learning_state(self.policy, state)
+
+
+class Trainer(native.Trainer):
+    """Train a vessel by iterations of "collect, update, sometimes validate"."""
+
+    def __init__(self, *, finite_env_type: str = "subproc", **options: Any) -> None:
+        given: Mapping[str, Any] = options.pop("env_options", None) or {}
+        env_options = {**worker_options(finite_env_type), **given}
+        super().__init__(finite_env_type=finite_env_type, env_options=env_options, **options)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a value of `state_dict`, or what `torch.load` reads from a file of `Checkpoint`."""
+        super().load_state_dict(with_arrays(dict(state)))
+
+
+def train(
+    simulator_fn: Callable[..., Any],
+    state_interpreter: Any,
+    action_interpreter: Any,
+    initial_states: Sequence[Any],
+    policy: Any,
+    reward: Any,
+    vessel_kwargs: Mapping[str, Any] | None = None,
+    trainer_kwargs: Mapping[str, Any] | None = None,
+) -> None:
+    """Train a policy on these initial states."""
+    vessel = TrainingVessel(
+        simulator_fn=simulator_fn,
+        state_interpreter=state_interpreter,
+        action_interpreter=action_interpreter,
+        policy=policy,
+        train_initial_states=initial_states,
+        reward=reward,
+        **(vessel_kwargs or {}),
+    )
+    Trainer(**(trainer_kwargs or {})).fit(vessel)
+
+
+def backtest(
+    simulator_fn: Callable[..., Any],
+    state_interpreter: Any,
+    action_interpreter: Any,
+    initial_states: Sequence[Any],
+    policy: Any,
+    logger: Any,
+    reward: Any = None,
+    finite_env_type: str = "subproc",
+    concurrency: int = 2,
+) -> None:
+    """Run each initial state once with an unchanged policy, and write its rows to `logger`."""
+    vessel = TrainingVessel(
+        simulator_fn=simulator_fn,
+        state_interpreter=state_interpreter,
+        action_interpreter=action_interpreter,
+        policy=policy,
+        test_initial_states=initial_states,
+        reward=reward,
+    )
+    Trainer(max_iters=0, loggers=logger, finite_env_type=finite_env_type, concurrency=concurrency).test(vessel)
+
+
+def _give_old_environments(cls: type) -> None:
+    """Let the methods of stages that a class defines be given environments as tianshou takes them."""
+    for name in ("train", "validate", "test"):
+        if (own := cls.__dict__.get(name)) is not None:
+            setattr(cls, name, _with_old_environment(own))
+
+
+def _with_old_environment(run: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def run_stage(self: Any, vector_env: Any) -> Any:
+        return run(self, FiniteVectorEnv.over(vector_env) if isinstance(vector_env, NativeVectorEnv) else vector_env)
+
+    return run_stage
+
+
+def _native(vector_env: Any) -> NativeVectorEnv:
+    return vector_env.native if isinstance(vector_env, FiniteVectorEnv) else vector_env
+
+
+def _learning_state(policy: Any) -> dict[str, Any]:
+    return {"learning": policy.learning_state()} if isinstance(policy, TianshouPolicy) else {}
+
+
+def _load_learning_state(policy: Any, state: Mapping[str, Any]) -> None:
+    if isinstance(policy, TianshouPolicy) and "learning" in state:
+        policy.load_learning_state(state["learning"])

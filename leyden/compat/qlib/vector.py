@@ -1,0 +1,256 @@
+"""Vectorised environments with the interface that tianshou's collectors use: `reset(id)` returns
+observations, and `step(action, id)` returns observations, rewards, dones and infos.
+
+Each holds one of Leyden's vectorised environments, which does the work. Environments that share a
+`DataQueue` are given its seeds by the parent, so that each seed begins one episode. Other
+environments draw their own seeds, and end with the observation of `generate_nan_observation`.
+A collect ends by StopIteration, which `collector_guard` catches.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeAlias, cast
+
+import gymnasium
+import numpy as np
+
+from leyden.compat.qlib.environment import OldEnv
+from leyden.errors import ConfigError
+from leyden.loop import EpisodeStats, LogWriter
+from leyden.rl import env as native
+from leyden.rl.batch import copied, select
+from leyden.rl.env import EnvWrapper
+from leyden.rl.env import vectorize_env as native_vectorize_env
+
+FiniteEnvType: TypeAlias = Literal["dummy", "subproc", "shmem"]
+
+
+class _Writers:
+    """Passes the events of a vectorised environment to the writers of a list that may change."""
+
+    def __init__(self, writers: list[Any]) -> None:
+        self.all = writers
+
+    @property
+    def wants_steps(self) -> bool:
+        return True
+
+    def on_env_all_ready(self) -> None:
+        for writer in self.all:
+            writer.on_env_all_ready()
+
+    def on_env_reset(self, env_id: int, obs: Any) -> None:
+        for writer in self.all:
+            writer.on_env_reset(env_id, _unmarked(obs))
+
+    def on_env_step(self, env_id: int, obs: Any, reward: float, done: bool, info: Mapping[str, Any]) -> None:
+        for writer in self.all:
+            writer.on_env_step(env_id, _unmarked(obs), reward, done, info)
+
+    def log_episode(self, episode: EpisodeStats) -> None:
+        for writer in self.all:
+            writer.log_episode(episode)
+
+    def on_env_all_done(self) -> None:
+        for writer in self.all:
+            writer.on_env_all_done()
+
+
+def _unmarked(obs: Any) -> Any:
+    return obs["obs"] if isinstance(obs, dict) and set(obs) == {"obs", "ended"} else obs  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType] -- any environment's
+
+
+class FiniteVectorEnv:
+    """Environments over a finite set of seeds, for tianshou's collectors.
+
+    logger: a writer, or a list of writers. env_fns: one factory for each environment.
+    Close it, or let it go: its worker processes end with it.
+    """
+
+    kind: ClassVar[FiniteEnvType] = "dummy"
+    is_async: ClassVar[bool] = False
+
+    def __init__(self, logger: Any, env_fns: Sequence[Callable[[], Any]], **options: Any) -> None:
+        several = isinstance(logger, list | tuple)
+        writers: list[Any] = list(cast("Sequence[Any]", logger)) if several else [] if logger is None else [logger]
+        self._writers = _Writers(writers)
+        factories = [partial(_make, factory) for factory in env_fns]
+        options = {**worker_options(self.kind), **options}
+        self._begin(native_vectorize_env(factories, self.kind, logger=self._writers, **options))
+
+    @classmethod
+    def over(cls, venv: native.FiniteVectorEnv) -> FiniteVectorEnv:
+        """Return a running vectorised environment of Leyden with this interface. Its owner closes it."""
+        self = cls.__new__(cls)
+        self._writers = _Writers([])
+        self._begin(venv)
+        return self
+
+    def _begin(self, venv: native.FiniteVectorEnv) -> None:
+        self.native = venv
+        self.env_num = venv.num_envs
+        space: Any = venv.observation_space
+        parts: dict[str, Any] = getattr(space, "spaces", {}) if type(space) is gymnasium.spaces.Dict else {}
+        self._draws_itself = set(parts) == {"obs", "ended"}
+        self.observation_space: list[Any] = [parts["obs"] if self._draws_itself else space] * self.env_num
+        self.action_space = [venv.action_space] * self.env_num
+        self._alive: set[int] = set()
+        self._started = self._zombie = self._collector_guarded = False
+        self._rows: Any = None
+        """The newest observations of all environments; they belong to `native`."""
+
+    @property
+    def _logger(self) -> list[Any]:
+        """The writers, under Qlib's name."""
+        return self._writers.all
+
+    @_logger.setter
+    def _logger(self, writers: list[Any]) -> None:
+        self._writers.all = writers
+
+    def __len__(self) -> int:
+        return self.env_num
+
+    @contextmanager
+    def collector_guard(self) -> Generator[FiniteVectorEnv]:
+        """Call the writers' `on_env_all_ready`, run a collect to its StopIteration, and call `on_env_all_done`."""
+        self._collector_guarded = True
+        try:
+            with self.native.collector_guard():
+                try:
+                    yield self
+                except StopIteration:
+                    pass
+        finally:
+            self._collector_guarded = False
+
+    def reset(self, id: Any = None, **kwargs: Any) -> Any:
+        """Begin an episode in each environment that has a seed left. Return their observations.
+
+        Raise StopIteration when no environment has one.
+        """
+        if self._zombie:
+            raise ConfigError("the environments have no seed left; make the vectorised environment anew")
+        if not self._collector_guarded:
+            warnings.warn(
+                "the collect is not guarded, so it may raise StopIteration and lose logs; "
+                "write `with venv.collector_guard(): collector.collect(...)`",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        ids = self._ids(id)
+        if not self._started:
+            self._started, self._alive = True, set(range(self.env_num))
+        wanted = [env for env in ids if env in self._alive]
+        if wanted:
+            rows: Any = self.native.reset(wanted)
+            self._rows = rows
+            ended = rows["ended"] if self._draws_itself else None
+            for env in wanted:
+                if not self.native.alive[env] or (ended is not None and ended[env]):
+                    self._alive.discard(env)
+        if not self._alive:
+            self._zombie = True
+            raise StopIteration
+        return self._observations(ids)
+
+    def step(self, action: Any, id: Any = None) -> tuple[Any, Any, Any, Any]:
+        """Step the environments of `id` that are alive. Return observations, rewards, dones and infos of all of `id`.
+
+        An environment without a seed keeps its last observation, and is never done.
+        """
+        if self._zombie:
+            raise ConfigError("the environments have no seed left; make the vectorised environment anew")
+        ids = self._ids(id)
+        alive = [env for env in ids if env in self._alive and self.native.alive[env]]
+        given = np.asarray(action)
+        actions = np.zeros((self.env_num, *given.shape[1:]), given.dtype)
+        actions[ids] = given
+        rewards, done = np.zeros(len(ids)), np.zeros(len(ids), np.bool_)
+        infos: list[dict[str, Any]] = [{"log": {}, "aux_info": {}} for _ in ids]
+        if alive:
+            result = self.native.step(actions, alive)
+            self._rows = result.obs
+            for place, env in enumerate(ids):
+                if env in alive:
+                    rewards[place] = result.rewards[env]
+                    done[place] = result.terminated[env] or result.truncated[env]
+                    infos[place] |= {
+                        name: value for name, value in result.infos.get(env, {}).items() if name != "episode"
+                    }
+        return self._observations(ids), rewards, done, np.array([*infos, None], object)[:-1]
+
+    def seed(self, seed: Any = None) -> list[Any]:
+        """Do nothing: the seeds of the episodes are the data set's items."""
+        return [None] * self.env_num
+
+    def close(self) -> None:
+        """End the environments, and the processes that they run in."""
+        self.native.close()
+
+    def _ids(self, id: Any) -> list[int]:
+        return list(range(self.env_num)) if id is None else [int(env) for env in np.atleast_1d(id)]
+
+    def _observations(self, ids: list[int]) -> Any:
+        rows: Any = self._rows
+        found: Any = copied(select(rows["obs"] if self._draws_itself else rows, np.asarray(ids)))
+        if isinstance(found, np.ndarray):
+            return cast(Any, found)
+        # tianshou stacks one structure for each environment
+        return np.array([*(select(found, place) for place in range(len(ids))), None], object)[:-1]
+
+
+class FiniteDummyVectorEnv(FiniteVectorEnv):
+    """Environments that are stepped one after another in this process."""
+
+    kind = "dummy"
+
+
+class FiniteSubprocVectorEnv(FiniteVectorEnv):
+    """Environments in worker processes."""
+
+    kind = "subproc"
+
+
+class FiniteShmemVectorEnv(FiniteVectorEnv):
+    """Environments in worker processes, whose observations are in shared memory."""
+
+    kind = "shmem"
+
+
+_KINDS = {kind.kind: kind for kind in (FiniteDummyVectorEnv, FiniteSubprocVectorEnv, FiniteShmemVectorEnv)}
+
+
+def vectorize_env(
+    env_factory: Callable[[], Any],
+    env_type: FiniteEnvType,
+    concurrency: int,
+    logger: LogWriter | list[LogWriter] | None = None,
+) -> FiniteVectorEnv:
+    """Make `concurrency` environments of one factory.
+
+    Environments that share a DataQueue as `seed_iterator` take each of its seeds once.
+    Raise ConfigError for a kind other than "dummy", "subproc" and "shmem".
+    """
+    if env_type not in _KINDS:
+        raise ConfigError(f"env_type is {env_type!r}; choose one of {', '.join(map(repr, _KINDS))}")
+    return _KINDS[env_type](logger, [env_factory] * concurrency)
+
+
+def worker_options(kind: str) -> dict[str, Any]:
+    """Return the options with which worker processes start as in Qlib: by a fork, where there is one.
+
+    So a script needs no `if __name__ == "__main__"`, and a worker does not import it again.
+    """
+    forks = kind in ("subproc", "shmem") and "fork" in multiprocessing.get_all_start_methods()
+    return {"start_method": "fork"} if forks else {}
+
+
+def _make(factory: Callable[[], Any]) -> Any:
+    env: Any = factory()
+    return cast(Any, env) if isinstance(env, EnvWrapper) else OldEnv(env)

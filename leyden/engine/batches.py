@@ -1,0 +1,153 @@
+"""Sequences as a gradient takes them: checked, cut to what is trained, and batched by what memory holds.
+
+It knows token ids, weights and columns; no model and no loss.
+
+Shapes: N trained tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from leyden.engine.forward.prefix_tree import shared_length
+from leyden.errors import ConfigError
+from leyden.types import TrainingSequence
+
+_ATTENTION_SHARE: Final = 4
+"""Attention holds about a quarter of the numbers that a layer holds for a token."""
+
+
+def check_sequences(
+    sequences: Sequence[TrainingSequence],
+    n_vocabulary: int,
+    max_length: int,
+    loss: str = "",
+    columns: Sequence[str] = (),
+) -> None:
+    """Raise ConfigError, naming the sequence, if no gradient of the loss can be computed from a sequence.
+
+    loss: its name. columns: those that it needs; a forward pass alone needs none.
+    """
+    for index, sequence in enumerate(sequences):
+        n = len(sequence.token_ids)
+        if missing := [name for name in columns if name not in sequence.columns]:
+            raise ConfigError(
+                f"sequence {index} has no column {missing[0]!r}, which the loss {loss!r} needs; "
+                f"it has {', '.join(sequence.columns) or 'none'}"
+            )
+        for name, values in {"weights": sequence.weights, **sequence.columns}.items():
+            if len(values) != n:
+                raise ConfigError(
+                    f"sequence {index} has {n} token_ids and {len(values)} {name}; they must have one length"
+                )
+        if n and not 0 <= min(sequence.token_ids) <= max(sequence.token_ids) < n_vocabulary:
+            bad = next(token for token in sequence.token_ids if not 0 <= token < n_vocabulary)
+            raise ConfigError(f"sequence {index} has the token id {bad}; the vocabulary has {n_vocabulary} tokens")
+        if n > max_length:
+            raise ConfigError(f"sequence {index} has {n} tokens; the engine's max_length is {max_length}")
+        if n and sequence.weights[0]:
+            raise ConfigError(
+                f"sequence {index} gives its first token the weight {sequence.weights[0]}; "
+                "nothing comes before it that could predict it"
+            )
+    if not any(any(sequence.weights) for sequence in sequences):
+        raise ConfigError(
+            f"none of the {len(sequences)} sequences has a token with a weight; there is nothing to train on"
+        )
+
+
+@dataclass(slots=True)
+class TrainedPart:
+    """The part of a sequence that a gradient needs: up to its last trained token."""
+
+    inputs: list[int]
+    """Every token before the last trained one."""
+    positions: list[int]
+    """The positions of the tokens before each trained token."""
+    targets: list[int]
+    weights: list[float]
+    columns: list[list[float]]
+    """The loss's columns at the trained tokens, in its order."""
+    index: int
+    """The sequence's place in the call."""
+
+    @classmethod
+    def of(cls, sequence: TrainingSequence, columns: Sequence[str], index: int) -> TrainedPart:
+        at = [place for place, weight in enumerate(sequence.weights) if weight]
+        return cls(
+            inputs=list(sequence.token_ids[: at[-1]]),
+            positions=[place - 1 for place in at],
+            targets=[sequence.token_ids[place] for place in at],
+            weights=[sequence.weights[place] for place in at],
+            columns=[[sequence.columns[name][place] for place in at] for name in columns],
+            index=index,
+        )
+
+
+def micro_batches(
+    sequences: Sequence[TrainedPart], max_tokens: int, *, shares_prefixes: bool
+) -> list[list[TrainedPart]]:
+    """Return batches that hold at most `max_tokens` each (`held_tokens`). A longer sequence gets one of its own.
+
+    Sequences that begin alike come together where their prefixes are shared, else those of similar
+    length, shortest first. Equal ones keep their order, so the order of summation follows from the
+    order of the input.
+    """
+    batches: list[list[TrainedPart]] = []
+    held = 0
+    for sequence in sorted(sequences, key=lambda s: s.inputs if shares_prefixes else [len(s.inputs)]):
+        if batches:
+            # Sorted by length, the newest is the longest and sets the padded width.
+            more = held + _new_tokens(sequence, batches[-1][-1])
+            more = more if shares_prefixes else (len(batches[-1]) + 1) * len(sequence.inputs)
+            if more <= max_tokens:
+                batches[-1].append(sequence)
+                held = more
+                continue
+        batches.append([sequence])
+        held = _new_tokens(sequence, None) if shares_prefixes else len(sequence.inputs)
+    return batches
+
+
+def held_tokens(batch: Sequence[TrainedPart], *, shares_prefixes: bool) -> int:
+    """Return how many tokens' activations a gradient of the sequences holds.
+
+    With shared prefixes each token counts once, and a quarter more for every sequence that has it, because
+    attention sees each sequence on its own. Without, all sequences are padded to the longest.
+    """
+    if not shares_prefixes:
+        return len(batch) * max(len(part.inputs) for part in batch)
+    ordered = sorted(batch, key=lambda part: part.inputs)
+    return sum(_new_tokens(part, before) for before, part in zip([None, *ordered], ordered, strict=False))
+
+
+def _new_tokens(part: TrainedPart, before: TrainedPart | None) -> int:
+    n_shared = 0 if before is None else shared_length(before.inputs, part.inputs)
+    return len(part.inputs) - n_shared + len(part.inputs) // _ATTENTION_SHARE
+
+
+@dataclass(slots=True)
+class Targets:
+    """The trained tokens of a micro-batch as tensors of shape (N,)."""
+
+    ids_N: Tensor
+    weights_N: Tensor
+    columns: dict[str, Tensor]
+    sequence_N: Tensor
+
+    @classmethod
+    def of(cls, batch: Sequence[TrainedPart], columns: Sequence[str], device: torch.device) -> Targets:
+        def floats(lists: Iterable[list[float]]) -> Tensor:
+            return torch.tensor([value for values in lists for value in values], dtype=torch.float32, device=device)
+
+        return cls(
+            ids_N=torch.tensor([token for s in batch for token in s.targets], device=device),
+            weights_N=floats(s.weights for s in batch),
+            columns={name: floats(s.columns[place] for s in batch) for place, name in enumerate(columns)},
+            sequence_N=torch.tensor([place for place, s in enumerate(batch) for _ in s.targets], device=device),
+        )

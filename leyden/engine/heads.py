@@ -1,0 +1,217 @@
+"""From hidden states to the numbers that a loss reads: log-probabilities, entropies and values.
+
+A large vocabulary is worked on in chunks of tokens, so that memory does not grow with tokens times
+vocabulary: the logits of one chunk exist at a time, and are computed again for the gradient. A small
+one takes the direct path, whose operations and their order are fixed. It knows no sequences and no
+losses.
+
+Shapes: N tokens, E width of a hidden state, V vocabulary, C tokens of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from leyden.engine.forward.base import ModelForward
+from leyden.engine.forward.recompute import recomputed
+from leyden.errors import ConfigError
+
+SMALLEST_CHUNKED_VOCABULARY: Final = 4096
+"""Below this the logits of a micro-batch are small, and the direct path is as fast."""
+_CHUNK_ELEMENTS: Final = 2**24
+"""Logits of a chunk, 64 MiB in float32: large enough for fast matrix products, and two such tensors exist at a time."""
+
+Head = Callable[[Tensor], Tensor]
+
+
+class TokenOutputs(NamedTuple):
+    """The numbers of N tokens under the current weights. Gradients flow through all of them."""
+
+    logprobs_N: Tensor
+    entropies_N: Tensor
+    values_N: Tensor | None = None
+    """None without a value head."""
+
+
+class TokenReader:
+    """Computes `TokenOutputs` of chosen tokens through a model's forward."""
+
+    def __init__(self, forward: ModelForward, *, n_vocabulary: int, value_head: torch.nn.Linear | None = None) -> None:
+        self._forward = forward
+        self._value_head = value_head
+        self.in_chunks = forward.head is not None and n_vocabulary >= SMALLEST_CHUNKED_VOCABULARY
+        """Whether logits are computed in chunks of tokens."""
+
+    def read(
+        self,
+        sequences: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]],
+        next_ids_N: Tensor,
+        temperature: float,
+        *,
+        entropy_gradient: bool = False,
+        values: bool = False,
+    ) -> TokenOutputs:
+        """Return the outputs at the N `positions` (see `ModelForward.logits_at`).
+
+        next_ids_N: the token after each position, whose log-probability is returned.
+        temperature: divides the logits.
+        entropy_gradient: whether gradients flow through the entropies as well.
+        values: apply the value head too.
+        """
+        head = self._forward.head
+        if head is None or not (values or self.in_chunks):
+            logits_NV = self._forward.logits_at(sequences, positions)
+            return TokenOutputs(*_direct(logits_NV, next_ids_N, temperature, entropy_gradient))
+        hidden_NE = self._forward.hidden_at(sequences, positions)
+        outputs = (
+            chunked_logprobs(hidden_NE, head, next_ids_N, temperature, chunk_elements=_CHUNK_ELEMENTS)
+            if self.in_chunks
+            else _direct(head(hidden_NE), next_ids_N, temperature, entropy_gradient)
+        )
+        if not values or self._value_head is None:
+            return TokenOutputs(*outputs)
+        return TokenOutputs(*outputs, self._value_head(hidden_NE.float())[:, 0])
+
+
+def make_value_head(forward: ModelForward, device: torch.device) -> torch.nn.Linear:
+    """Return a head that estimates the return of a state from its hidden state, in float32.
+
+    It begins at zero, so that its first estimates are 0 and equal seeds need no random numbers.
+    Raise ConfigError for a model whose hidden states cannot be read apart from its logits.
+    """
+    if forward.head is None:
+        raise ConfigError(
+            "value_head=True needs a model whose logits are its output head's; the logits of this one are scaled or "
+            "capped after its head. Leave value_head out, or take another model as the critic"
+        )
+    with torch.no_grad():
+        width = forward.hidden_at([[0, 0]], [[1]]).shape[-1]
+    head = torch.nn.Linear(width, 1, device=device)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    return head
+
+
+def chunked_logprobs(
+    hidden_NE: Tensor, head: Head, ids_N: Tensor, temperature: float, *, chunk_elements: int
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of each token of `ids_N` and the entropy of its distribution, both (N,) in float32.
+
+    Equal to `log_softmax(head(hidden_NE).float() / temperature)` up to rounding, without a tensor of
+    shape (N, V): memory is that of `chunk_elements` logits, forwards and backwards.
+    """
+    if type(head) is torch.nn.Linear:
+        linear = cast(torch.nn.Linear, head)
+        n_tokens = max(1, chunk_elements // linear.weight.shape[0])
+        apply = cast(Callable[..., tuple[Tensor, Tensor]], _ChunkedLinear.apply)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped
+        return apply(hidden_NE, linear.weight, cast(Tensor | None, linear.bias), ids_N, temperature, n_tokens)
+    # Adapters or quantised weights inside the head: autograd computes each chunk again.
+    with torch.no_grad():
+        n_vocabulary = head(hidden_NE[:1]).shape[-1]
+    parts = [
+        recomputed(_of_chunk, hidden_NE[at], head, ids_N[at], temperature)
+        for at in _chunks(len(ids_N), max(1, chunk_elements // n_vocabulary))
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _of_chunk(hidden_CE: Tensor, head: Head, ids_C: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    return _direct(head(hidden_CE), ids_C, temperature, entropy_gradient=True)
+
+
+def _direct(logits_NV: Tensor, ids_N: Tensor, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+    logprobs_N = logprobs_NV.gather(-1, ids_N[:, None])[:, 0]
+    if not entropy_gradient:
+        logprobs_NV = logprobs_NV.detach()
+    return logprobs_N, -(logprobs_NV.exp() * logprobs_NV).nan_to_num().sum(-1)
+
+
+def _chunks(n: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
+class _ChunkedLinear(torch.autograd.Function):
+    """Log-probabilities and entropies after a linear head; the logits are computed again for the gradient.
+
+    With z the logits over the temperature, p = softmax(z) and H the entropy:
+    d logp_i / d z_j = [i = j] - p_j and d H / d z_j = - p_j (log p_j + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NE: Tensor,
+        weight_VE: Tensor,
+        bias_V: Tensor | None,
+        ids_N: Tensor,
+        temperature: float,
+        size: int,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_N, normaliser_N, entropies_N = (hidden_NE.new_empty(len(ids_N), dtype=torch.float32) for _ in range(3))
+        for at in _chunks(len(ids_N), size):
+            logits_CV = _tempered(hidden_NE[at], weight_VE, bias_V, temperature)
+            largest_C1 = logits_CV.amax(-1, keepdim=True)
+            logits_CV.sub_(largest_C1)
+            terms_CV = logits_CV.exp()
+            total_C = terms_CV.sum(-1)
+            log_total_C = total_C.log()
+            logprobs_N[at] = logits_CV.gather(-1, ids_N[at, None])[:, 0] - log_total_C
+            entropies_N[at] = log_total_C - terms_CV.mul_(logits_CV).nan_to_num_().sum(-1) / total_C
+            normaliser_N[at] = largest_C1[:, 0] + log_total_C
+        ctx.save_for_backward(hidden_NE, weight_VE, bias_V, ids_N, normaliser_N, entropies_N)
+        ctx.temperature, ctx.size = temperature, size
+        ctx.set_materialize_grads(False)
+        return logprobs_N, entropies_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] -- one gradient for each output
+        hidden_NE, weight_VE, bias_V, ids_N, normaliser_N, entropies_N = ctx.saved_tensors
+        by_logprob_N, by_entropy_N = gradients
+        if by_logprob_N is None:
+            by_logprob_N = torch.zeros_like(normaliser_N)
+        wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        by_hidden_NE = torch.empty_like(hidden_NE) if wants_hidden else None
+        # Sums of many chunks: in float32, whatever the weights are.
+        by_weight_VE = torch.zeros_like(weight_VE, dtype=torch.float32) if wants_weight else None
+        by_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wants_bias else None
+        for at in _chunks(len(ids_N), ctx.size):
+            hidden_CE, scale_C1 = hidden_NE[at], by_logprob_N[at, None]
+            logprobs_CV = _tempered(hidden_CE, weight_VE, bias_V, ctx.temperature).sub_(normaliser_N[at, None])
+            by_logits_CV = logprobs_CV.exp()
+            if by_entropy_N is None:
+                by_logits_CV.mul_(-scale_C1)
+            else:
+                logprobs_CV.add_(entropies_N[at, None]).mul_(by_entropy_N[at, None]).add_(scale_C1)
+                by_logits_CV.mul_(logprobs_CV.neg_())
+            del logprobs_CV
+            by_logits_CV.scatter_(-1, ids_N[at, None], by_logits_CV.gather(-1, ids_N[at, None]) + scale_C1)
+            narrow_CV = by_logits_CV.div_(ctx.temperature).to(weight_VE.dtype)
+            if by_hidden_NE is not None:
+                torch.mm(narrow_CV, weight_VE, out=by_hidden_NE[at])
+            if by_weight_VE is not None and weight_VE.dtype == torch.float32:
+                by_weight_VE.addmm_(narrow_CV.T, hidden_CE)
+            elif by_weight_VE is not None:
+                by_weight_VE.add_(narrow_CV.T @ hidden_CE)
+            if by_bias_V is not None:
+                by_bias_V.add_(by_logits_CV.sum(0))
+        return (
+            by_hidden_NE,
+            None if by_weight_VE is None else by_weight_VE.to(weight_VE.dtype),
+            None if by_bias_V is None else by_bias_V.to(bias_V.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _tempered(hidden_CE: Tensor, weight_VE: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
+    logits_CV = functional.linear(hidden_CE, weight_VE, bias_V).float()
+    return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)

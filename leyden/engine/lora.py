@@ -1,0 +1,107 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685) around a model, by the package peft.
+
+The base weights are frozen and the adapters are float32, so only they are trained, stepped and saved
+in a state. It knows models and adapter folders; nothing of sampling or gradients.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] -- half typed
+
+from leyden.engine.base import LoRA
+from leyden.errors import ConfigError, EngineError
+from leyden.utils.extras import install_extra
+
+_WEIGHTS = "adapter_model.safetensors"
+
+
+def add_adapter(model: Any, lora: LoRA, *, seed: int) -> Any:
+    """Return `model` with adapters that begin as nothing, or as those in the folder `lora.adapter`.
+
+    seed: of the random half of new adapters.
+    Raise ConfigError if the model has none of the target modules, or the folder belongs to another
+    model; EngineError if peft is missing.
+    """
+    peft = _peft()
+    if hasattr(model, "peft_config"):
+        raise ConfigError("the model has adapters already; leave out lora, or pass the model without them")
+    config = _new_config(peft, lora) if lora.adapter is None else _config_in(peft, Path(lora.adapter))
+    made_for = config.base_model_name_or_path or "unnamed"
+    random_state = torch.random.get_rng_state()
+    with warnings.catch_warnings():
+        # peft reads a name of transformers' past, and warns of another base model, which is checked below.
+        warnings.simplefilter("ignore")
+        torch.default_generator.manual_seed(seed)
+        try:
+            wrapped = peft.get_peft_model(model, config)
+        except ValueError as error:
+            where = (
+                "" if lora.adapter is None else f"; the adapter in {lora.adapter} belongs to another model ({made_for})"
+            )
+            raise ConfigError(f"lora cannot be applied to {type(model).__name__}: {error}{where}") from error
+        finally:
+            torch.random.set_rng_state(random_state)
+    if lora.adapter is not None:
+        _load_weights(peft, wrapped, Path(lora.adapter), made_for)
+    return wrapped.eval()
+
+
+def write_adapter(model: Any, path: Path) -> None:
+    """Write the adapters of `model` as a folder that `peft.PeftModel.from_pretrained` loads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model.save_pretrained(path)
+
+
+def _new_config(peft: Any, lora: LoRA) -> Any:
+    modules = lora.target_modules
+    return peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=modules if isinstance(modules, str) else list(modules),
+        lora_dropout=0.0,  # the trained distribution is the sampled one
+        task_type="CAUSAL_LM",
+    )
+
+
+def _config_in(peft: Any, folder: Path) -> Any:
+    if not (folder / "adapter_config.json").is_file() or not (folder / _WEIGHTS).is_file():
+        raise ConfigError(f"{folder} holds no adapter: adapter_config.json or {_WEIGHTS} is missing")
+    try:
+        config = peft.PeftConfig.from_pretrained(str(folder))
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise ConfigError(f"the adapter in {folder} cannot be read: {type(error).__name__}: {error}") from error
+    config.inference_mode = False
+    return config
+
+
+def _load_weights(peft: Any, model: Any, folder: Path, made_for: str) -> None:
+    try:
+        found = load_file(folder / _WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"the adapter in {folder} cannot be read: {error}") from error
+    wanted = {name: tuple(each.shape) for name, each in peft.get_peft_model_state_dict(model).items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    different = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
+    if different:
+        name = different[0]
+        raise ConfigError(
+            f"the adapter in {folder} belongs to another model ({made_for}): "
+            f"{len(different)} tensors differ, the first is {name!r}: {shapes.get(name, 'missing')} in the adapter, "
+            f"{wanted.get(name, 'missing')} for this model"
+        )
+    peft.set_peft_model_state_dict(model, found)
+
+
+def _peft() -> Any:
+    try:
+        return importlib.import_module("peft")
+    except ImportError as error:
+        raise EngineError(f"lora needs {error.name!r}: {install_extra('lora')}") from error

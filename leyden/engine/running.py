@@ -1,0 +1,122 @@
+"""The parts of a started `EmbeddedBackend`, and what needs several of them at once.
+
+A step and a restored state change weights that the decoder reads, so both happen between two decode
+steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+from leyden.engine.base import EngineStatistics, OptimParams, OptimStepResult
+from leyden.engine.decoder import Decoder
+from leyden.engine.learner import TorchLearner
+from leyden.engine.loading import LoadedPolicy
+from leyden.engine.state import StateFiles, read_state, restore_learner, state_files
+from leyden.errors import EngineError
+from leyden.host.asgi import AsgiThread
+
+T = TypeVar("T")
+
+SMALLEST_COPIED_BYTES: Final = 64 * 2**20
+"""A smaller state is written faster than a copy is worth."""
+
+
+class RunningPolicy:
+    """The parts of a started backend."""
+
+    def __init__(
+        self,
+        policy: LoadedPolicy,
+        learner: TorchLearner,
+        decoder: Decoder,
+        server: AsgiThread,
+        executor: ThreadPoolExecutor,
+        port: int,
+        max_length: int,
+        threads: int,
+    ) -> None:
+        self.policy = policy
+        self.learner = learner
+        self.decoder = decoder
+        self.server = server
+        self.executor = executor
+        self.port = port
+        self.max_length = max_length
+        self.threads = threads
+        self.writing: dict[Path, Future[None]] = {}
+        """States that have been copied and are being written, by directory."""
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leyden-state")
+
+    async def train(self, work: Callable[[], T]) -> T:
+        """Run `work` on the training thread, after the work that runs there."""
+        try:
+            future: Future[T] = self.executor.submit(work)
+        except RuntimeError as error:
+            raise EngineError("the engine has been stopped") from error
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise EngineError("the engine has been stopped") from None  # the work was taken out of the queue
+
+    def optim_step(self, params: OptimParams) -> OptimStepResult:
+        norm = self.learner.clip(params)
+
+        def swap() -> int:
+            self.learner.apply(params)
+            self.decoder.forget_cache()
+            self.decoder.policy_version += 1
+            return self.decoder.policy_version
+
+        return OptimStepResult(policy_version=self.decoder.between_steps(swap).result(), grad_norm=norm)
+
+    def save_state(self, path: Path) -> None:
+        """Write the state. Sampling goes on, because only this thread changes weights."""
+        self._state_files().write(path)
+
+    def snapshot(self, path: Path) -> bool:
+        """Write a small state at once. Copy a large one, and let a thread write it. Return whether it was large."""
+        files = self._state_files()
+        if files.n_bytes < SMALLEST_COPIED_BYTES:
+            files.write(path)
+            return False
+        self.writing[path] = self._writer.submit(files.copied().write, path)
+        return True
+
+    def _state_files(self) -> StateFiles:
+        decoder = self.decoder
+        return decoder.between_steps(
+            lambda: state_files(self.learner, policy_version=decoder.policy_version, rng=decoder.random)
+        ).result()
+
+    def stop(self) -> None:
+        """End the threads. A state that is being written is finished first."""
+        self.decoder.stop()
+        self.server.stop()
+        self.executor.shutdown(cancel_futures=True)
+        self._writer.shutdown()
+
+    def load_state(self, path: Path) -> None:
+        state = read_state(path, self.learner)
+
+        def swap() -> None:
+            restore_learner(self.learner, state)
+            self.decoder.forget_cache()
+            self.decoder.policy_version = state.policy_version
+            self.decoder.random.setstate(state.random_state)
+
+        self.decoder.between_steps(swap).result()
+
+    def statistics(self) -> EngineStatistics:
+        """Return the decoder's counters, the threads in use and the size of a micro-batch."""
+        counted = self.decoder.statistics()
+        more = {"threads": float(self.threads), "max_tokens_per_microbatch": float(self.learner.max_tokens)}
+        return replace(counted, extra=counted.extra | more)

@@ -1,0 +1,62 @@
+"""Learning rates over the steps of a run, as a pure function.
+
+It knows no optimizer and no loop: an algorithm asks for the rate of a step and passes it on in
+`OptimParams`. To add a kind, add its decay to `_DECAYS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from leyden.errors import ConfigError
+from leyden.options import check_choice, check_number
+
+_DECAYS: Final[Mapping[str, Callable[[float], float]]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+}
+"""How much of the decay is left, from 1 to 0, when a fraction of the steps after the warm-up is done."""
+
+SCHEDULES: Final = tuple(_DECAYS)
+"""The kinds of schedules."""
+
+
+def learning_rate_at(
+    step: int, total: int, base: float, *, warmup: int = 0, kind: str = "constant", final_fraction: float = 0.0
+) -> float:
+    """Return the learning rate of one step: a linear warm-up to `base`, then the decay of `kind`.
+
+    step: counted from 0. A step after the last one has the last one's rate.
+    total: steps of the whole run, those of the warm-up included; at least 1.
+    base: the rate after the warm-up.
+    warmup: step i of the warm-up has `base * (i + 1) / warmup`, so that no step has a rate of 0.
+    kind: "constant", "linear" or "cosine" (half a cosine wave, SGDR, arXiv:1608.03983, eq. 5).
+    final_fraction: the rate of the last step as a fraction of `base`, 0 to 1. "constant" has no decay.
+    Raise ConfigError for a value out of its range.
+    """
+    check_learning_rate_schedule(total, base, warmup=warmup, kind=kind, final_fraction=final_fraction)
+    check_number("step", step, at_least=0, whole=True)
+    if step < warmup:
+        return base * ((step + 1) / warmup)
+    last = total - 1
+    done = 1.0 if last <= warmup else min(1.0, (step - warmup) / (last - warmup))
+    return base * (final_fraction + (1.0 - final_fraction) * _DECAYS[kind](done))
+
+
+def check_learning_rate_schedule(
+    total: int, base: float, *, warmup: int = 0, kind: str = "constant", final_fraction: float = 0.0
+) -> None:
+    """Raise ConfigError for constants that `learning_rate_at` refuses, before the first step."""
+    check_number("total", total, at_least=1, whole=True)
+    check_number("base", base, at_least=0)
+    check_number("warmup", warmup, at_least=0, whole=True)
+    check_choice("kind", kind, SCHEDULES)
+    check_number("final_fraction", final_fraction, at_least=0, at_most=1)
+    if kind != "constant" and warmup >= total:
+        raise ConfigError(
+            f"warmup is {warmup} of {total} steps, which leaves none for a {kind} decay; "
+            'give a shorter warm-up or kind="constant"'
+        )

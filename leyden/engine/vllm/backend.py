@@ -1,0 +1,497 @@
+"""`VLLMBackend`: our learner beside a vLLM server that samples.
+
+The learner computes gradients in this process or in a child of its own. The server samples, for
+`sample()` and for agents. `publish_weights` is what joins the two: it pushes the learner's weights
+and compares the log-probabilities of fixed probes before any rollout uses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from leyden.engine.base import (
+    EngineCapabilities,
+    EngineStatistics,
+    ForwardBackwardResult,
+    ForwardResult,
+    LoRA,
+    OptimParams,
+    OptimStepResult,
+    PolicyBackend,
+    Sample,
+    SamplingParams,
+)
+from leyden.engine.embedded import EmbeddedBackend, embedded_capabilities
+from leyden.engine.isolated import IsolatedBackend
+from leyden.engine.refusal import check_prompts
+from leyden.engine.vllm.client import Unreachable, VLLMClient
+from leyden.engine.vllm.folder import OUTPUT_HEAD, read_config, untie_embeddings
+from leyden.engine.vllm.parity import largest_difference, learner_scores, probes_for, stale_weights
+from leyden.engine.vllm.process import DEFAULT_PYTHON, FoundServer, Server, ServerOptions, StartedServer
+from leyden.errors import ConfigError, EngineError
+from leyden.maths.losses import Loss
+from leyden.options import check_flag, check_names, check_number, check_path, check_port, check_token
+from leyden.types import LLM, TrainingSequence
+
+_LEARNER_OPTIONS: Final = (
+    "tokenizer",
+    "device",
+    "max_tokens_per_microbatch",
+    "value_head",
+    "gradient_checkpointing",
+    "offload",
+    "seed",
+    "threads",
+)
+_TOLERANCES: Final = {"float64": 1e-3, "float32": 1e-3}
+_TOLERANCE_OF_NARROW_TYPES: Final = 0.25
+_LOOK_SECONDS: Final = 20.0
+"""Time between two checks, while rollouts run, that the server still reports token ids."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """The parts of a started backend."""
+
+    server: Server
+    client: VLLMClient
+    exchange: Path
+    """The directory in which the server finds weights."""
+    n_vocabulary: int
+    max_length: int
+    stop_ids: list[int]
+    probes: list[list[int]]
+    mark: str | None = None
+    """The name that the published weights have at the server; None if it keeps none."""
+    n_pushes: int = 0
+    published: list[Path] = field(default_factory=list[Path])
+    looked_at: float = field(default_factory=time.monotonic)
+
+
+class VLLMBackend(PolicyBackend):
+    """A policy that vLLM samples and Leyden trains."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        url: str | None = None,
+        model_name: str = "policy",
+        isolate: bool = True,
+        lora: LoRA | Mapping[str, Any] | None = None,
+        dtype: str | None = None,
+        max_length: int | None = None,
+        untie: bool = True,
+        tolerance: float | None = None,
+        exchange_dir: str | Path | None = None,
+        max_requests: int = 256,
+        api_key: str | None = None,
+        python: str | Path | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        kv_cache_gib: float | None = 1.0,
+        gpu_memory_utilization: float | None = None,
+        start_timeout_seconds: float = 600.0,
+        extra_arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        **learner: Any,
+    ) -> None:
+        """
+        model: a folder or a hub name, for learner and server.
+        url: of a server that runs already, such as "http://127.0.0.1:8000". None starts one, which ends with this
+            process.
+        model_name: the name under which the server serves the policy.
+        isolate: run the learner in a child process, so that training does not hold up the agents.
+        lora: train adapters, and push these alone. The server is started with the model itself.
+        dtype: of the weights, in learner and server; None is float32.
+        max_length: the longest sequence; None is the model's context, at most 4,096.
+        untie: give a model with tied embeddings an output head of its own at the server, which costs the memory of
+            the embeddings. vLLM 0.32 on a CPU does not reload a tied head; the probes show whether another does.
+        tolerance: the largest difference between the server's and the learner's log-probabilities of the probes;
+            None is 1e-3 for float32, and 0.25 for bfloat16, which rounds that much.
+        exchange_dir: a directory that learner and server both read under this path; None makes a temporary one. A
+            directory in memory ("/dev/shm/policy") saves writing to a disk.
+        max_requests: requests of `sample` that are at the server at once.
+        api_key: that the server demands; a server that is started demands it.
+        python: the interpreter that has vLLM; None is this one.
+        host, port: of a server that is started; port 0 takes a free one. The server's routes change its weights, so
+            it listens on loopback unless there is an api_key.
+        kv_cache_gib: memory for keys and values of a server on the CPU; None leaves vLLM's default. A GPU ignores it.
+        gpu_memory_utilization: share of the GPU's memory for the server; None leaves vLLM's default, which leaves no
+            room for a learner on the same GPU.
+        start_timeout_seconds: how long the server may take to come up.
+        extra_arguments: of vLLM's command line, such as ("--tensor-parallel-size", "2").
+        environment: further variables of the server.
+        learner: options of `EmbeddedBackend`: tokenizer, device, max_tokens_per_microbatch, value_head,
+            gradient_checkpointing, offload, seed, threads.
+        """
+        if not isinstance(model, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass objects
+            raise ConfigError(
+                f"model is a {type(model).__name__}, which no server can load; save it to a folder and pass the path"
+            )
+        check_names(type(self).__name__, learner, [*inspect.signature(type(self)).parameters, *_LEARNER_OPTIONS])
+        check_flag("untie", untie)
+        check_number("tolerance", tolerance, above=0, or_none="the default of the type")
+        check_number("max_requests", max_requests, at_least=1, whole=True)
+        check_number("kv_cache_gib", kv_cache_gib, above=0, or_none="vLLM's default")
+        check_number("gpu_memory_utilization", gpu_memory_utilization, above=0, at_most=1, or_none="vLLM's default")
+        check_number("start_timeout_seconds", start_timeout_seconds, above=0)
+        check_port("port", port or None)
+        check_token("api_key", api_key, host=host)
+        if exchange_dir is not None:
+            check_path("exchange_dir", exchange_dir, example="/dev/shm/policy")
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ConfigError(f"url is {url!r}; give the address of a vLLM server, such as 'http://127.0.0.1:8000'")
+        made = IsolatedBackend if isolate else EmbeddedBackend
+        options = {**learner, "lora": lora, "dtype": dtype, "max_length": max_length}
+        self._learner: PolicyBackend = made(
+            model, model_name=model_name, max_batch_rows=1, **{k: v for k, v in options.items() if v is not None}
+        )
+        self.model_name, self._untie = model_name, untie
+        self._model, self._url, self._dtype, self._max_length = model, url, dtype or "float32", max_length
+        self._trains_adapter, self._value_head = lora is not None, bool(learner.get("value_head", False))
+        self._tolerance = tolerance or _TOLERANCES.get(self._dtype, _TOLERANCE_OF_NARROW_TYPES)
+        self._exchange_dir = None if exchange_dir is None else Path(exchange_dir)
+        self._max_requests, self._api_key = max_requests, api_key
+        self._server_options: dict[str, Any] = {
+            "python": str(python or DEFAULT_PYTHON),
+            "host": host,
+            "port": port,
+            "dtype": self._dtype,
+            "kv_cache_gib": kv_cache_gib,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "start_timeout_seconds": start_timeout_seconds,
+            "api_key": api_key,
+            "lora_rank": None if lora is None else (lora.rank if isinstance(lora, LoRA) else LoRA(**lora).rank),
+            "extra_arguments": tuple(extra_arguments),
+            "environment": dict(environment or {}),
+        }
+        self._running: _Running | None = None
+        self._policy_version = 0
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        of_learner = embedded_capabilities(value_head=self._value_head, adapter=self._trains_adapter)
+        return EngineCapabilities(losses=of_learner.losses, values=of_learner.values, adapter=of_learner.adapter)
+
+    @property
+    def learner(self) -> PolicyBackend:
+        return self._learner
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    # ---- life ----------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        if self._running is not None:
+            return
+        async with contextlib.AsyncExitStack() as undo:
+            await self._learner.start()
+            undo.push_async_callback(self._learner.stop)
+            exchange = await asyncio.to_thread(self._make_exchange)
+            undo.push_async_callback(asyncio.to_thread, shutil.rmtree, exchange, ignore_errors=True)
+            initial = exchange / "initial"
+            await self._write(initial)
+            max_length = self._max_length or min(_context(initial), 4096)
+            server = await self._new_server(initial, max_length)
+            undo.push_async_callback(asyncio.to_thread, server.close)
+            client = VLLMClient(server.url, self._api_key, most_at_once=self._max_requests)
+            undo.push_async_callback(client.close)
+            n_vocabulary = _vocabulary(initial)
+            probes = probes_for(n_vocabulary, max_length)
+            running = _Running(server, client, exchange, n_vocabulary, max_length, _stop_ids(initial), probes)
+            await asyncio.to_thread(server.wait_until_ready)
+            async with self._explained(running):
+                await self._adopt(running, initial)
+            self._policy_version = self._learner.policy_version
+            self._undo = undo.pop_all()
+            self._running = running
+
+    async def stop(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            await self._undo.aclose()
+
+    def _make_exchange(self) -> Path:
+        if self._exchange_dir is None:
+            return Path(tempfile.mkdtemp(prefix="leyden-vllm-"))
+        path = self._exchange_dir.absolute() / f"leyden-{uuid.uuid4().hex[:8]}"
+        try:
+            path.mkdir(parents=True)
+        except OSError as error:
+            raise EngineError(f"exchange_dir={str(self._exchange_dir)!r} cannot be used: {error}") from error
+        return path
+
+    async def _new_server(self, initial: Path, max_length: int) -> Server:
+        if self._url is not None:
+            return FoundServer(self._url.rstrip("/").removesuffix("/v1"))
+        options = ServerOptions(max_length=max_length, **self._server_options)
+        if not self._trains_adapter:
+            return await asyncio.to_thread(StartedServer, initial, self.model_name, options)
+        return await asyncio.to_thread(StartedServer, _reachable(self._model), f"{self.model_name}-base", options)
+
+    async def _adopt(self, running: _Running, initial: Path) -> None:
+        """Bring a server that has come up to the learner's weights, and check it."""
+        if self._url is not None:
+            models = await running.client.models()
+            if not self._trains_adapter and self.model_name not in models:
+                raise EngineError(
+                    f"{running.server.url} serves {', '.join(map(repr, models))} and not {self.model_name!r}; "
+                    "start it with --served-model-name, or give model_name="
+                )
+            context = min(
+                (int(model.get("max_model_len") or 0) or running.max_length for model in models.values()), default=0
+            )
+            running.max_length = min(running.max_length, context)
+        if self._url is not None or self._trains_adapter:
+            await self._push(running)
+            return
+        running.published = [initial]
+        await self._verify(running, initial)
+        await self._mark(running)
+
+    # ---- the learner ---------------------------------------------------------------------------------------------------
+
+    async def forward(
+        self, sequences: Sequence[TrainingSequence], *, temperature: float = 1.0, values: bool = False
+    ) -> ForwardResult:
+        self._started()
+        return await self._learner.forward(sequences, temperature=temperature, values=values)
+
+    async def forward_backward(
+        self, sequences: Sequence[TrainingSequence], loss: Loss, *, temperature: float = 1.0
+    ) -> ForwardBackwardResult:
+        self._started()
+        return await self._learner.forward_backward(sequences, loss, temperature=temperature)
+
+    async def optim_step(self, params: OptimParams) -> OptimStepResult:
+        self._started()
+        return await self._learner.optim_step(params)
+
+    async def save_state(self, path: Path) -> None:
+        self._started()
+        await self._learner.save_state(path)
+
+    async def snapshot_state(self, path: Path) -> bool:
+        self._started()
+        return await self._learner.snapshot_state(path)
+
+    async def state_written(self, path: Path) -> None:
+        await self._learner.state_written(path)
+
+    async def load_state(self, path: Path) -> None:
+        running = self._started()
+        await self._learner.load_state(path)
+        async with self._explained(running):
+            await self._push(running)
+
+    async def save_pretrained(self, path: Path) -> None:
+        self._started()
+        await self._learner.save_pretrained(path)
+
+    async def save_adapter(self, path: Path) -> None:
+        self._started()
+        await self._learner.save_adapter(path)
+
+    # ---- the sampler ---------------------------------------------------------------------------------------------------
+
+    def endpoint(self) -> LLM:
+        running = self._started()
+        return LLM(endpoint=f"{running.server.url}/v1", model=self.model_name, api_key=self._api_key)
+
+    async def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Sample]:
+        running = self._started()
+        if params.top_p < 1:
+            raise ConfigError(
+                f"top_p is {params.top_p}; vLLM reports the log-probabilities of the truncated distribution, "
+                "which the learner does not have: leave top_p at 1"
+            )
+        check_prompts(prompts, running.n_vocabulary, running.max_length)
+        stop_ids = sorted({*running.stop_ids, *params.stop_token_ids})
+        async with self._explained(running):
+            return await running.client.sample(
+                self.model_name, prompts, params, version=self._policy_version, stop_ids=stop_ids
+            )
+
+    async def publish_weights(self) -> int:
+        running = self._started()
+        if self._learner.policy_version != self._policy_version:
+            async with self._explained(running):
+                await self._push(running)
+        return self._policy_version
+
+    async def statistics(self) -> EngineStatistics:
+        """Return the server's counters. Raise EngineError if it has died, was started again, or reports no token ids."""
+        running = self._started()
+        running.server.check()
+        async with self._explained(running):
+            counters = await running.client.counters()
+            await self._check_mark(running)
+            if time.monotonic() - running.looked_at > _LOOK_SECONDS:
+                running.looked_at = time.monotonic()
+                await running.client.score(self.model_name, running.probes[:1])
+
+        def total(name: str) -> int:
+            return int(counters.get(name, 0.0))
+
+        return EngineStatistics(
+            requests=total("request_success_total"),
+            prompt_tokens=total("prompt_tokens_total"),
+            response_tokens=total("generation_tokens_total"),
+            decode_steps=total("iteration_tokens_total_count"),
+            decode_seconds=counters.get("request_decode_time_seconds_sum", 0.0),
+            extra={"waiting": counters.get("num_requests_waiting", 0.0), "pushes": float(running.n_pushes)},
+        )
+
+    # ---- weights -------------------------------------------------------------------------------------------------------
+
+    async def _push(self, running: _Running) -> None:
+        """Give the server the learner's weights. Raise EngineError, naming weights, unless its probes agree."""
+        running.n_pushes += 1
+        folder = running.exchange / f"push-{running.n_pushes}"
+        if self._trains_adapter:
+            await self._learner.save_adapter(folder)
+        else:
+            await self._write(folder)
+        await self._load(running, folder)
+        await self._verify(running, folder)
+        await self._mark(running)
+        self._policy_version = self._learner.policy_version
+        old, running.published = running.published, [folder]
+        for path in old:
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+    async def _write(self, folder: Path) -> None:
+        """Write the learner's weights as the server loads them."""
+        await self._learner.save_pretrained(folder)
+        if self._untie:
+            await asyncio.to_thread(untie_embeddings, folder)
+
+    async def _load(self, running: _Running, folder: Path) -> None:
+        """Let the server load a folder between two requests; those under way end first."""
+        if self._trains_adapter:
+            return await running.client.load_adapter(self.model_name, str(folder))
+        await running.client.pause()
+        try:
+            await running.client.reload(str(folder))
+        finally:
+            await running.client.resume()
+
+    async def _verify(self, running: _Running, folder: Path) -> None:
+        wanted = await learner_scores(self._learner, running.probes)
+        difference = largest_difference(await self._score(running, running.probes), wanted)
+        if difference <= self._tolerance:
+            return
+
+        async def publish(path: Path) -> None:
+            await self._load(running, path)
+
+        async def score(probes: Sequence[Sequence[int]]) -> list[list[float]]:
+            return await self._score(running, probes)
+
+        stale = await stale_weights(
+            folder,
+            running.exchange / "check",
+            publish=publish,
+            score=score,
+            probes=running.probes,
+            wanted=wanted,
+            tolerance=self._tolerance,
+        )
+        raise EngineError(
+            f"the server does not sample with the weights that were published: the log-probabilities of "
+            f"{len(running.probes)} probes differ by up to {difference:.4g} (tolerance={self._tolerance:g}). "
+            + _remedy(stale)
+        )
+
+    async def _score(self, running: _Running, probes: Sequence[Sequence[int]]) -> list[list[float]]:
+        return await running.client.score(self.model_name, probes)
+
+    async def _mark(self, running: _Running) -> None:
+        """Name the loaded weights, so that a server that was started again is recognised."""
+        mark = f"leyden-{uuid.uuid4().hex}"
+        try:
+            await running.client.set_mark(mark)
+        except EngineError:
+            if not self._trains_adapter:
+                raise
+            return  # adapters need no route of the development mode, and a new process has lost them
+        running.mark = mark
+
+    async def _check_mark(self, running: _Running) -> None:
+        mark = running.mark
+        if mark is None:
+            return
+        found = await running.client.mark()
+        if found != mark and running.mark == mark:
+            raise EngineError(
+                f"{running.server.url} has other weights ({found}) than those that were published: the server was started "
+                "again, or another program changed its weights. Give each run a server of its own, and resume the run"
+            )
+
+    def _started(self) -> _Running:
+        if self._running is None:
+            raise EngineError("the engine is not running; call start() first, or use 'async with'")
+        return self._running
+
+    @contextlib.asynccontextmanager
+    async def _explained(self, running: _Running) -> AsyncGenerator[None]:
+        """Add the server's last lines to an error of one of its calls."""
+        try:
+            yield
+        except Unreachable as error:
+            raise EngineError(f"{await asyncio.to_thread(running.server.describe_end)}\n({error})") from error
+        except EngineError as error:
+            raise EngineError(f"{error}\nOf the vLLM server: {running.server.last_words()}") from error
+
+
+def _remedy(stale: Sequence[str]) -> str:
+    if not stale:
+        return (
+            "It takes every weight that was tested, so the model itself differs: compare dtype, the model that the "
+            "server was started with, and its arguments with the learner's"
+        )
+    names = f"It ignores: {', '.join(stale)}. "
+    if OUTPUT_HEAD in stale:
+        return f"{names}The output head is tied to the embeddings: leave untie at True, or train with lora=LoRA()"
+    return f"{names}Use another version of vLLM, or train with lora=LoRA()"
+
+
+def _reachable(model: str | Path) -> Path:
+    """Return a folder's absolute path, or a hub name unchanged."""
+    path = Path(model)
+    return path.absolute() if path.exists() else path
+
+
+def _text_config(folder: Path) -> dict[str, Any]:
+    config = read_config(folder)
+    return config.get("text_config", config)
+
+
+def _context(folder: Path) -> int:
+    config = _text_config(folder)
+    return int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
+
+
+def _vocabulary(folder: Path) -> int:
+    return int(_text_config(folder)["vocab_size"])
+
+
+def _stop_ids(folder: Path) -> list[int]:
+    """Return the end-of-turn tokens of the model's generation config."""
+    path = folder / "generation_config.json"
+    declared: Any = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+    return [] if declared is None else [int(each) for each in ([declared] if isinstance(declared, int) else declared)]

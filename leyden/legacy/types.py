@@ -1,0 +1,104 @@
+"""The messages of Agent Lightning 0.1's task protocol, with the fields and defaults of its wheels.
+
+An unknown field is ignored, as it is there. Resources have the form of `leyden.types`.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from leyden.types import ResourcesUpdate
+from leyden.utils.frames import users_stacklevel
+
+
+class Task(BaseModel):
+    """One piece of work, as the server gives it to a worker."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    rollout_id: str
+    input: Any
+    mode: Literal["train", "val", "test"] | None = None
+    resources_id: str | None = None
+    """The resources to use. None: the latest."""
+    create_time: float | None = None
+    """When it was queued, in Unix seconds."""
+    last_claim_time: float | None = None
+    """When it was last given to a worker, in Unix seconds."""
+    num_claims: int | None = None
+    """How often it was given to a worker, this time included."""
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class TaskIfAny(BaseModel):
+    """The reply to a worker that requests a task."""
+
+    is_available: bool
+    task: Task | None = None
+
+
+class TripletLegacy(BaseModel):
+    """One model call of a report. `leyden.types.Triplet` is the same with typed fields."""
+
+    model_config = ConfigDict(from_attributes=True, ser_json_inf_nan="constants")
+
+    prompt: Any
+    """Usually `{"token_ids": [...]}`."""
+    response: Any
+    """Usually `{"token_ids": [...]}`."""
+    reward: float | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class RolloutLegacy(BaseModel):
+    """The report of a worker on one task."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    rollout_id: str
+    task: Task | None = None
+    final_reward: float | None = None
+    triplets: list[TripletLegacy] | None = None
+    trace: list[dict[str, Any]] | None = None
+    """Spans, in the form of `json.loads(readable_span.to_json())` of the OpenTelemetry SDK."""
+    logs: list[str] | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing can be learned from it: no reward, no triplets, no trace.
+
+        This is how a worker reports a task on which the agent raised an error.
+        """
+        return self.final_reward is None and not self.triplets and not self.trace
+
+
+class GenericResponse(BaseModel):
+    """The reply to a report."""
+
+    status: str = "success"
+    message: str | None = None
+    data: dict[str, Any] | None = None
+
+
+def read_resources(payload: Mapping[str, Any]) -> ResourcesUpdate:
+    """Return the resources of a reply, which has no times and no version in this protocol.
+
+    Raise pydantic's ValidationError for a reply in another form.
+    """
+    now = time.time()
+    return ResourcesUpdate.model_validate({"create_time": now, "update_time": now, "version": 1, **payload})
+
+
+def warn_deprecated(name: str, instead: str) -> None:
+    """Give the DeprecationWarning of a part of this protocol, at the user's line that uses it."""
+    warnings.warn(
+        f"{name} belongs to the task protocol of Agent Lightning 0.1; write {instead}",
+        DeprecationWarning,
+        stacklevel=users_stacklevel(),
+    )

@@ -1,0 +1,119 @@
+"""`agent_version`: which code an agent is, so that results of other code are not taken for its own.
+
+The version is read from the source of the agent and of the names of its own module that it uses, and
+from the values of its module's variables. It knows nothing of imported modules, of the model behind
+the agent, of files that it reads, or of values that default arguments and class bodies compute.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import logging
+import re
+import symtable
+import sys
+import textwrap
+import typing
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from leyden.litagent.base import LitAgent
+from leyden.litagent.decorator import FunctionalLitAgent
+
+_BY_SOURCE = (type, typing.TypeVar, ModuleType, logging.Logger)
+"""Values that their source says enough of."""
+
+
+def agent_version(agent: LitAgent[Any]) -> str | None:
+    """Return the agent's module, qualified name and source digest; None if they do not say all that it does.
+
+    The digest covers the function or class, and every function, class and import at the top of its
+    module that it uses, directly or not. Of the module's variables that they use, it covers the
+    values at the time of the call. Comments and formatting do not count.
+
+    None for a function that keeps variables of an enclosing function, an instance with attributes of
+    its own, a callable object, code that uses a variable of its module whose value is no JSON,
+    pydantic model, regular expression, type or logger, and code whose source cannot be read (a
+    notebook's, for example).
+    """
+    code = agent.function if isinstance(agent, FunctionalLitAgent) else type(agent)
+    if inspect.isfunction(code):
+        is_known = code.__closure__ is None
+    else:
+        is_known = inspect.isclass(code) and not agent.__getstate__()
+    if not is_known:
+        return None
+    try:
+        content = "\n".join(_used(code))
+    except (OSError, TypeError, ValueError, SyntaxError, KeyError, RecursionError):
+        return None  # the source is away or is no whole statement, or a value has no text
+    digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{code.__module__}.{code.__qualname__}@{digest[:16]}"
+
+
+def _used(code: Any) -> list[str]:
+    """Return the definition of a function or class, and what it uses of its module, as sorted texts.
+
+    Raise TypeError if it uses a variable whose value has no text.
+    """
+    module = sys.modules[code.__module__]
+    own = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    statements: dict[str, list[ast.stmt]] = {}
+    for statement in ast.parse(inspect.getsource(module)).body:
+        for name in _bound_names(statement):
+            statements.setdefault(name, []).append(statement)
+    found: dict[str, None] = {ast.dump(own): None}
+    waiting: list[ast.AST] = [own]
+    while waiting:
+        for name in _module_names(waiting.pop()):
+            binding = statements.get(name, ())
+            if not all(map(_is_definition, binding)) and name in vars(module):
+                found[f"{name} = {_value_text(vars(module)[name])}"] = None
+            for each in binding:
+                if (text := ast.dump(each)) not in found:
+                    found[text] = None
+                    waiting.append(each)
+    return sorted(found)
+
+
+def _is_definition(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom)
+
+
+def _bound_names(statement: ast.stmt) -> Iterator[str]:
+    """Return the names that a statement at the top of a module binds there."""
+    table = symtable.symtable(ast.unparse(statement), "module", "exec")
+    return (each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported())
+
+
+def _module_names(code: ast.AST) -> set[str]:
+    """Return the names of its module that code uses."""
+    top = symtable.symtable(ast.unparse(code), "module", "exec")
+    names, waiting = {each.get_name() for each in top.get_symbols()}, list(top.get_children())
+    while waiting:
+        table = waiting.pop()
+        names |= {each.get_name() for each in table.get_symbols() if each.is_global()}
+        waiting += table.get_children()
+    return names
+
+
+def _value_text(value: Any) -> str:
+    """Return a text that equal values share. Raise TypeError for a value that has none."""
+    if isinstance(value, _BY_SOURCE) or typing.get_origin(value) is not None:
+        return "by its source"
+    return json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return [type(value).__qualname__, value.model_dump(mode="json")]
+    if isinstance(value, re.Pattern):
+        pattern = cast("re.Pattern[Any]", value)
+        return repr((pattern.pattern, pattern.flags))
+    raise TypeError(f"{type(value).__name__} has no text that equal values share")

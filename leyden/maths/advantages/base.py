@@ -1,0 +1,168 @@
+"""What an advantage estimator is given and returns, and the registry of estimators by name."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from leyden.errors import ConfigError
+from leyden.maths.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRewards:
+    """The rewards of one rollout of C model calls, as estimators read them."""
+
+    group: int
+    """Number of its group, the rollouts of one task."""
+    reward: float
+    """Final reward, from which a KL penalty in the reward has been subtracted."""
+    call_rewards: Sequence[float]
+    """Shape (C,): the reward that followed each call. They sum to `reward`, or all but the last are 0."""
+    values: Sequence[float] | None = None
+    """Shape (C,): a critic's estimate before each call; None without a critic."""
+    baseline: float | None = None
+    """Reward of the group's baseline rollout, which was decoded greedily; None without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The advantages of a step's R rollouts, in their order. Rollout r has C_r calls."""
+
+    advantages: list[list[float]]
+    """Shape (R, C_r): one number for each call."""
+    returns: list[list[float]] | None = None
+    """Shape (R, C_r): what a critic should have estimated before each call; None from estimators without a critic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """Base of the constants of a registered estimator. The type of the constants chooses the estimator."""
+
+    @property
+    def uses_values(self) -> bool:
+        """Return whether the estimator reads `RolloutRewards.values`."""
+        return False
+
+    @property
+    def uses_baseline(self) -> bool:
+        """Return whether the estimator reads `RolloutRewards.baseline`."""
+        return False
+
+    @property
+    def uses_call_rewards(self) -> bool:
+        """Return whether the estimator reads `RolloutRewards.call_rewards`, beside how many they are."""
+        return False
+
+    @property
+    def min_group(self) -> int:
+        """Return how many rollouts each group must have: 2 if the rollouts of a group are compared, else 1."""
+        return 1
+
+
+A = TypeVar("A", bound=Advantages)
+EstimatorFunction = Callable[[Sequence[RolloutRewards], A], Estimate]
+"""From the rollouts of one step, all of its groups, and the constants to the advantages."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredEstimator:
+    """An estimator as algorithms find it."""
+
+    name: str
+    function: EstimatorFunction[Any]
+    """Raises ConfigError for rollouts that it cannot compare; see `register_estimator`."""
+    constants: type[Advantages]
+
+
+ESTIMATORS: Registry[RegisteredEstimator] = Registry("advantages")
+"""Estimators by the name that a user gives, for example `PolicyGradient(advantages="grpo")`."""
+
+
+def register_estimator(name: str, constants: type[A]) -> Callable[[EstimatorFunction[A]], EstimatorFunction[A]]:
+    """Return a decorator that registers an estimator under a name, with the type of its constants.
+
+    The decorated function raises ConfigError for a rollout whose numbers are not finite or that lacks
+    what the constants need, and for a group smaller than `min_group`. The function need not check it.
+    Raise ConfigError for a name or a type that is registered already.
+    """
+
+    def register(function: EstimatorFunction[A]) -> EstimatorFunction[A]:
+        @functools.wraps(function)
+        def checked(rollouts: Sequence[RolloutRewards], constants: A) -> Estimate:
+            _check(name, rollouts, constants)
+            return function(rollouts, constants)
+
+        ESTIMATORS.add(RegisteredEstimator(name, checked, constants))
+        return checked
+
+    return register
+
+
+def find_estimator(constants: Advantages) -> RegisteredEstimator:
+    """Return the estimator that these constants belong to. Raise ConfigError for any other value."""
+    return ESTIMATORS.find(constants)
+
+
+def make_advantages(name: str, constants: Mapping[str, Any] | None = None) -> Advantages:
+    """Return the constants of the estimator with this name; those left out have their defaults.
+
+    Raise ConfigError for an unknown name or constant, and for a constant out of its range.
+    """
+    return cast(Advantages, ESTIMATORS.make(name, constants))
+
+
+def members(rollouts: Sequence[RolloutRewards]) -> dict[int, list[int]]:
+    """Return the places of each group's rollouts, by the group's number."""
+    places: defaultdict[int, list[int]] = defaultdict(list)
+    for place, rollout in enumerate(rollouts):
+        places[rollout.group].append(place)
+    return dict(places)
+
+
+def repeated(advantages_R: Sequence[float], rollouts: Sequence[RolloutRewards]) -> Estimate:
+    """Return an estimate that gives each call of a rollout the rollout's advantage."""
+    return Estimate(
+        [[advantage] * len(each.call_rewards) for advantage, each in zip(advantages_R, rollouts, strict=True)]
+    )
+
+
+def _check(name: str, rollouts: Sequence[RolloutRewards], constants: Advantages) -> None:
+    for place, rollout in enumerate(rollouts):
+        _check_rollout(f"rollout {place} of group {rollout.group}", name, rollout, constants)
+    for group, places in members(rollouts).items():
+        if len(places) < constants.min_group:
+            raise ConfigError(
+                f"group {group} has {len(places)} rollout; advantages={name!r} needs a group of at least "
+                f"{constants.min_group} rollouts to compare, so raise rollouts_per_task"
+            )
+
+
+def _check_rollout(which: str, name: str, rollout: RolloutRewards, constants: Advantages) -> None:
+    """Raise ConfigError unless the rollout has finite numbers, and all that the constants need."""
+    if not rollout.call_rewards:
+        raise ConfigError(f"{which} has no call_rewards; leave a rollout without a model call out")
+    if constants.uses_values and (rollout.values is None or len(rollout.values) != len(rollout.call_rewards)):
+        given = "no" if rollout.values is None else len(rollout.values)
+        raise ConfigError(
+            f"{which} has {given} values for {len(rollout.call_rewards)} calls; advantages={name!r} needs a "
+            "critic's estimate before each call"
+        )
+    if constants.uses_baseline and rollout.baseline is None:
+        raise ConfigError(
+            f"{which} has no baseline; advantages={name!r} needs the reward of a rollout that was decoded greedily"
+        )
+    numbers = {
+        "reward": [rollout.reward],
+        "call_rewards": rollout.call_rewards,
+        "values": rollout.values or (),
+        "baseline": () if rollout.baseline is None else [rollout.baseline],
+    }
+    for field, values in numbers.items():
+        for value in values:
+            if not math.isfinite(value):
+                raise ConfigError(f"{which} has the {field} {value!r}; give finite numbers, or leave the rollout out")

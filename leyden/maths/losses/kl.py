@@ -1,0 +1,62 @@
+"""Estimates of KL(policy || reference) from the log-probabilities of sampled tokens.
+
+They are Schulman's k1, k2 and k3 (http://joschu.net/blog/kl-approx.html), as functions of the
+difference d = logp - reference logp of each token, which the policy drew. In expectation k1 and k3
+are the divergence; k2 is only close to it, but its gradient is the divergence's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from leyden.errors import ConfigError
+from leyden.options import check_choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+D = TypeVar("D", float, "Tensor")
+"""One difference, or a tensor of them."""
+
+
+def k1(difference: D) -> D:
+    """Return d: no bias, and negative for about half of the tokens."""
+    return difference
+
+
+def k2(difference: D) -> D:
+    """Return d^2 / 2: never negative, biased, with the gradient of the divergence."""
+    return difference * difference / 2
+
+
+def k3(difference: D) -> D:
+    """Return exp(-d) - 1 + d: no bias, never negative (GRPO, arXiv:2402.03300, eq. 4)."""
+    opposite: Any = -difference
+    ratio_less_1 = math.expm1(opposite) if isinstance(difference, float) else opposite.expm1()
+    return cast(D, ratio_less_1 + difference)
+
+
+KL_ESTIMATORS: Mapping[str, Callable[[Any], Any]] = {"k1": k1, "k2": k2, "k3": k3}
+"""Estimators by name."""
+
+
+def reward_penalty(
+    logprobs_T: Sequence[float], reference_logprobs_T: Sequence[float], *, coefficient: float, estimator: str = "k1"
+) -> float:
+    """Return what a KL penalty in the reward subtracts from the reward of one rollout.
+
+    coefficient * sum over T of the estimate, where T are the tokens that the policy drew in the rollout
+    (PPO for language models, arXiv:1909.08593, eq. 2, with k1).
+    logprobs_T: under the policy that drew the tokens.
+    Raise ConfigError for an unknown estimator, and for lists of unequal length.
+    """
+    check_choice("kl_estimator", estimator, KL_ESTIMATORS)
+    if len(logprobs_T) != len(reference_logprobs_T):
+        raise ConfigError(
+            f"{len(logprobs_T)} logprobs and {len(reference_logprobs_T)} reference_logprobs; they must have one length"
+        )
+    estimate = KL_ESTIMATORS[estimator]
+    differences = (float(a) - float(b) for a, b in zip(logprobs_T, reference_logprobs_T, strict=True))
+    return coefficient * math.fsum(estimate(difference) for difference in differences)

@@ -1,0 +1,157 @@
+"""The serving session over HTTP, for applications in any language: begin, end, feedback, status.
+
+It knows requests and replies; `session` knows everything else. A reply never holds a traceback.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import to_json
+
+from leyden.errors import ConfigError, GatewayError, LeydenError, StoreError
+from leyden.host.http import (
+    ClientGone,
+    Receive,
+    Refusal,
+    Scope,
+    Send,
+    SiteGuard,
+    bearer_token,
+    check_method,
+    header,
+    is_secret,
+    raw_path,
+    read_body,
+    send_reply,
+)
+from leyden.serving.session import OnlineSession
+from leyden.types import FeedbackKind, LiveStatus
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "/v1/serving"
+_STATUS: dict[type[LeydenError], int] = {ConfigError: 400, GatewayError: 503, StoreError: 503}
+
+
+class BeginRequest(BaseModel):
+    """Body of `POST /v1/serving/begin`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: Any = None
+    user: str
+    task_type: str | None = None
+    quality: float | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class EndRequest(BaseModel):
+    """Body of `POST /v1/serving/end`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    claim: str
+    status: LiveStatus = "succeeded"
+    reason: str | None = None
+
+
+class FeedbackRequest(BaseModel):
+    """Body of `POST /v1/serving/feedback`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rollout: str
+    """The claim, or the rollout's id."""
+    source: str
+    kind: FeedbackKind = "reward"
+    value: Any
+    feedback_id: str | None = None
+
+
+class ServingApp:
+    """An ASGI application over a running session."""
+
+    def __init__(
+        self, session: OnlineSession, *, token: str | None, guard: SiteGuard, max_body_bytes: int = 2**24
+    ) -> None:
+        """token: what clients must send as `Authorization: Bearer`; None admits every client on this machine."""
+        self._session = session
+        self._token = None if token is None else token.encode()
+        self._guard = guard
+        self._max_body_bytes = max_body_bytes
+        self._posts: dict[str, Callable[[bytes], Any]] = {
+            f"{PREFIX}/begin": self._begin,
+            f"{PREFIX}/end": self._end,
+            f"{PREFIX}/feedback": self._feedback,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send_reply(send, await self._reply(scope, receive))
+        except ClientGone:
+            return
+        except Refusal as refusal:
+            await _send_error(send, refusal.status, refusal.message)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            await _send_error(send, 400, f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}")
+        except LeydenError as error:
+            status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
+            await _send_error(send, status, str(error))
+        except Exception:
+            logger.exception("%s %s failed", scope["method"], raw_path(scope))
+            await _send_error(send, 500, "an unexpected error; the log of `leyden serve` has the details")
+
+    async def _reply(self, scope: Scope, receive: Receive) -> bytes:
+        self._guard.check(scope)
+        path = raw_path(scope)
+        if path == "/health":
+            return b'{"status":"ok"}'
+        if self._token is not None and not is_secret(bearer_token(header(scope, b"authorization")), self._token):
+            raise Refusal(401, "", "this server needs its token as `Authorization: Bearer` (LEYDEN_SERVING_TOKEN)")
+        if path == f"{PREFIX}/status":
+            check_method(scope, "GET")
+            return to_json(dataclasses.asdict(self._session.status()))
+        if (post := self._posts.get(path)) is None:
+            raise Refusal(
+                404, "", f"there is no {path}; possible: {', '.join(self._posts)}, {PREFIX}/status and /health"
+            )
+        check_method(scope, "POST")
+        body = await read_body(dict(scope["headers"]), receive, max_bytes=self._max_body_bytes)
+        return to_json(post(body))
+
+    def _begin(self, body: bytes) -> dict[str, Any]:
+        asked = BeginRequest.model_validate_json(body)
+        served = self._session.begin(
+            asked.input, user=asked.user, task_type=asked.task_type, quality=asked.quality, metadata=asked.metadata
+        )
+        return {
+            "rollout_id": served.rollout_id,
+            "claim": served.claim,
+            "arm": served.arm,
+            "version": served.version,
+            "policy": served.policy,
+            "recorded": served.recorded,
+            "resources": served.resources,
+        }
+
+    def _end(self, body: bytes) -> dict[str, Any]:
+        asked = EndRequest.model_validate_json(body)
+        self._session.end(asked.claim, asked.status, reason=asked.reason)
+        return {}
+
+    def _feedback(self, body: bytes) -> dict[str, Any]:
+        asked = FeedbackRequest.model_validate_json(body)
+        given = {asked.kind: asked.value}
+        feedback = self._session.feedback(asked.rollout, source=asked.source, feedback_id=asked.feedback_id, **given)
+        return {"feedback_id": feedback.feedback_id}
+
+
+async def _send_error(send: Send, status: int, message: str) -> None:
+    await send_reply(send, json.dumps({"error": message}).encode(), status=status)

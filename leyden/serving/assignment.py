@@ -1,0 +1,113 @@
+"""Which version a request runs with: pure functions of the request, the rules and the labels.
+
+It knows labels by name and no store. A user's place between 0 and 100 follows from a keyed hash, so
+a user stays in one arm, in every process that has the key, and no user can choose the arm.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from leyden.errors import ConfigError
+from leyden.types import VersionKey
+
+CONTROL = "control"
+"""The arm of requests that run with what is in production."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What requests of one kind run with. The first rule that fits a request counts."""
+
+    task_type: str | None = None
+    """The task type that it is for; None for any."""
+    min_quality: float | None = None
+    """The lowest required quality that it is for; None for any."""
+    label: str = "production"
+    """The label of the version in production for such requests."""
+    canary: str = "canary"
+    """The label of the version that is tried on a share of them."""
+    policy: str | None = None
+    """The optimisation policy that learns from them, by a name of the user's choice."""
+
+    def fits(self, task_type: str | None, quality: float | None) -> bool:
+        """Return whether the rule is for a request."""
+        of_type = self.task_type is None or self.task_type == task_type
+        return of_type and (self.min_quality is None or (quality is not None and quality >= self.min_quality))
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """What one request runs with."""
+
+    arm: str
+    """`control`, or the label of the canary."""
+    label: str
+    version: VersionKey
+    policy: str | None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Shares and rules. Raise ConfigError for a share that leaves the control less than `min_control_percent`."""
+
+    canary_percent: float = 0.0
+    """The share of users, from 0 to 100, who get a canary if there is one."""
+    min_control_percent: float = 1.0
+    """The share that always stays with the control, above 0, so that there is something to compare with."""
+    rules: Sequence[Rule] = field(default_factory=lambda: (Rule(),))
+    salt: str = ""
+    """Users change places with it: give each experiment its own, or none to keep the same early users."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_control_percent <= 100:
+            raise ConfigError(f"min_control_percent is {self.min_control_percent}; it must be above 0, at most 100")
+        if not 0 <= self.canary_percent <= 100 - self.min_control_percent:
+            raise ConfigError(
+                f"canary_percent is {self.canary_percent}; it must be from 0 to {100 - self.min_control_percent:g}, because "
+                f"{self.min_control_percent:g} % stay with the control (min_control_percent)"
+            )
+        if not self.rules:
+            raise ConfigError("rules is empty; give at least Rule(), which fits every request")
+
+    def assign(
+        self,
+        key: str,
+        user: str,
+        labels: Mapping[str, VersionKey],
+        *,
+        task_type: str | None = None,
+        quality: float | None = None,
+    ) -> Assigned:
+        """Return what a request of `user` runs with.
+
+        key: the secret of the hash.
+        labels: where each label is now.
+        Raise ConfigError if no rule fits, or if the label of the rule that fits is on no version.
+        """
+        rule = next((rule for rule in self.rules if rule.fits(task_type, quality)), None)
+        if rule is None:
+            raise ConfigError(
+                f"no rule fits task_type={task_type!r}, quality={quality!r}; end the rules with Rule(), which fits every request"
+            )
+        if rule.canary in labels and place_of(key, user, self.salt) < self.canary_percent:
+            return Assigned(rule.canary, rule.canary, labels[rule.canary], rule.policy)
+        if rule.label not in labels:
+            raise ConfigError(
+                f"no version has the label {rule.label!r}; put it on one with `leyden resources promote ID VERSION --label "
+                f"{rule.label}`, or LightningStore.set_label"
+            )
+        return Assigned(CONTROL, rule.label, labels[rule.label], rule.policy)
+
+
+def user_hash(key: str, user: str) -> str:
+    """Return what a record has instead of the user's key: equal for equal users, and unreadable without `key`."""
+    return hmac.digest(key.encode(), f"leyden user\x1e{user}".encode(), "sha256").hex()[:32]
+
+
+def place_of(key: str, user: str, salt: str = "") -> float:
+    """Return a user's place in [0, 100): equal for equal arguments, uniform over users (HMAC-SHA256, 53 bits)."""
+    digest = hmac.digest(key.encode(), f"{salt}\x1f{user}".encode(), "sha256")
+    return 100.0 * (int.from_bytes(digest[:8], "big") >> 11) / 2**53

@@ -1,0 +1,76 @@
+"""Releases of learned versions in production: check, give to a canary, and promote or roll back; and when to learn again.
+
+- `metrics`: what a canary is judged by.
+- `order`: requests in the order in which they were assigned.
+- `guard`: the verdict on a canary, a pure function of its requests' outcomes.
+- `release`: states of a release and their transitions, as a table.
+- `trigger`: when to learn.
+- `watch`: a canary's traffic as the store has it, and the step that acts on the verdict.
+
+Nothing here trains. The tests behind the verdict are in `leyden.maths.sequential`; docs/continual.md has the mathematics.
+"""
+
+from leyden.serving.continual.guard import (
+    GuardSettings,
+    GuardState,
+    MetricReport,
+    Outcome,
+    Verdict,
+    decide,
+    observe,
+    start,
+)
+from leyden.serving.continual.metrics import COST, FAILURE, LATENCY, REWARD, Bounded, Exceeds, Metric, Ranked
+from leyden.serving.continual.order import RequestOrder
+from leyden.serving.continual.release import (
+    OPEN_STATES,
+    TRANSITIONS,
+    advance,
+    allow_learning,
+    begin,
+    is_stopped,
+    next_state,
+    open_releases,
+    stop_learning,
+)
+from leyden.serving.continual.trigger import Drift, Trigger, TriggerState, observe_reward, reason_to_learn
+from leyden.serving.continual.watch import CanarySettings, judge, request_values, start_canary, step
+
+__all__ = [
+    "COST",
+    "FAILURE",
+    "LATENCY",
+    "OPEN_STATES",
+    "REWARD",
+    "TRANSITIONS",
+    "Bounded",
+    "CanarySettings",
+    "Drift",
+    "Exceeds",
+    "GuardSettings",
+    "GuardState",
+    "Metric",
+    "MetricReport",
+    "Outcome",
+    "Ranked",
+    "RequestOrder",
+    "Trigger",
+    "TriggerState",
+    "Verdict",
+    "advance",
+    "allow_learning",
+    "begin",
+    "decide",
+    "is_stopped",
+    "judge",
+    "next_state",
+    "observe",
+    "observe_reward",
+    "open_releases",
+    "reason_to_learn",
+    "request_values",
+    "start",
+    "start_canary",
+    "step",
+    "stop_learning",
+]

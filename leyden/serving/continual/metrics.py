@@ -1,0 +1,130 @@
+"""Guarded metrics: what a canary is judged by, as numbers in [0, 1] of which more is better.
+
+A metric says which values it has, which direction is better, and what a promotion requires of it. The
+module knows no request and no test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from leyden.errors import ConfigError
+from leyden.maths.sequential import RankHistory, observe_rank
+from leyden.options import check_choice, check_number
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Values in a known range, such as rewards, or 0 and 1 for failures. The test compares means.
+
+    A value outside the range counts as its nearest end, so the mean of the clipped values is compared.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("low", self.low)
+        check_number("high", self.high, above=self.low)
+
+
+@dataclass(frozen=True, slots=True)
+class Exceeds:
+    """Unbounded values with a limit, such as a latency objective. The test compares how often it is exceeded."""
+
+    limit: float
+
+    def __post_init__(self) -> None:
+        check_number("limit", self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Unbounded values without a limit, such as cost. The test compares mean ranks among earlier values."""
+
+
+Scale: TypeAlias = Bounded | Exceeds | Ranked
+Requirement: TypeAlias = Literal["better", "not_worse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One guarded metric. Evidence that it is worse in the canary counts towards a rollback.
+
+    name: key of its value in `Outcome.values`.
+    better: the direction of improvement.
+    scale: how values become numbers in [0, 1].
+    promotion: what a promotion has to prove. `better`: the mean has improved. `not_worse`: it has not
+        worsened by `tolerance` or more. None: nothing; the metric can only roll back.
+    tolerance: for `not_worse`, in (0, 1) of the scale: a part of the range, of all requests
+        that may exceed the limit, or of the ranks.
+    weight: part of the rollback error that this metric receives, relative to the other metrics. A metric
+        with twice the weight of another one needs half as much evidence.
+    """
+
+    name: str
+    better: Literal["higher", "lower"] = "higher"
+    scale: Scale = field(default_factory=Bounded)
+    promotion: Requirement | None = None
+    tolerance: float | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choice("better", self.better, ("higher", "lower"))
+        check_number("weight", self.weight, above=0)
+        if self.promotion is not None:
+            check_choice("promotion", self.promotion, ("better", "not_worse"))
+        if self.promotion == "not_worse":
+            if self.tolerance is None:
+                raise ConfigError(
+                    f"metric {self.name!r} with promotion='not_worse' needs tolerance=: how much worse still counts as equal"
+                )
+            check_number("tolerance", self.tolerance, above=0)
+            if self.tolerance >= 1:
+                raise ConfigError(f"tolerance is {self.tolerance!r}; the whole scale is 1, so it must be below 1")
+        elif self.tolerance is not None:
+            raise ConfigError(f"metric {self.name!r} has a tolerance, which only promotion='not_worse' uses")
+
+    @property
+    def margin(self) -> float:
+        """Margin of the null hypothesis that a promotion has to reject; 0 for `better`."""
+        return -(self.tolerance or 0.0)
+
+    def scaled(self, value: float, ranks: RankHistory) -> tuple[float, RankHistory]:
+        """Return the value as a number in [0, 1], more is better, and the next history of ranks.
+
+        Raise ConfigError for NaN.
+        """
+        if value != value:
+            raise ConfigError(f"the value of metric {self.name!r} is NaN; leave a missing value out instead")
+        match self.scale:
+            case Bounded(low, high):
+                number = (min(max(value, low), high) - low) / (high - low)
+            case Exceeds(limit):
+                number = float(value > limit)
+            case Ranked():
+                number, ranks = observe_rank(ranks, value)
+        return (number if self.better == "higher" else 1 - number), ranks
+
+
+REWARD = Metric("reward", promotion="better", weight=3.0)
+"""Rewards in [0, 1]; a promotion requires an improvement. Beside `FAILURE`, `LATENCY` and `COST` it has half of the weight."""
+FAILURE = Metric("failure", better="lower")
+"""1 for a failed request, else 0."""
+LATENCY = Metric("latency", better="lower", scale=Ranked())
+"""Seconds of a request."""
+COST = Metric("cost", better="lower", scale=Ranked())
+"""Cost of a request, in any unit."""
+
+
+def check_metrics(metrics: Sequence[Metric]) -> None:
+    """Raise ConfigError unless names differ and at least one metric is required for a promotion."""
+    names = [metric.name for metric in metrics]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two metrics have the same name: {', '.join(names)}")
+    if not any(metric.promotion for metric in metrics):
+        raise ConfigError(
+            "no metric has promotion='better' or 'not_worse', so a canary could never be promoted; give REWARD, for example"
+        )

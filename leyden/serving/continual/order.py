@@ -1,0 +1,78 @@
+"""Requests in the order in which they were assigned, released as soon as all earlier ones are settled.
+
+Feedback arrives in any order, and bad answers often get theirs sooner. A test that took values as they
+arrive would see too many bad ones early. So a request is released only after every earlier one, and one
+whose values have not come within the waiting time is released without them. The order of release then
+does not depend on when values arrive.
+
+Arms are drawn once for each key (a user, a session), so only the *first* request of each key is
+released: later ones have the same arm with certainty, and are no draws of their own.
+
+This module knows no store. Times are seconds on any one clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from leyden.options import check_number
+from leyden.serving.continual.guard import Outcome
+
+
+@dataclass(slots=True)
+class _Request:
+    canary: bool
+    share: float
+    time: float
+    values: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class RequestOrder:
+    """Requests of one release that wait for their values.
+
+    metrics: names of the metrics of which values are awaited.
+    waiting_seconds: how long after a request a missing value is awaited.
+    """
+
+    def __init__(self, metrics: Collection[str], *, waiting_seconds: float) -> None:
+        check_number("waiting_seconds", waiting_seconds, at_least=0)
+        self._metrics, self._waiting_seconds = frozenset(metrics), waiting_seconds
+        self._requests: OrderedDict[str, _Request] = OrderedDict()
+        self._keys: set[str] = set()
+        self.repeated = 0
+        """Requests that were left out because their key had an earlier one."""
+        self.late = 0
+        """Values that came for a request that was released or left out."""
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return len(self._requests)
+
+    def assign(self, request_id: str, *, key: str, canary: bool, share: float, time: float) -> None:
+        """Add the next request, in the order of assignment. A request that is known already has no effect."""
+        if request_id in self._requests:
+            return
+        if key in self._keys:
+            self.repeated += 1
+            return
+        self._keys.add(key)
+        self._requests[request_id] = _Request(canary, share, time)
+
+    def value(self, request_id: str, metric: str, value: float) -> None:
+        """Set a value of a request. The last one counts, until the request is released."""
+        request = self._requests.get(request_id)
+        if request is None:
+            self.late += 1
+        else:
+            request.values[metric] = value
+
+    def release(self, now: float) -> Iterator[Outcome]:
+        """Yield the outcomes of the requests that are settled and have only settled ones before them."""
+        while self._requests:
+            request_id, request = next(iter(self._requests.items()))
+            if not self._metrics <= request.values.keys() and now < request.time + self._waiting_seconds:
+                return
+            del self._requests[request_id]
+            yield Outcome(request.canary, request.share, dict(request.values))

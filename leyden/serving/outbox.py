@@ -1,0 +1,147 @@
+"""Records of a session on their way to the store.
+
+A record is in a file when `put` returns, so it survives the death of the process, and is delivered
+behind the request: once each, in order, also by the next process with this file. While the store is
+away, records wait. It knows feedback and live rollouts, and nothing of labels, gateways or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from leyden.errors import GatewayError, LeydenError, StoreClosed, StoreError, UnknownRollout
+from leyden.gateway.spool import Spool
+from leyden.store.base import LightningStore
+from leyden.types import Feedback, LiveRollout
+
+logger = logging.getLogger(__name__)
+
+OutboxRecord = Feedback | LiveRollout
+
+_RECORDS: TypeAdapter[OutboxRecord] = TypeAdapter(OutboxRecord)
+_BATCH = 256
+_LINGER_SECONDS = 0.01
+"""How long the first record of a batch waits for others."""
+_AGAIN_SECONDS = 1.0
+"""The pause between two tries to reach a store that is away."""
+_UNKNOWN_SECONDS = 900.0
+"""How long feedback waits for its rollout, which another process may still have to report."""
+
+
+class Outbox:
+    """`put` may be called from any thread. `deliver` runs in one event loop until it is cancelled."""
+
+    def __init__(self, store: LightningStore, path: Path | None, *, max_bytes: int) -> None:
+        """path: the file; None for one that is gone with this process. max_bytes: its largest size."""
+        self._store = store
+        self._spool: Spool[OutboxRecord] = Spool(path, max_bytes=max_bytes, items=_RECORDS)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = asyncio.Event()
+        self.store_is_away = False
+        self.refused = 0
+        """Records that the store refused, such as feedback about unknown rollouts."""
+
+    def __len__(self) -> int:
+        """Return how many records wait."""
+        return len(self._spool)
+
+    def put(self, record: OutboxRecord) -> None:
+        """Keep a record. Raise StoreError if too many wait already, ConfigError if it is not JSON."""
+        with self._lock:
+            was_empty = not len(self._spool)
+            if not self._spool.append([record]):
+                raise StoreError(
+                    f"{self._store.url} is away and {len(self._spool):,} records wait already, as many as spool_bytes allows; "
+                    "give the session a larger spool_bytes, and look at the store"
+                )
+        if was_empty and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ready.set)
+
+    async def deliver(self) -> None:
+        """Bring records to the store as they come."""
+        self._loop = asyncio.get_running_loop()
+        while True:
+            with self._lock:
+                batch = self._spool.first(_BATCH)
+            if not batch:
+                self._ready.clear()
+                if not len(self._spool):
+                    await self._ready.wait()
+                    await asyncio.sleep(_LINGER_SECONDS)
+                continue
+            try:
+                later = await self._write(batch)
+            except StoreClosed:
+                raise
+            except StoreError as error:
+                if not self.store_is_away:
+                    logger.warning("%s is away; records of live rollouts and feedback wait: %s", self._store.url, error)
+                self.store_is_away = True
+                await asyncio.sleep(_AGAIN_SECONDS)
+                continue
+            self.store_is_away = False
+            with self._lock:
+                moved = self._move_back(later, len(batch))
+            if len(later) == len(batch) or not moved:
+                await asyncio.sleep(_AGAIN_SECONDS)
+
+    def close(self) -> None:
+        """Close the file. What waits in one with a name stays there."""
+        with self._lock:
+            self._spool.close()
+
+    def _move_back(self, later: list[OutboxRecord], count: int) -> bool:
+        """Replace the first `count` records by `later` behind the others; False if the disk has no room for them.
+
+        The bound does not count here, because these records were within it already.
+        """
+        try:
+            self._spool.append(later, bounded=False)
+        except GatewayError as error:  # nothing was added, and the batch stays at the front
+            logger.warning("feedback that waits for its rollout stays at the front: %s", error)
+            return False
+        self._spool.drop(count)
+        return True
+
+    async def _write(self, batch: list[OutboxRecord]) -> list[OutboxRecord]:
+        """Write records, and return those that are to be tried again later. Raise StoreError if the store is away."""
+        try:
+            await self._add(batch)
+        except StoreError:
+            raise
+        except LeydenError:  # one bad record must not take its siblings along
+            return [record for record in batch if await self._is_to_wait(record)]
+        return []
+
+    async def _is_to_wait(self, record: OutboxRecord) -> bool:
+        try:
+            await self._add([record])
+        except StoreError:
+            raise
+        except UnknownRollout as error:
+            age = time.time() - (getattr(record, "given_time", None) or 0.0)
+            if 0 <= age < _UNKNOWN_SECONDS:
+                return True
+            self._refuse(record, error)
+        except LeydenError as error:
+            self._refuse(record, error)
+        return False
+
+    async def _add(self, records: list[OutboxRecord]) -> None:
+        if live := [record for record in records if isinstance(record, LiveRollout)]:
+            await self._store.record_live_rollouts(live)
+        if feedback := [record for record in records if isinstance(record, Feedback)]:
+            await self._store.add_many_feedback(feedback)
+
+    def _refuse(self, record: OutboxRecord, error: LeydenError) -> None:
+        self.refused += 1
+        logger.error(
+            "%s refused a record of rollout %r, which is dropped: %s", self._store.url, record.rollout_id, error
+        )

@@ -1,0 +1,468 @@
+"""`OnlineSession`: what a web application uses to serve users with released resources.
+
+No method waits for the network. Labels and their resources are in memory and are refreshed behind
+the requests; ids are made and signed here; records leave through the outbox. It knows no HTTP
+server (`app`) and does not decide on releases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Coroutine, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import aiohttp
+
+from leyden.errors import ConfigError, GatewayError, StoreError
+from leyden.options import check_number
+from leyden.serving.assignment import Assigned, Assignment, user_hash
+from leyden.serving.outbox import Outbox
+from leyden.serving.released import Released, ReleasedFile
+from leyden.store.base import LightningStore
+from leyden.types import (
+    LIVE_KEY_PREFIX,
+    LLM,
+    Feedback,
+    FeedbackKind,
+    LiveClaim,
+    LiveRollout,
+    LiveStatus,
+    NamedResources,
+    VersionKey,
+    read_claim,
+    sign_claim,
+)
+from leyden.types.live import LIVE_TIMEOUT_SECONDS
+from leyden.utils import ids
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_HEALTH_SECONDS = 2.0
+"""How long the gateway may take to say that it is there."""
+_START_SECONDS = 5.0
+"""How long `start` waits for the store before it begins with what was released last."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What one request is served with. All of it comes from one version."""
+
+    rollout_id: str
+    attempt_id: str
+    arm: str
+    version: VersionKey
+    policy: str | None
+    """The optimisation policy that the rule named."""
+    resources: NamedResources
+    """The resources of the version. Models have the gateway's address and a key for this rollout alone."""
+    claim: str
+    """The signed claim of the rollout. It ends the rollout in another process, too."""
+    recorded: bool = True
+    """False if the gateway is away and the models' own addresses are used."""
+    began: float = field(default_factory=time.monotonic, repr=False)
+
+    def llm(self) -> LLM:
+        """Return the only model among the resources. Raise ConfigError if there is not exactly one."""
+        models = [resource for resource in self.resources.values() if isinstance(resource, LLM)]
+        if len(models) != 1:
+            raise ConfigError(
+                f"version {self.version} has {len(models)} models; choose one from `resources` by its name"
+            )
+        return models[0]
+
+
+@dataclass(frozen=True)
+class SessionStatus:
+    """How a session is doing."""
+
+    labels: Mapping[str, VersionKey]
+    store_is_away: bool
+    gateway_is_away: bool
+    waiting: int
+    """Records that are not in the store yet."""
+    served: Mapping[str, int]
+    """Requests since the start, by arm."""
+    unrecorded: int
+    """Requests whose calls go to the models' own addresses."""
+    lost: int
+    """Beginnings and ends of rollouts for which the spool had no room."""
+    refused: int
+    """Records that the store refused; the log says why."""
+
+
+class OnlineSession:
+    """Serve requests with released resources, between `start` and `close` (or in `with` or `async with`).
+
+    All methods may be called from any thread and from coroutines: none waits for the network.
+    """
+
+    def __init__(
+        self,
+        store: LightningStore,
+        *,
+        gateway: str,
+        live_key: str,
+        assignment: Assignment | None = None,
+        folder: str | Path | None = None,
+        spool_bytes: int = 64 * 2**20,
+        refresh_seconds: float = 0.5,
+        fallback: bool = False,
+        models: Mapping[str, LLM] | None = None,
+        timeout_seconds: float = LIVE_TIMEOUT_SECONDS,
+    ) -> None:
+        """
+        gateway: the address of a gateway that has the same `live_key`, such as http://127.0.0.1:4748.
+        live_key: the secret that signs rollouts, and the key of the hash that assigns users.
+        assignment: shares and rules; None: everybody gets the label `production`.
+        folder: where records wait while the store is away, and where the last released versions are kept for a start
+            without the store. One process uses a folder at a time. None: both are lost with this process.
+        spool_bytes: the largest size of the waiting records.
+        refresh_seconds: how often labels are read, so how late a promotion or a rollback takes effect here.
+        fallback: while the gateway is away, give requests the models' own addresses (`models`), unrecorded and counted.
+        models: by the name of a model, its own address and key, for `fallback`.
+        timeout_seconds: how long a rollout may take until the store ends it, if nobody else does.
+        Raise ConfigError.
+        """
+        if not live_key:
+            raise ConfigError("live_key is empty; give the secret that the gateway has as live_key (LEYDEN_LIVE_KEY)")
+        if fallback and not models:
+            raise ConfigError("fallback=True needs models=: the models' own addresses, by their names")
+        if not gateway.startswith(("http://", "https://")):
+            raise ConfigError(f"gateway is {gateway!r}; give its address, such as http://127.0.0.1:4748")
+        check_number("spool_bytes", spool_bytes, at_least=0, whole=True)
+        check_number("refresh_seconds", refresh_seconds, above=0)
+        check_number("timeout_seconds", timeout_seconds, above=0)
+        self._store = store
+        self._gateway = gateway.rstrip("/").removesuffix("/v1")
+        self._key = live_key
+        self._assignment = assignment or Assignment()
+        self._folder = None if folder is None else Path(folder)
+        self._spool_bytes = spool_bytes
+        self._refresh_seconds = refresh_seconds
+        self._models = dict(models or {}) if fallback else None
+        self._timeout_seconds = timeout_seconds
+        self._released = Released({}, {})
+        self._released_file = ReleasedFile(None if self._folder is None else self._folder / "released.json")
+        self._labels_are_old = False
+        self._gateway_is_away = False
+        self._served: Counter[str] = Counter()
+        self._unrecorded = self._lost = 0
+        self._outbox: Outbox | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._thread: threading.Thread | None = None
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.shield(asyncio.to_thread(self.close))
+
+    def start(self) -> None:
+        """Read what is released and begin to deliver. Calling it again does nothing.
+
+        If the store is away, the session begins with the versions that its folder has.
+        Raise StoreError if there are none, ConfigError for a folder that another process uses.
+        """
+        if self._thread is not None:
+            return
+        path = None if self._folder is None else self._folder / "outbox"
+        self._outbox = Outbox(self._store, path, max_bytes=self._spool_bytes)
+        loop = self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="leyden-serving", daemon=True)
+        self._thread.start()
+        try:
+            self._in_loop(self._begin())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self, *, within_seconds: float = 5.0) -> None:
+        """Deliver what waits, for at most `within_seconds`, and stop. Records that are left stay in the folder."""
+        if self._thread is None or self._loop is None or self._outbox is None:
+            return
+        deadline = time.monotonic() + within_seconds
+        while len(self._outbox) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._thread = None
+        if len(self._outbox):
+            where = "in this session's folder" if self._folder is not None else "in no file, and are lost"
+            logger.warning("%d records have not reached %s; they are %s", len(self._outbox), self._store.url, where)
+        self._outbox.close()
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        input: Any,
+        *,
+        user: str,
+        task_type: str | None = None,
+        quality: float | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Served:
+        """Return what to serve one request with, and record that it began.
+
+        input: the request, as JSON.
+        user: the key that decides on the arm; a user keeps the arm. Only its keyed hash is recorded,
+            as `metadata["user_hash"]`.
+        task_type, quality: chosen by rules (`Assignment.rules`).
+        Raise ConfigError if nothing is released for the request, GatewayError if the gateway is away and `fallback` is not set.
+        """
+        outbox = self._running()
+        released = self._released
+        chosen = self._assignment.assign(self._key, user, released.labels, task_type=task_type, quality=quality)
+        resources = released.resources[chosen.version]
+        away = self._gateway_is_away
+        if away and self._models is None:
+            raise GatewayError(
+                f"the gateway at {self._gateway} is away, so calls could not be recorded; start it again, or give the session "
+                "fallback=True and models= to serve unrecorded meanwhile"
+            )
+        claim = LiveClaim(ids.rollout_id(), ids.attempt_id(), *chosen.version, chosen.arm, time.time())
+        signed = sign_claim(self._key, claim)
+        given = self._own_models(resources, chosen) if away else self._through_gateway(resources, signed)
+        served = Served(
+            rollout_id=claim.rollout_id,
+            attempt_id=claim.attempt_id,
+            arm=chosen.arm,
+            version=chosen.version,
+            policy=chosen.policy,
+            resources=given,
+            claim=signed,
+            recorded=not away,
+        )
+        known = {"task_type": task_type, "policy": chosen.policy, "user_hash": user_hash(self._key, user)}
+        known |= {"unrecorded": away or None, "labels_are_old": self._labels_are_old or None}
+        rollout = claim.rollout()
+        rollout.input, rollout.timeout_seconds = input, self._timeout_seconds
+        rollout.metadata = {**(metadata or {}), **{name: value for name, value in known.items() if value is not None}}
+        self._put(outbox, rollout)
+        self._served[chosen.arm] += 1
+        self._unrecorded += away
+        return served
+
+    def end(self, served: Served | str, status: LiveStatus = "succeeded", *, reason: str | None = None) -> None:
+        """Record the end of a rollout. A second end changes nothing.
+
+        served: what `begin` returned, or its `claim`.
+        reason: why it failed. Raise ConfigError for a claim that was not signed with this key.
+        """
+        claim = read_claim(self._key, served if isinstance(served, str) else served.claim)
+        if claim is None:
+            raise ConfigError(
+                "the claim was not signed with this session's live_key; give the `claim` that begin returned"
+            )
+        rollout = claim.rollout()
+        rollout.status, rollout.reason = status, reason
+        rollout.seconds = (
+            max(0.0, time.time() - claim.start_time) if isinstance(served, str) else time.monotonic() - served.began
+        )
+        self._put(self._running(), rollout)
+
+    @contextmanager
+    def serve(self, input: Any, *, user: str, **options: Any) -> Generator[Served]:
+        """`begin`, and `end` behind the block: `failed` if it raises, with the error as the reason."""
+        served = self.begin(input, user=user, **options)
+        try:
+            yield served
+        except BaseException as error:
+            self.end(served, "failed", reason=f"{type(error).__name__}: {error}")
+            raise
+        self.end(served)
+
+    def feedback(
+        self,
+        rollout: Served | str,
+        *,
+        source: str,
+        reward: float | None = None,
+        label: str | None = None,
+        correction: Any = None,
+        feedback_id: str | None = None,
+    ) -> Feedback:
+        """Record one opinion about a rollout; it is on the disk when this returns, if the session has a folder.
+
+        rollout: what `begin` returned, its claim or the rollout's id, at any later time.
+        reward, label, correction: exactly one of them.
+        feedback_id: chosen by the caller, so that a repeated call is counted once.
+        Raise ConfigError for a value that is none, StoreError if too many records wait already.
+        """
+        given: dict[FeedbackKind, Any] = {"reward": reward, "label": label, "correction": correction}
+        said: list[tuple[FeedbackKind, Any]] = [(kind, value) for kind, value in given.items() if value is not None]
+        if len(said) != 1:
+            raise ConfigError(f"give exactly one of reward=, label= and correction=, got {len(said)}")
+        kind, value = said[0]
+        fields: dict[str, Any] = {"rollout_id": rollout if isinstance(rollout, str) else rollout.rollout_id}
+        text = rollout if isinstance(rollout, str) else rollout.claim
+        if (claim := read_claim(self._key, text)) is not None:
+            fields = dict(zip(("rollout_id", "resources_id", "version", "arm"), (claim[0], *claim[2:5]), strict=True))
+        if feedback_id is not None:
+            fields["feedback_id"] = feedback_id
+        try:
+            feedback = Feedback(source=source, kind=kind, value=value, given_time=time.time(), **fields)
+        except ValueError as error:
+            raise ConfigError(f"feedback about rollout {fields['rollout_id']!r}: {error}") from error
+        self._running().put(feedback)
+        return feedback
+
+    def status(self) -> SessionStatus:
+        """Return how the session is doing."""
+        outbox = self._outbox
+        return SessionStatus(
+            labels=dict(self._released.labels),
+            store_is_away=self._labels_are_old or (outbox is not None and outbox.store_is_away),
+            gateway_is_away=self._gateway_is_away,
+            waiting=0 if outbox is None else len(outbox),
+            served=dict(self._served),
+            unrecorded=self._unrecorded,
+            lost=self._lost,
+            refused=0 if outbox is None else outbox.refused,
+        )
+
+    def refresh(self) -> None:
+        """Read the labels now instead of within `refresh_seconds`. Raise StoreError if the store is away."""
+        self._running()
+        self._in_loop(self._read_labels())
+
+    # ---- behind the requests -------------------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await self._read_labels()
+        except (StoreError, TimeoutError) as error:
+            found = self._released_file.read()
+            if found is None:
+                raise StoreError(
+                    f"{self._store.url} is away and this session has no folder with versions from before, so nothing can be served"
+                ) from error
+            self._released, self._labels_are_old = found, True
+            logger.warning("%s is away; serving the versions released last: %s", self._store.url, dict(found.labels))
+        await self._check_gateway_once()
+        outbox = self._running()
+        self._tasks = [
+            asyncio.create_task(work) for work in (outbox.deliver(), self._follow_labels(), self._watch_gateway())
+        ]
+
+    async def _read_labels(self) -> None:
+        labels = {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}
+        known = self._released.resources
+        resources = {
+            key: known.get(key) or (await self._store.get_resources_by_id(key[0], version=key[1])).resources
+            for key in set(labels.values())
+        }
+        if labels != self._released.labels:
+            self._released = Released(labels, resources)  # one assignment, so that no request mixes two versions
+            self._released_file.write(self._released)
+        self._labels_are_old = False
+
+    async def _follow_labels(self) -> None:
+        while True:
+            await asyncio.sleep(self._refresh_seconds)
+            try:
+                await self._read_labels()
+            except Exception as error:  # noqa: BLE001 -- serving goes on with what was released last
+                if not self._labels_are_old:
+                    logger.warning(
+                        "labels cannot be read, serving goes on with %s: %s", dict(self._released.labels), error
+                    )
+                self._labels_are_old = True
+
+    async def _watch_gateway(self) -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_SECONDS)) as http:
+            while True:
+                await asyncio.sleep(self._refresh_seconds)
+                await self._check_gateway(http)
+
+    async def _check_gateway_once(self) -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_SECONDS)) as http:
+            await self._check_gateway(http)
+
+    async def _check_gateway(self, http: aiohttp.ClientSession) -> None:
+        try:
+            async with http.get(f"{self._gateway}/health") as response:
+                away = response.status != 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            away = True
+        if away != self._gateway_is_away:
+            logger.warning("the gateway at %s %s", self._gateway, "is away" if away else "is back")
+        self._gateway_is_away = away
+
+    def _through_gateway(self, resources: NamedResources, signed: str) -> NamedResources:
+        given: NamedResources = {}
+        for name, resource in resources.items():
+            given[name] = resource.model_copy()
+            if isinstance(resource, LLM):
+                given[name] = LLM(
+                    endpoint=f"{self._gateway}/live/{signed}/v1",
+                    model=resource.model,
+                    api_key=LIVE_KEY_PREFIX + signed,
+                    sampling_parameters=dict(resource.sampling_parameters),
+                )
+        return given
+
+    def _own_models(self, resources: NamedResources, chosen: Assigned) -> NamedResources:
+        assert self._models is not None
+        own: NamedResources = {}
+        for name, resource in resources.items():
+            if not isinstance(resource, LLM):
+                own[name] = resource.model_copy()
+            elif (model := self._models.get(resource.model)) is None:
+                raise ConfigError(
+                    f"models= lacks {resource.model!r}, which version {chosen.version} uses; add its own address"
+                )
+            else:
+                own[name] = model.model_copy(update={"sampling_parameters": dict(resource.sampling_parameters)})
+        return own
+
+    def _put(self, outbox: Outbox, rollout: LiveRollout) -> None:
+        """Keep the beginning or the end of a rollout; a full spool loses it rather than the request."""
+        try:
+            outbox.put(rollout)
+        except (StoreError, GatewayError):
+            self._lost += 1
+
+    def _running(self) -> Outbox:
+        if self._outbox is None or self._thread is None:
+            raise ConfigError("the session is not running; call start() or use `with OnlineSession(...) as session:`")
+        return self._outbox
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())  # closes the store's connections of this loop
+        finally:
+            loop.close()
+
+    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
+        done: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return done.result()

@@ -1,0 +1,102 @@
+"""Feedback: append-only opinions about rollouts. They stay when their rollouts are forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leyden.errors import ConfigError
+from leyden.store.sql.body.checks import check_id, check_time
+from leyden.store.sql.body.lookup import unknown_rollout
+from leyden.store.sql.pages import Filters, order_and_limit, total_of
+from leyden.store.sql.rows import feedback_from, text_of
+from leyden.store.sql.transaction import Transaction
+from leyden.types import Feedback, FeedbackKind, PaginatedResult, SortOrder, feedback_fault
+
+_COUNTED = (
+    "NOT EXISTS (SELECT 1 FROM feedback g WHERE g.rollout_id = f.rollout_id AND g.source = f.source AND g.kind = f.kind "
+    "AND g.key > f.key)"
+)
+"""Nothing came from the same source since."""
+
+
+def add_many_feedback(tx: Transaction, feedback: Sequence[Feedback]) -> Sequence[Feedback]:
+    tx.expect(len(feedback))
+    for one in feedback:
+        _check(one)
+    return [_add(tx, one) for one in feedback]
+
+
+def query_feedback(
+    tx: Transaction,
+    *,
+    rollout_id: str | None = None,
+    resources_id: str | None = None,
+    version: int | None = None,
+    arm: str | None = None,
+    source: str | None = None,
+    kind: FeedbackKind | None = None,
+    received_from: float | None = None,
+    received_before: float | None = None,
+    after: int | None = None,
+    counted: bool = False,
+    sort_order: SortOrder = "asc",
+    limit: int = -1,
+    offset: int = 0,
+) -> PaginatedResult[Feedback]:
+    page = order_and_limit({}, None, sort_order, limit, offset, tie=["f.key"])
+    filters = Filters("and")
+    filters.equal("f.rollout_id", rollout_id)
+    filters.equal("f.resources_id", resources_id)
+    filters.equal("f.version", version)
+    filters.equal("f.arm", arm)
+    filters.equal("f.source", source)
+    filters.equal("f.kind", kind)
+    filters.between("f.received_time", received_from, received_before)
+    if after is not None:
+        filters.condition("f.key > {}", after)
+    where, parameters = filters.sql(*([_COUNTED] if counted else [])), filters.parameters
+    tx.expect(None)
+    items = [feedback_from(row) for row in tx.page("select_feedback", where + page, parameters)]
+    total, exact = total_of(tx, "select_feedback", where, parameters, found=len(items), limit=limit, offset=offset)
+    return PaginatedResult(items, limit, offset, total, exact)
+
+
+def _add(tx: Transaction, one: Feedback) -> Feedback:
+    row = tx.one("get_feedback", feedback_id=one.feedback_id)
+    if row is not None:
+        present = feedback_from(row)
+        if (present.rollout_id, present.source, present.kind) != (one.rollout_id, one.source, one.kind):
+            raise ConfigError(
+                f"feedback {one.feedback_id!r} is already in {tx.store_url}, about rollout {present.rollout_id!r} from "
+                f"{present.source!r}; leave the id out, or choose another"
+            )
+        return present
+    ran_with = tx.one("get_served", rollout_id=one.rollout_id)
+    if ran_with is None:
+        if one.resources_id is None or one.version is None:
+            raise unknown_rollout(tx, one.rollout_id)
+        ran_with = (one.resources_id, one.version, one.arm)
+    stored = {
+        "feedback_id": one.feedback_id,
+        "rollout_id": one.rollout_id,
+        "source": one.source,
+        "kind": one.kind,
+        "value": text_of(one.value, "the value of feedback"),
+        "given_time": one.given_time,
+        "received_time": tx.now,
+        **dict(zip(("resources_id", "version", "arm"), ran_with, strict=True)),
+    }
+    key = tx.insert("insert_feedback", **stored)
+    return feedback_from((key, *stored.values()))
+
+
+def _check(one: Feedback) -> None:
+    check_id("feedback_id", one.feedback_id)
+    check_id("rollout_id", one.rollout_id)
+    check_id("the source of feedback", one.source)
+    check_id("resources_id", one.resources_id)
+    check_id("arm", one.arm)
+    if one.given_time is not None:
+        check_time("the given_time of feedback", one.given_time)
+    if fault := feedback_fault(one.kind, one.value):
+        raise ConfigError(f"feedback about rollout {one.rollout_id!r}: {fault}")

@@ -1,0 +1,223 @@
+"""Statements to one PostgreSQL connection: prepared once, and sent together when the outcome of one of them is needed.
+
+A `Pipeline` is a cursor over libpq's pipeline mode (`psycopg.pq`). `execute` queues a statement; reading its `Outcome` sends
+everything that is queued in one message. psycopg's own pipeline sends each statement by itself: a system call, and a server
+that wakes up, for each. An error is raised when an outcome behind it is read, or by `finish`; then call `rollback`.
+It knows no operation and no query.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+from leyden.store.sql.postgres import psycopg
+from leyden.store.sql.transaction import Row
+
+_MOST_PREPARED = 250
+"""Statements that the server keeps prepared for a connection: more than an operation has, and less than pages can have."""
+_PARAMETER = re.compile(r"%(?:\((\w+)\)s|(s)|(%))")
+
+
+class Outcome:
+    """The outcome of a queued statement. Reading it waits for the server; raises psycopg.Error if the statement failed."""
+
+    __slots__ = ("_pipeline", "batch", "prepares", "result")
+
+    def __init__(self, pipeline: Pipeline, batch: int, prepares: _Key | None = None) -> None:
+        self._pipeline = pipeline
+        self.batch = batch
+        """The number of the batch that it belongs to."""
+        self.prepares = prepares
+        """The statement that is prepared here, None where one is executed."""
+        self.result: Any = None
+        """The `PGresult`, None until the server has answered."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows the statement changed or found."""
+        return self._pipeline.result_of(self).command_tuples or 0
+
+    def fetchone(self) -> Row | None:
+        """The first row, None if there is none."""
+        rows = self.fetchall()
+        return rows[0] if rows else None
+
+    def fetchall(self) -> list[Row]:
+        """All rows."""
+        return self._pipeline.rows_of(self)
+
+
+class Pipeline:
+    """The statements of one connection, which nobody else uses from now on."""
+
+    def __init__(self, connection: Any) -> None:
+        pg = psycopg()
+        self._error: type[Exception] = pg.Error
+        self._error_of = pg.errors.error_from_result
+        self._failed = {pg.pq.ExecStatus.FATAL_ERROR, pg.pq.ExecStatus.PIPELINE_ABORTED}
+        self._is_open = pg.pq.ConnStatus.OK
+        self._connection = connection.pgconn
+        self._values = pg.adapt.Transformer(connection)
+        self._any_format = pg.adapt.PyFormat.AUTO
+        self._readable = select.poll()
+        self._readable.register(self._connection.socket, select.POLLIN)
+        self._either = select.poll()
+        self._either.register(self._connection.socket, select.POLLIN | select.POLLOUT)
+        self._awaited: deque[Outcome | None] = deque()
+        """Statements without an answer, oldest first; None stands for the end of a batch, up to which an error skips all others."""
+        self._batch = 0
+        """How many batches have been ended: the number of the one that is being queued."""
+        self._prepared: OrderedDict[_Key, bytes] = OrderedDict()
+        self._n_prepared = 0
+        self._connection.enter_pipeline_mode()
+
+    def execute(self, statement: str, parameters: dict[str, Any] | Sequence[Any] = ()) -> Outcome:
+        """Queue a statement as psycopg writes it, with `%(name)s` and a dict or `%s` and a sequence.
+
+        Raises psycopg.DataError, and queues nothing, for a value that PostgreSQL cannot take.
+        """
+        text, names = _numbered(statement)
+        values = [parameters[name] for name in names] if isinstance(parameters, dict) else parameters
+        if not values:
+            return self._queue((text, ()), None, None)
+        packed = self._pack(values)
+        types: tuple[int, ...] = self._values.types
+        return self._queue((text, types), packed, self._values.formats)
+
+    def put(self, statement: str, values: Sequence[Any]) -> Outcome:
+        """Queue a statement with `%s` whose parameters have the types of the columns that they are written to."""
+        packed = self._pack(values)
+        return self._queue((_numbered(statement)[0], ()), packed, self._values.formats)
+
+    def commit(self) -> None:
+        """Queue a COMMIT; end and send the batch."""
+        self._awaited.append(Outcome(self, self._batch))
+        self._connection.send_query_params(b"COMMIT", None)  # in clear, so that whoever reads along sees it
+        self._end_batch()
+        self._send()
+
+    def finish(self) -> None:
+        """End the batch and wait for all of it. Raises the first error."""
+        if not self._awaited or self._awaited[-1] is not None:
+            self._end_batch()
+        self._send()
+        while self._awaited:
+            self._receive()
+
+    def rollback(self) -> None:
+        """Undo the transaction, whatever state it is in, and forget what was queued."""
+        self._end_batch()
+        undone = self.execute("ROLLBACK")
+        self._end_batch()
+        self._send()
+        while self._awaited:
+            try:
+                self._receive()
+            except self._error:  # of what is undone
+                if self._connection.status != self._is_open:
+                    raise
+        self.result_of(undone)
+
+    def result_of(self, outcome: Outcome) -> Any:
+        """The `PGresult` of a statement."""
+        if outcome.batch == self._batch:
+            self._end_batch()  # no mere flush: only between batches does the server count how long a client is idle
+            self._send()
+        while outcome.result is None:
+            self._receive()
+        return outcome.result
+
+    def rows_of(self, outcome: Outcome) -> list[Row]:
+        """All rows that a statement found."""
+        result = self.result_of(outcome)
+        if not (n_rows := result.ntuples):
+            return []
+        self._values.set_pgresult(result)
+        return self._values.load_rows(0, n_rows, tuple)
+
+    def _pack(self, values: Sequence[Any]) -> Sequence[Any]:
+        return self._values.dump_sequence(values, [self._any_format] * len(values))
+
+    def _queue(self, key: _Key, packed: Sequence[Any] | None, formats: Sequence[Any] | None) -> Outcome:
+        name = self._prepared.get(key)
+        if name is None:
+            name = self._prepare(key)
+        else:
+            self._prepared.move_to_end(key)
+        self._connection.send_query_prepared(name, packed, formats)
+        outcome = Outcome(self, self._batch)
+        self._awaited.append(outcome)
+        return outcome
+
+    def _prepare(self, key: _Key) -> bytes:
+        if len(self._prepared) == _MOST_PREPARED:
+            _, oldest = self._prepared.popitem(last=False)
+            self._connection.send_query_params(b"DEALLOCATE " + oldest, None)
+            self._awaited.append(Outcome(self, self._batch))
+        self._n_prepared += 1
+        name = self._prepared[key] = b"leyden_%d" % self._n_prepared
+        text, types = key
+        self._connection.send_prepare(name, text, types or None)
+        self._awaited.append(Outcome(self, self._batch, prepares=key))
+        return name
+
+    def _end_batch(self) -> None:
+        self._connection.pipeline_sync()
+        self._awaited.append(None)
+        self._batch += 1
+
+    def _send(self) -> None:
+        """Send what is queued; reads meanwhile, because a server that cannot answer does not read on."""
+        while self._connection.flush():
+            if any(event & select.POLLIN for _, event in self._either.poll()):
+                self._connection.consume_input()
+
+    def _receive(self) -> None:
+        """Read the answer to the oldest statement that has none. Raises psycopg.Error if it is an error."""
+        result = self._next_result()
+        outcome = self._awaited.popleft()
+        if outcome is None:
+            return
+        outcome.result = result
+        if result.status not in self._failed:
+            self._connection.get_result()  # None, at once: an answer is one result
+            return
+        if outcome.prepares is not None:
+            self._prepared.pop(outcome.prepares, None)
+        with suppress(self._error):  # the server may have closed the connection behind it
+            self._next_result()
+        raise self._error_of(result, encoding="utf-8")
+
+    def _next_result(self) -> Any:
+        while self._connection.is_busy():
+            self._readable.poll()
+            self._connection.consume_input()
+        return self._connection.get_result()
+
+
+_Key = tuple[bytes, tuple[int, ...]]
+"""A prepared statement: its text, and the types of its parameters as far as their values say; () leaves them to the server."""
+
+
+@lru_cache(maxsize=1024)
+def _numbered(statement: str) -> tuple[bytes, Sequence[str]]:
+    """A statement with its parameters as libpq writes them, and their names in this order."""
+    names: list[str] = []
+
+    def number(found: re.Match[str]) -> str:
+        if found[3]:
+            return "%"
+        name = found[1]
+        if name is None or name not in names:
+            names.append(name or "")
+            return f"${len(names)}"
+        return f"${names.index(name) + 1}"
+
+    text = _PARAMETER.sub(number, statement)
+    return text.encode(), names

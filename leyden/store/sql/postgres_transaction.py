@@ -1,0 +1,297 @@
+"""One operation on PostgreSQL: its statements, the locks before them, and the messages in which they travel.
+
+Many stores in many processes may work on one database, so an operation is never alone here. Why it is correct all the same:
+
+- Whoever changes a rollout, its attempts or its spans locks the rollout's row first. The look-ups with which operations begin
+  are preceded by their locks (`_LOCKS`), in statements of their own: at READ COMMITTED each statement sees what was committed
+  before it began, so what is read behind the lock is the latest, and stays so until the commit. (Locking in the look-up
+  itself would not do: where it had to wait, its joined rows would be those of before.)
+- A claim takes rows that nobody holds (SKIP LOCKED). What it steps over may be given back, and nobody would say so; a claim that
+  finds nothing looks again as long as something is there (`PostgresLightningStore`), and holds up nobody meanwhile.
+- Where two make the same id at once, a unique index refuses the second, which is run again and finds the first one's.
+- Operations on several rollouts lock them in one order; where two wait for each other all the same (workers, ids in different
+  orders), PostgreSQL ends one of them, which is run again.
+- Reads see one snapshot (REPEATABLE READ, READ ONLY), and wait for nobody.
+
+REPEATABLE READ for writes would need no locks, but let every writer of a busy attempt fail whenever another commits.
+
+A message to the server and back costs more than the statements in it, so an operation is as few messages as what it reads
+allows. Statements are queued, and sent when an outcome is read or with the COMMIT: as a rule two messages, of which the
+first holds BEGIN, the locks and the look-ups, the second everything that is written. Spans that follow others of their
+attempt are one message (`Guesses`), and so is each part of an operation on many rollouts (`ahead`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, cast
+
+from leyden.store.sql.postgres import Target, placeholders, psycopg, statements
+from leyden.store.sql.postgres_pipeline import Outcome, Pipeline
+from leyden.store.sql.queries import counting, statements_for
+from leyden.store.sql.transaction import Row, SpanTarget, Total
+
+_LOCKS = {
+    "get_rollout": ("lock_rollout",),
+    "get_rollout_with_attempt": ("lock_rollout",),
+    "get_rollout_key": ("lock_rollout",),
+    "get_span_target": ("lock_rollout", "lock_span_writers"),
+    "expect_span_target": ("lock_rollout", "lock_span_writers"),
+    "pin_rollout": ("lock_rollout",),
+    "forget_rollout": ("lock_rollout_of_seq",),
+    "get_run": ("lock_run",),
+    "unpin": ("lock_pin",),
+    "get_claim": ("lock_claim_id",),
+    "get_resources": ("lock_resources",),
+    "insert_resources": ("lock_resources",),
+    "has_version": ("lock_resources",),
+    "get_label": ("lock_resources",),
+    "get_feedback": ("lock_feedback",),
+}
+"""What an operation that writes must hold before it runs a query, in the order in which everybody takes it."""
+_REFUSING = {"insert_span": "insert_new_span"}
+"""By an INSERT that leaves out a row which is there, the one that refuses it."""
+_SHARDS = 16
+"""Rows of `totals`, as many as the migration makes."""
+_TARGET = tuple(column.name for column in fields(SpanTarget))
+_MOST_GUESSES = 256
+"""Attempts whose spans may come in turns without one being looked up again."""
+_HIDING = {"select_new_positions": "are_spans_hidden"}
+"""What tells whether a query that found nothing had something that it may not show yet."""
+
+_BEGIN_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_NOW = "SELECT extract(epoch FROM now())::double precision"
+_COUNT_COMMIT = "SELECT count_commit(%s, %s)"
+_NOTIFY = "SELECT pg_notify(%s, %s)"
+
+
+class Guesses:
+    """The span targets that the last operations of one store left; other stores may have written since.
+
+    An operation takes a guess to hold and lets the database check it on the way (`expect_span_target`), which saves the
+    look-up that everything else would wait for. If the guess is wrong, the operation is run again with the look-up, and no
+    guess is made for that attempt any more, because others add spans to it too.
+    """
+
+    def __init__(self) -> None:
+        self._targets: dict[tuple[str, str], SpanTarget | None] = {}
+        self._gate = threading.Lock()
+
+    def get(self, key: tuple[str, str]) -> SpanTarget | None:
+        """Return a copy of the guess for a rollout's attempt, None without one."""
+        guess = self._targets.get(key)
+        return None if guess is None else replace(guess)
+
+    def retract(self, key: tuple[str, str]) -> None:
+        """Guess no more at this attempt, if anything was guessed."""
+        with self._gate:
+            if key in self._targets:
+                self._targets[key] = None
+
+    def keep(self, targets: Mapping[tuple[str, str], SpanTarget]) -> None:
+        """Guess that what an operation left of these attempts still holds when the next one begins."""
+        with self._gate:
+            for key, target in targets.items():
+                if self._targets.get(key, target) is not None:
+                    self._targets[key] = target
+            while len(self._targets) > _MOST_GUESSES:
+                del self._targets[next(iter(self._targets))]
+
+
+class PostgresTransaction:
+    """`transaction.Transaction` over one connection; used again for each operation, after `begin`.
+
+    Statements are queued, and travel together when an operation reads something or commits (`postgres_pipeline.py`): an
+    operation that reads once and then writes is two messages. What a statement that nobody reads raises, is raised there.
+    """
+
+    def __init__(self, connection: Any, target: Target, guesses: Guesses, *, writes: bool) -> None:
+        self.store_url = target.url
+        self.hiding = False
+        """Whether the operation found nothing where something will be shown soon."""
+        self._channel = target.channel
+        self._cursor = Pipeline(connection)
+        self._queries = statements()
+        self._guesses = guesses
+        self._locks = _LOCKS if writes else {}
+        self._writes = writes
+        self._locked: set[str] = set()
+        self._say_nothing()
+
+    @property
+    def now(self) -> float:
+        """When the operation began by the server's clock, which all stores share."""
+        if self._now is not None:
+            return self._now
+        clock = self._clock or self._cursor.execute(_NOW)
+        now = self._now = cast(float, clock.fetchall()[0][0])
+        return now
+
+    @now.setter
+    def now(self, seconds: float) -> None:
+        self._now = seconds
+
+    @property
+    def clock(self) -> float | None:
+        return self._now
+
+    def begin(self, *, again: bool = False) -> None:
+        """Another operation begins, and has said nothing yet.
+
+        again: it was run before, and was in the way of another one.
+        """
+        self._say_nothing()
+        self._again = again
+        self._cursor.execute(_BEGIN_WRITE if self._writes else _BEGIN_READ)
+        if self._writes:
+            self._clock = self._cursor.execute(_NOW)
+
+    def commit(self, connection: int | None, number: int, news: Sequence[str]) -> None:
+        """Count the `number`th commit of a connection, write the totals, notify the other stores, and commit.
+
+        All of this is one message to the server, with whatever the operation wrote last. A reader does not wait for the
+        answer: nothing depends on it.
+        """
+        if connection is not None:
+            self._cursor.execute(_COUNT_COMMIT, (connection, number))
+        if self._tallied:  # the last row that is locked, so that those who wait for it hold nothing that is waited for
+            changes = ", ".join(f"{total} = {total} + %s" for total in self._tallied)
+            totals = f"UPDATE totals SET {changes} WHERE shard = pg_backend_pid() %% {_SHARDS}"
+            self._cursor.execute(totals, list(self._tallied.values()))
+        for text in news:
+            self._cursor.execute(_NOTIFY, (self._channel, text))
+        self._cursor.commit()
+        if self._writes:
+            self._cursor.finish()
+        if self._targets_hold:
+            self._guesses.keep(self.targets)
+
+    def rollback(self) -> None:
+        """Undo everything."""
+        self._cursor.rollback()
+
+    def alone(self, query: str, /, **parameters: Any) -> Row | None:
+        """Run a statement outside of any operation, and return the first row of its answer."""
+        found = self._cursor.execute(self._queries[query], parameters)
+        self._cursor.finish()
+        return found.fetchone()
+
+    def expect(self, rows: int | None, /) -> None:
+        """Every operation may take its time: it runs in a thread of its own."""
+
+    def known_target(self, rollout_id: str, attempt_id: str) -> SpanTarget | None:
+        key = rollout_id, attempt_id
+        if (known := self.targets.get(key)) is not None or ("get_span_target", *key) in self._ahead:
+            return known
+        guess = self._guesses.retract(key) if self._again else self._guesses.get(key)
+        if guess is not None:
+            columns = {name: getattr(guess, name) for name in _TARGET}
+            self._execute("expect_span_target", {"rollout_id": rollout_id, "attempt_id": attempt_id, **columns})
+            self.targets[key] = guess
+        return guess
+
+    def keep_targets(self) -> None:
+        self._targets_hold = True
+
+    def tally(self, changes: Mapping[Total, int], /) -> None:
+        for total, by in changes.items():
+            self._tallied[total] = self._tallied.get(total, 0) + by
+
+    def lock(self, rollout_ids: Iterable[str], /) -> None:
+        missing = sorted({*rollout_ids} - self._locked)
+        if missing:
+            found = self._send("lock_rollouts", {"rollout_ids": missing})
+            self._locked.update(missing)
+            if 1 < len(missing) != found.rowcount:  # the operation makes them
+                self._send("lock_new_rollouts", {})
+
+    def ahead(self, query: str, asked: Sequence[dict[str, Any]], /) -> None:
+        if len({parameters["rollout_id"] for parameters in asked}) == len(asked) > 1:
+            for parameters in asked:
+                self._ahead[query, *parameters.values()] = self._execute(query, parameters)
+
+    def run(self, query: str, /, **parameters: Any) -> None:
+        self._execute(query, parameters)
+
+    def change(self, query: str, /, **parameters: Any) -> int:
+        return self._execute(query, parameters).rowcount
+
+    def insert(self, query: str, /, **parameters: Any) -> int:
+        return self._execute(query, parameters).fetchall()[0][0]
+
+    def put(self, query: str, values: Sequence[Any], /) -> None:
+        self._cursor.put(self._queries[query], values)
+
+    def put_many(self, query: str, rows: Sequence[Sequence[Any]], /) -> None:
+        for statement, values in statements_for(rows, self._queries[query]):
+            self._cursor.put(statement, values)
+
+    def put_new(self, query: str, rows: Sequence[Sequence[Any]], /) -> int:
+        if not self._again:  # a row that is there is refused, and the operation is run again
+            self.put_many(_REFUSING[query], rows)
+            return len(rows)
+        put = [self._cursor.put(*statement) for statement in statements_for(rows, self._queries[query])]
+        return sum(outcome.rowcount for outcome in put)
+
+    def one(self, query: str, /, **parameters: Any) -> Row | None:
+        if self._ahead and (asked := self._ahead.pop((query, *parameters.values()), None)) is not None:
+            return asked.fetchone()
+        return self._execute(query, parameters).fetchone()
+
+    def all(self, query: str, /, **parameters: Any) -> list[Row]:
+        return self._execute(query, parameters).fetchall()
+
+    def page(self, query: str, suffix: str, parameters: dict[str, Any], /) -> list[Row]:
+        rows = self._send_text(self._queries[query] + placeholders(suffix), parameters).fetchall()
+        if not rows and query in _HIDING:
+            self.hiding = self.one(_HIDING[query]) is not None
+        return rows
+
+    def count(self, query: str, where: str, parameters: dict[str, Any], /, *, most: int) -> int:
+        statement = counting(self._queries[query], placeholders(where), most)
+        return self._send_text(statement, parameters).fetchall()[0][0]
+
+    def _execute(self, query: str, parameters: dict[str, Any]) -> Outcome:
+        for lock in self._locks.get(query, ()):
+            held = parameters["rollout_id"] if lock == "lock_rollout" else lock
+            if held not in self._locked:
+                self._send(lock, parameters)
+            if lock in ("lock_rollout", "lock_span_writers"):
+                self._locked.add(held)
+        return self._send(query, parameters)
+
+    def _send(self, query: str, parameters: dict[str, Any]) -> Outcome:
+        return self._send_text(self._queries[query], parameters)
+
+    def _send_text(self, statement: str, parameters: dict[str, Any]) -> Outcome:
+        try:
+            return self._cursor.execute(statement, parameters)
+        except psycopg().DataError:
+            askable = {name: _askable(value) for name, value in parameters.items()}
+            if askable == parameters:
+                raise
+            return self._cursor.execute(statement, askable)
+
+    def _say_nothing(self) -> None:
+        self._now: float | None = None
+        self._clock: Outcome | None = None
+        self._again = False
+        self._ahead: dict[tuple[Any, ...], Outcome] = {}
+        self.claimable = 0
+        self.finished: list[str] = []
+        self.spans = False
+        self.targets: dict[tuple[str, str], SpanTarget] = {}
+        self.hiding = False
+        self._tallied: dict[Total, int] = {}
+        self._targets_hold = False
+        self._locked.clear()
+
+
+def _askable(value: Any) -> Any:
+    """What is asked in the place of a text with U+0000, which cannot be sent: nothing has either in its name (`checks.py`)."""
+    if isinstance(value, list):
+        return [_askable(entry) for entry in cast(list[Any], value)]
+    return value.replace("\0", "\1") if isinstance(value, str) else value

@@ -1,0 +1,33 @@
+"""`PromptSim`: a world for prompt optimisation whose truth is known, without a model.
+
+A prompt is as good as the hidden rules that it states. A simulated model works on tickets with it and
+shows symptoms of unmet rules; a second one reads them and rewrites the prompt. The expected score of
+any prompt is exact, and the optimum is found by enumeration.
+
+`vocabulary` has the texts, `world` the rules and chances, `score` the truth, `task_model` and
+`reflection_model` the two models, `families` the eight worlds, and `sim` the class that joins them.
+"""
+
+from leyden.testing.promptsim.agents import one_prompt_agent, three_prompts_agent
+from leyden.testing.promptsim.families import FAMILIES, Setting
+from leyden.testing.promptsim.reflection_model import Skill
+from leyden.testing.promptsim.score import Optimum
+from leyden.testing.promptsim.sim import Attempt, PromptSim
+from leyden.testing.promptsim.task_model import Behaviour
+from leyden.testing.promptsim.world import Kind, Pair, Rule, World
+
+__all__ = [
+    "FAMILIES",
+    "Attempt",
+    "Behaviour",
+    "Kind",
+    "Optimum",
+    "Pair",
+    "PromptSim",
+    "Rule",
+    "Setting",
+    "Skill",
+    "World",
+    "one_prompt_agent",
+    "three_prompts_agent",
+]

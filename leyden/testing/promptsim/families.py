@@ -1,0 +1,146 @@
+"""The families of `PromptSim`: one function each, from a source of chance and a difficulty to a setting.
+
+To add a family, write its function and put it into `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from leyden.testing.promptsim.reflection_model import Skill
+from leyden.testing.promptsim.task_model import Behaviour
+from leyden.testing.promptsim.vocabulary import COMPONENT_PROMPTS, RULES, SEED_PROMPT
+from leyden.testing.promptsim.world import Kind, Pair, World
+
+_N_RULES = len(RULES)
+_NEEDED = tuple(place for place in range(_N_RULES) if place % 3 != 2)
+"""Places of the rules that simple families need; rules 4k to 4k + 3 belong to the k-th of three prompts."""
+_DRIFTS_AT = 200
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A world, and all that is true of it besides."""
+
+    world: World
+    initial_prompts: Mapping[str, str]
+    """By component."""
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    skill: Skill = field(default_factory=Skill)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What every family starts from."""
+
+    names: Sequence[str]
+    """The rules, shuffled."""
+    components: Mapping[str, tuple[str, ...]]
+    chance: random.Random
+    difficulty: float
+
+    def kinds(self, **pools: Sequence[int]) -> tuple[Kind, ...]:
+        """Return four kinds for each cluster. pools: places of the rules from which a cluster's kinds draw."""
+        n_needs = 2 + round(2 * self.difficulty)
+        return tuple(
+            Kind(cluster, frozenset(self.names[place] for place in self.chance.sample(pool, n_needs)))
+            for cluster, pool in pools.items()
+            for _ in range(4)
+        )
+
+    def pair(self, first: int, second: int, *, alone: float = 0.0, both: float) -> Pair:
+        return Pair(self.names[first], self.names[second], alone, both)
+
+    def setting(self, kinds: tuple[Kind, ...], **constants: object) -> Setting:
+        """Return a setting in which the first prompts state nothing. constants: of the world."""
+        one = len(self.components) == 1
+        scale = {"free_words": 120} if one else {"free_words": 50, "base": -1.5, "gain": 5.0}  # three must succeed
+        options: dict[str, object] = {**scale, **constants}
+        world = World(rules=RULES, kinds=kinds, components=self.components, **options)  # pyright: ignore[reportArgumentType] -- names and types are World's
+        hard = self.difficulty
+        return Setting(
+            world,
+            {"prompt": SEED_PROMPT} if one else dict(COMPONENT_PROMPTS),
+            Behaviour(symptom_rate=0.95 - 0.5 * hard),
+            Skill(right=0.95 - 0.4 * hard, drop=0.02 + 0.13 * hard, fluff=0.05 + 0.25 * hard),
+        )
+
+
+def _additive(draft: _Draft) -> Setting:
+    """Every rule that a task needs helps, whatever else the prompt says; four rules help nobody."""
+    return draft.setting(draft.kinds(shop=_NEEDED))
+
+
+def _clustered(draft: _Draft) -> Setting:
+    """Three clusters of tasks need three disjoint sets of rules."""
+    pools = {name: range(place, _N_RULES, 3) for place, name in enumerate(("delivery", "payment", "account"))}
+    return draft.setting(draft.kinds(**pools))
+
+
+def _deceptive(draft: _Draft) -> Setting:
+    """Two rules harm if a prompt states one of them, and help if it states both."""
+    pair = draft.pair(8, 11, alone=-1.5 - draft.difficulty, both=2.0)
+    return draft.setting(draft.kinds(shop=_NEEDED), pairs=(pair,), gain=4.5)
+
+
+def _faulty_component(draft: _Draft) -> Setting:
+    """Two of three prompts state all that is needed of them; the third states nothing."""
+    setting = draft.setting(draft.kinds(shop=_NEEDED))
+    faulty = draft.chance.choice(list(draft.components))
+    needed = {draft.names[place] for place in _NEEDED}
+    prompts = {
+        name: "\n".join([text, *(rule.clauses[0] for rule in RULES if rule.name in needed.intersection(placed))])
+        for (name, text), placed in zip(setting.initial_prompts.items(), draft.components.values(), strict=True)
+    }
+    return replace(setting, initial_prompts={**prompts, faulty: setting.initial_prompts[faulty]})
+
+
+def _flaky(draft: _Draft) -> Setting:
+    """A tenth of the rewards are wrong, and a tenth of the rollouts hang."""
+    setting = _additive(draft)
+    return replace(setting, behaviour=replace(setting.behaviour, flip_rate=0.1, hang_rate=0.1))
+
+
+def _heavy_tailed(draft: _Draft) -> Setting:
+    """Calls take 10 ms in the median, and one in a thousand a hundred times as long."""
+    setting = _additive(draft)
+    return replace(setting, behaviour=replace(setting.behaviour, median_seconds=0.01, sigma=1.5))
+
+
+def _scalar_only(draft: _Draft) -> Setting:
+    """A failed answer never says why."""
+    setting = _additive(draft)
+    return replace(setting, behaviour=replace(setting.behaviour, symptom_rate=0.0))
+
+
+def _drifting(draft: _Draft) -> Setting:
+    """From task 200 on, tasks need rules that conflict with those needed before."""
+    before, after = range(0, _N_RULES, 2), range(1, _N_RULES, 2)
+    conflicts = tuple(draft.pair(first, first + 1, both=-2.0) for first in before)
+    later = draft.kinds(after=after)
+    return draft.setting(draft.kinds(before=before), later_kinds=later, drifts_at=_DRIFTS_AT, pairs=conflicts)
+
+
+FAMILIES: dict[str, Callable[[_Draft], Setting]] = {
+    "additive": _additive,
+    "clustered": _clustered,
+    "deceptive": _deceptive,
+    "faulty_component": _faulty_component,
+    "flaky": _flaky,
+    "heavy_tailed": _heavy_tailed,
+    "scalar_only": _scalar_only,
+    "drifting": _drifting,
+}
+
+
+def setting_of(family: str, *, seed: int, difficulty: float, n_prompts: int) -> Setting:
+    """Return the setting of a family. Its vocabulary is the same for all seeds; what is needed is not."""
+    chance = random.Random(f"{family}/{seed}/{difficulty}")
+    names = [rule.name for rule in RULES]
+    chance.shuffle(names)
+    each = _N_RULES // n_prompts
+    labels = ["prompt"] if n_prompts == 1 else list(COMPONENT_PROMPTS)
+    components = {label: tuple(names[each * place : each * (place + 1)]) for place, label in enumerate(labels)}
+    return FAMILIES[family](_Draft(names, components, chance, difficulty))

@@ -1,0 +1,64 @@
+"""`ServedTasks`: the tasks of a server of Agent Lightning 0.1, as an algorithm.
+
+It requests tasks from a client, enqueues them for the runners of any strategy, and reports the
+results. So a Trainer serves such a server with everything that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from leyden.adapter import TraceAdapter
+from leyden.algorithm import Dataset, FastAlgorithm
+from leyden.legacy import AgentLightningClient, Task
+from leyden.legacy.runner import finished_report, resources_for
+from leyden.types import EnqueueRolloutRequest, ResourcesUpdate
+
+
+class ServedTasks(FastAlgorithm):
+    """Runs what a client of Agent Lightning 0.1 is given.
+
+    in_flight: tasks that are requested and not reported at a time.
+    max_tasks: end after so many; None: go on until the run is stopped.
+    """
+
+    def __init__(
+        self, client: AgentLightningClient, adapter: TraceAdapter[Any], *, in_flight: int, max_tasks: int | None
+    ) -> None:
+        self._client = client
+        self._adapter_of_reports = adapter
+        self._in_flight, self._max_tasks = in_flight, max_tasks
+
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> int:
+        """Return how many tasks were run."""
+        slots, numbers = asyncio.Semaphore(self._in_flight), dict[str, int]()
+        done = 0
+        async with asyncio.TaskGroup() as group:
+            while self._max_tasks is None or done < self._max_tasks:
+                await slots.acquire()
+                task = await self._client.poll_next_task_async()
+                update = None if task is None else await resources_for(self._client, task)
+                if task is None or update is None:
+                    slots.release()
+                    await asyncio.sleep(self._client.poll_interval)
+                    continue
+                done += 1
+                number = numbers[task.rollout_id] = numbers.get(task.rollout_id, 0) + 1
+                # a server gives a task again that was not reported in time, and a list its tasks after the last one
+                rollout_id = task.rollout_id if number == 1 else f"{task.rollout_id}#{number}"
+                group.create_task(self._run_one(task, rollout_id, update)).add_done_callback(lambda _: slots.release())
+        return done
+
+    async def _run_one(self, task: Task, rollout_id: str, update: ResourcesUpdate) -> None:
+        await self.get_store().add_resources(update.resources, resources_id=update.resources_id)
+        request = EnqueueRolloutRequest(
+            rollout_id=rollout_id,
+            input=task.input,
+            mode=task.mode,
+            resources_id=update.resources_id,
+            metadata=task.metadata,
+        )
+        async for result in self.collector.collect([request]):
+            report = finished_report(task, result.rollout, result.spans, self._adapter_of_reports)
+            await self._client.post_rollout_async(report)

@@ -1,0 +1,91 @@
+"""Live rollouts: work that is served now and recorded afterwards, under ids that a session makes.
+
+A session signs the ids together with the version and the arm. A gateway that has the same key
+admits calls of the rollout before the store knows it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from leyden.types.rollout import TaskInput
+
+LIVE_KEY_PREFIX: Final = "sk-leyden-live-"
+"""How an API key begins that is a signed claim."""
+LIVE_TIMEOUT_SECONDS: Final = 3600.0
+"""How long a live rollout may take if nobody says otherwise; the store ends it as `timeout` then."""
+
+LiveStatus: TypeAlias = Literal["succeeded", "failed", "cancelled"]
+
+
+class LiveRollout(BaseModel):
+    """What is known of a live rollout at some time: its beginning, its end or both."""
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+    rollout_id: str
+    attempt_id: str
+    resources_id: str
+    version: int = Field(ge=1)
+    arm: str | None = None
+    start_time: float
+    """Unix seconds, by the clock of whoever served it."""
+    timeout_seconds: float = Field(default=LIVE_TIMEOUT_SECONDS, gt=0, allow_inf_nan=False)
+    input: TaskInput = None
+    """None if whoever reports the rollout does not know its input, as a gateway."""
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+    status: LiveStatus | None = None
+    """How it ended; None while it is under way."""
+    reason: str | None = None
+    """Why it failed."""
+    seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """How long it took, by a clock that does not jump."""
+
+
+class LiveClaim(NamedTuple):
+    """What a signed key says: which rollout may call, and what it runs with."""
+
+    rollout_id: str
+    attempt_id: str
+    resources_id: str
+    version: int
+    arm: str | None
+    start_time: float
+    """Unix seconds."""
+
+    def rollout(self) -> LiveRollout:
+        """Return the beginning of the rollout, as far as the claim knows it."""
+        return LiveRollout(**self._asdict())
+
+
+def sign_claim(key: str, claim: LiveClaim) -> str:
+    """Return a claim and its proof as text for a URL or an API key: letters, digits, `-`, `_` and one dot."""
+    said = base64.urlsafe_b64encode(json.dumps(claim, separators=(",", ":")).encode()).rstrip(b"=")
+    return f"{said.decode()}.{_proof(key, said)}"
+
+
+def read_claim(key: str, text: str) -> LiveClaim | None:
+    """Return the claim, or None if it was not signed with this key."""
+    said, _, proof = text.partition(".")
+    if not said.isascii() or not hmac.compare_digest(proof.encode(), _proof(key, said.encode()).encode()):
+        return None
+    return parse_claim(said)
+
+
+def parse_claim(said: str) -> LiveClaim | None:
+    """Return the claim without a check of its proof; None for other text."""
+    said = said.partition(".")[0]
+    try:
+        return LiveClaim(*json.loads(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4))))
+    except (binascii.Error, ValueError, TypeError):
+        return None
+
+
+def _proof(key: str, said: bytes) -> str:
+    return hmac.digest(key.encode(), b"leyden live\x1f" + said, "sha256").hex()[:40]

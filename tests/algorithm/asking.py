@@ -1,0 +1,50 @@
+"""What the tests of policy training share: one client, a toy problem, and a writer that keeps its rows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import openai
+
+import leyden as ly
+from leyden.demo.run import WEIGHTS
+from leyden.loop import LogWriter
+
+
+class Rows(LogWriter):
+    """Keeps what the loop writes."""
+
+    def __init__(self) -> None:
+        self.train: list[dict[str, Any]] = []
+        self.val: list[dict[str, Any]] = []
+
+    def write(self, row: Any) -> None:
+        (self.train if row.stage == "train" else self.val).append(row.metrics)
+
+    def column(self, name: str) -> list[Any]:
+        """Return a metric of all training steps."""
+        return [row[name] for row in self.train]
+
+
+@functools.cache
+def _client() -> Any:
+    """Return one client for the whole process, as most programs have it: making one costs more than a call."""
+    return openai.AsyncOpenAI(base_url="http://unused", api_key="unused", max_retries=0)
+
+
+async def ask(llm: ly.LLM, text: str = "guess 0..9") -> str:
+    """Return the answer to a question, sampled as the algorithm suggests."""
+    answer = await (
+        _client()
+        .with_options(base_url=llm.endpoint)
+        .chat.completions.create(
+            model=llm.model, messages=[{"role": "user", "content": text}], **llm.sampling_parameters
+        )
+    )
+    return answer.choices[0].message.content or ""
+
+
+def backend(**options: Any) -> ly.EmbeddedBackend:
+    """Return the demo's policy, in this process."""
+    return ly.EmbeddedBackend(WEIGHTS, device="cpu", max_length=128, seed=1, **options)

@@ -1,0 +1,177 @@
+"""`GEPA` finds a known optimum, spends what it may and no more, and stops candidates that cannot win."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+import leyden as ly
+from leyden.algorithm.gepa.race import Race, stages
+from leyden.algorithm.gepa.reflective import calls_with
+from leyden.algorithm.prompts import PromptResult, best_label, read_history
+from leyden.errors import ConfigError, ReflectionFailed
+from leyden.store import InMemoryLightningStore
+from leyden.testing import FakeUpstream, Misbehaviour
+from tests.algorithm.apo import rules
+from tests.algorithm.gepa import evolving
+
+pytest.importorskip("openai")
+pytest.importorskip("gepa")
+
+
+async def optimise(
+    gepa: ly.GEPA,
+    upstream: FakeUpstream,
+    *,
+    agent: Any = rules.quick,
+    store: Any = "memory",
+    prompts: dict[str, str] | None = None,
+    **options: Any,
+) -> tuple[PromptResult, Any]:
+    trainer = ly.Trainer(
+        algorithm=gepa,
+        llm_proxy=ly.LLMProxy(model_list=[{"model_name": "fake", "endpoint": upstream.endpoint}]),
+        initial_resources={
+            name: ly.PromptTemplate(template=text) for name, text in (prompts or {"prompt": rules.SEED}).items()
+        },
+        store=store,
+        progress=False,
+        **options,
+    )
+    summary = await trainer.afit(agent, rules.TRAIN, rules.VAL)
+    return summary.result, summary
+
+
+async def test_the_optimum_is_found_from_what_the_agents_calls_show() -> None:
+    async with FakeUpstream(reply=evolving.reply) as upstream, InMemoryLightningStore() as store:
+        result, summary = await optimise(ly.GEPA(**evolving.OPTIONS), upstream, agent=rules.support, store=store)
+        assert rules.optimum(result.prompts["prompt"])
+        assert result.reward == 1.0
+        assert result.against_first is not None and result.against_first.n_compared > 1
+        history = await read_history(store, summary.run_id)
+        assert history[0].accepted and history[-1].parent is not None
+        assert "the sum of rewards rose from" in history[-1].reason
+        labelled = await store.get_labelled_resources(best_label(summary.run_id))
+        assert labelled is not None and labelled.resources["prompt"] == result.prompts["prompt"]
+        measured = [
+            (rollout.resources_id, rollout.mode, rollout.input["topic"], rollout.input["number"])
+            for rollout in await store.query_rollouts(run_id=summary.run_id)
+        ]
+        assert len(set(measured)) == len(measured), "a rollout was run twice"
+
+
+@pytest.mark.parametrize("rollouts", [15, 40])
+async def test_rollouts_never_exceed_the_budget_and_the_best_prompt_is_returned(rollouts: int) -> None:
+    async with FakeUpstream(reply=evolving.reply) as upstream, InMemoryLightningStore() as store:
+        gepa = ly.GEPA(**evolving.OPTIONS, budget=ly.Budget(rollouts=rollouts))
+        result, summary = await optimise(gepa, upstream, store=store)
+        assert len(await store.query_rollouts(run_id=summary.run_id)) <= rollouts
+        assert gepa.get_best_prompt() == result.prompts["prompt"]
+    with pytest.raises(ConfigError, match="measuring the first prompts takes 15"):
+        async with FakeUpstream(reply=evolving.reply) as upstream:
+            await optimise(ly.GEPA(budget=ly.Budget(rollouts=14)), upstream)
+
+
+async def test_several_prompts_are_improved_and_several_proposals_are_made_at_once() -> None:
+    @ly.rollout
+    async def two_prompts(task: dict[str, Any], resources: ly.NamedResources) -> float:
+        texts = [prompt.template for prompt in resources.values() if isinstance(prompt, ly.PromptTemplate)]
+        knows = rules.RULES[task["topic"]] in "\n".join(texts)
+        ly.emit_message("Here is what to do." if knows else f"I do not know about {task['topic']}.")
+        return float(knows)
+
+    async with FakeUpstream(reply=evolving.reply) as upstream:
+        gepa = ly.GEPA(**{**evolving.OPTIONS, "max_steps": 6}, proposals_per_step=3)
+        result, _ = await optimise(
+            gepa, upstream, agent=two_prompts, prompts={"plan": "Make a plan.", "write": "Write an answer."}
+        )
+    assert result.reward is not None and result.reward > 0.5
+    assert result.prompts["plan"].template != "Make a plan."
+    assert result.prompts["write"].template != "Write an answer."
+
+
+@pytest.mark.parametrize("answer", ["", "Answer the ticket: {ticket}", "no placeholder", "{task.__class__} {ticket}"])
+async def test_an_answer_that_cannot_be_used_costs_no_rollout(answer: str, caplog: pytest.LogCaptureFixture) -> None:
+    def reply(body: dict[str, Any]) -> Any:
+        return answer if "new instruction" in str(body["messages"][0]["content"]) else rules.reply(body)
+
+    async with FakeUpstream(reply=reply) as upstream, InMemoryLightningStore() as store:
+        result, summary = await optimise(ly.GEPA(max_steps=2, minibatch_size=4), upstream, store=store)
+        assert {each.resources_id for each in await store.query_rollouts(run_id=summary.run_id)} == {
+            result.resources_id
+        }
+    assert result.prompts["prompt"].template == rules.SEED
+    assert "no prompt that can be used" in caplog.text
+
+
+async def test_a_reflection_model_that_is_away_ends_the_run_with_a_clear_error() -> None:
+    def fault(body: dict[str, Any]) -> Misbehaviour | None:
+        return Misbehaviour(status=400) if "new instruction" in str(body["messages"][0]["content"]) else None
+
+    async with FakeUpstream(reply=evolving.reply, fault=fault) as upstream:
+        with pytest.raises(ReflectionFailed, match="no reflection call of the last 3 steps succeeded"):
+            await optimise(ly.GEPA(**evolving.OPTIONS), upstream)
+
+
+async def test_a_cancelled_run_ends_its_thread() -> None:
+    async with FakeUpstream(reply=evolving.reply, delay_seconds=0.2) as upstream:
+        run = asyncio.ensure_future(optimise(ly.GEPA(**evolving.OPTIONS), upstream, agent=rules.support))
+        async with asyncio.timeout(30):
+            while not upstream.requests:  # noqa: ASYNC110 -- another task sends them
+                await asyncio.sleep(0.01)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+
+async def test_a_reward_outside_the_stated_range_switches_races_off(caplog: pytest.LogCaptureFixture) -> None:
+    @ly.rollout
+    async def loud(task: dict[str, Any], prompt_template: ly.PromptTemplate) -> float:
+        return 10.0 * float(rules.RULES[task["topic"]] in prompt_template.template)
+
+    prompt = rules.SEED + "\n" + rules.RULES["refund"]
+    async with FakeUpstream(reply=evolving.reply) as upstream:
+        await optimise(ly.GEPA(max_steps=1), upstream, agent=loud, prompts={"prompt": prompt})
+    assert "has the reward 10, outside of reward_range=(0.0, 1.0)" in caplog.text
+
+
+def test_a_hopeless_candidate_is_stopped_early_and_a_specialist_is_not() -> None:
+    best = dict.fromkeys(range(40), 1.0) | {39: 0.0}
+    hopeless, specialist = (Race(best, best, 0.05, (0.0, 1.0)) for _ in range(2))
+    for stage in stages(40, "seed"):
+        hopeless.add(dict.fromkeys(stage, 0.0))
+        if hopeless.is_lost:
+            break
+    assert len(hopeless.rewards) <= 18
+    specialist.add({39: 1.0})
+    for task in range(30):
+        specialist.add({task: 0.0})
+    assert specialist.is_above_front and not specialist.is_lost
+
+
+def test_every_task_is_in_one_stage() -> None:
+    assert sorted(task for stage in stages(50, "a") for task in stage) == list(range(50))
+    assert list(stages(50, "a")) != list(stages(50, "b"))
+
+
+def test_a_record_has_the_calls_of_its_prompt_alone() -> None:
+    class Call:
+        def __init__(self, text: str) -> None:
+            self.input_messages = [{"role": "system", "content": text}]
+
+    plan, write = Call("You plan the answer to a ticket. {x}"), Call("You write the answer for Ann now.")
+    calls: Any = [plan, write]
+    assert calls_with(ly.PromptTemplate(template="You write the answer for {name} now."), calls) == [write]
+    assert calls_with(ly.PromptTemplate(template="You plan the answer to a ticket. {{x}}"), calls) == [plan]
+    assert calls_with(ly.PromptTemplate(template="Something that no call has said"), calls) == calls
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"reward_range is \(1, 0\)"):
+        ly.GEPA(reward_range=(1, 0))
+    with pytest.raises(ConfigError, match="candidate_selection is 'best'"):
+        ly.GEPA(candidate_selection="best")  # pyright: ignore[reportArgumentType]
+    logging.getLogger("gepa").setLevel(logging.WARNING)

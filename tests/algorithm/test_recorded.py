@@ -1,0 +1,171 @@
+"""SFT and DPO on rollouts that an earlier run recorded, with a real model: which are chosen, and that they teach."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("openai")
+
+import leyden as ly  # noqa: E402
+from leyden.algorithm.policy_gradient.recorded import (  # noqa: E402
+    Pair,
+    RecordedReward,
+    best_of_groups,
+    pairs_of_groups,
+)
+from leyden.errors import ConfigError, NoTrainingData  # noqa: E402
+from tests.algorithm.asking import Rows, ask, backend  # noqa: E402
+
+RECORDED = [
+    RecordedReward("a1", "a", 0.0),
+    RecordedReward("b1", "b", 0.5),
+    RecordedReward("a2", "a", 1.0),
+    RecordedReward("b2", "b", 0.5),
+    RecordedReward("a3", "a", 1.0),
+    RecordedReward("c1", "c", 0.2),
+]
+
+
+def test_the_best_of_a_group_is_the_earliest_of_several() -> None:
+    assert best_of_groups(RECORDED) == ["a2", "b1", "c1"]
+    assert best_of_groups(RECORDED, min_reward=0.5) == ["a2", "b1"]
+
+
+def test_a_pair_is_the_best_and_the_worst_of_a_group_that_differ() -> None:
+    assert pairs_of_groups(RECORDED) == [Pair("a2", "a1")]
+    assert pairs_of_groups(RECORDED, min_margin=1.0) == []
+
+
+@ly.llm_rollout
+async def says_four(task: int, llm: ly.LLM) -> float:
+    """The reward is 1 for "4"; the given policy says it in about one game of four."""
+    return float((await ask(llm)).strip() == "4")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that recorded 16 groups and learned next to nothing."""
+    directory = tmp_path_factory.mktemp("recorded") / "run"
+    optim = ly.OptimParams(learning_rate=1e-9)
+    algorithm = ly.GRPO(backend(), n_steps=2, tasks_per_step=8, rollouts_per_task=8, max_tokens=4, optim=optim)
+    ly.Trainer(algorithm=algorithm, run_dir=directory).fit(says_four, list(range(16)))
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_recorded_rollouts_teach_a_policy(recorded: Path, tmp_path: Path, kind: str) -> None:
+    rows = Rows()
+    options: dict[str, Any] = {
+        "source": recorded,
+        "query": {"mode_in": ["train"]},
+        "items_per_step": 16,
+        "n_steps": 12,
+        "warmup_steps": 1,
+        "validate_first": True,
+        "val_every_n_steps": 12,
+        "max_tokens": 4,
+        "optim": ly.OptimParams(learning_rate=1e-3),
+        "writers": [rows],
+    }
+    algorithm = ly.SFT(backend(), min_reward=1.0, **options) if kind == "sft" else ly.DPO(backend(), **options)
+    trainer = ly.Trainer(algorithm=algorithm, run_dir=tmp_path / "run", concurrency=48)
+    trainer.fit(says_four, None, val_dataset=list(range(96)))
+    before, after = (row["reward"] for row in rows.val)
+    assert before < 0.5
+    assert after > before + 0.15
+    assert rows.train[-1]["loss"] < rows.train[0]["loss"]
+    if kind == "dpo":
+        assert rows.train[0]["margin"] == pytest.approx(0.0, abs=1e-4), "policy and reference are one at first"
+        assert rows.train[-1]["accuracy"] > 0.9
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_a_source_without_rewards_to_learn_from_is_named(recorded: Path) -> None:
+    for options, message in (
+        ({"source": recorded, "min_reward": 2.0}, "0 items|finds nothing to learn from: 128 recorded rollouts"),
+        ({}, "finds nothing to learn from: 0 recorded rollouts .* give source= the run that recorded them"),
+    ):
+        with pytest.raises(NoTrainingData, match=message):
+            ly.Trainer(algorithm=ly.SFT(backend(), n_steps=1, **options), store="memory").fit(says_four, None)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ly.SFT(backend(), select="bests"), "select is 'bests'; did you mean 'best'"),
+        (lambda: ly.SFT(backend(), items_per_step=0), "items_per_step is 0"),
+        (lambda: ly.SFT(backend(), source="no such run"), None),
+        (lambda: ly.DPO(backend(), beta=0.0), "beta is 0"),
+        (lambda: ly.DPO(backend(), label_smoothing=0.7), "label_smoothing is 0.7"),
+        (lambda: ly.DPO(backend(), min_margin=-1.0), "min_margin is -1"),
+    ],
+)
+def test_wrong_options_are_refused(make: Any, message: str | None) -> None:
+    if message is None:
+        with pytest.raises(ConfigError, match="no such run"):
+            ly.Trainer(algorithm=make(), store="memory").fit(says_four, None)
+        return
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+# ---- named settings of PolicyGradient ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [ly.GRPO, ly.DrGRPO, ly.RLOO, ly.REINFORCEpp, ly.ReMax])
+def test_each_setting_learns_a_toy_problem_whose_best_answer_is_known(setting: Any) -> None:
+    """The reward is 1 for "4": the best policy always says 4."""
+    random.seed(0)
+    rows = Rows()
+    size = (
+        {"tasks_per_step": 32, "rollouts_per_task": 1}
+        if setting is ly.ReMax
+        else {"tasks_per_step": 2, "rollouts_per_task": 32}
+    )
+    algorithm = setting(
+        backend(),
+        n_steps=30 if setting is ly.ReMax else 14,  # a baseline of one rollout is noisier than one of many
+        max_tokens=4,
+        optim=ly.OptimParams(learning_rate=1e-3),
+        warmup_steps=1,
+        minibatch_size=16,
+        seed=3,
+        writers=[rows],
+        **size,
+    )
+    ly.Trainer(algorithm=algorithm, store="memory", concurrency=64).fit(says_four, [0])
+    assert rows.train[0]["reward"] < 0.55
+    assert sum(row["reward"] for row in rows.train[-3:]) / 3 > 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_critic", [False, True])
+def test_ppo_learns_with_a_value_head_and_with_a_critic_of_its_own(own_critic: bool) -> None:
+    rows = Rows()
+    policy = backend(value_head=not own_critic)
+    options: dict[str, Any] = {"critic": backend(value_head=True)} if own_critic else {}
+    algorithm = ly.PPO(
+        policy,
+        n_steps=20,
+        tasks_per_step=16,
+        rollouts_per_task=4,
+        minibatch_size=16,
+        max_tokens=4,
+        optim=ly.OptimParams(learning_rate=1e-3),
+        warmup_steps=1,
+        seed=3,
+        writers=[rows],
+        **options,
+    )
+    ly.Trainer(algorithm=algorithm, store="memory", concurrency=64).fit(says_four, [0])
+    assert rows.train[0]["reward"] < 0.55
+    assert sum(row["reward"] for row in rows.train[-3:]) / 3 > 0.85
+    assert rows.train[-1]["value"] == pytest.approx(rows.train[-1]["reward"], abs=0.35), "the critic follows the reward"
+    assert ("critic_loss" in rows.train[0]) == own_critic

@@ -1,0 +1,108 @@
+"""The daemon before verl: prompts become rollouts of a real store and gateway, and rows leave it. verl is not needed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leyden as ly
+from leyden.adapter import TraceToTriplet
+from leyden.algorithm.verl.daemon import AgentModeDaemon, Batch, DaemonOptions
+from leyden.errors import ConfigError
+from leyden.store import InMemoryLightningStore
+from leyden.testing import FakeUpstream
+from tests.algorithm.asking import ask
+
+OPTIONS = DaemonOptions(
+    model="fake",
+    rollouts_per_task=3,
+    max_prompt_length=64,
+    max_response_length=64,
+    temperature=1.0,
+    val_temperature=1.0,
+    aggregation="trajectory",
+    overlong="drop",
+    timeout_seconds=30.0,
+    failed_reward=0.0,
+    resource_name="main_llm",
+    report_seconds=0.1,
+    runner_timeout_seconds=20.0,
+)
+
+
+@ly.rollout
+async def agent(task: dict[str, int], llm: ly.LLM) -> float:
+    """Fail on the task 2; otherwise ask twice, of which the second call does not continue the first."""
+    if task["number"] == 2:
+        raise ValueError("no")
+    await ask(llm)
+    return float(len(await ask(llm, "guess 3..5")) > 0) + task["number"]
+
+
+class Batches(ly.Algorithm):
+    """Runs one batch of training and one of validation, as verl's trainer would, from another thread."""
+
+    uses_gateway = True
+
+    def __init__(self) -> None:
+        self.train, self.val = Batch(), Batch()
+
+    async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        proxy = self.get_llm_proxy()
+        assert proxy is not None
+        async with FakeUpstream() as policy:
+            daemon = AgentModeDaemon(
+                self.collector,
+                proxy,
+                self.get_adapter(),
+                publish=self.publish_endpoint,
+                run_id=self.get_run().run_id,
+                options=OPTIONS,
+            )
+            address = policy.llm().endpoint.removeprefix("http://").removesuffix("/v1")
+            await asyncio.to_thread(daemon.set_up_servers, [address])
+            tasks = ['{"number": 1}', '{"number": 2}']
+            self.train = await asyncio.to_thread(daemon.run_batch, ["a", "b"], tasks, step=4, mode="train", n=3)
+            self.val = await asyncio.to_thread(daemon.run_batch, ["c"], tasks[:1], step=4, mode="val", n=1)
+
+
+def test_a_batch_of_prompts_becomes_rows_with_every_reward(tmp_path: Path) -> None:
+    algorithm = Batches()
+    ly.Trainer(algorithm=algorithm, run_dir=tmp_path / "run", progress=False).fit(agent)
+    rows, sessions = algorithm.train.rows, algorithm.train.sessions
+    assert [(row.group, session) for row, session in zip(rows, sessions, strict=True)] == [
+        *(("a", session) for session in (0, 0, 1, 1, 2, 2)),
+        *(("b", session) for session in (0, 1, 2)),
+    ]
+    assert all(row.n_trained and row.reward >= 1.0 for row in rows[:6])
+    assert all(not row.n_trained and row.reward == 0.0 for row in rows[6:])
+    metrics = algorithm.train.metrics
+    assert metrics["rollouts"] == 6 and metrics["failed"] == 3 and metrics["placeholder_rows"] == 3
+    assert metrics["rows_before_processing"] == metrics["rows_after_processing"] == 6
+    assert [row.reward for row in algorithm.val.rows] == [2.0, 2.0]
+
+
+async def test_a_batch_that_no_runner_takes_is_an_error_with_the_setting() -> None:
+    async with InMemoryLightningStore() as store, ly.LLMProxy(store=store) as proxy:
+        daemon = AgentModeDaemon(
+            ly.RolloutCollector(store),
+            proxy,
+            TraceToTriplet(),
+            publish=_unpublished,
+            run_id="run",
+            options=replace(OPTIONS, runner_timeout_seconds=0.2),
+        )
+        await asyncio.to_thread(daemon.set_up_servers, ["127.0.0.1:1"])
+        with pytest.raises(
+            ConfigError,
+            match=r"no runner has started any of 2 rollouts within leyden\.runner_timeout_seconds=0\.2 \(ro-",
+        ):
+            await asyncio.to_thread(daemon.run_batch, ["a"], ["1"], step=0, mode="train", n=2)
+
+
+async def _unpublished(llm: ly.LLM) -> ly.LLM:
+    return llm

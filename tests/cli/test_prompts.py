@@ -1,0 +1,100 @@
+"""`leyden prompts` shows what APO has tried, from the run's folder alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import leyden as ly
+from leyden.cli import main
+from leyden.testing import FakeUpstream
+from tests.algorithm.apo import rules
+
+pytest.importorskip("openai")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two rounds with two prompts, one of which is improved."""
+    directory = tmp_path_factory.mktemp("work") / "prompted"
+
+    async def optimise() -> None:
+        async with FakeUpstream(reply=rules.reply) as upstream:
+            trainer = ly.Trainer(
+                algorithm=ly.APO(beam_width=2, branch_factor=1, beam_rounds=2, resource_name="prompt"),
+                llm_proxy=ly.LLMProxy(model_list=[{"model_name": "fake", "endpoint": upstream.endpoint}]),
+                initial_resources={"prompt": ly.PromptTemplate(template=rules.SEED)},
+                run_dir=directory,
+                progress=False,
+            )
+            await trainer.afit(rules.quick, rules.TRAIN, rules.VAL)
+
+    asyncio.run(optimise())
+    return directory
+
+
+@pytest.fixture
+def leyden(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process; return its exit code and what it printed."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["leyden", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return run
+
+
+def test_the_best_prompt_is_printed_and_exported(
+    run: Path, leyden: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    code, printed, _ = leyden("prompts", "best", str(run))
+    assert code == 0
+    assert printed.startswith(rules.SEED)
+    assert sum(rule in printed for rule in rules.RULES.values()) == 2
+    _, as_json, _ = leyden("prompts", "best", str(run), "--json")
+    assert json.loads(as_json)["prompt"]["template"] == printed.rstrip("\n")
+    _, path, _ = leyden("prompts", "export", str(run), "--out", str(tmp_path / "out"))
+    assert path.strip() == str(tmp_path / "out" / "prompt.txt")
+    assert Path(path.strip()).read_text() == printed.rstrip("\n")
+
+
+def test_the_history_has_rewards_decisions_and_reasons(run: Path, leyden: Callable[..., tuple[int, str, str]]) -> None:
+    _, printed, _ = leyden("prompts", "history", str(run))
+    first, *others = printed.splitlines()[1:]
+    assert first.split()[:4] == ["0", "0", "15", "best"]
+    assert "the first prompts" in first
+    assert [line.split()[0] for line in others] == sorted(line.split()[0] for line in others)
+    assert all("RULE: " in line for line in others)
+    _, as_json, _ = leyden("prompts", "history", str(run), "--json")
+    records = json.loads(as_json)
+    assert len(records) == len(others) + 1
+    assert max(record["reward"] for record in records if record["accepted"]) == 0.4
+    assert any(record["comparison"].startswith("0.2 (95 % interval") for record in records)
+
+
+def test_the_diff_shows_the_rules_that_were_added(run: Path, leyden: Callable[..., tuple[int, str, str]]) -> None:
+    _, printed, _ = leyden("prompts", "diff", str(run))
+    added = [line[1:] for line in printed.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    assert len(added) == 2
+    assert set(added) <= set(rules.RULES.values())
+
+
+def test_a_run_without_prompts_is_named(leyden: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    @ly.rollout
+    async def one(task: int) -> float:
+        return 1.0
+
+    ly.Trainer(algorithm="baseline", run_dir=tmp_path / "base", progress=False).fit(one, [1])
+    for command in ("history", "diff"):
+        code, _, error = leyden("prompts", command, str(tmp_path / "base"))
+        assert (code, "has measured no prompts" in error) == (1, True)
+    code, _, error = leyden("prompts", "best", str(tmp_path / "base"))
+    assert (code, "has no best prompt" in error) == (1, True)

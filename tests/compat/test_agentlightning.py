@@ -1,0 +1,231 @@
+"""Programs in the style of Agent Lightning's run under its import names, and behave as they did there."""
+
+import asyncio
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leyden.compat
+from leyden.compat.finder import ForeignNameError
+from leyden.testing import FakeUpstream
+
+leyden.compat.install()
+agl: Any = importlib.import_module("agentlightning")
+otel: Any = importlib.import_module("agentlightning.utils.otel")
+InMemoryLightningStore: Any = importlib.import_module("agentlightning.store.memory").InMemoryLightningStore
+
+
+async def traced(body: Any) -> list[Any]:
+    tracer = agl.OtelTracer()
+    with tracer.lifespan():
+        async with tracer.trace_context("test") as trace:
+            body(trace)
+    return tracer.get_last_trace()
+
+
+async def test_emitted_spans_have_the_old_names_values_and_errors() -> None:
+    def body(trace: Any) -> None:
+        with trace.start_as_current_span("mine"):
+            agl.emit_reward(
+                {"speed": 1, "quality": 0.5}, primary_key="quality", attributes=otel.make_tag_attributes(["t"])
+            )
+        agl.emit_object({"a": [1]})
+        agl.emit_object(b"x")
+        agl.emit_message("hello", {"who": {"id": 1}})
+        agl.emit_exception(KeyError("k"))
+        with pytest.raises(TypeError):
+            agl.emit_reward("high")
+        with pytest.raises(TypeError):
+            agl.emit_message(3)
+        with pytest.raises(RuntimeError):
+            agl.emit_object(object())
+
+    spans = {span.name: span for span in await traced(body)}
+    reward = spans["agentlightning.annotation"]
+    assert [(each.name, each.value) for each in agl.get_rewards_from_span(reward)] == [("quality", 0.5), ("speed", 1.0)]
+    assert agl.find_final_reward(list(spans.values())) == 0.5
+    assert otel.extract_tags_from_attributes(reward.attributes) == ["t"]
+    assert reward.parent.span_id == spans["mine"].context.span_id == reward.parent_id
+    assert agl.get_object_value(spans["agentlightning.object"]) == b"x"
+    assert spans["agentlightning.message"].attributes == {"agentlightning.message.body": "hello", "who.id": 1}
+    assert spans["agentlightning.exception"].status.status_code == "OK"
+    with pytest.raises(RuntimeError, match="no active tracer"):
+        agl.emit_reward(1.0)
+    assert agl.emit_reward(1.0, propagate=False).attributes["agentlightning.reward.0.value"] == 1.0
+
+
+async def test_an_operation_takes_attributes_and_records_input_and_output() -> None:
+    @agl.operation(category="math")
+    def add(a: int, *more: int, scale: dict[str, int] | None = None) -> int:
+        return a + sum(more)
+
+    seen: list[Any] = []
+
+    def body(_: Any) -> None:
+        assert add(1, 2, 3, scale={"k": 4}) == 6
+        with agl.operation(user_id=7) as op:
+            op.set_input(1, question="q")
+            op.set_output({"answer": 2})
+        seen.append(op.span())
+        assert agl.get_active_tracer() is not None
+
+    function, block = await traced(body)
+    below = "agentlightning.operation"
+    assert function.attributes[f"{below}.name"] == "add" and function.attributes["category"] == "math"
+    assert [function.attributes[f"{below}.input.{name}"] for name in ("a", "more.1", "scale.k")] == [1, 3, 4]
+    assert function.attributes[f"{below}.output"] == 6
+    assert block.attributes == seen[0].attributes
+    assert block.attributes["user_id"] == 7 and block.attributes[f"{below}.input.args.0"] == 1
+    assert add(1) == 1, "outside a trace the function runs unrecorded"
+    assert agl.get_active_tracer() is None
+
+
+async def test_a_store_answers_unknown_ids_with_nothing() -> None:
+    async with InMemoryLightningStore(thread_safe=True) as store:
+        assert await store.get_rollout_by_id("nope") is None
+        assert await store.get_latest_attempt("nope") is None
+        assert await store.get_resources_by_id("nope") is None
+        assert await store.get_worker_by_id("nope") is None
+        assert list(await store.query_spans("nope")) == []
+        assert list(await store.query_attempts("nope")) == []
+        rollout = await store.enqueue_rollout("task")
+        assert await store.wait_for_rollouts(rollout_ids=["nope", rollout.rollout_id], timeout=0.0) == []
+        [found] = await store.query_rollouts(status=["queuing"], rollout_ids=[rollout.rollout_id])
+        assert found.rollout_id == rollout.rollout_id
+        assert (await store.statistics())["uptime"] >= 0
+
+
+async def test_statuses_that_programs_set_by_hand_are_taken() -> None:
+    async with InMemoryLightningStore() as store:
+        rollout = await store.enqueue_rollout("task")
+        assert (await store.update_rollout(rollout.rollout_id, status="succeeded")).status == "succeeded"
+        late = await store.update_attempt(rollout.rollout_id, "latest", status="failed")
+        assert late.status == "succeeded", "a late report changes nothing, and raises nothing"
+        assert (await store.update_rollout(rollout.rollout_id, metadata={"a": 1})).metadata == {"a": 1}
+
+
+async def test_spans_have_links_context_and_a_resource_with_attributes() -> None:
+    context = agl.SpanContext(trace_id="1" * 32, span_id="2" * 16, is_remote=False, trace_state={})
+    async with InMemoryLightningStore() as store:
+        rollout = await store.start_rollout("task")
+        ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+        span = agl.Span(
+            **ids, sequence_id=1, trace_id="3" * 32, span_id="4" * 16, parent_id=None, name="step",
+            status=agl.TraceStatus(status_code="OK"), attributes={}, events=[agl.Event(name="e", attributes={})],
+            links=[agl.Link(context=context, attributes={"why": "test"})], start_time=1.0, end_time=2.0, context=None,
+            parent=None, resource=agl.OtelResource(attributes={"service": "s"}, schema_url=""),
+        )  # fmt: skip
+        await store.add_span(span)
+        await store.add_span(agl.Span.from_attributes(attributes={"a": 1}, **ids, sequence_id=2, parent_id="4" * 16))
+        first, second = await store.query_spans(rollout.rollout_id)
+    assert first.links[0].context.span_id == "2" * 16 and first.links[0].attributes == {"why": "test"}
+    assert first.resource.attributes["service"] == "s" and first.resource.schema_url == ""
+    assert second.name == "agentlightning.virtual" and second.parent.span_id == first.context.span_id
+    assert agl.Span.model_validate_json(first.model_dump_json()).resource.attributes["service"] == "s"
+
+
+def test_constructors_take_the_old_arguments() -> None:
+    with pytest.warns(DeprecationWarning, match="n_workers"):
+        trainer = agl.Trainer(n_workers=2, strategy={"type": "shm", "main_thread": "algorithm", "graceful_delay": 1.0})
+    assert trainer.n_runners == 2 and type(trainer.adapter).__name__ == "TracerTraceToTriplet"
+    assert agl.Trainer(adapter={"agent_match": "x"}, daemon=True, max_rollouts=3).max_rollouts == 3
+    assert (
+        agl.ClientServerExecutionStrategy(n_runners=3, main_process="algorithm", allowed_exit_codes=(0,)).n_runners == 3
+    )
+    runner = agl.LitAgentRunner[str](
+        agl.OtelTracer(), max_rollouts=1, poll_interval=0.1, heartbeat_launch_mode="asyncio"
+    )
+    assert runner.get_worker_id() == "Worker-Unknown"
+    proxy = agl.LLMProxy(
+        model_list=[{"model_name": "m", "litellm_params": {"model": "openai/m", "api_base": "http://127.0.0.1:9/v1"}}],
+        launch_mode="mp", num_retries=1, litellm_config={},
+    )  # fmt: skip
+    assert proxy.model_list[0]["model_name"] == "m"
+    llm = agl.ProxyLLM(endpoint="http://h:1", model="m")
+    assert llm.get_base_url() == "http://h:1"
+    assert agl.PromptTemplate(template="{a[0]}", engine="f-string").format(a="xy") == "x"
+
+
+def test_a_missing_name_names_its_replacement() -> None:
+    with pytest.raises(ForeignNameError, match="open_store"):
+        exec("from agentlightning.store.mongo import MongoLightningStore")
+
+
+PROGRAM = """
+import asyncio
+
+import agentlightning as agl
+from agentlightning.algorithm.utils import batch_iter_over_dataset
+from agentlightning.types import LLM, PromptTemplate
+from openai import OpenAI
+
+
+@agl.algo
+async def choose(*, store, adapter, train_dataset):
+    scores = {}
+    for template in ("Short: {task}", "Longer prompt: {task}"):
+        await store.add_resources({"prompt": PromptTemplate(template=template, engine="f-string")})
+        tasks = next(batch_iter_over_dataset(train_dataset, 2))
+        rollouts = [await store.enqueue_rollout(input=task, mode="train") for task in tasks]
+        while len(done := await store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=0.01)) < 2:
+            await asyncio.sleep(0.02)
+        spans = [await store.query_spans(rollout.rollout_id, "latest") for rollout in done]
+        assert all(any(span.name == "agentlightning.annotation" for span in each) for each in spans)
+        scores[template] = sum(agl.find_final_reward(each) for each in spans)
+    print(max(scores, key=scores.get), scores)
+
+
+@agl.rollout
+def agent(task: str, prompt_template: PromptTemplate) -> float:
+    client = OpenAI(base_url=URL, api_key="none")
+    said = client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": prompt_template.format(task=task)}]
+    )
+    assert said.choices[0].message.content
+    return float(len(prompt_template.template))
+
+
+async def step():
+    runner = agl.LitAgentRunner[str](agl.AgentOpsTracer())
+    store = agl.InMemoryLightningStore()
+    served = [{"model_name": "m", "litellm_params": {"model": "openai/m", "api_base": URL, "api_key": "none"}}]
+    proxy = agl.LLMProxy(model_list=served, store=store, launch_mode="thread")
+    await proxy.start()
+    with runner.run_context(agent=solve, store=store):
+        rollout = await runner.step("six times seven", resources={"main": proxy.as_resource()})
+    await proxy.stop()
+    [triplet] = agl.TracerTraceToTriplet().adapt(await store.query_spans(rollout.rollout_id))
+    print(rollout.status, triplet.reward, triplet.prompt.get("raw_content")[0]["content"], "token_ids" in triplet.response)
+
+
+@agl.llm_rollout
+def solve(task: str, llm: LLM):
+    client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task}])
+    agl.emit_reward(1.0)
+
+
+if __name__ == "__main__":
+    agl.setup_logging("WARNING", submodule_levels={"agentlightning.store": "ERROR"})
+    agl.Trainer(n_runners=2, algorithm=choose, initial_resources=None).fit(agent, train_dataset=["a", "b", "c"])
+    asyncio.run(step())
+"""
+
+
+@pytest.mark.slow
+async def test_a_program_with_an_algorithm_an_agent_and_a_model_runs_unchanged(tmp_path: Path) -> None:
+    async with FakeUpstream(model="m") as upstream:
+        (tmp_path / "program.py").write_text(f"URL = {upstream.endpoint!r}\n{PROGRAM}")
+        command = [sys.executable, "-m", "leyden.compat", "program.py"]
+        done = await asyncio.to_thread(
+            subprocess.run, command, cwd=tmp_path, text=True, capture_output=True, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "Longer prompt: {task} {'Short: {task}': 26.0, 'Longer prompt: {task}': 42.0}",
+        "succeeded 1.0 six times seven True",
+    ]

@@ -1,0 +1,76 @@
+"""Foreign packages under their own names: served from tables, in every process of a program."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import multiprocessing
+import subprocess
+import sys
+
+import agentlightning as agl
+from agentlightning.types import Rollout
+from agentlightning.litagent.decorator import rollout
+
+
+def work(number):
+    import agentlightning.adapter.base
+    return number * 2
+
+
+if __name__ == "__main__":
+    import leyden
+
+    assert agl.Rollout is Rollout is leyden.Rollout
+    assert agl.types.core.Rollout is Rollout
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(work, [1, 2]))
+    grandchild = "import agentlightning, sys; print(agentlightning.Rollout.__module__)"
+    print(subprocess.run([sys.executable, "-c", grandchild], check=True, text=True, capture_output=True).stdout.strip())
+    print(sys.argv)
+"""
+
+
+def run(folder: Path, *command: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, *command], cwd=folder, text=True, capture_output=True, check=False)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("as_module", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_program_and_its_child_processes_find_leyden(tmp_path: Path, as_module: bool) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    options = ["-m", "program"] if as_module else ["program.py"]
+    lines = run(tmp_path, "-m", "leyden.compat", *options, "--epochs", "2").stdout.splitlines()
+    assert lines[:2] == ["[2, 4]", "leyden.types.rollout"]
+    assert lines[2].endswith("program.py', '--epochs', '2']")
+
+
+@pytest.mark.slow
+def test_one_import_at_the_top_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import leyden.compat\n" + PROGRAM)
+    assert run(tmp_path, "program.py").stdout.splitlines()[0] == "[2, 4]"
+
+
+def test_a_name_without_a_counterpart_says_what_to_write(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import leyden.compat\nfrom agentlightning import Rollou\n")
+    assert "cannot import name 'Rollou'" in run(tmp_path, "program.py", status=1).stderr
+
+
+def test_the_real_package_already_imported_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "agentlightning.py").write_text("real = True\n")
+    (tmp_path / "late.py").write_text("import agentlightning\nimport leyden.compat\n")
+    assert "the real agentlightning is already imported" in run(tmp_path, "late.py", status=1).stderr
+
+    (tmp_path / "early.py").write_text(
+        "import leyden.compat\nimport agentlightning\nprint(hasattr(agentlightning, 'real'))\n"
+    )
+    assert run(tmp_path, "early.py").stdout == "False\n"
+
+
+def test_help_has_examples_and_a_missing_script_is_named(tmp_path: Path) -> None:
+    assert "python -m leyden.compat train.py" in run(tmp_path, "-m", "leyden.compat", "--help").stdout
+    assert "'absent.py': no such file" in run(tmp_path, "-m", "leyden.compat", "absent.py", status=1).stderr

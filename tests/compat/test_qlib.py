@@ -1,0 +1,130 @@
+"""Programs written for `qlib.rl` run under their own imports, and every name has an answer."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import OrderedDict, defaultdict
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import leyden.compat.qlib.table as table
+from leyden.compat.finder import Answer, ForeignNameError, install, load
+from leyden.compat.qlib.checkpoint import convert_checkpoint, read_checkpoint
+from leyden.compat.qlib.policy import PPO
+from leyden.compat.qlib.spaces import as_gymnasium, check_nan_observation, generate_nan_observation
+from leyden.errors import CheckpointError
+
+PROGRAMS = Path(__file__).parent / "qlib_programs"
+INVENTORY = json.loads((Path(table.__file__).parent / "inventory.json").read_text())["modules"]
+
+
+@pytest.mark.parametrize("module", INVENTORY)
+def test_every_name_of_qlib_works_or_says_what_to_write(module: str) -> None:
+    install()
+    served = table.MODULES[module].names
+    assert set(INVENTORY[module]) <= set(served)
+    for name, target in served.items():
+        if isinstance(target, Answer):
+            assert len(target.instead) > 15
+            with pytest.raises(ForeignNameError, match=name):
+                getattr(import_module(module), name)
+        else:
+            assert getattr(import_module(module), name) is load(target)
+
+
+def run(program: str, folder: Path, kind: str) -> str:
+    command = [sys.executable, "-m", "leyden.compat", str(PROGRAMS / f"{program}.py"), str(folder), kind]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dummy", "subproc"])
+def test_a_program_trains_saves_and_backtests_with_qlibs_ppo(tmp_path: Path, kind: str) -> None:
+    assert f"done {kind}" in run("simple", tmp_path, kind)
+
+
+def test_a_nan_observation_is_recognised_in_any_space() -> None:
+    from gymnasium import spaces
+
+    space = spaces.Dict(
+        {
+            "camera": spaces.Tuple((spaces.Box(0, 1, (2, 2)), spaces.Box(0, 1, ()))),
+            "task": spaces.Discrete(5),
+            "checks": spaces.MultiBinary(3),
+            "levers": spaces.MultiDiscrete((5, 2)),
+        }
+    )
+    assert check_nan_observation(generate_nan_observation(space))
+    assert not check_nan_observation(space.sample())
+    assert as_gymnasium(space) is space
+
+
+def qlib_state(network: torch.nn.Module, n_actions: int) -> dict[str, object]:
+    """Return a state as Qlib's trainer saves it: tianshou's PPO, and NumPy numbers in the loggers."""
+    weights: OrderedDict[str, torch.Tensor] = OrderedDict()
+    for name, value in network.state_dict().items():
+        weights[f"actor.extractor.{name}"] = weights[f"critic.extractor.{name}"] = value
+    for name, shape in (("actor.layer_out.0", (n_actions, 8)), ("critic.value_out", (1, 8))):
+        weights[f"{name}.weight"], weights[f"{name}.bias"] = torch.randn(shape), torch.randn(shape[0])
+    weights |= {f"_actor_critic.{name}": value for name, value in list(weights.items())}
+    buffer = {"active_env_ids": {0, 1}, "aggregated_metrics": defaultdict(float, {"reward": np.float64(2.5)})}
+    return {
+        "vessel": {"policy": weights},
+        "callbacks": {"earlystopping": {"wait": 0, "best": np.float64(1.0)}},
+        "loggers": {"logbuffer": buffer},
+        "should_stop": True,
+        "current_iter": 7,
+        "current_episode": 340,
+        "current_stage": "val",
+        "metrics": {"reward": np.float64(2.5)},
+    }
+
+
+def test_a_checkpoint_of_qlib_becomes_weights_of_ppo(tmp_path: Path) -> None:
+    from gymnasium import spaces
+
+    def network() -> torch.nn.Sequential:
+        return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU())
+
+    state = qlib_state(network(), 4)
+    torch.save(state, tmp_path / "007.pth")
+    read = convert_checkpoint(tmp_path / "007.pth", tmp_path / "weights.pth")
+    assert (read.iteration, read.episode, read.metrics) == (7, 340, {"reward": 2.5})
+
+    policy = PPO(network(), spaces.Box(-9, 9, (3,)), spaces.Discrete(4), 1e-3, weight_file=tmp_path / "weights.pth")
+    policy.eval()
+    weights = read.weights
+    obs = torch.randn(50, 3)
+    features = torch.relu(obs @ weights["actor.extractor.0.weight"].T + weights["actor.extractor.0.bias"])
+    logits = features @ weights["actor.layer_out.0.weight"].T + weights["actor.layer_out.0.bias"]
+    assert policy({"obs": obs.numpy()}).act.tolist() == logits.argmax(1).tolist()
+
+
+class Malicious:
+    """Calls `os.system` when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch executed",)
+
+
+def test_a_checkpoint_that_would_execute_code_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"vessel": {"policy": {}}, "extra": Malicious()}, "bad.pth")
+    with pytest.raises(CheckpointError, match=r"posix\.system"):
+        read_checkpoint("bad.pth")
+    assert not Path("executed").exists()
+    torch.save({"metrics": {}}, "empty.pth")
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        read_checkpoint("empty.pth")
+    with pytest.raises(CheckpointError, match="does not exist"):
+        read_checkpoint("absent.pth")

@@ -1,0 +1,130 @@
+"""Log-probabilities in chunks equal those of all logits at once, in value and gradient, with bounded memory."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from leyden.engine.forward.cached import CachedForward, UncachedForward
+from leyden.engine.forward.layout import LayoutForward
+from leyden.engine.heads import SMALLEST_CHUNKED_VOCABULARY, TokenReader, chunked_logprobs
+from leyden.engine.learner import TorchLearner
+from leyden.maths.losses import PPOLoss
+from tests.engine import tiny
+from tests.engine.test_learner import a_batch, gradient
+
+torch.set_num_threads(1)
+ROOT = Path(__file__).parents[2]
+
+
+def all_at_once(logits_NV: Tensor, ids_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The textbook formulas."""
+    table = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+    return table.gather(-1, ids_N[:, None])[:, 0], torch.distributions.Categorical(logits=table).entropy()
+
+
+def head_of(kind: str) -> torch.nn.Module:
+    torch.manual_seed(1)
+    if kind == "wrapped":  # as an adapter wraps it: no plain linear layer
+        return torch.nn.Sequential(torch.nn.Linear(16, 8, bias=False), torch.nn.Linear(8, 50))
+    return torch.nn.Linear(16, 50, bias=kind == "with a bias")
+
+
+@pytest.mark.parametrize("kind", ["linear", "with a bias", "wrapped"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("uses_entropies", [False, True])
+def test_chunks_equal_all_logits_at_once_in_value_and_gradient(kind: str, temperature: float, uses_entropies: bool):
+    generator = torch.Generator().manual_seed(0)
+    hidden, ids = torch.randn(23, 16, generator=generator), torch.randint(50, (23,), generator=generator)
+    weights, more = torch.randn(23, generator=generator), torch.randn(23, generator=generator)
+    found: list[list[Tensor]] = []
+    for compute in ("chunked", "whole"):
+        head, x = head_of(kind), hidden.clone().requires_grad_()
+        if compute == "chunked":
+            logprobs, entropies = chunked_logprobs(x, head, ids, temperature, chunk_elements=7 * 50)
+        else:
+            logprobs, entropies = all_at_once(head(x), ids, temperature)
+        loss = (weights * logprobs).sum() + ((more * entropies).sum() if uses_entropies else 0.0)
+        loss.backward()
+        found.append([logprobs.detach(), entropies.detach(), x.grad, *(p.grad for p in head.parameters())])
+    for ours, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(ours, wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_a_frozen_head_gets_no_gradient_and_half_precision_weights_keep_their_type():
+    head = head_of("linear").requires_grad_(False).to(torch.bfloat16)
+    hidden = torch.randn(9, 16, dtype=torch.bfloat16).requires_grad_()
+    ids = torch.arange(9)
+    logprobs, _ = chunked_logprobs(hidden, head, ids, 1.0, chunk_elements=100)
+    wanted, _ = all_at_once(head(hidden), ids, 1.0)
+    torch.testing.assert_close(logprobs, wanted, atol=1e-5, rtol=1e-5)
+    logprobs.sum().backward()
+    assert next(head.parameters()).grad is None
+    assert hidden.grad is not None
+    assert hidden.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("way", [LayoutForward, CachedForward, UncachedForward])
+def test_a_large_vocabulary_has_the_gradient_of_the_direct_path(way: Any, monkeypatch: pytest.MonkeyPatch):
+    model = tiny.model(vocab_size=SMALLEST_CHUNKED_VOCABULARY, layers=1)
+    monkeypatch.setattr("leyden.engine.heads._CHUNK_ELEMENTS", 5 * SMALLEST_CHUNKED_VOCABULARY)
+    twin, batch = copy.deepcopy(model), a_batch(7)
+    ours = TorchLearner(model, way(model, max_rows=4, max_length=128), max_tokens_per_microbatch=512)
+    result = ours.forward_backward(batch, PPOLoss(), 0.9)
+    monkeypatch.setattr("leyden.engine.heads.SMALLEST_CHUNKED_VOCABULARY", 10**9)
+    direct = TorchLearner(twin, way(twin, max_rows=4, max_length=128), max_tokens_per_microbatch=512)
+    wanted = direct.forward_backward(batch, PPOLoss(), 0.9)
+    assert result.loss == pytest.approx(wanted.loss, rel=1e-5, abs=1e-6)
+    assert result.metrics == pytest.approx(wanted.metrics, rel=1e-4, abs=1e-6)
+    gradients = gradient(direct)
+    for name, got in gradient(ours).items():
+        torch.testing.assert_close(got, gradients[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "exact"),
+    [({"kind": "gpt2", "n_positions": 512}, True), ({"kind": "granite", "logits_scaling": 2.0}, False)],
+)
+def test_logits_that_are_more_than_the_heads_output_take_the_direct_path(options: dict[str, Any], exact: bool):
+    forward = UncachedForward(tiny.model(**options), max_rows=4, max_length=64)
+    assert (forward.head is not None) == exact
+    assert TokenReader(forward, n_vocabulary=10**6).in_chunks == exact
+    if forward.head is not None:
+        sequences, positions = [[5, 6, 7, 8], [9, 10]], [[1, 3], [0]]
+        torch.testing.assert_close(
+            forward.head(forward.hidden_at(sequences, positions)), forward.logits_at(sequences, positions)
+        )
+
+
+_PEAK = """
+import resource, torch
+from leyden.engine.heads import chunked_logprobs, _direct
+torch.set_num_threads(1)
+n_tokens, n_vocabulary = 1024, 100_000
+head = torch.nn.Linear(8, n_vocabulary, bias=False)
+hidden, ids = torch.randn(n_tokens, 8, requires_grad=True), torch.arange(n_tokens)
+torch.randn(64, 64) @ torch.randn(64, 64)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+logprobs, _ = chunked_logprobs(hidden, head, ids, 1.0, chunk_elements=2**24) if {chunked} else _direct(head(hidden), ids, 1.0, False)
+logprobs.sum().backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_peak_memory_is_that_of_a_chunk_and_not_of_all_logits():
+    def peak_mib(chunked: bool) -> int:
+        script = _PEAK.replace("{chunked}", str(chunked))
+        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    # All logits are 391 MiB in float32, and the direct path holds several such tensors; two chunks are 128 MiB.
+    assert peak_mib(chunked=True) < 250
+    assert peak_mib(chunked=False) > 700

@@ -1,0 +1,131 @@
+"""The parts of the vLLM backend that need no vLLM: folders, command lines, and errors before a server is there.
+
+`tests/vllm` runs it against a real server.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from leyden.algorithm import PolicyGradient
+from leyden.engine import VLLMBackend, untie_embeddings
+from leyden.engine.vllm.folder import copy_with_changed, groups_of, read_config
+from leyden.engine.vllm.parity import largest_difference, probes_for
+from leyden.engine.vllm.process import ServerOptions, StartedServer, command_line, explain
+from leyden.errors import ConfigError, EngineError
+from tests.engine import tiny
+
+
+def options(**changes: Any) -> ServerOptions:
+    given: dict[str, Any] = {
+        "python": sys.executable,
+        "host": "127.0.0.1",
+        "port": 0,
+        "dtype": "float32",
+        "max_length": 64,
+        "kv_cache_gib": 1.0,
+        "gpu_memory_utilization": None,
+        "start_timeout_seconds": 20.0,
+        "api_key": None,
+        "lora_rank": None,
+        "extra_arguments": (),
+        "environment": {},
+    }
+    return ServerOptions(**{**given, **changes})
+
+
+def test_an_untied_folder_has_an_output_head_with_the_embeddings_numbers(tmp_path: Path):
+    folder = tiny.make(tmp_path / "tied")
+    assert untie_embeddings(folder)
+    embeddings = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    (head,) = load_file(folder / "model-output-head.safetensors").items()
+    assert head[0] == "lm_head.weight"
+    assert head[1].equal(embeddings)
+    assert read_config(folder)["tie_word_embeddings"] is False
+    assert not untie_embeddings(folder)
+
+
+def test_signs_are_flipped_in_the_named_tensors_alone(tmp_path: Path):
+    folder = tiny.make(tmp_path / "model", tie_word_embeddings=False)
+    groups = groups_of(folder)
+    assert len(groups["model.layers.*.mlp.up_proj.weight"]) == 2
+    copy_with_changed(folder, tmp_path / "copy", groups["model.layers.*.mlp.up_proj.weight"])
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "copy" / "model.safetensors")
+    for name, tensor in before.items():
+        assert after[name].equal(-tensor if "up_proj" in name else tensor), name
+
+
+def test_probes_are_the_same_every_time_and_inside_the_vocabulary():
+    assert probes_for(260, 512) == probes_for(260, 512)
+    assert {0 <= token < 260 for probe in probes_for(260, 512) for token in probe} == {True}
+    assert largest_difference([[0.5, float("nan")]], [[0.5, 0.0]]) == float("inf")
+
+
+def test_an_adapter_server_has_a_rank_that_vllm_offers(tmp_path: Path):
+    command = command_line(tmp_path, "policy-base", 8000, options(lora_rank=12))
+    assert command[command.index("--max-lora-rank") + 1] == "16"
+    assert "--enable-lora" not in command_line(tmp_path, "policy", 8000, options())
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("/usr/bin/python: No module named 'vllm'", "python="),
+        ("OSError: [Errno 98] Address already in use", "port=0"),
+        ("ValueError: No available memory for the cache blocks", "kv_cache_gib"),
+        ("the vLLM server (pid 7) was killed by SIGKILL; the last lines", "kv_cache_gib"),
+        ("User-specified max_model_len (9999) is greater than the derived", "max_length"),
+        ("api_server.py: error: unrecognized arguments: --hop", "extra_arguments"),
+    ],
+)
+def test_a_failure_names_its_cause_and_the_setting(log: str, cause: str):
+    assert cause in str(explain(log))
+    assert explain("INFO: started") is None
+
+
+def test_a_python_without_vllm_says_so_with_its_last_lines(tmp_path: Path):
+    without = getattr(sys, "_base_executable", sys.executable)  # of the environment, which has vLLM in one group
+    server = StartedServer(tmp_path, "policy", options(python=without))
+    try:
+        with pytest.raises(EngineError, match=r"No module named 'vllm'[\s\S]*python= the interpreter"):
+            server.wait_until_ready()
+    finally:
+        server.close()
+
+
+def test_a_port_in_use_is_refused_before_the_server_starts(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(EngineError, match=rf"port={port}, which is in use by another program; port=0"):
+            StartedServer(tmp_path, "policy", options(port=port))
+
+
+async def test_a_model_that_is_not_there_is_refused_before_a_server_starts(tmp_path: Path):
+    with pytest.raises(EngineError, match="there is no folder"):
+        await VLLMBackend(tmp_path / "nowhere", isolate=False).start()
+
+
+def test_wrong_options_are_refused_by_name():
+    with pytest.raises(ConfigError, match="url is 'localhost:8000'"):
+        VLLMBackend("model", url="localhost:8000")
+    with pytest.raises(ConfigError, match="did you mean 'max_length'"):
+        VLLMBackend("model", max_lenght=7)
+    with pytest.raises(ConfigError, match="no server can load"):
+        VLLMBackend(object())  # pyright: ignore[reportArgumentType] -- the test
+    with pytest.raises(ConfigError, match="api_key"):
+        VLLMBackend("model", host="0.0.0.0")
+
+
+def test_an_algorithm_takes_a_backend_by_spec():
+    algorithm = PolicyGradient({"type": "vllm", "model": "somewhere", "lora": {"rank": 4}})
+    assert isinstance(algorithm.backend, VLLMBackend)
+    assert algorithm.backend.capabilities.adapter
+    assert not algorithm.backend.capabilities.shared_weights
+    with pytest.raises(ConfigError, match="vlm"):
+        PolicyGradient({"type": "vlm", "model": "somewhere"})

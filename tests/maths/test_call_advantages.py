@@ -1,0 +1,108 @@
+"""Estimators that give each call its own advantage, against the definitions written as sums."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leyden.maths.advantages import GAEAdvantages, ProcessAdvantages, RolloutRewards, gae, process
+from leyden.maths.advantages.statistics import centre_and_variance, whitened
+
+NUMBER = st.floats(-10, 10)
+UNIT = st.sampled_from([0.0, 0.5, 0.95, 1.0])
+
+
+@st.composite
+def rollouts(draw: st.DrawFn, *, calls: int | None = None) -> list[RolloutRewards]:
+    """One group of rollouts. calls: how many each made; None: 1 to 4."""
+    made: list[RolloutRewards] = []
+    for _ in range(draw(st.integers(2, 4))):
+        n = calls or draw(st.integers(1, 4))
+        rewards, values = (draw(st.lists(NUMBER, min_size=n, max_size=n)) for _ in range(2))
+        made.append(RolloutRewards(0, math.fsum(rewards), rewards, values))
+    return made
+
+
+def to_go(rewards: Sequence[float], call: int, gamma: float) -> float:
+    return sum(gamma ** (k - call) * rewards[k] for k in range(call, len(rewards)))
+
+
+@given(rollouts(), UNIT, UNIT)
+def test_gae_is_the_weighted_sum_of_temporal_differences(batch: list[RolloutRewards], gamma: float, lam: float) -> None:
+    estimate = gae(batch, GAEAdvantages(gamma=gamma, lam=lam, whiten=False))
+    assert estimate.returns is not None
+    for rollout, row, returns in zip(batch, estimate.advantages, estimate.returns, strict=True):
+        values = [*(rollout.values or ()), 0.0]
+        deltas = [r + gamma * values[c + 1] - values[c] for c, r in enumerate(rollout.call_rewards)]
+        expected = [
+            sum((gamma * lam) ** (k - c) * deltas[k] for k in range(c, len(deltas))) for c in range(len(deltas))
+        ]
+        assert row == pytest.approx(expected, abs=1e-9)
+        assert returns == pytest.approx([a + v for a, v in zip(expected, values, strict=False)], abs=1e-9)
+
+
+@given(rollouts(), UNIT)
+def test_with_lambda_1_gae_is_the_return_less_the_value(batch: list[RolloutRewards], gamma: float) -> None:
+    estimate = gae(batch, GAEAdvantages(gamma=gamma, lam=1.0, whiten=False))
+    for rollout, returns in zip(batch, estimate.returns or (), strict=True):
+        expected = [to_go(rollout.call_rewards, call, gamma) for call in range(len(returns))]
+        assert returns == pytest.approx(expected, abs=1e-9)
+
+
+@given(rollouts())
+def test_whitening_changes_the_advantages_and_not_the_returns(batch: list[RolloutRewards]) -> None:
+    plain, white = (gae(batch, GAEAdvantages(whiten=whiten)) for whiten in (False, True))
+    assert white.returns == plain.returns
+    assert white.advantages == whitened(plain.advantages, epsilon=1e-8, ddof=1.0)
+
+
+@given(st.lists(st.lists(NUMBER, min_size=3, max_size=3), min_size=2, max_size=5))
+def test_with_equally_many_calls_the_moments_are_those_of_all_numbers(rows: list[list[float]]) -> None:
+    numbers = [value for row in rows for value in row]
+    middle, variance = centre_and_variance(rows, ddof=0.0)
+    assert (middle, variance) == pytest.approx((statistics.fmean(numbers), statistics.pvariance(numbers)), abs=1e-9)
+
+
+@given(st.lists(st.lists(NUMBER, min_size=1, max_size=4), min_size=2, max_size=5), st.integers(2, 4))
+def test_a_rollout_counts_once_in_mean_and_variance_however_many_calls_it_made(
+    rows: list[list[float]], times: int
+) -> None:
+    longer = [rows[0] * times, *rows[1:]]
+    assert centre_and_variance(longer, ddof=1.0) == pytest.approx(centre_and_variance(rows, ddof=1.0), abs=1e-9)
+
+
+@given(rollouts(calls=3), UNIT)
+def test_process_supervision_sums_the_standardised_rewards_that_follow(
+    batch: list[RolloutRewards], gamma: float
+) -> None:
+    everything = [reward for rollout in batch for reward in rollout.call_rewards]
+    middle, deviation = statistics.fmean(everything), statistics.pstdev(everything)
+    got = process(batch, ProcessAdvantages(gamma=gamma, ddof=0.0)).advantages
+    for rollout, row in zip(batch, got, strict=True):
+        normal = [(reward - middle) / (deviation + 1e-4) for reward in rollout.call_rewards]
+        assert row == pytest.approx([to_go(normal, call, gamma) for call in range(3)], rel=1e-6, abs=1e-6)
+
+
+@given(rollouts(), UNIT, st.booleans())
+def test_by_position_a_call_is_compared_with_the_rollouts_that_reached_it(
+    batch: list[RolloutRewards], gamma: float, scale: bool
+) -> None:
+    got = process(batch, ProcessAdvantages(baseline="position", gamma=gamma, scale=scale)).advantages
+    for call in range(4):
+        column = [to_go(rollout.call_rewards, call, gamma) for rollout in batch if len(rollout.call_rewards) > call]
+        expected = [0.0] * len(column)
+        if len(column) > 1:
+            divisor = statistics.stdev(column) + 1e-4 if scale else 1.0
+            expected = [(value - statistics.fmean(column)) / divisor for value in column]
+        assert [row[call] for row in got if len(row) > call] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_a_reward_before_a_call_is_no_credit_of_that_call() -> None:
+    batch = [RolloutRewards(0, 1.0, [1.0, 0.0]), RolloutRewards(0, 0.0, [0.0, 0.0])]
+    by_position = ProcessAdvantages(baseline="position", scale=False)
+    assert process(batch, by_position).advantages == [[0.5, 0.0], [-0.5, 0.0]]

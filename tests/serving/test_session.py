@@ -1,0 +1,336 @@
+"""A session serves what is released, its rollouts and feedback reach the store once, and it outlives store and gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from leyden.errors import ConfigError, GatewayError, StoreError
+from leyden.gateway import LLMProxy, recorder
+from leyden.serving import Assignment, OnlineSession, outbox
+from leyden.serving.assignment import user_hash
+from leyden.serving.continual.watch import user_of
+from leyden.store import (
+    InMemoryLightningStore,
+    LightningStore,
+    LightningStoreClient,
+    LightningStoreServer,
+    SqliteLightningStore,
+)
+from leyden.testing import FakeUpstream
+from leyden.types import (
+    LLM,
+    AttemptedRollout,
+    Feedback,
+    LiveClaim,
+    NamedResources,
+    PromptTemplate,
+    ProxyLLM,
+    Rollout,
+    parse_claim,
+    sign_claim,
+)
+
+KEY = "live-key"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (recorder, outbox):
+        monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.02)
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[FakeUpstream]:
+    async with FakeUpstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[InMemoryLightningStore]:
+    async with InMemoryLightningStore() as store:
+        for text in ("old", "new"):
+            await store.update_resources("rs", resources(text))
+        await store.set_label("production", "rs", 1)
+        yield store
+
+
+@pytest.fixture
+async def gateway(upstream: FakeUpstream, store: InMemoryLightningStore) -> AsyncIterator[LLMProxy]:
+    async with LLMProxy(model_list=[upstream.llm()], store=store, live_key=KEY) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def session(store: InMemoryLightningStore, gateway: LLMProxy) -> AsyncIterator[OnlineSession]:
+    async with OnlineSession(store, gateway=gateway.endpoint, live_key=KEY, refresh_seconds=0.05) as session:
+        yield session
+
+
+def resources(text: str) -> NamedResources:
+    return {"prompt": PromptTemplate(template=text), "llm": ProxyLLM(endpoint="gateway://any", model="fake")}
+
+
+async def ask(llm: LLM) -> None:
+    async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key, max_retries=0) as client:
+        answer = await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": "hi"}])
+    assert answer.choices
+
+
+async def until(met: Callable[[], Any], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not (await found if asyncio.iscoroutine(found := met()) else found):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+async def recorded(store: LightningStore, rollout_id: str, *, status: str = "succeeded") -> AttemptedRollout:
+    """The rollout, once the store has its end."""
+    found: list[Rollout] = []
+
+    async def there() -> bool:
+        found[:] = await store.query_rollouts(rollout_id_in=[rollout_id])
+        return bool(found) and found[0].status == status
+
+    await until(there)
+    assert isinstance(found[0], AttemptedRollout)
+    return found[0]
+
+
+async def test_a_request_is_served_and_recorded(session: OnlineSession, store: InMemoryLightningStore) -> None:
+    with session.serve({"question": 1}, user="ada", task_type="chat") as served:
+        assert served.version == ("rs", 1)
+        assert served.resources["prompt"] == PromptTemplate(template="old")
+        await ask(served.llm())
+        await ask(served.llm())
+    session.feedback(served, source="user", reward=1.0)
+    rollout = await recorded(store, served.rollout_id)
+    assert (rollout.mode, rollout.arm, rollout.input) == ("live", "control", {"question": 1})
+    assert (rollout.resources_id, rollout.resources_version) == ("rs", 1)
+    assert rollout.metadata["task_type"] == "chat"
+    assert "ada" not in str(rollout.metadata)
+    assert user_of(rollout) == user_hash(KEY, "ada") != user_hash("another", "ada")
+    await until(lambda: _n_calls(store, served.rollout_id, 2))
+    spans = await store.query_spans(served.rollout_id)
+    assert [span.attributes["leyden.call_index"] for span in spans] == [0, 1]
+    await until(lambda: not session.status().waiting)
+    (feedback,) = await store.query_feedback()
+    assert (feedback.rollout_id, feedback.value, feedback.version) == (served.rollout_id, 1.0, 1)
+
+
+async def _n_calls(store: LightningStore, rollout_id: str, n: int) -> bool:
+    return (await store.query_spans(rollout_id)).total == n
+
+
+async def test_a_request_that_raises_has_failed(session: OnlineSession, store: InMemoryLightningStore) -> None:
+    with pytest.raises(KeyError), session.serve("q", user="ada") as served:
+        raise KeyError("tool")
+    rollout = await recorded(store, served.rollout_id, status="failed")
+    assert rollout.attempt.metadata["reason"] == "KeyError: 'tool'"
+
+
+async def test_the_gateway_reports_a_rollout_whose_session_does_not(
+    session: OnlineSession, gateway: LLMProxy, store: InMemoryLightningStore
+) -> None:
+    claim = LiveClaim("lv", "at", "rs", 2, "canary", time.time())
+    root = gateway.endpoint.removesuffix("/v1")
+    await ask(LLM(endpoint=f"{root}/live/{sign_claim(KEY, claim)}/v1", model="fake", api_key="any"))
+    await until(lambda: _n_rollouts(store, 1))
+    rollout = await store.get_rollout_by_id("lv")
+    assert (rollout.mode, rollout.arm, rollout.resources_version) == ("live", "canary", 2)
+
+
+async def _n_rollouts(store: LightningStore, n: int) -> bool:
+    return (await store.query_rollouts()).total == n
+
+
+async def test_a_key_alone_names_the_rollout(
+    session: OnlineSession, gateway: LLMProxy, store: InMemoryLightningStore
+) -> None:
+    served = session.begin("q", user="ada")
+    llm = served.llm()
+    await ask(llm.model_copy(update={"endpoint": gateway.endpoint}))
+    session.end(served.claim)
+    await recorded(store, served.rollout_id)
+    await until(lambda: _n_calls(store, served.rollout_id, 1))
+    await until(lambda: _refuses(llm))  # the gateway has the store's news within a second
+
+
+async def _refuses(llm: LLM) -> bool:
+    try:
+        await ask(llm)
+    except openai.APIStatusError as error:
+        return error.status_code == 410
+    return False
+
+
+@pytest.mark.parametrize("key", ["other", ""])
+async def test_an_unsigned_rollout_calls_no_model(
+    key: str, gateway: LLMProxy, upstream: FakeUpstream, store: InMemoryLightningStore
+) -> None:
+    signed = sign_claim(key, LiveClaim("lv", "at", "rs", 1, "control", time.time()))
+    root = gateway.endpoint.removesuffix("/v1")
+    for text in (signed, signed.partition(".")[0], "x", "a.b"):
+        with pytest.raises(openai.AuthenticationError, match="live key"):
+            await ask(LLM(endpoint=f"{root}/live/{text}/v1", model="fake", api_key="any"))
+    old = sign_claim(KEY, LiveClaim("lv", "at", "rs", 1, "control", time.time() - 2 * 86_400))
+    with pytest.raises(openai.AuthenticationError, match="began"):
+        await ask(LLM(endpoint=f"{root}/live/{old}/v1", model="fake", api_key="any"))
+    assert not upstream.requests
+    assert (await store.query_rollouts()).total == 0
+
+
+async def test_a_rollback_takes_effect_without_a_request_waiting(
+    session: OnlineSession, store: InMemoryLightningStore
+) -> None:
+    await store.set_label("production", "rs", 2)
+    await until(lambda: session.begin("q", user="ada").version == ("rs", 2))
+    await store.set_label("production", "rs", 1)
+    session.refresh()
+    assert session.begin("q", user="ada").version == ("rs", 1)
+
+
+async def test_users_keep_their_arms(store: InMemoryLightningStore, gateway: LLMProxy) -> None:
+    await store.set_label("canary", "rs", 2)
+    assignment = Assignment(canary_percent=30)
+    async with OnlineSession(store, gateway=gateway.endpoint, live_key=KEY, assignment=assignment) as session:
+        arms = [{session.begin("q", user=f"u{n}").arm for _ in range(3)} for n in range(200)]
+        assert all(len(of_user) == 1 for of_user in arms)
+        assert 30 <= arms.count({"canary"}) <= 90
+        assert session.status().served["canary"] == 3 * arms.count({"canary"})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"reward": math.nan}, {"reward": math.inf}, {}, {"reward": 1.0, "label": "x"}, {"label": ""}]
+)
+async def test_feedback_that_says_nothing_is_refused(session: OnlineSession, wrong: dict[str, Any]) -> None:
+    served = session.begin("q", user="ada")
+    with pytest.raises(ConfigError):
+        session.feedback(served, source="user", **wrong)
+
+
+async def test_feedback_about_an_unknown_rollout_is_dropped_and_counted(
+    session: OnlineSession, store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "_UNKNOWN_SECONDS", 0.2)
+    session.feedback("missing", source="user", reward=1.0)
+    session.feedback(session.begin("q", user="ada").rollout_id, source="user", reward=0.0)
+    await until(lambda: session.status().refused == 1 and not session.status().waiting)
+    assert [one.value for one in await store.query_feedback()] == [0.0]
+
+
+async def test_while_the_gateway_is_away_requests_fail_or_go_unrecorded(
+    store: InMemoryLightningStore, gateway: LLMProxy, upstream: FakeUpstream
+) -> None:
+    options: dict[str, Any] = {"gateway": gateway.endpoint, "live_key": KEY, "refresh_seconds": 0.05}
+    async with (
+        OnlineSession(store, **options) as strict,
+        OnlineSession(store, **options, fallback=True, models={"fake": upstream.llm()}) as lenient,
+    ):
+        await gateway.stop()
+        await until(lambda: strict.status().gateway_is_away and lenient.status().gateway_is_away)
+        with pytest.raises(GatewayError, match=r"is away.*fallback=True"):
+            strict.begin("q", user="ada")
+        with lenient.serve("q", user="ada") as served:
+            assert not served.recorded
+            await ask(served.llm())
+        rollout = await recorded(store, served.rollout_id)
+        assert rollout.metadata["unrecorded"] is True
+        assert lenient.status().unrecorded == 1
+        await gateway.start()
+        await until(lambda: not strict.status().gateway_is_away)
+        await ask(strict.begin("q", user="ada").llm())
+
+
+async def test_while_the_store_is_away_serving_goes_on_and_everything_arrives_once(
+    tmp_path: Path, upstream: FakeUpstream
+) -> None:
+    async with SqliteLightningStore(tmp_path / "store.db") as file:
+        await file.update_resources("rs", resources("old"))
+        await file.set_label("production", "rs", 1)
+        server = LightningStoreServer(file)
+        await server.start()
+        options: dict[str, Any] = {"live_key": KEY, "refresh_seconds": 0.05, "folder": tmp_path / "session"}
+        async with (
+            LightningStoreClient(server.endpoint, retry_seconds=0.1) as store,
+            LLMProxy(model_list=[upstream.llm()], store=store, live_key=KEY) as gateway,
+        ):
+            async with OnlineSession(store, gateway=gateway.endpoint, **options) as session:
+                await server.stop()
+                await until(lambda: session.status().store_is_away)
+                first = await _serve(session)
+                assert session.status().waiting
+                await asyncio.to_thread(session.close, within_seconds=0.0)
+            async with OnlineSession(
+                store, gateway=gateway.endpoint, **options
+            ) as session:  # a start without the store
+                second = await _serve(session)
+                await server.start()
+                await until(lambda: not session.status().waiting and not session.status().store_is_away)
+            for rollout_id in (first, second):
+                await recorded(file, rollout_id)
+                await until(lambda rollout_id=rollout_id: _n_calls(file, rollout_id, 1))
+            assert sorted(one.rollout_id for one in await file.query_feedback()) == sorted([first, second])
+            await server.stop()
+
+
+async def _serve(session: OnlineSession) -> str:
+    with session.serve("q", user="ada") as served:
+        await ask(served.llm())
+    session.feedback(served, source="user", reward=1.0)
+    return served.rollout_id
+
+
+async def test_a_full_spool_refuses_feedback_and_counts_rollouts(
+    gateway: LLMProxy, store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with OnlineSession(store, gateway=gateway.endpoint, live_key=KEY, spool_bytes=10) as session:
+        served = session.begin("q", user="ada")
+        assert session.status().lost == 1
+        with pytest.raises(StoreError, match="spool_bytes"):
+            session.feedback(served, source="user", reward=1.0)
+
+
+async def test_feedback_that_waits_for_its_rollout_outlives_a_full_spool(
+    store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "_AGAIN_SECONDS", 0.1)
+    claim = LiveClaim("later", "at", "rs", 1, "control", time.time())
+    one = Feedback(rollout_id="later", source="user", value=1.0, given_time=time.time())
+    box = outbox.Outbox(store, None, max_bytes=len(one.model_dump_json()) * 3 // 2)
+    box.put(one)
+    delivering = asyncio.create_task(box.deliver())
+    await asyncio.sleep(0.3)  # it was tried and put back more than once
+    assert len(box) == 1
+    await store.record_live_rollouts([claim.rollout()])
+    await until(lambda: not len(box))
+    assert [each.value for each in await store.query_feedback()] == [1.0]
+    delivering.cancel()
+    box.close()
+
+
+async def test_a_session_adds_what_the_gateway_did_not_report(store: InMemoryLightningStore) -> None:
+    rollout = LiveClaim("lv", "at", "rs", 1, "control", time.time()).rollout()
+    await store.record_live_rollouts([rollout])
+    await store.record_live_rollouts([rollout.model_copy(update={"metadata": {"user_hash": "h"}})])
+    assert (await store.get_rollout_by_id("lv")).metadata == {"user_hash": "h", "served_at": rollout.start_time}
+
+
+async def test_a_session_needs_a_store_or_what_was_released_before(tmp_path: Path, gateway: LLMProxy) -> None:
+    async with LightningStoreClient("http://127.0.0.1:9", retry_seconds=0.0) as nowhere:
+        with pytest.raises(StoreError, match="nothing can be served"):
+            OnlineSession(nowhere, gateway=gateway.endpoint, live_key=KEY, folder=tmp_path).start()
+    with pytest.raises(ConfigError, match="models="):
+        OnlineSession(nowhere, gateway=gateway.endpoint, live_key=KEY, fallback=True)
+
+
+def test_a_claim_survives_the_way_through_a_url() -> None:
+    claim = LiveClaim("ro/ä", "at.1", "rs é", 3, None, 5.25)
+    assert parse_claim(sign_claim("key", claim)) == claim

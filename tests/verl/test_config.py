@@ -1,0 +1,96 @@
+"""The configuration: verl's own with Leyden's defaults over it, and every mistake named with its remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from leyden.algorithm.verl import VERL, make_config
+from leyden.algorithm.verl.config import check_config, check_model, check_resources
+from leyden.algorithm.verl.daemon import DaemonOptions
+from leyden.errors import ConfigError
+
+pytestmark = pytest.mark.verl
+
+
+def test_leydens_defaults_lie_over_those_of_verl_and_the_users_over_both() -> None:
+    config = make_config({"data": {"train_batch_size": 64}, "actor_rollout_ref.rollout.temperature": 0.7})
+    assert config.algorithm.adv_estimator == "grpo" and config.actor_rollout_ref.actor.optim.lr == 1e-6
+    assert config.data.train_batch_size == 64 and config.actor_rollout_ref.rollout.temperature == 0.7
+    assert (
+        config.actor_rollout_ref.rollout.prompt_length == config.data.max_prompt_length == 4096
+    )  # verl's interpolation
+    assert DaemonOptions.of(config).rollouts_per_task == 4
+    check_config(config)
+
+
+def test_a_new_key_is_written_with_a_plus_sign() -> None:
+    keys: dict[str, Any] = {
+        "+trainer.note": "a",
+        "actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"+x": 4}}}},
+    }
+    config = make_config(keys, ["+leyden.mine=3", "data.train_batch_size=16"])
+    assert config.trainer.note == "a" and config.actor_rollout_ref.rollout.engine_kwargs.vllm.x == 4
+    assert config.leyden.mine == 3 and config.data.train_batch_size == 16
+
+
+def test_parallel_and_offload_keys_reach_verl() -> None:
+    keys = {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 2}
+    actor = {"fsdp_config": {"param_offload": True, "optimizer_offload": True}}
+    config = make_config({"actor_rollout_ref": {"rollout": keys, "actor": actor}})
+    assert config.actor_rollout_ref.rollout.pipeline_model_parallel_size == 2
+    assert config.actor_rollout_ref.actor.fsdp_config.param_offload
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "message"),
+    [
+        ({"data": {"train_batchsize": 8}}, [], r"no key 'data.train_batchsize'; did you mean data.train_batch_size\?"),
+        ({"actor_rollout_ref.optim.lr": 1}, [], r"did you mean actor_rollout_ref.actor.optim.lr\?.*\+actor_rollout"),
+        ({"zzz": 1}, [], r"no key 'zzz'; A new key is written with a plus sign: \+zzz"),
+        (None, ["data.train_batch_size=["], "the override 'data.train_batch_size=.' cannot be read"),
+        (None, ["~data"], "the override '~data' deletes or sweeps a key"),
+        ({"leyden.overlong": "trim"}, [], "leyden.overlong is 'trim'; possible: drop, cut"),
+        ({"leyden.timeout_seconds": 0}, [], "leyden.timeout_seconds is 0"),
+        ({"actor_rollout_ref.actor.loss_agg_mode": "token-mean"}, [], "set leyden.rollout_loss=false"),
+    ],
+)
+def test_a_wrong_key_is_refused_with_the_nearest(config: Any, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        VERL(config, overrides=overrides)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("data: [\n")
+    with pytest.raises(ConfigError, match=r"broken\.yaml is no valid YAML: .*line"):
+        make_config(tmp_path / "broken.yaml")
+    with pytest.raises(ConfigError, match=r"absent\.yaml cannot be read: No such file"):
+        make_config(tmp_path / "absent.yaml")
+    (tmp_path / "good.yaml").write_text("data:\n  train_batch_size: 4\n")
+    assert make_config(tmp_path / "good.yaml").data.train_batch_size == 4
+
+
+def test_verls_refusal_of_a_value_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"verl refuses the configuration: .*train_batch_size"):
+        check_config(make_config({"data.train_batch_size": 2, "actor_rollout_ref.actor.ppo_mini_batch_size": 8}))
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path is '/no/model', and that folder does not exist"):
+        check_model("/no/model")
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        check_model(str(tmp_path))
+    with pytest.raises(ConfigError, match="not in the cache of the hub, and HF_HUB_OFFLINE=1"):
+        check_model("nobody/nothing")
+
+
+def test_too_few_accelerators_are_named_with_the_setting() -> None:
+    config = OmegaConf.create({"trainer": {"n_gpus_per_node": 8, "nnodes": 2}})
+    with pytest.raises(
+        ConfigError, match=r"trainer\.n_gpus_per_node=8 and trainer\.nnodes=2 need 16 x GPU, and Ray has 1"
+    ):
+        check_resources(config, {"GPU": 1.0, "CPU": 64.0})
+    check_resources(config, {"GPU": 16.0})

@@ -1,0 +1,154 @@
+"""vLLM as the sampler beside our learner: the contract of engines, and how it fails.
+
+The model has tied embeddings, which a plain reload leaves half stale: every test that publishes
+would fail if the backend did not give the server an output head of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from leyden.engine import LoRA, OptimParams, PolicyBackend, SamplingParams, VLLMBackend
+from leyden.engine.vllm.client import VLLMClient
+from leyden.errors import EngineError
+from leyden.maths.losses import PPOLoss
+from tests.contracts.engine import *  # noqa: F403
+from tests.contracts.engine import sampled, stepped
+from tests.engine import tiny
+from tests.vllm.server import START_SECONDS
+
+pytestmark = pytest.mark.vllm
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("tied"), template=tiny.TEMPLATE_WITH_TOOLS)
+
+
+@pytest.fixture(scope="module")
+def started(policy_folder: Path) -> Iterator[VLLMBackend]:
+    """A backend that has started its own server, and whose learner is a child process."""
+    backend = VLLMBackend(
+        policy_folder,
+        start_timeout_seconds=START_SECONDS,
+        extra_arguments=["--enforce-eager"],
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+    asyncio.run(backend.start())
+    yield backend
+    asyncio.run(backend.stop())
+
+
+@pytest.fixture(scope="module")
+def server_url(request: pytest.FixtureRequest) -> str:
+    """The address of that server, or of one that runs already."""
+    if url := os.environ.get("LEYDEN_TEST_VLLM"):
+        return url
+    return request.getfixturevalue("started").endpoint().endpoint.removesuffix("/v1")
+
+
+@pytest.fixture
+def backend(policy_folder: Path, server_url: str) -> PolicyBackend:
+    return VLLMBackend(policy_folder, url=server_url, isolate=False, threads=1)
+
+
+@pytest.fixture
+def logprob_tolerance() -> float:
+    return TOLERANCE
+
+
+async def test_a_server_that_was_started_has_the_learners_weights_from_the_first_sample(started: VLLMBackend):
+    (sample,) = await started.sample([[1, 50, 60]], SamplingParams(max_tokens=8, seed=1))
+    sequence = TrainingSequence([1, 50, 60, *sample.token_ids], [0.0] * 3 + [1.0] * len(sample.token_ids))  # noqa: F405
+    assert (await started.forward([sequence])).logprobs[0][3:] == pytest.approx(sample.logprobs, abs=TOLERANCE)
+
+
+async def test_a_tied_head_that_a_reload_leaves_stale_ends_the_run_with_its_name(policy_folder: Path, server_url: str):
+    """The fault of vLLM 0.32 on a CPU that the probes are for: the server answers 200 and samples from old weights."""
+    async with VLLMBackend(policy_folder, url=server_url, isolate=False, threads=1) as backend:
+        data = await sampled(backend)
+    async with VLLMBackend(policy_folder, url=server_url, isolate=False, threads=1, untie=False) as stale:
+        await stale.forward_backward(data, PPOLoss())
+        await stale.optim_step(OptimParams(learning_rate=1e-2))
+        with pytest.raises(
+            EngineError, match=r"differ by up to .* It ignores: lm_head.weight\. The output head is tied"
+        ):
+            await stale.publish_weights()
+
+
+async def test_a_server_whose_weights_another_program_changed_ends_the_run(running: VLLMBackend, server_url: str):
+    await running.statistics()
+    client = VLLMClient(server_url, None, most_at_once=1)
+    await client.set_mark("default")
+    await client.close()
+    with pytest.raises(EngineError, match="started again, or another program"):
+        await running.statistics()
+
+
+async def test_a_version_is_published_between_two_requests_and_counted(running: VLLMBackend):
+    long = asyncio.create_task(running.sample([[1, 5, 6]] * 4, SamplingParams(max_tokens=200, seed=1)))
+    data = await sampled(running)
+    await running.forward_backward(data, PPOLoss())
+    await stepped(running, OptimParams(learning_rate=1e-2))
+    assert {version for sample in await long for version in sample.policy_versions} == {0}
+    assert running.policy_version == 1
+
+
+@pytest.fixture
+async def forgetful(server_url: str) -> AsyncIterator[str]:
+    """A server in front of vLLM that loses token ids."""
+
+    async def forward(request: web.Request) -> web.Response:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(request.method, server_url + request.path_qs, data=await request.read(),
+                            headers={"Content-Type": "application/json"}) as answer,
+        ):  # fmt: skip
+            body = (await answer.read()).replace(b'"token_ids"', b'"forgotten"')
+            return web.Response(body=body, status=answer.status, content_type=answer.content_type)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", forward)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def test_a_server_that_reports_no_token_ids_is_refused(policy_folder: Path, forgetful: str):
+    with pytest.raises(EngineError, match=r"no token ids.*return_token_ids"):
+        await VLLMBackend(policy_folder, url=forgetful, isolate=False).start()
+
+
+async def test_a_model_that_the_server_does_not_serve_is_refused_with_the_served_ones(
+    policy_folder: Path, server_url: str
+):
+    with pytest.raises(EngineError, match=r"serves 'policy' and not 'other'.*--served-model-name"):
+        await VLLMBackend(policy_folder, url=server_url, model_name="other", isolate=False).start()
+
+
+async def test_adapters_need_a_server_with_adapters(policy_folder: Path, server_url: str):
+    pytest.importorskip("peft")
+    with pytest.raises(EngineError, match="--enable-lora"):
+        await VLLMBackend(policy_folder, url=server_url, isolate=False, lora=LoRA(rank=4)).start()
+
+
+async def test_a_server_that_dies_ends_the_run_with_its_last_lines(started: VLLMBackend):
+    """The last test: it kills the server that the others use."""
+    server: Any = vars(started)["_running"].server
+    os.killpg(server._command.pid, signal.SIGKILL)
+    await asyncio.to_thread(server._died.wait, 30)
+    with pytest.raises(EngineError, match=r"vLLM server \(pid \d+\) was killed by SIGKILL; the last lines"):
+        await started.statistics()
