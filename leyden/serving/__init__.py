@@ -1,12 +1,26 @@
 """Agents in production.
 
 - `session`: `OnlineSession` serves requests with released resources; `assignment` chooses the version; `outbox` delivers records.
+- `blocking`: a store and an algorithm without `await`, for plain loops.
 - `continual`: learning while serving: a canary, promotion and rollback.
 
 It knows stores, gateways and algorithms by their interfaces. To add a way to choose a version, add a field to `Rule`.
 """
 
 from leyden.serving.assignment import CONTROL, Assigned, Assignment, Rule, place_of
+from leyden.serving.blocking import BlockingAlgorithm, BlockingStore, QueuedRollout
 from leyden.serving.session import OnlineSession, Served, SessionStatus
 
-__all__ = ["CONTROL", "Assigned", "Assignment", "OnlineSession", "Rule", "Served", "SessionStatus", "place_of"]
+__all__ = [
+    "CONTROL",
+    "Assigned",
+    "Assignment",
+    "BlockingAlgorithm",
+    "BlockingStore",
+    "OnlineSession",
+    "QueuedRollout",
+    "Rule",
+    "Served",
+    "SessionStatus",
+    "place_of",
+]

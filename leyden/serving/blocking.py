@@ -1,0 +1,258 @@
+"""A store and an algorithm without `await`, for plain loops that serve and learn.
+
+    store = BlockingStore(SqliteLightningStore("store.db"))
+    for rollout in store.dequeue_rollout():
+        ...
+
+`BlockingStore` passes every method on to the store that it was given. It adds no behaviour but that
+of the few methods below, whose forms suit a loop. `BlockingAlgorithm.optimize` trains on what was
+recorded. It knows no gateway and no session.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from typing import Any, Self, cast
+
+from leyden.algorithm.decorator import FunctionalAlgorithm
+from leyden.errors import ConfigError, IllegalTransition, UnknownAttempt, UnknownResources
+from leyden.litagent import LitAgent
+from leyden.serving.assignment import CONTROL
+from leyden.serving.loop_thread import LoopThread
+from leyden.store import InMemoryLightningStore
+from leyden.store.base import LightningStore
+from leyden.store.sql.rows import text_of
+from leyden.trainer import Trainer
+from leyden.types import (
+    Attempt,
+    AttemptedRollout,
+    NamedResources,
+    ResourcesUpdate,
+    Rollout,
+    Span,
+)
+
+_CANARY, _PRODUCTION = "canary", "production"
+
+
+class QueuedRollout(AttemptedRollout):
+    """A claimed rollout, with the short names that a loop reads."""
+
+    @property
+    def id(self) -> str:
+        """`rollout_id`."""
+        return self.rollout_id
+
+    @property
+    def group(self) -> str | None:
+        """`arm`: the side of the experiment that it was enqueued for, such as `control`."""
+        return self.arm
+
+
+class BlockingStore:
+    """A store whose methods block until they are done, in any thread, also under a running event loop.
+
+    Methods that are not listed here have the arguments and the results of `LightningStore`, without `await`.
+    Close it, or use `with`: that closes the store.
+    """
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+        self._thread = LoopThread("leyden-blocking-store")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(self._store, name)
+        return self._blocking(found) if callable(found) else found
+
+    def close(self) -> None:
+        """Close the store, and end the thread in which its methods run."""
+        self._thread.run(self._store.close())
+        self._thread.stop()
+
+    def dequeue_rollout(
+        self, worker_id: str | None = None, *, timeout_seconds: float = 0.0
+    ) -> Generator[QueuedRollout, None, None]:
+        """Claim rollouts one after the other, until the queue has had none for `timeout_seconds`.
+
+        A rollout succeeds when the loop asks for the next one, unless its attempt was ended by `update_attempt`.
+        One whose pass of the loop is left, by `break` or an error, returns to the queue.
+        """
+        while (claimed := self._call("dequeue_rollout", worker_id, timeout_seconds=timeout_seconds)) is not None:
+            attempt = cast(AttemptedRollout, claimed).attempt
+            try:
+                yield QueuedRollout.model_construct(**dict(claimed))
+            except BaseException:
+                left = {
+                    "reason": "the loop was left before it asked for the next rollout",
+                    "reason_kind": "interrupted",
+                }
+                self._end(attempt, status="failed", metadata=left)
+                raise
+            self._end(attempt, status="succeeded")
+
+    def add_span(
+        self, rollout_id: str, spans: Span | Sequence[Span], metadata: Mapping[str, Any] | None = None
+    ) -> Sequence[Span]:
+        """Add spans to the latest attempt of a rollout, and return those that were new.
+
+        The spans get the ids of the rollout and the attempt.
+        metadata: attributes of each of the spans; what is None is left out.
+        Raise UnknownRollout, UnknownAttempt for a rollout that was not claimed yet.
+        """
+        attempt: Attempt | None = self._call("get_latest_attempt", rollout_id)
+        if attempt is None:
+            raise UnknownAttempt(f"rollout {rollout_id!r} has no attempt that spans could belong to; claim it first")
+        added = {name: value for name, value in (metadata or {}).items() if value is not None}
+        ids = {"rollout_id": rollout_id, "attempt_id": attempt.attempt_id}
+        given = [spans] if isinstance(spans, Span) else spans
+        return self._call(
+            "add_many_spans",
+            [span.model_copy(update={**ids, "attributes": {**span.attributes, **added}}) for span in given],
+        )
+
+    def poll_new_spans(self, *, timeout_seconds: float = 0.0) -> list[Span]:
+        """Return the spans that are new since the last call, in order of arrival.
+
+        Waits up to `timeout_seconds` for the first one. The position is kept by the store object that was given
+        (`LightningStore.poll_new_spans`), in memory.
+        """
+        found: list[Span] = []
+        while page := self._call("poll_new_spans", timeout_seconds=0.0 if found else timeout_seconds).spans:
+            found += page
+        return found
+
+    def get_latest_resources(self) -> NamedResources | None:
+        """Return the resources written last, as an agent takes them; None if there are none."""
+        return _named(self._call("get_latest_resources"))
+
+    def get_resources_by_id(self, resources_id: str, *, version: int | None = None) -> NamedResources:
+        """Return one version, as an agent takes it, by default the newest. Raise UnknownResources."""
+        return self._call("get_resources_by_id", resources_id, version=version).resources
+
+    def get_optimized_resources(self, group: str | None = None) -> NamedResources:
+        """Return the released resources of a group, as an agent takes them.
+
+        group: a label, such as an arm. None: `canary`. `control`: `production`. If no version has the label, as
+            after the end of a canary, the one with the label `production` is returned.
+        Raise UnknownResources if no version has the label `production` either.
+        """
+        label = _PRODUCTION if group == CONTROL else group or _CANARY
+        found = self._call("get_labelled_resources", label) or self._call("get_labelled_resources", _PRODUCTION)
+        if found is None:
+            raise UnknownResources(
+                f"no version in {self._store.url} has the label {label!r} or {_PRODUCTION!r}; release one with "
+                "`leyden resources promote ID VERSION`, or LightningStore.set_label"
+            )
+        return found.resources
+
+    def watch_spans(self, **options: Any) -> Generator[Span, None, None]:
+        """Yield spans as they arrive, for ever; see `LightningStore.watch_spans`."""
+        spans: AsyncGenerator[Span] = self._store.watch_spans(**options)
+        try:
+            while True:
+                yield self._thread.run(anext(spans))  # type: ignore[arg-type]  # a coroutine of an async generator
+        finally:
+            self._thread.run(spans.aclose())  # type: ignore[arg-type]
+
+    def _end(self, attempt: Attempt, **changes: Any) -> None:
+        try:
+            self._call("update_attempt", attempt.rollout_id, attempt.attempt_id, **changes)
+        except IllegalTransition:  # the loop has ended it already, or the rollout was cancelled
+            return
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self._blocking(getattr(self._store, name))(*args, **kwargs)
+
+    def _blocking(self, method: Any) -> Any:
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+
+        def blocking(*args: Any, **kwargs: Any) -> Any:
+            return self._thread.run(called(*args, **kwargs))
+
+        return blocking
+
+
+class BlockingAlgorithm:
+    """An algorithm that learns from recorded spans each time it is called.
+
+    It trains in a store of its own, in memory, so that nothing that serves claims its rollouts.
+    """
+
+    def __init__(self, algorithm: Any, agent: LitAgent[Any], store: BlockingStore, **options: Any) -> None:
+        """
+        algorithm: as `Trainer` takes it.
+        agent: runs the rollouts of algorithms that need some.
+        store: where the spans and their rollouts are; it is only read.
+        options: of the `Trainer`. `initial_resources` are by default those of `get_optimized_resources("control")`, or the latest.
+        """
+        self._algorithm, self._agent, self._recorded, self._options = algorithm, agent, store, options
+
+    def optimize(self, new_data: Sequence[Span]) -> NamedResources:
+        """Train on recorded spans until the algorithm has ended, and return the resources that it has found.
+
+        The tasks of their rollouts, each once, are both data sets. The training store has the rollouts with these spans,
+        so an algorithm can read recorded rewards and calls from it.
+        An `@algo` function returns the resources; the other algorithms' results name them.
+        Raise ConfigError for an algorithm whose result has no resources, and what the algorithm raises.
+        """
+        spans: dict[str, list[Span]] = {}
+        for span in new_data:
+            spans.setdefault(span.rollout_id, []).append(span)
+        rollouts = self._recorded.query_rollouts(rollout_id_in=list(spans))
+        tasks = list({text_of(each.input, "the input of a rollout"): each.input for each in rollouts}.values())
+        options: dict[str, Any] = {"initial_resources": self._initial(), "progress": False, **self._options}
+        memory = InMemoryLightningStore()
+        with BlockingStore(memory) as training:
+            for rollout in rollouts:
+                _copy(training, rollout, spans[rollout.rollout_id])
+            datasets: dict[str, Any] = dict.fromkeys(self._datasets(), tasks)
+            fit = Trainer(algorithm=self._algorithm, store=memory, **options).fit(self._agent, **datasets)
+            return self._resources_of(fit.result, training)
+
+    def _datasets(self) -> list[str]:
+        """Return the data sets that the algorithm takes; a function must name them."""
+        names = ["train_dataset", "val_dataset"]
+        if not isinstance(self._algorithm, FunctionalAlgorithm):
+            return names
+        return [name for name in names if name in inspect.signature(self._algorithm.function).parameters]
+
+    def _initial(self) -> NamedResources | None:
+        try:
+            return self._recorded.get_optimized_resources(CONTROL)
+        except UnknownResources:
+            return self._recorded.get_latest_resources()
+
+    def _resources_of(self, result: Any, training: BlockingStore) -> NamedResources:
+        if isinstance(result, Mapping):
+            return dict(cast(NamedResources, result))
+        resources_id, version = getattr(result, "resources_id", None), getattr(result, "version", None)
+        if resources_id is None:
+            raise ConfigError(
+                f"the algorithm's result is {result!r:.80}, which has no resources; return a dict of resources from run(), "
+                "or use an algorithm whose result names some, such as APO, GEPA or FewShot"
+            )
+        return training.get_resources_by_id(resources_id, version=version)
+
+
+def _copy(training: BlockingStore, rollout: Rollout, spans: Sequence[Span]) -> None:
+    """Add a recorded rollout, its last attempt and its spans to the training store."""
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": spans[-1].attempt_id}
+    training.start_rollout(rollout.input, mode=rollout.mode, group_id=rollout.group_id, arm=rollout.arm, **ids)
+    training.add_span(rollout.rollout_id, spans)
+    if rollout.finished:
+        training.update_attempt(**ids, status=rollout.status)
+
+
+def _named(update: ResourcesUpdate | None) -> NamedResources | None:
+    return None if update is None else update.resources
