@@ -544,13 +544,16 @@ class LightningStore(NamedOptions, ABC):
         """
 
     @abstractmethod
-    async def get_news(self, *, after: str | None = None, spans: bool = False, timeout_seconds: float = 0.0) -> News:
+    async def get_news(
+        self, *, after: str | None = None, spans: bool = False, labels: bool = False, timeout_seconds: float = 0.0
+    ) -> News:
         """What was committed since `after`, so that one waiting caller can stand for many: a client process asks once for all
         its tasks.
 
         after: from the last answer; None for an empty answer at once, which says where to begin. Waits up to `timeout_seconds` for
         the first news. spans: whether new spans are news. News says where to look and may be spurious; it is never missing, and
         `gap` says when too much has happened to tell.
+        labels: wait for changes of labels and releases, and for nothing else.
         """
 
     # ---- what is kept ------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
+from typing import Literal, TypeAlias
 
 from leyden.errors import ConfigError
 from leyden.types import News
@@ -56,6 +57,9 @@ class Waiter:
         self._woken.clear()
 
 
+_Hears: TypeAlias = Literal["rollouts", "spans", "labels"]
+"""What a listener waits for: news of rollouts; of these and of spans; of labels and releases alone."""
+
 _TOLD = 100_000
 """How many finished rollouts `since` remembers: who asks later than that learns of a gap."""
 
@@ -86,20 +90,23 @@ class Signals:
         self._lock = threading.Lock()
         self._claims: dict[ClaimWaiter, None] = {}
         self._rollouts: dict[str, dict[RolloutWaiter, None]] = {}
-        self._listeners: dict[Waiter, bool] = {}
-        """Those that wait for any news, and whether new spans are news to them."""
+        self._listeners: dict[Waiter, _Hears] = {}
+        """Those that wait for any news, or for that of labels alone."""
         self._epoch = ids.span_id()
         self._claimable = 0
         self._spans = 0
+        self._labels = 0
         self._finished: deque[str] = deque(maxlen=_TOLD)
         self._finished_ever = 0
         self.closed = False
         """Whether there will be no more news."""
 
-    def publish(self, claimable: int, finished: Sequence[str], spans: bool) -> None:
-        """Rollouts were put in the queue, rollouts were finished, spans were added: call after the commit, from any thread."""
+    def publish(self, claimable: int, finished: Sequence[str], spans: bool, labels: bool = False) -> None:
+        """Rollouts were put in the queue, rollouts were finished, spans were added, labels or releases were changed: call
+        after the commit, from any thread."""
         with self._lock:
             self._spans += spans
+            self._labels += labels
             if not (claimable or finished or self._listeners):
                 return
             wake: list[Waiter] = []
@@ -115,7 +122,11 @@ class Signals:
                             wake.append(waiter)
             if self._listeners:
                 told = bool(claimable or finished)
-                wake += [waiter for waiter, hears_spans in self._listeners.items() if told or hears_spans]
+                wake += [
+                    waiter
+                    for waiter, hears in self._listeners.items()
+                    if (labels if hears == "labels" else told or (spans and hears == "spans"))
+                ]
         for waiter in wake:
             waiter.wake()
 
@@ -143,28 +154,36 @@ class Signals:
     def spans_wanted(self) -> bool:
         """Whether anybody waits for spans."""
         with self._lock:
-            return any(self._listeners.values())
+            return "spans" in self._listeners.values()
 
     @contextmanager
-    def any_news(self, *, spans: bool) -> Generator[Waiter, None, None]:
-        """A registered waiter that wakes whenever something is published; for spans alone only if it asks."""
+    def any_news(self, *, spans: bool = False, labels: bool = False) -> Generator[Waiter, None, None]:
+        """A registered waiter that wakes whenever something is published; for spans alone only if it asks.
+
+        labels: for changes of labels and releases, and nothing else.
+        """
         waiter = Waiter()
         with self._lock:
-            self._listeners[waiter] = spans
+            self._listeners[waiter] = "labels" if labels else "spans" if spans else "rollouts"
         try:
             yield waiter
         finally:
             with self._lock:
                 del self._listeners[waiter]
 
-    def since(self, after: str | None, *, spans: bool) -> News:
-        """What was published after that moment (None, or one of another `Signals`: a gap, and where to begin)."""
+    def since(self, after: str | None, *, spans: bool = False, labels: bool = False) -> News:
+        """What was published after that moment (None, or one of another `Signals`: a gap, and where to begin).
+
+        labels: tell of labels and releases, and of nothing else.
+        """
         with self._lock:
-            now = f"{self._epoch}.{self._claimable}.{self._finished_ever}.{self._spans}"
+            now = f"{self._epoch}.{self._claimable}.{self._finished_ever}.{self._spans}.{self._labels}"
             epoch, *counts = (after or "").split(".")
-            if epoch != self._epoch or len(counts) != 3 or not all(map(_is_count, counts)):
+            if epoch != self._epoch or len(counts) != 4 or not all(map(_is_count, counts)):
                 return News(after=now, gap=after is not None)
-            claimable, finished, spans_before = map(int, counts)
+            claimable, finished, spans_before, labels_before = map(int, counts)
+            if labels:
+                return News(after=now, labels=self._labels > labels_before)
             missed = self._finished_ever - finished
             if missed > len(self._finished):
                 return News(after=now, gap=True)

@@ -127,8 +127,8 @@ class _PostgresDriver:
         )
 
         def publish(transaction: PostgresTransaction) -> None:
-            if transaction.claimable or transaction.finished or transaction.spans:
-                signals.publish(transaction.claimable, transaction.finished, transaction.spans)
+            if transaction.claimable or transaction.finished or transaction.spans or transaction.labels:
+                signals.publish(transaction.claimable, transaction.finished, transaction.spans, transaction.labels)
             if transaction.spans:
                 listener.spans_were_added()
             if transaction.hiding:

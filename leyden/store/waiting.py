@@ -115,15 +115,17 @@ class WaitingStore(LightningStore):
                     return page
                 after = page.after
 
-    async def get_news(self, *, after: str | None = None, spans: bool = False, timeout_seconds: float = 0.0) -> News:
+    async def get_news(
+        self, *, after: str | None = None, spans: bool = False, labels: bool = False, timeout_seconds: float = 0.0
+    ) -> News:
         deadline = time.monotonic() + timeout_seconds
-        with self._signals.any_news(spans=spans) as waiter:
+        with self._signals.any_news(spans=spans, labels=labels) as waiter:
             while True:
                 waiter.reset()
                 if self._signals.closed:
                     raise StoreClosed(f"{self.url} is closed; open it again")
-                news = self._signals.since(after, spans=spans)
-                if after is None or news.finished or news.claimable or news.spans or news.gap:
+                news = self._signals.since(after, spans=spans, labels=labels)
+                if after is None or news.finished or news.claimable or news.spans or news.labels or news.gap:
                     return news
                 if not await waiter.wait(deadline - time.monotonic()):
                     return news

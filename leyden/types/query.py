@@ -76,5 +76,7 @@ class News(BaseModel):
     """Which rollouts were finished."""
     spans: bool = False
     """Whether spans were added."""
+    labels: bool = False
+    """Whether labels, frozen versions or releases were changed; told to those who ask for labels."""
     gap: bool = False
     """Something may be missing here (another opening of the store, too long ago): look at everything again."""

@@ -34,7 +34,7 @@ _PAYLOAD = 7000
 """Bytes of one notification; PostgreSQL allows 8000."""
 
 
-def news_of(sender: str, claimable: int, finished: Sequence[str], spans: bool) -> list[str]:
+def news_of(sender: str, claimable: int, finished: Sequence[str], spans: bool, labels: bool = False) -> list[str]:
     """What was committed, as the payloads of as few notifications as hold it (`Listener` reads them)."""
     texts: list[str] = []
     group: list[str] = []
@@ -42,16 +42,16 @@ def news_of(sender: str, claimable: int, finished: Sequence[str], spans: bool) -
     for rollout_id in finished:
         size += len(json.dumps(rollout_id)) + 1
         if size > _PAYLOAD:
-            texts.append(_news(sender, 0, group, False))
+            texts.append(_news(sender, 0, group, False, False))
             group, size = [], len(json.dumps(rollout_id)) + 1
         group.append(rollout_id)
-    if group or claimable or spans:
-        texts.append(_news(sender, claimable, group, spans))
+    if group or claimable or spans or labels:
+        texts.append(_news(sender, claimable, group, spans, labels))
     return texts
 
 
-def _news(sender: str, claimable: int, finished: Sequence[str], spans: bool) -> str:
-    text = json.dumps([sender, claimable, finished, spans], separators=(",", ":"))
+def _news(sender: str, claimable: int, finished: Sequence[str], spans: bool, labels: bool) -> str:
+    text = json.dumps([sender, claimable, finished, spans, labels], separators=(",", ":"))
     return text if len(text) <= _PAYLOAD + 200 else json.dumps([sender])  # one id fills it alone: look at everything
 
 
@@ -131,7 +131,9 @@ class PostgresSession:
         return answer
 
     def _commit(self, transaction: PostgresTransaction) -> None:
-        news = news_of(self._sender, transaction.claimable, transaction.finished, False) if self._writes else []
+        news: list[str] = []
+        if self._writes:
+            news = news_of(self._sender, transaction.claimable, transaction.finished, False, transaction.labels)
         number = self._number
         self._commits += 1
         commits = self._commits

@@ -281,6 +281,7 @@ class PostgresTransaction:
         self._again = False
         self._ahead: dict[tuple[Any, ...], Outcome] = {}
         self.claimable = 0
+        self.labels = False
         self.finished: list[str] = []
         self.spans = False
         self.targets: dict[tuple[str, str], SpanTarget] = {}

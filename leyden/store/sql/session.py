@@ -14,8 +14,9 @@ from typing import Any, Literal, Protocol
 from leyden.store.sql.driver import Operation
 from leyden.store.sql.sqlite import SqliteTransaction, as_leyden_error
 
-Publish = Callable[[int, Sequence[str], bool], None]
-"""Told after a commit: how many rollouts were put in the queue, which were finished, and whether spans were added."""
+Publish = Callable[[int, Sequence[str], bool, bool], None]
+"""Told after a commit: how many rollouts were put in the queue, which were finished, whether spans were added, and
+whether labels were changed."""
 
 
 class Work(Protocol):
@@ -82,7 +83,7 @@ class Session:
             if told is not error:
                 raise told from error
             raise
-        self._tell(transaction.claimable, transaction.finished, transaction.spans)
+        self._tell(transaction.claimable, transaction.finished, transaction.spans, transaction.labels)
         return answer
 
     def together(self, batch: Sequence[Work]) -> None:
@@ -90,7 +91,7 @@ class Session:
 
         The outcome is left in each of them. When the commit fails, all have failed.
         """
-        claimable, spans, changed = 0, False, False
+        claimable, spans, labels, changed = 0, False, False, False
         finished: list[str] = []
         try:
             self._execute(self._begin)
@@ -100,6 +101,7 @@ class Session:
                     claimable += self._transaction.claimable
                     finished += self._transaction.finished
                     spans = spans or self._transaction.spans
+                    labels = labels or self._transaction.labels
             self._execute("COMMIT" if changed else "ROLLBACK")  # what is undone in a savepoint would be written still
         except BaseException as error:  # noqa: BLE001 -- the whole batch is undone, and everybody is told
             self._undo("ROLLBACK")
@@ -107,7 +109,7 @@ class Session:
             for work in batch:
                 work.error = work.error or told
         else:
-            self._tell(claimable, finished, spans)
+            self._tell(claimable, finished, spans, labels)
 
     def close(self) -> None:
         """Close the connection."""
@@ -129,9 +131,9 @@ class Session:
         self._execute("RELEASE work")
         return work.error is None
 
-    def _tell(self, claimable: int, finished: Sequence[str], spans: bool) -> None:
-        if self._publish is not None and (claimable or finished or spans):
-            self._publish(claimable, finished, spans)
+    def _tell(self, claimable: int, finished: Sequence[str], spans: bool, labels: bool) -> None:
+        if self._publish is not None and (claimable or finished or spans or labels):
+            self._publish(claimable, finished, spans, labels)
 
     def _undo(self, statement: str) -> None:
         self._transaction.failed()

@@ -123,6 +123,7 @@ class SqliteTransaction:
         self.claimable = 0
         self.finished: list[str] = []
         self.spans = False
+        self.labels = False
         if self._tallied:
             self._tallied = {}
         if not self._targets_hold or len(self.targets) > _TARGETS:

@@ -67,6 +67,8 @@ class Transaction(Protocol):
     """The rollouts that this operation finished: whoever waits for them is told after the commit."""
     spans: bool
     """Whether this operation added spans: whoever watches them is told after the commit."""
+    labels: bool
+    """Whether this operation changed labels or releases: those who wait for labels are told after the commit."""
     targets: dict[tuple[str, str], SpanTarget]
     """By rollout and attempt, those that still hold: what this operation read, and what operations just before it left, where
     the driver makes sure that nobody else has written since. Who changes an attempt, a rollout or an index elsewhere than in

@@ -20,6 +20,7 @@ from leyden.errors import (
 )
 from leyden.store import LightningStore
 from leyden.types import AttemptedRollout, Feedback, LabelMove, LiveRollout, Retention
+from tests.contracts.store.support import SOON
 from tests.contracts.store.versions import labels, written
 
 
@@ -299,3 +300,35 @@ async def test_a_live_rollout_that_nobody_ends_times_out(store: LightningStore) 
     await store.record_live_rollouts([live(timeout_seconds=60.0)])
     (attempt,) = await store.sweep(time.time() + 61.0)
     assert attempt.status == "timeout"
+
+
+# ---- news of labels --------------------------------------------------------------------------------------------------
+
+
+async def test_a_wait_for_labels_ends_with_a_change_of_labels_or_releases_alone(store: LightningStore) -> None:
+    await written(store, "a", "b")
+    after = (await store.get_news(labels=True)).after
+
+    async def told() -> None:
+        nonlocal after
+        news = await waiting
+        assert news.labels and not (news.gap or news.finished or news.claimable or news.spans)
+        after = news.after
+
+    changes = [
+        lambda: store.set_label("production", "rs", 1),
+        lambda: store.move_labels([LabelMove(label="canary", to=("rs", 2), expected=None)]),
+        lambda: store.remove_label("canary"),
+        lambda: store.freeze_resources("rs", 2),
+        lambda: store.create_release("r", ("rs", 2), state="gating"),
+        lambda: store.advance_release("r", expected_state="gating", state="gating", details={"share": 0.5}),
+    ]
+    for change in changes:
+        waiting = asyncio.create_task(store.get_news(after=after, labels=True, timeout_seconds=SOON))
+        await served(store, f"ro-{changes.index(change)}")  # other news
+        assert not waiting.done()
+        await change()
+        await told()
+    assert not (await store.get_news(after=after, labels=True)).labels
+    await store.set_label("production", "rs", 1)  # it is there already
+    assert not (await store.get_news(after=after, labels=True)).labels

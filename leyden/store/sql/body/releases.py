@@ -89,6 +89,7 @@ def advance_release(
             f"release {release_id!r} in {tx.store_url} is {release.state!r}, not {expected_state!r}, so it did not become "
             f"{state!r}; read it again and decide anew"
         )
+    tx.labels = True  # sessions read the share of a canary from its release
     tx.run(
         "set_release",
         release_id=release_id,
