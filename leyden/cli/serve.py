@@ -33,13 +33,16 @@ def serve(
         ),
     ] = None,
     canary_percent: Annotated[
-        float, typer.Option(min=0, max=99, help="The share of users who get the version with the label canary.")
+        float, typer.Option(min=0, max=99, help="The share of users who get a canary that belongs to no release.")
     ] = 0.0,
+    salt: Annotated[
+        str, typer.Option(help="Users change places with it: a new one for each canary that belongs to no release.")
+    ] = "",
     folder: Annotated[
         Path, typer.Option(help="Where records wait while the store is away; one process uses it at a time.")
     ] = Path(".leyden/serving"),
     refresh_seconds: Annotated[
-        float, typer.Option(min=0.01, help="How late a promotion or a rollback takes effect.")
+        float, typer.Option(min=0.01, help="How often it looks for a gateway or a store that was away.")
     ] = 0.5,
     model: Annotated[
         list[str] | None,
@@ -78,7 +81,7 @@ def serve(
     options = {
         "gateway": gateway,
         "live_key": live_key,
-        "assignment": Assignment(canary_percent=canary_percent),
+        "assignment": Assignment(canary_percent=canary_percent, salt=salt),
         "folder": folder,
         "refresh_seconds": refresh_seconds,
         "fallback": bool(own),

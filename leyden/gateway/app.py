@@ -269,6 +269,13 @@ class GatewayApp:
         raw = await read_request(scope, receive, self._max_body_bytes)
         earlier = self._relay.retries.earlier((rollout_id, attempt_id), dialect.path, raw, scope)
         known_index = None if earlier is None else earlier.call_index
+        if claim is not None and not self._recorder.has_room_for(rollout_id):
+            raise Refusal(
+                503,
+                "too_many_live_rollouts",
+                "this gateway has admitted as many live rollouts as it may that the store does not have yet; look at the store, "
+                "which is away or too slow, and try again",
+            )
         try:
             live = None if claim is None else claim.claim
             admission = await self._attempts.admit(rollout_id, attempt_id, call_index=known_index, claim=live)
@@ -314,7 +321,7 @@ class GatewayApp:
         )
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._calls[task] = exchange
-        self._recorder.begin((rollout_id, attempt_id))
+        self._recorder.begin((rollout_id, attempt_id), is_live=claim is not None)
 
         def leave() -> None:
             exchange.disconnected = True

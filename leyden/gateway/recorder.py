@@ -42,6 +42,8 @@ _PROBE_SECONDS = 2.0
 _PATIENCE_SECONDS = 30.0
 """How long the store may be away before `flush` gives up on it."""
 _REPORTED_KEPT = 65_536
+_UNREPORTED_LIMIT = 200_000
+"""How many live rollouts may call that the store does not have yet. The gateway has nothing but a signature for them."""
 _LAST_SECONDS = 5.0
 """How long the end of the gateway waits for a store that is away."""
 
@@ -68,12 +70,25 @@ class Recorder:
         self._prefixes = Prefixes()
         self._reported: dict[str, None] = {}
         """Live rollouts that the store knows, the latest ones."""
+        self._unreported: set[str] = set()
+        """Live rollouts with calls under way or waiting records that the store does not know yet."""
         self._over: set[AttemptKey] = set()
         """Attempts that are to be forgotten once what is pending is written."""
 
-    def begin(self, key: AttemptKey) -> None:
-        """From now on `flush` waits for one more call of this attempt, which must be `put` in the end."""
+    def begin(self, key: AttemptKey, *, is_live: bool = False) -> None:
+        """From now on `flush` waits for one more call of this attempt, which must be `put` in the end.
+
+        is_live: the rollout was signed by a session, and the store may not know it.
+        """
         self._pending[key] = self._pending.get(key, 0) + 1
+        if is_live and key[0] not in self._reported:
+            self._unreported.add(key[0])
+
+    def has_room_for(self, rollout_id: str) -> bool:
+        """Return whether a live rollout may call: the store knows it, or does not know fewer than `_UNREPORTED_LIMIT` others."""
+        return (
+            len(self._unreported) < _UNREPORTED_LIMIT or rollout_id in self._unreported or rollout_id in self._reported
+        )
 
     async def put(self, call: ModelCall) -> None:
         """Queue a call that was begun; waits while the queue is full. It is queued also if that is cancelled, as `stop` does."""
@@ -194,6 +209,7 @@ class Recorder:
         if claims:
             await self._store.record_live_rollouts([claim.rollout() for claim in claims.values()])
             self._reported.update(dict.fromkeys(claims))
+            self._unreported.difference_update(claims)
             while len(self._reported) > _REPORTED_KEPT:
                 del self._reported[next(iter(self._reported))]
         await self._store.add_many_spans(spans)
@@ -322,6 +338,7 @@ class Recorder:
             self._pending[key] = left
             return
         del self._pending[key]
+        self._unreported.discard(key[0])
         if key in self._over:
             self._over.remove(key)
             self._prefixes.end(key)

@@ -1,6 +1,7 @@
 """Agents in production.
 
-- `session`: `OnlineSession` serves requests with released resources; `assignment` chooses the version; `outbox` delivers records.
+- `session`: `OnlineSession` serves requests with released resources; `assignment` chooses the version, `released` follows the
+  labels, `addresses` the gateway, `outbox` delivers records.
 - `blocking`: a store and an algorithm without `await`, for plain loops.
 - `continual`: learning while serving: a canary, promotion and rollback.
 

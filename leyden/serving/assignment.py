@@ -39,6 +39,16 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class CanaryShare:
+    """How a release gives its canary to users, the same in every session."""
+
+    share: float
+    """The part of the users who get it, in (0, 1)."""
+    salt: str
+    """Users change places with it."""
+
+
+@dataclass(frozen=True)
 class Assigned:
     """What one request runs with."""
 
@@ -54,12 +64,12 @@ class Assignment:
     """Shares and rules. Raise ConfigError for a share that leaves the control less than `min_control_percent`."""
 
     canary_percent: float = 0.0
-    """The share of users, from 0 to 100, who get a canary if there is one."""
+    """The share of users, from 0 to 100, who get a canary that belongs to no release. A release has its own share and salt."""
     min_control_percent: float = 1.0
     """The share that always stays with the control, above 0, so that there is something to compare with."""
     rules: Sequence[Rule] = field(default_factory=lambda: (Rule(),))
     salt: str = ""
-    """Users change places with it: give each experiment its own, or none to keep the same early users."""
+    """Users change places with it: give each experiment its own, or none to keep the same early users. A release has its own."""
 
     def __post_init__(self) -> None:
         if not 0 < self.min_control_percent <= 100:
@@ -78,6 +88,7 @@ class Assignment:
         user: str,
         labels: Mapping[str, VersionKey],
         *,
+        shares: Mapping[VersionKey, CanaryShare] | None = None,
         task_type: str | None = None,
         quality: float | None = None,
     ) -> Assigned:
@@ -85,6 +96,7 @@ class Assignment:
 
         key: the secret of the hash.
         labels: where each label is now.
+        shares: of the versions that a release gives to users. At least `min_control_percent` stay with the control.
         Raise ConfigError if no rule fits, or if the label of the rule that fits is on no version.
         """
         rule = next((rule for rule in self.rules if rule.fits(task_type, quality)), None)
@@ -92,14 +104,20 @@ class Assignment:
             raise ConfigError(
                 f"no rule fits task_type={task_type!r}, quality={quality!r}; end the rules with Rule(), which fits every request"
             )
-        if rule.canary in labels and place_of(key, user, self.salt) < self.canary_percent:
-            return Assigned(rule.canary, rule.canary, labels[rule.canary], rule.policy)
+        canary = labels.get(rule.canary)
+        if canary is not None and self._has_canary(key, user, (shares or {}).get(canary)):
+            return Assigned(rule.canary, rule.canary, canary, rule.policy)
         if rule.label not in labels:
             raise ConfigError(
                 f"no version has the label {rule.label!r}; put it on one with `leyden resources promote ID VERSION --label "
                 f"{rule.label}`, or LightningStore.set_label"
             )
         return Assigned(CONTROL, rule.label, labels[rule.label], rule.policy)
+
+    def _has_canary(self, key: str, user: str, given: CanaryShare | None) -> bool:
+        if given is None:
+            return place_of(key, user, self.salt) < self.canary_percent
+        return place_of(key, user, given.salt) < min(100 * given.share, 100 - self.min_control_percent)
 
 
 def user_hash(key: str, user: str) -> str:

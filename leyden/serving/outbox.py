@@ -44,6 +44,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = asyncio.Event()
+        self._empty = threading.Event()
         self.store_is_away = False
         self.refused = 0
         """Records that the store refused, such as feedback about unknown rollouts."""
@@ -61,8 +62,13 @@ class Outbox:
                     f"{self._store.url} is away and {len(self._spool):,} records wait already, as many as spool_bytes allows; "
                     "give the session a larger spool_bytes, and look at the store"
                 )
+            self._empty.clear()
         if was_empty and self._loop is not None:
             self._loop.call_soon_threadsafe(self._ready.set)
+
+    def wait_until_empty(self, seconds: float) -> bool:
+        """Block until all records are delivered, for at most `seconds`, and return whether they are."""
+        return self._empty.wait(seconds)
 
     async def deliver(self) -> None:
         """Bring records to the store as they come."""
@@ -70,6 +76,8 @@ class Outbox:
         while True:
             with self._lock:
                 batch = self._spool.first(_BATCH)
+                if not batch:
+                    self._empty.set()
             if not batch:
                 self._ready.clear()
                 if not len(self._spool):

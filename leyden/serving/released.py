@@ -1,35 +1,123 @@
-"""What is released: labels and the resources of their versions, in memory and in a file for a start without the store."""
+"""What is released: labels, the resources of their versions and the shares of canaries.
+
+They are in memory, follow the store by its news, and are in a file for a start without the store. It
+knows no requests and moves no label.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from leyden.errors import StoreError
+from leyden.serving.assignment import CanaryShare
+from leyden.store.base import LightningStore
 from leyden.types import NamedResources, VersionKey
 
 logger = logging.getLogger(__name__)
 
 _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
+_CANARY_STATE = "canary"
+"""The state of releases whose candidate serves users."""
+_NEWS_SECONDS = 2.0
+"""How long one wait for news lasts. A store that is cut off is noticed after at most twice that time."""
 
 
 @dataclass(frozen=True)
 class Released:
     """One state of the labels. It is replaced as a whole, so that a request sees one state."""
 
-    labels: Mapping[str, VersionKey]
-    resources: Mapping[VersionKey, NamedResources]
+    labels: Mapping[str, VersionKey] = field(default_factory=dict[str, VersionKey])
+    resources: Mapping[VersionKey, NamedResources] = field(default_factory=dict[VersionKey, NamedResources])
+    shares: Mapping[VersionKey, CanaryShare] = field(default_factory=dict[VersionKey, CanaryShare])
+    """How a release gives its version to users; versions without a release are not here."""
 
 
-class ReleasedFile:
+class ReleasedVersions:
+    """Follows what is released. `now` may be read from any thread; the rest runs in one event loop."""
+
+    def __init__(self, store: LightningStore, path: Path | None) -> None:
+        """path: the file that keeps the last state; None keeps nothing."""
+        self._store = store
+        self._file = _ReleasedFile(path)
+        self.now = Released()
+        self.are_old = False
+        """Whether the store could not be asked the last time."""
+
+    async def begin(self, within_seconds: float) -> None:
+        """Read what is released, or take what the file has if the store is away. Raise StoreError if it has nothing."""
+        try:
+            async with asyncio.timeout(within_seconds):
+                await self.read()
+        except (StoreError, TimeoutError) as error:
+            found = self._file.read()
+            if found is None:
+                raise StoreError(
+                    f"{self._store.url} is away and this session has no folder with versions from before, so nothing can be served"
+                ) from error
+            self.now, self.are_old = found, True
+            logger.warning("%s is away; serving the versions released last: %s", self._store.url, dict(found.labels))
+
+    async def read(self) -> None:
+        """Read what is released now. Raise StoreError if the store is away."""
+        labels = await self._labels()
+        while True:
+            shares = await self._shares(set(labels.values()))
+            if (again := await self._labels()) == labels:  # labels and shares are of one moment
+                break
+            labels = again
+        known = self.now.resources
+        resources = {
+            key: known.get(key) or (await self._store.get_resources_by_id(key[0], version=key[1])).resources
+            for key in set(labels.values())
+        }
+        if (labels, shares) != (self.now.labels, self.now.shares):
+            self.now = Released(labels, resources, shares)  # one assignment, so that no request mixes two versions
+            self._file.write(self.now)
+        self.are_old = False
+
+    async def follow(self, pause_seconds: float) -> None:
+        """Read what is released whenever the store has news of it, until cancelled.
+
+        pause_seconds: between two tries to reach a store that is away.
+        """
+        after: str | None = None
+        while True:
+            try:
+                async with asyncio.timeout(2 * _NEWS_SECONDS):
+                    waits = 0.0 if after is None else _NEWS_SECONDS
+                    news = await self._store.get_news(after=after, labels=True, timeout_seconds=waits)
+                    if after is None or news.labels or news.gap:
+                        await self.read()
+                after = news.after
+            except Exception as error:  # noqa: BLE001 -- serving goes on with what was released last
+                if not self.are_old:
+                    what = error if str(error) else "the store does not answer"
+                    logger.warning("labels cannot be read, serving goes on with %s: %s", dict(self.now.labels), what)
+                self.are_old, after = True, None
+                await asyncio.sleep(pause_seconds)
+
+    async def _labels(self) -> dict[str, VersionKey]:
+        return {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}
+
+    async def _shares(self, versions: set[VersionKey]) -> dict[VersionKey, CanaryShare]:
+        """Return the shares of these versions that the releases under way have set, by `start_canary`."""
+        releases = await self._store.query_releases(state_in=[_CANARY_STATE])
+        given = {each.canary_version: _share_in(each.details) for each in releases if each.canary_version in versions}
+        return {version: share for version, share in given.items() if share is not None}
+
+
+class _ReleasedFile:
     """The last state, in a file that only this user can read, because resources may hold keys."""
 
     def __init__(self, path: Path | None) -> None:
-        """path: None keeps nothing."""
         self._path = path
 
     def write(self, released: Released) -> None:
@@ -39,10 +127,11 @@ class ReleasedFile:
         versions = [
             [list(key), _RESOURCES.dump_python(value, mode="json")] for key, value in released.resources.items()
         ]
+        shares = [[list(key), asdict(share)] for key, share in released.shares.items()]
         aside = self._path.with_name(f"{self._path.name}.new")
         try:
             aside.touch(mode=0o600)
-            aside.write_text(json.dumps({"labels": released.labels, "versions": versions}))
+            aside.write_text(json.dumps({"labels": released.labels, "versions": versions, "shares": shares}))
             aside.replace(self._path)
         except OSError as error:
             logger.warning("what is released cannot be kept in %s: %s", self._path, error)
@@ -53,11 +142,21 @@ class ReleasedFile:
             return None
         try:
             found = json.loads(self._path.read_text())
-            labels = {label: (str(key[0]), int(key[1])) for label, key in found["labels"].items()}
-            versions = {
-                (str(key[0]), int(key[1])): _RESOURCES.validate_python(value) for key, value in found["versions"]
-            }
+            labels = {label: _version(key) for label, key in found["labels"].items()}
+            versions = {_version(key): _RESOURCES.validate_python(value) for key, value in found["versions"]}
+            shares = {_version(key): CanaryShare(**value) for key, value in found.get("shares", ())}
         except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
             logger.debug("no released versions in %s: %s", self._path, error)
             return None
-        return Released(labels, versions)
+        return Released(labels, versions, shares)
+
+
+def _version(key: Any) -> VersionKey:
+    return str(key[0]), int(key[1])
+
+
+def _share_in(details: Mapping[str, Any]) -> CanaryShare | None:
+    share, salt = details.get("share"), details.get("salt", "")
+    if not isinstance(share, int | float) or not isinstance(salt, str):
+        return None
+    return CanaryShare(float(share), salt)

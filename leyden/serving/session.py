@@ -1,34 +1,31 @@
 """`OnlineSession`: what a web application uses to serve users with released resources.
 
-No method waits for the network. Labels and their resources are in memory and are refreshed behind
-the requests; ids are made and signed here; records leave through the outbox. It knows no HTTP
-server (`app`) and does not decide on releases.
+No method waits for the network. What is released is in memory and follows the store behind the
+requests (`released`), as does whether the gateway is there (`addresses`); ids are made and signed here;
+records leave through the `outbox`. It knows no HTTP server (`app`) and does not decide on releases.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
-import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
-
-import aiohttp
+from typing import Any, Self
 
 from leyden.errors import ConfigError, GatewayError, StoreError
 from leyden.options import check_number
-from leyden.serving.assignment import Assigned, Assignment, user_hash
+from leyden.serving.addresses import ModelAddresses
+from leyden.serving.assignment import Assignment, user_hash
+from leyden.serving.loop_thread import LoopThread
 from leyden.serving.outbox import Outbox
-from leyden.serving.released import Released, ReleasedFile
+from leyden.serving.released import ReleasedVersions
 from leyden.store.base import LightningStore
 from leyden.types import (
-    LIVE_KEY_PREFIX,
     LLM,
     Feedback,
     FeedbackKind,
@@ -45,10 +42,6 @@ from leyden.utils import ids
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-_HEALTH_SECONDS = 2.0
-"""How long the gateway may take to say that it is there."""
 _START_SECONDS = 5.0
 """How long `start` waits for the store before it begins with what was released last."""
 
@@ -127,7 +120,8 @@ class OnlineSession:
         folder: where records wait while the store is away, and where the last released versions are kept for a start
             without the store. One process uses a folder at a time. None: both are lost with this process.
         spool_bytes: the largest size of the waiting records.
-        refresh_seconds: how often labels are read, so how late a promotion or a rollback takes effect here.
+        refresh_seconds: how often the session looks whether the gateway is there, and whether a store that was away is back.
+            Promotions and rollbacks are heard of by the store's news.
         fallback: while the gateway is away, give requests the models' own addresses (`models`), unrecorded and counted.
         models: by the name of a model, its own address and key, for `fallback`.
         timeout_seconds: how long a rollout may take until the store ends it, if nobody else does.
@@ -143,24 +137,19 @@ class OnlineSession:
         check_number("refresh_seconds", refresh_seconds, above=0)
         check_number("timeout_seconds", timeout_seconds, above=0)
         self._store = store
-        self._gateway = gateway.rstrip("/").removesuffix("/v1")
+        self._addresses = ModelAddresses(gateway, dict(models or {}) if fallback else None)
         self._key = live_key
         self._assignment = assignment or Assignment()
         self._folder = None if folder is None else Path(folder)
         self._spool_bytes = spool_bytes
         self._refresh_seconds = refresh_seconds
-        self._models = dict(models or {}) if fallback else None
         self._timeout_seconds = timeout_seconds
-        self._released = Released({}, {})
-        self._released_file = ReleasedFile(None if self._folder is None else self._folder / "released.json")
-        self._labels_are_old = False
-        self._gateway_is_away = False
+        self._released = ReleasedVersions(store, None if self._folder is None else self._folder / "released.json")
         self._served: Counter[str] = Counter()
         self._unrecorded = self._lost = 0
         self._outbox: Outbox | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: LoopThread | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._thread: threading.Thread | None = None
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
@@ -188,25 +177,21 @@ class OnlineSession:
             return
         path = None if self._folder is None else self._folder / "outbox"
         self._outbox = Outbox(self._store, path, max_bytes=self._spool_bytes)
-        loop = self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, args=(loop,), name="leyden-serving", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("leyden-serving")
         try:
-            self._in_loop(self._begin())
+            self._thread.run(self._begin(self._outbox))
         except BaseException:
             self.close()
             raise
 
     def close(self, *, within_seconds: float = 5.0) -> None:
         """Deliver what waits, for at most `within_seconds`, and stop. Records that are left stay in the folder."""
-        if self._thread is None or self._loop is None or self._outbox is None:
+        if self._thread is None or self._outbox is None:
             return
-        deadline = time.monotonic() + within_seconds
-        while len(self._outbox) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._thread = None
+        if self._tasks:
+            self._outbox.wait_until_empty(within_seconds)
+        self._thread.stop()
+        self._thread, self._tasks = None, []
         if len(self._outbox):
             where = "in this session's folder" if self._folder is not None else "in no file, and are lost"
             logger.warning("%d records have not reached %s; they are %s", len(self._outbox), self._store.url, where)
@@ -232,18 +217,13 @@ class OnlineSession:
         Raise ConfigError if nothing is released for the request, GatewayError if the gateway is away and `fallback` is not set.
         """
         outbox = self._running()
-        released = self._released
-        chosen = self._assignment.assign(self._key, user, released.labels, task_type=task_type, quality=quality)
-        resources = released.resources[chosen.version]
-        away = self._gateway_is_away
-        if away and self._models is None:
-            raise GatewayError(
-                f"the gateway at {self._gateway} is away, so calls could not be recorded; start it again, or give the session "
-                "fallback=True and models= to serve unrecorded meanwhile"
-            )
+        released = self._released.now
+        chosen = self._assignment.assign(
+            self._key, user, released.labels, shares=released.shares, task_type=task_type, quality=quality
+        )
         claim = LiveClaim(ids.rollout_id(), ids.attempt_id(), *chosen.version, chosen.arm, time.time())
         signed = sign_claim(self._key, claim)
-        given = self._own_models(resources, chosen) if away else self._through_gateway(resources, signed)
+        given, recorded = self._addresses.resources(released.resources[chosen.version], chosen.version, signed)
         served = Served(
             rollout_id=claim.rollout_id,
             attempt_id=claim.attempt_id,
@@ -252,16 +232,16 @@ class OnlineSession:
             policy=chosen.policy,
             resources=given,
             claim=signed,
-            recorded=not away,
+            recorded=recorded,
         )
         known = {"task_type": task_type, "policy": chosen.policy, "user_hash": user_hash(self._key, user)}
-        known |= {"unrecorded": away or None, "labels_are_old": self._labels_are_old or None}
+        known |= {"unrecorded": not recorded or None, "labels_are_old": self._released.are_old or None}
         rollout = claim.rollout()
         rollout.input, rollout.timeout_seconds = input, self._timeout_seconds
         rollout.metadata = {**(metadata or {}), **{name: value for name, value in known.items() if value is not None}}
         self._put(outbox, rollout)
         self._served[chosen.arm] += 1
-        self._unrecorded += away
+        self._unrecorded += not recorded
         return served
 
     def end(self, served: Served | str, status: LiveStatus = "succeeded", *, reason: str | None = None) -> None:
@@ -332,9 +312,9 @@ class OnlineSession:
         """Return how the session is doing."""
         outbox = self._outbox
         return SessionStatus(
-            labels=dict(self._released.labels),
-            store_is_away=self._labels_are_old or (outbox is not None and outbox.store_is_away),
-            gateway_is_away=self._gateway_is_away,
+            labels=dict(self._released.now.labels),
+            store_is_away=self._released.are_old or (outbox is not None and outbox.store_is_away),
+            gateway_is_away=self._addresses.gateway_is_away,
             waiting=0 if outbox is None else len(outbox),
             served=dict(self._served),
             unrecorded=self._unrecorded,
@@ -343,100 +323,19 @@ class OnlineSession:
         )
 
     def refresh(self) -> None:
-        """Read the labels now instead of within `refresh_seconds`. Raise StoreError if the store is away."""
+        """Read what is released now, without waiting for news. Raise StoreError if the store is away."""
         self._running()
-        self._in_loop(self._read_labels())
+        assert self._thread is not None
+        self._thread.run(self._released.read())
 
     # ---- behind the requests -------------------------------------------------------------------------------------------
 
-    async def _begin(self) -> None:
-        try:
-            async with asyncio.timeout(_START_SECONDS):
-                await self._read_labels()
-        except (StoreError, TimeoutError) as error:
-            found = self._released_file.read()
-            if found is None:
-                raise StoreError(
-                    f"{self._store.url} is away and this session has no folder with versions from before, so nothing can be served"
-                ) from error
-            self._released, self._labels_are_old = found, True
-            logger.warning("%s is away; serving the versions released last: %s", self._store.url, dict(found.labels))
-        await self._check_gateway_once()
-        outbox = self._running()
-        self._tasks = [
-            asyncio.create_task(work) for work in (outbox.deliver(), self._follow_labels(), self._watch_gateway())
-        ]
-
-    async def _read_labels(self) -> None:
-        labels = {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}
-        known = self._released.resources
-        resources = {
-            key: known.get(key) or (await self._store.get_resources_by_id(key[0], version=key[1])).resources
-            for key in set(labels.values())
-        }
-        if labels != self._released.labels:
-            self._released = Released(labels, resources)  # one assignment, so that no request mixes two versions
-            self._released_file.write(self._released)
-        self._labels_are_old = False
-
-    async def _follow_labels(self) -> None:
-        while True:
-            await asyncio.sleep(self._refresh_seconds)
-            try:
-                await self._read_labels()
-            except Exception as error:  # noqa: BLE001 -- serving goes on with what was released last
-                if not self._labels_are_old:
-                    logger.warning(
-                        "labels cannot be read, serving goes on with %s: %s", dict(self._released.labels), error
-                    )
-                self._labels_are_old = True
-
-    async def _watch_gateway(self) -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_SECONDS)) as http:
-            while True:
-                await asyncio.sleep(self._refresh_seconds)
-                await self._check_gateway(http)
-
-    async def _check_gateway_once(self) -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_SECONDS)) as http:
-            await self._check_gateway(http)
-
-    async def _check_gateway(self, http: aiohttp.ClientSession) -> None:
-        try:
-            async with http.get(f"{self._gateway}/health") as response:
-                away = response.status != 200
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            away = True
-        if away != self._gateway_is_away:
-            logger.warning("the gateway at %s %s", self._gateway, "is away" if away else "is back")
-        self._gateway_is_away = away
-
-    def _through_gateway(self, resources: NamedResources, signed: str) -> NamedResources:
-        given: NamedResources = {}
-        for name, resource in resources.items():
-            given[name] = resource.model_copy()
-            if isinstance(resource, LLM):
-                given[name] = LLM(
-                    endpoint=f"{self._gateway}/live/{signed}/v1",
-                    model=resource.model,
-                    api_key=LIVE_KEY_PREFIX + signed,
-                    sampling_parameters=dict(resource.sampling_parameters),
-                )
-        return given
-
-    def _own_models(self, resources: NamedResources, chosen: Assigned) -> NamedResources:
-        assert self._models is not None
-        own: NamedResources = {}
-        for name, resource in resources.items():
-            if not isinstance(resource, LLM):
-                own[name] = resource.model_copy()
-            elif (model := self._models.get(resource.model)) is None:
-                raise ConfigError(
-                    f"models= lacks {resource.model!r}, which version {chosen.version} uses; add its own address"
-                )
-            else:
-                own[name] = model.model_copy(update={"sampling_parameters": dict(resource.sampling_parameters)})
-        return own
+    async def _begin(self, outbox: Outbox) -> None:
+        await self._released.begin(_START_SECONDS)
+        await self._addresses.look()
+        pause_seconds = self._refresh_seconds
+        behind = (outbox.deliver(), self._released.follow(pause_seconds), self._addresses.watch(pause_seconds))
+        self._tasks = [asyncio.create_task(work) for work in behind]
 
     def _put(self, outbox: Outbox, rollout: LiveRollout) -> None:
         """Keep the beginning or the end of a rollout; a full spool loses it rather than the request."""
@@ -449,20 +348,3 @@ class OnlineSession:
         if self._outbox is None or self._thread is None:
             raise ConfigError("the session is not running; call start() or use `with OnlineSession(...) as session:`")
         return self._outbox
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-            left = asyncio.all_tasks(loop)
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())  # closes the store's connections of this loop
-        finally:
-            loop.close()
-
-    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        assert self._loop is not None
-        done: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return done.result()

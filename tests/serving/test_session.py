@@ -15,7 +15,9 @@ import pytest
 from leyden.errors import ConfigError, GatewayError, StoreError
 from leyden.gateway import LLMProxy, recorder
 from leyden.serving import Assignment, OnlineSession, outbox
-from leyden.serving.assignment import user_hash
+from leyden.serving.assignment import place_of, user_hash
+from leyden.serving.continual import CanarySettings, advance, start_canary
+from leyden.serving.continual import begin as begin_release
 from leyden.serving.continual.watch import user_of
 from leyden.store import (
     InMemoryLightningStore,
@@ -195,6 +197,83 @@ async def test_a_rollback_takes_effect_without_a_request_waiting(
     await store.set_label("production", "rs", 1)
     session.refresh()
     assert session.begin("q", user="ada").version == ("rs", 1)
+
+
+async def test_a_promotion_is_heard_of_by_news(store: InMemoryLightningStore, gateway: LLMProxy) -> None:
+    rarely = {"gateway": gateway.endpoint, "live_key": KEY, "refresh_seconds": 3600.0}
+    async with OnlineSession(store, **rarely) as one, OnlineSession(store, **rarely) as other:
+        for version in (2, 1, 2):
+            await store.set_label("production", "rs", version)
+            for session in (one, other):
+                await until(lambda: session.begin("q", user="ada").version == ("rs", version), 30.0)  # noqa: B023
+
+
+async def test_all_sessions_give_a_release_to_its_share_of_the_users(
+    store: InMemoryLightningStore, gateway: LLMProxy, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"gateway": gateway.endpoint, "live_key": KEY, "folder": tmp_path}
+    users = [f"u{n}" for n in range(100)]
+
+    def canary_users(session: OnlineSession) -> set[str]:
+        return {user for user in users if session.begin("q", user=user).arm == "canary"}
+
+    for name in ("r1", "r2"):
+        release = await begin_release(store, name, candidate=("rs", 2), production=("rs", 1))
+        release = await start_canary(store, release, CanarySettings(share=0.3))
+        expected = {user for user in users if place_of(KEY, user, name) < 30}
+        for own in (Assignment(), Assignment(canary_percent=60, salt="another")):
+            async with OnlineSession(store, **options, assignment=own) as session:
+                assert canary_users(session) == expected
+        async with (
+            LightningStoreClient("http://127.0.0.1:9", retry_seconds=0.0) as nowhere,
+            OnlineSession(nowhere, **options) as session,  # from the folder
+        ):
+            assert canary_users(session) == expected
+            await asyncio.to_thread(session.close, within_seconds=0.0)
+        async with OnlineSession(store, **options) as session:
+            await advance(store, release, "worse")
+            await until(lambda: not canary_users(session), 30.0)
+        await store.freeze_resources("rs", 2, frozen=False)
+
+
+async def test_the_end_of_a_session_waits_for_its_records(store: InMemoryLightningStore, gateway: LLMProxy) -> None:
+    async with OnlineSession(store, gateway=gateway.endpoint, live_key=KEY) as session:
+        with session.serve("q", user="ada") as served:
+            pass
+        session.feedback(served, source="user", reward=1.0)
+        await asyncio.to_thread(session.close, within_seconds=60.0)
+    assert (await store.get_rollout_by_id(served.rollout_id)).status == "succeeded"
+    assert (await store.query_feedback()).total == 1
+
+
+async def test_the_gateway_admits_a_bounded_number_of_rollouts_that_the_store_does_not_have(
+    tmp_path: Path, upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_UNREPORTED_LIMIT", 2)
+    async with SqliteLightningStore(tmp_path / "store.db") as file:
+        server = LightningStoreServer(file)
+        await server.start()
+        async with (
+            LightningStoreClient(server.endpoint, retry_seconds=0.1) as store,
+            LLMProxy(model_list=[upstream.llm()], store=store, live_key=KEY) as gateway,
+        ):
+            claims = [LiveClaim(f"lv{n}", "at", "rs", 1, None, time.time()) for n in range(4)]
+            root = gateway.endpoint.removesuffix("/v1")
+            llms = [
+                LLM(endpoint=f"{root}/live/{sign_claim(KEY, each)}/v1", model="fake", api_key="any") for each in claims
+            ]
+            await ask(llms[0])
+            await until(lambda: _n_rollouts(file, 1))
+            await server.stop()
+            for n in (1, 2, 0, 1):  # of what the store has, and of what was admitted, more calls may come
+                await ask(llms[n])
+            with pytest.raises(openai.InternalServerError, match="as many live rollouts as it may"):
+                await ask(llms[3])
+            await server.start()
+            await until(lambda: _n_rollouts(file, 3), 30.0)
+            await ask(llms[3])
+            await until(lambda: _n_rollouts(file, 4), 30.0)
+        await server.stop()
 
 
 async def test_users_keep_their_arms(store: InMemoryLightningStore, gateway: LLMProxy) -> None:

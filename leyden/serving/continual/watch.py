@@ -66,7 +66,7 @@ def user_of(rollout: Rollout) -> str:
 class CanarySettings:
     """How a canary is run and judged.
 
-    share: part of the users who get the canary, in (0, 1). It must be the one that the sessions use.
+    share: part of the users who get the canary, in (0, 1), from `start_canary` on. The sessions read it from the release.
     waiting_seconds: how long a missing value is awaited, from the arrival of the request's record at the
         store. Values that arrive later never count.
     deadline_seconds: a canary without a verdict by then is rolled back, also one without any traffic.
@@ -106,13 +106,16 @@ async def start_canary(
     who: str | None = None,
     why: str | None = None,
 ) -> Release:
-    """Put the label `canary` on the candidate, and set its deadline. Raises what `advance` raises."""
+    """Put the label `canary` on the candidate, and set its deadline. Raises what `advance` raises.
+
+    The sessions read the share of the users, and the salt that chooses them, from the release.
+    """
     now = time.time() if now is None else now
     return await advance(
         store,
         release,
         "release",
-        details={"canary_from": now, "share": settings.share},
+        details={"canary_from": now, "share": settings.share, "salt": release.release_id},
         deadline=now + settings.deadline_seconds,
         who=who,
         why=why,
@@ -131,13 +134,12 @@ async def judge(
     since = release.details.get("canary_from")
     if since is None:
         raise ConfigError(f"release {release.release_id!r} has no canary; call start_canary first")
+    share = release.details.get("share", settings.share)
     order = RequestOrder([metric.name for metric in settings.guard.metrics], waiting_seconds=settings.waiting_seconds)
     feedback = await _feedback_on(store, (release.canary_version, release.from_version), since)
     for rollout in await _requests(store, release, since + settings.settle_seconds, now - settings.lag_seconds):
         canary = rollout.arm == CANARY
-        order.assign(
-            rollout.rollout_id, key=settings.key(rollout), canary=canary, share=settings.share, time=rollout.start_time
-        )
+        order.assign(rollout.rollout_id, key=settings.key(rollout), canary=canary, share=share, time=rollout.start_time)
         last = rollout.start_time + settings.waiting_seconds
         in_time = _counted(feedback.get(rollout.rollout_id, ()), last)
         for metric, value in settings.values(_known_at(rollout, last), in_time).items():

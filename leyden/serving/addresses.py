@@ -1,0 +1,85 @@
+"""Where the models of a request listen: at the gateway, or at their own addresses while the gateway is away.
+
+It knows resources and an HTTP address, no store and no assignment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import aiohttp
+
+from leyden.errors import ConfigError, GatewayError
+from leyden.types import LIVE_KEY_PREFIX, LLM, NamedResources, ResourceUnion, VersionKey
+
+logger = logging.getLogger(__name__)
+
+_HEALTH_SECONDS = 2.0
+"""How long the gateway may take to say that it is there."""
+
+
+class ModelAddresses:
+    """`resources` may be called from any thread; `watch` runs in one event loop until it is cancelled."""
+
+    def __init__(self, gateway: str, own: Mapping[str, LLM] | None) -> None:
+        """own: the models' own addresses by their names, for the time without the gateway; None: requests fail then."""
+        self._gateway = gateway.rstrip("/").removesuffix("/v1")
+        self._own = own
+        self.gateway_is_away = False
+
+    def resources(self, resources: NamedResources, version: VersionKey, claim: str) -> tuple[NamedResources, bool]:
+        """Return a copy of the resources with the models' addresses, and whether calls are recorded.
+
+        claim: the signed claim of the rollout. Raise GatewayError if the gateway is away and there are no own
+        addresses, ConfigError if one is missing.
+        """
+        if not self.gateway_is_away:
+            return {name: self._at_gateway(resource, claim) for name, resource in resources.items()}, True
+        if self._own is None:
+            raise GatewayError(
+                f"the gateway at {self._gateway} is away, so calls could not be recorded; start it again, or give the session "
+                "fallback=True and models= to serve unrecorded meanwhile"
+            )
+        return {name: self._at_own_address(resource, version) for name, resource in resources.items()}, False
+
+    async def watch(self, pause_seconds: float) -> None:
+        """Look every `pause_seconds` whether the gateway is there."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_SECONDS)) as http:
+            while True:
+                await asyncio.sleep(pause_seconds)
+                await self._look(http)
+
+    async def look(self) -> None:
+        """Look once whether the gateway is there."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_SECONDS)) as http:
+            await self._look(http)
+
+    async def _look(self, http: aiohttp.ClientSession) -> None:
+        try:
+            async with http.get(f"{self._gateway}/health") as response:
+                away = response.status != 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            away = True
+        if away != self.gateway_is_away:
+            logger.warning("the gateway at %s %s", self._gateway, "is away" if away else "is back")
+        self.gateway_is_away = away
+
+    def _at_gateway(self, resource: ResourceUnion, claim: str) -> ResourceUnion:
+        if not isinstance(resource, LLM):
+            return resource.model_copy()
+        return LLM(
+            endpoint=f"{self._gateway}/live/{claim}/v1",
+            model=resource.model,
+            api_key=LIVE_KEY_PREFIX + claim,
+            sampling_parameters=dict(resource.sampling_parameters),
+        )
+
+    def _at_own_address(self, resource: ResourceUnion, version: VersionKey) -> ResourceUnion:
+        if not isinstance(resource, LLM):
+            return resource.model_copy()
+        model = (self._own or {}).get(resource.model)
+        if model is None:
+            raise ConfigError(f"models= lacks {resource.model!r}, which version {version} uses; add its own address")
+        return model.model_copy(update={"sampling_parameters": dict(resource.sampling_parameters)})
