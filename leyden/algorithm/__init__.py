@@ -9,7 +9,8 @@ who runs its rollouts. To add one, add a module here and a name to `trainer/regi
 
 from leyden.algorithm.apo import APO
 from leyden.algorithm.base import Algorithm, Dataset, Run
-from leyden.algorithm.collector import Budget, CollectedRollout, RolloutCollector, rollout_id_at, rollout_id_of
+from leyden.algorithm.budget import Budget
+from leyden.algorithm.collector import CollectedRollout, RolloutCollector, rollout_id_at, rollout_id_of
 from leyden.algorithm.decorator import FunctionalAlgorithm, algo
 from leyden.algorithm.evaluator import Evaluator, Score, Scores
 from leyden.algorithm.fast import Baseline, FastAlgorithm

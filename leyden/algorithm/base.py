@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.adapter import TraceAdapter
-from leyden.algorithm.collector import RolloutCollector
+from leyden.algorithm.collector import RolloutCollector, algorithm_group
 from leyden.algorithm.evaluator import Evaluator
 from leyden.errors import ConfigError, LeydenError
 from leyden.options import NamedOptions
@@ -35,11 +35,6 @@ _CANCEL_SECONDS = 5.0
 
 Dataset = Sequence[T]
 """Tasks: anything with a length and items (a list, a Hugging Face data set)."""
-
-
-def algorithm_group(run_id: str) -> str:
-    """Return the group of the rollouts in which a run's algorithm records its own calls."""
-    return f"{run_id}/algorithm"
 
 
 class Algorithm(NamedOptions, KeepsArguments, ABC):
@@ -181,32 +176,34 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
         purpose: what the calls are for, such as "reflection".
         model: a model that the gateway serves; None if it serves one only.
-        Raises ConfigError without a gateway.
+        Raises ConfigError without a gateway, and BudgetExceeded if a budget of tokens or cost has no
+        room for the attempt.
         """
         proxy, store, run_id = self.get_llm_proxy(), self.get_store(), self.get_run().run_id
         if proxy is None:
             raise ConfigError(
                 f"{type(self).__name__}.recorded_calls needs a gateway; call set_llm_proxy(LLMProxy(...))"
             )
-        rollout = await store.start_rollout(
-            {"algorithm": type(self).__name__, "purpose": purpose},
-            metadata={"run_id": run_id, **(metadata or {})},
-            run_id=None,
-            group_id=algorithm_group(run_id),
-        )
-        ids = rollout.rollout_id, rollout.attempt.attempt_id
-        status: AttemptStatus = "failed"
-        outcome: dict[str, Any] = {"reason": "the algorithm was interrupted", "reason_kind": "algorithm"}
-        try:
-            yield proxy.as_resource(*ids, model=model)
-            status, outcome = "succeeded", {}
-        except Exception as error:
-            outcome["reason"] = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            proxy.end_attempt(*ids)
-            await proxy.flush(*ids)
-            await store.update_attempt(*ids, status=status, metadata=outcome)
+        async with self.collector.reserve_attempt() as settle:
+            rollout = await store.start_rollout(
+                {"algorithm": type(self).__name__, "purpose": purpose},
+                metadata={"run_id": run_id, **(metadata or {})},
+                run_id=None,
+                group_id=algorithm_group(run_id),
+            )
+            ids = rollout.rollout_id, rollout.attempt.attempt_id
+            status: AttemptStatus = "failed"
+            outcome: dict[str, Any] = {"reason": "the algorithm was interrupted", "reason_kind": "algorithm"}
+            try:
+                yield proxy.as_resource(*ids, model=model)
+                status, outcome = "succeeded", {}
+            except Exception as error:
+                outcome["reason"] = f"{type(error).__name__}: {error}"
+                raise
+            finally:
+                proxy.end_attempt(*ids)
+                await proxy.flush(*ids)
+                settle(await store.update_attempt(*ids, status=status, metadata=outcome))
 
     def set_initial_resources(self, resources: NamedResources | None) -> None:
         """Give the resources that the user starts with, or None."""

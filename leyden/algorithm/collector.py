@@ -5,33 +5,41 @@ rollouts that the algorithm will still read. Requests whose ids are derived (`ro
 `rollout_id_of`) are answered from the store if it has them, so a resumed algorithm runs nothing
 twice and equal evaluations are run once.
 
-It knows the store. It does not know what a rollout is worth, nor who runs it. To limit something
-besides rollouts, add a field to `Budget`.
+A budget of tokens or cost holds requests back: a rollout is enqueued when the limits of its attempts
+are reserved, and a finished one gives back what it has not used.
+
+It knows the store. It does not know what a rollout is worth, nor who runs it. What is limited, and how
+it is counted, is decided in `budget.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import json
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
-from leyden.errors import BudgetExceeded, ConfigError, IllegalTransition, LeydenError, UnknownRollout
+from leyden.algorithm.budget import Budget, busy_seconds
+from leyden.errors import ConfigError, IllegalTransition, LeydenError, UnknownRollout
 from leyden.options import check_number
 from leyden.store.base import LightningStore
 from leyden.types import (
+    Attempt,
     AttemptedRollout,
     EnqueueRolloutRequest,
     Rollout,
+    RolloutConfig,
     RolloutStatus,
     Span,
     failure_reason,
@@ -55,6 +63,11 @@ _NAMED = 5
 """Rollouts that are named then."""
 _AT_LEAST = 128
 """Rollouts enqueued at a time by `max_unfinished="auto"` if the runners are few or unknown."""
+
+
+def algorithm_group(run_id: str) -> str:
+    """Return the group of the calls that the algorithm of a run makes itself."""
+    return f"{run_id}/algorithm"
 
 
 def rollout_id_at(run_id: str, *place: str | int) -> str:
@@ -87,70 +100,6 @@ def _plain(value: object) -> Any:
     if isinstance(value, BaseModel):
         return [type(value).__name__, value.model_dump(mode="json")]
     raise TypeError(f"{type(value).__name__} is no JSON value")
-
-
-@dataclass(slots=True)
-class Budget:
-    """A limit that a collector never exceeds.
-
-    A rollout counts once, when it is first requested. One that the store has already counts too if
-    it belongs to the same run, so that a resumed run spends what an uninterrupted one would have.
-    One that another run has paid for is free.
-    """
-
-    rollouts: int | None = None
-    """How many rollouts may be requested in all. None: no limit."""
-    seconds: float | None = None
-    """How long rollouts may be requested and may run, from the first request on. The `Evaluator`
-    cancels at this time what has not finished, and raises BudgetExceeded. None: no limit."""
-    used: int = field(default=0, init=False)
-    """Rollouts requested so far."""
-    earlier_seconds: float = field(default=0.0, init=False)
-    """Time that earlier processes of a resumed run have spent."""
-    _started_at: float | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        check_number("rollouts", self.rollouts, at_least=0, whole=True, or_none="no limit")
-        check_number("seconds", self.seconds, above=0, or_none="no limit")
-
-    @property
-    def is_unlimited(self) -> bool:
-        """Return whether neither rollouts nor time are limited."""
-        return self.rollouts is None and self.seconds is None
-
-    @property
-    def left(self) -> int | None:
-        """Return how many rollouts may still be requested; None without a limit."""
-        return None if self.rollouts is None else max(0, self.rollouts - self.used)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Return for how long rollouts may still be requested; None without a limit."""
-        if self.seconds is None:
-            return None
-        here = 0.0 if self._started_at is None else time.monotonic() - self._started_at
-        return max(0.0, self.seconds - self.earlier_seconds - here)
-
-    def metrics(self) -> dict[str, float]:
-        """Return what is left of each limit, for the metrics of a step."""
-        left = {"budget_rollouts_left": self.left, "budget_seconds_left": self.seconds_left}
-        return {name: value for name, value in left.items() if value is not None}
-
-    def take(self, rollouts: int) -> None:
-        """Count `rollouts` more. Raise BudgetExceeded, and count none, if they are too many or too late."""
-        if self._started_at is None:
-            self._started_at = time.monotonic()
-        if rollouts and self.seconds_left == 0:
-            raise BudgetExceeded(
-                f"{rollouts:,} more rollouts were requested, and the time of Budget(seconds={self.seconds:g}) is over; "
-                "give a larger budget"
-            )
-        if self.left is not None and rollouts > self.left:
-            raise BudgetExceeded(
-                f"{rollouts:,} more rollouts were requested, and {self.left:,} are left of Budget(rollouts={self.rollouts:,}); "
-                "request no more than budget.left, or give a larger budget"
-            )
-        self.used += rollouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +168,17 @@ class RolloutCollector:
         """Rollouts of other runs, which are not this collector's to cancel."""
         self._counted: set[str] = set()
         """Rollouts that the budget has counted, or that are free."""
+        self._unsent: dict[str, int] = {}
+        """Counted rollouts that are still to be enqueued, each with the attempts to reserve for it."""
+        self._sent: set[str] = set()
+        """Rollouts with a reservation that the store has."""
+        self._calls: dict[str, None] = {}
+        """Reservations for attempts of the algorithm's own, the newest last."""
+        self._freed = asyncio.Event()
+        """Set, and replaced, when a reservation is given back."""
         self._released = 0
         """Rollouts that are pinned and no longer needed."""
+        self._warned: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
 
@@ -243,9 +201,12 @@ class RolloutCollector:
         Return the rollouts as they are now: one whose id the store has already is not run again,
         whatever its status. `collect` with requests of the same ids yields the results. A request's own
         `pin` is replaced by the collector's.
-        Raises BudgetExceeded, and enqueues nothing, if the budget does not cover the new ones.
+        Raises BudgetExceeded, and enqueues nothing, if the budget does not cover the new ones now.
         """
-        return [rollout for _, rollout in await self._enqueue(list(requests))]
+        named = [self._named(request) for request in requests]
+        if self.budget.is_reserved:
+            await self._settle_finished()
+        return await self._enqueue(named, whole=True)
 
     async def collect(
         self,
@@ -270,20 +231,31 @@ class RolloutCollector:
             the runners have nothing left to claim.
         check: called at least every `check_seconds` while rollouts are unfinished. What it raises ends
             the collection.
-        Raises BudgetExceeded before it enqueues what the budget does not cover.
+        Raises BudgetExceeded before it enqueues what the budget does not cover. Of a budget of tokens
+        or cost, that is known when nothing is under way that could give something back; the results
+        before that are yielded.
         """
         if max_unfinished != "auto":
             check_number("max_unfinished", max_unfinished, at_least=1, whole=True, or_none="all")
         window, silence = _Window(max_unfinished, self._concurrency), _Silence()
         to_come = enumerate(requests)
+        held: deque[tuple[int, EnqueueRolloutRequest]] = deque()
         waiting: dict[str, list[_Asked]] = {}
         try:
             while True:
-                await self._fill(window, to_come, waiting)
-                if not waiting:
+                await self._fill(window, to_come, held, waiting)
+                if not waiting and not held:
                     break
                 timeout = _SILENCE_SECONDS if check is None else check_seconds
-                finished = await self._store.wait_for_any_rollout(rollout_ids=list(waiting), timeout=timeout)
+                if not waiting:
+                    await self._wait_for_room(self._unsent.get(str(held[0][1].rollout_id), 1), timeout)
+                    if check is not None:
+                        check()
+                    continue
+                others = self._sent - waiting.keys() if held else ()  # they may make room
+                known = await self._store.wait_for_any_rollout(rollout_ids=[*waiting, *others], timeout=timeout)
+                await self._settle(known)
+                finished = [rollout for rollout in known if rollout.rollout_id in waiting]
                 if check is not None and len(finished) < len(waiting):
                     check()
                 if silence.is_due(bool(finished)):
@@ -301,6 +273,7 @@ class RolloutCollector:
                 await asyncio.sleep(_REST_SECONDS_EACH * len(waiting))
                 await window.widen(self._store)
         finally:
+            self._give_up([request for _, request in held])
             for rollout_id, asked in waiting.items():
                 if rollout_id in self._unread:
                     self._unread[rollout_id] -= len(asked)
@@ -334,10 +307,54 @@ class RolloutCollector:
         seconds: how long the run has taken so far.
         """
         self.budget.earlier_seconds = seconds
-        if not self.budget.is_unlimited:
-            stored = {rollout.rollout_id for rollout in await self._store.query_rollouts(run_id=run_id)}
-            self.budget.used += len(stored - self._counted)
-            self._counted |= stored
+        if self.budget.is_unlimited:
+            return
+        own = await self._store.query_rollouts(group_id=algorithm_group(run_id))
+        found = [
+            each for each in await self._store.query_rollouts(run_id=run_id) if each.rollout_id not in self._counted
+        ]
+        self.budget.used += len(found)
+        self._counted.update(rollout.rollout_id for rollout in found)
+        attempts = {rollout.rollout_id: await self._attempts_of(rollout) for rollout in (*own, *found)}
+        self.budget.earlier_seconds = max(seconds, busy_seconds(itertools.chain(*attempts.values())))
+        if self.budget.is_reserved:
+            for rollout in (*own, *found):
+                await self._charge_earlier(rollout, attempts[rollout.rollout_id])
+
+    async def _charge_earlier(self, rollout: Rollout, attempts: Sequence[Attempt]) -> None:
+        """Charge tokens and cost of a rollout that an earlier process has enqueued; cancel one that could exceed them."""
+        if rollout.finished:
+            self._warn(self.budget.spend(attempts))
+        elif self.budget.reserve(rollout.rollout_id, _attempts_at_most(rollout, attempts)):
+            self._sent.add(rollout.rollout_id)
+        else:
+            with contextlib.suppress(IllegalTransition):
+                await self._store.update_rollout(rollout.rollout_id, status="cancelled")
+            self._warn(self.budget.spend(attempts))
+
+    @contextlib.asynccontextmanager
+    async def reserve_attempt(self) -> AsyncGenerator[Callable[[Attempt], None]]:
+        """Reserve the limits of an attempt of the algorithm's own during the block, as soon as there is room.
+
+        Yield a function that is given the attempt when it has ended. An attempt that it is not given
+        counts with its limits, because a call may be billed although no answer came.
+        Raises BudgetExceeded if there is no room, and nothing is under way that could make some.
+        """
+        ended: list[Attempt] = []
+        if not self.budget.is_reserved:
+            yield ended.append
+            return
+        key = f"call {secrets.token_hex(6)}"
+        while not self.budget.reserve(key):
+            await self._wait_for_room(1, _SILENCE_SECONDS)
+        self._calls[key] = None
+        try:
+            yield ended.append
+        finally:
+            del self._calls[key]
+            lost = Attempt(rollout_id=key, attempt_id=key, sequence_id=1, start_time=0.0, status="cancelled")
+            self._warn(self.budget.settle(key, ended or [lost]))
+            self._tell_freed()
 
     async def cancel(self, rollout_ids: Collection[str] | None = None) -> int:
         """Cancel rollouts that this collector has enqueued and that have not finished; return how many.
@@ -359,6 +376,8 @@ class RolloutCollector:
                 if readers > 0 or (rollout_ids is not None and rollout_id not in to_cancel)
             }
         await self._write_pins()
+        if self.budget.is_reserved:
+            await self._settle_finished()
         return cancelled
 
     async def close(self) -> None:
@@ -370,44 +389,77 @@ class RolloutCollector:
 
     # ---- enqueuing -----------------------------------------------------------------------------------------------------
 
+    def _named(self, request: EnqueueRolloutRequest) -> EnqueueRolloutRequest:
+        return request.model_copy(update={"rollout_id": request.rollout_id or ids.rollout_id(), "pin": self._pin})
+
     async def _fill(
-        self, window: _Window, to_come: Iterator[tuple[int, EnqueueRolloutRequest]], waiting: dict[str, list[_Asked]]
+        self,
+        window: _Window,
+        to_come: Iterator[tuple[int, EnqueueRolloutRequest]],
+        held: deque[tuple[int, EnqueueRolloutRequest]],
+        waiting: dict[str, list[_Asked]],
     ) -> None:
-        """Enqueue as many of the requests to come as the window has room for."""
-        room = window.room(len(waiting))
-        asked = list(itertools.islice(to_come, room))
+        """Enqueue as many of the requests to come as the window and the budget have room for.
+
+        held: requests that the window has let in and the budget not yet.
+        """
+        room = window.room(len(waiting) + len(held))
+        asked = [(place, self._named(request)) for place, request in itertools.islice(to_come, room)]
         window.exhausted = room is None or len(asked) < room
-        if not asked:
+        held.extend(asked)
+        if not held:
             return
-        enqueued = await self._enqueue([request for _, request in asked])
-        for (place, _), (request, rollout) in zip(asked, enqueued, strict=True):
+        for rollout in await self._enqueue([request for _, request in held], whole=False):
+            place, request = held.popleft()
             waiting.setdefault(rollout.rollout_id, []).append(_Asked(place, request, rollout.finished))
             self._unread[rollout.rollout_id] += 1
 
-    async def _enqueue(self, requests: Sequence[EnqueueRolloutRequest]) -> list[tuple[EnqueueRolloutRequest, Rollout]]:
-        """Enqueue the requests. Return each with its id and its rollout."""
-        named = [
-            request.model_copy(update={"rollout_id": request.rollout_id or ids.rollout_id(), "pin": self._pin})
-            for request in requests
-        ]
-        if not named:
+    async def _enqueue(self, requests: Sequence[EnqueueRolloutRequest], *, whole: bool) -> Sequence[Rollout]:
+        """Enqueue the first requests, as many as the budget has room for now, and return their rollouts.
+
+        whole: all or none. Raise BudgetExceeded if there is no room for all.
+        """
+        if not requests:
             return []
-        rollout_ids = {str(request.rollout_id) for request in named}
         async with self._exclusively():
-            await self._pay(named)
-            new = rollout_ids - self._unread.keys()
-            self._in_doubt |= new
+            await self._pay(requests)
+            fitting = requests[: self._reserve(requests)]
+            new = {str(request.rollout_id) for request in fitting} - self._unread.keys()
+            if whole and len(fitting) < len(requests):
+                self._release(new)
+                self._give_up(requests)
+                raise self.budget.exceeded(len(requests))
             try:
-                rollouts = await self._store.enqueue_many_rollouts(named)
+                return await self._send(fitting, new)
             except LeydenError:
                 self._in_doubt -= new
+                self._release(new)
                 raise
-            self._in_doubt -= new
-            for request, rollout in zip(named, rollouts, strict=True):
-                self._unread.setdefault(rollout.rollout_id, 0)
-                if rollout.run_id != request.run_id:
-                    self._foreign.add(rollout.rollout_id)
-        return list(zip(named, rollouts, strict=True))
+
+    def _release(self, rollout_ids: set[str]) -> None:
+        """Give back the reservations of rollouts that were not enqueued."""
+        for rollout_id in rollout_ids - self._sent:
+            self.budget.release(rollout_id)
+
+    async def _send(self, requests: Sequence[EnqueueRolloutRequest], new: set[str]) -> Sequence[Rollout]:
+        """Enqueue requests that are paid. new: the ids among them that this collector has not enqueued before."""
+        if not requests:
+            return []
+        self._in_doubt |= new
+        rollouts = await self._store.enqueue_many_rollouts(requests)
+        self._in_doubt -= new
+        reserved = self.budget.reserved
+        for request, rollout in zip(requests, rollouts, strict=True):
+            self._unsent.pop(rollout.rollout_id, None)
+            self._unread.setdefault(rollout.rollout_id, 0)
+            if rollout.run_id != request.run_id:
+                self._foreign.add(rollout.rollout_id)
+                self.budget.release(rollout.rollout_id)
+            elif rollout.rollout_id in reserved:
+                self._sent.add(rollout.rollout_id)
+        return rollouts
+
+    # ---- the budget ----------------------------------------------------------------------------------------------------
 
     async def _pay(self, requests: Sequence[EnqueueRolloutRequest]) -> None:
         """Count the requests that the budget has not counted yet. A failed enqueuing that is repeated is paid once."""
@@ -415,9 +467,96 @@ class RolloutCollector:
             return
         new = {str(request.rollout_id): request for request in requests if request.rollout_id not in self._counted}
         stored = await self._store.query_rollouts(rollout_id_in=list(new)) if new else ()
-        free = sum(rollout.run_id != new[rollout.rollout_id].run_id for rollout in stored)
-        self.budget.take(len(new) - free)
+        free = {rollout.rollout_id for rollout in stored if rollout.run_id != new[rollout.rollout_id].run_id}
+        self.budget.take(len(new) - len(free), unsent=sum(request.rollout_id in self._unsent for request in requests))
         self._counted.update(new)
+        for rollout_id in new.keys() - free:
+            self._unsent[rollout_id] = _config(new[rollout_id]).max_attempts
+        if self.budget.is_reserved:
+            for rollout in stored:
+                if rollout.rollout_id not in free:
+                    await self._charge_stored(rollout)
+
+    async def _charge_stored(self, rollout: Rollout) -> None:
+        """Charge a rollout of this run that the store has already."""
+        attempts = await self._attempts_of(rollout)
+        if rollout.finished:
+            del self._unsent[rollout.rollout_id]
+            self._warn(self.budget.spend(attempts))
+        else:
+            self._unsent[rollout.rollout_id] = _attempts_at_most(rollout, attempts)
+
+    def _reserve(self, requests: Sequence[EnqueueRolloutRequest]) -> int:
+        """Reserve the limits of the first requests; return for how many there is room."""
+        for count, request in enumerate(requests):
+            attempts = self._unsent.get(str(request.rollout_id))
+            if attempts is not None and not self.budget.reserve(str(request.rollout_id), attempts):
+                return count
+        return len(requests)
+
+    def _give_up(self, requests: Iterable[EnqueueRolloutRequest]) -> None:
+        """Do not count requests that were never enqueued."""
+        dropped = {str(request.rollout_id) for request in requests} & self._unsent.keys()
+        for rollout_id in dropped:
+            del self._unsent[rollout_id]
+        self._counted -= dropped
+        self.budget.give_back(len(dropped))
+
+    async def _wait_for_room(self, attempts: int, timeout: float) -> None:
+        """Return when there may be room for so many attempts, or after `timeout` seconds.
+
+        Raises BudgetExceeded if there is none, and nothing is under way that could make some.
+        """
+        await self._settle_finished()
+        if (self.budget.attempts_left or 0) >= attempts:
+            return
+        if not self.budget.reserved:
+            raise self.budget.exceeded(attempts)
+        events: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._freed.wait())]
+        if self._sent:
+            ended = self._store.wait_for_any_rollout(rollout_ids=list(self._sent), timeout=timeout)
+            events.append(asyncio.ensure_future(ended))
+        try:
+            await asyncio.wait(events, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for event in events:
+                event.cancel()
+            await asyncio.gather(*events, return_exceptions=True)
+
+    async def _settle_finished(self) -> None:
+        """Give back what finished rollouts have not used, and the reservations of rollouts that were never enqueued."""
+        async with self._exclusively():
+            rollouts = [key for key in self.budget.reserved if key not in self._calls]
+            stored = await self._store.query_rollouts(rollout_id_in=rollouts) if rollouts else ()
+            self._sent = {rollout.rollout_id for rollout in stored}
+            for rollout_id in set(rollouts) - self._sent:
+                self.budget.release(rollout_id)
+        await self._settle([rollout for rollout in stored if rollout.finished])
+
+    async def _settle(self, finished: Iterable[Rollout]) -> None:
+        """Count what finished rollouts have used, each once, and give back the rest."""
+        for rollout in finished:
+            if rollout.rollout_id in self._sent:
+                attempts = await self._attempts_of(rollout)
+                self._warn(self.budget.settle(rollout.rollout_id, attempts))
+                self._sent.discard(rollout.rollout_id)
+                self._tell_freed()
+
+    async def _attempts_of(self, rollout: Rollout) -> Sequence[Attempt]:
+        if not isinstance(rollout, AttemptedRollout):
+            return ()
+        if rollout.attempt.sequence_id == 1:
+            return (rollout.attempt,)
+        return await self._store.query_attempts(rollout.rollout_id)
+
+    def _tell_freed(self) -> None:
+        freed, self._freed = self._freed, asyncio.Event()
+        freed.set()
+
+    def _warn(self, problem: str | None) -> None:
+        if problem is not None and problem not in self._warned and len(self._warned) < _NAMED:
+            self._warned.add(problem)
+            logger.warning("the budget cannot be kept exactly: %s", problem)
 
     # ---- pins ----------------------------------------------------------------------------------------------------------
 
@@ -446,7 +585,7 @@ class RolloutCollector:
         """Return the lock of the running loop; a sync algorithm may start one after another."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._loop, self._lock = loop, asyncio.Lock()
+            self._loop, self._lock, self._freed = loop, asyncio.Lock(), asyncio.Event()
         return self._lock
 
     async def _cancel_one(self, rollout_id: str, slots: asyncio.Semaphore) -> bool:
@@ -522,6 +661,15 @@ def _state(rollout: Rollout) -> str:
     ends = "it has no time limit" if limit is None else f"timeout_seconds={limit:g} ends it"
     lasted = time.time() - attempt.start_time
     return f"{rollout.rollout_id} {attempt.status} for {lasted:.0f} s on {attempt.worker_id or 'a runner'}, {ends}"
+
+
+def _config(request: EnqueueRolloutRequest) -> RolloutConfig:
+    return request.config or RolloutConfig()
+
+
+def _attempts_at_most(rollout: Rollout, attempts: Sequence[Attempt]) -> int:
+    """Return how many attempts an unfinished rollout can come to; those that were interrupted are made again."""
+    return max(len(attempts), rollout.config.max_attempts + sum(attempt.interrupted for attempt in attempts))
 
 
 def _end_time(rollout: Rollout) -> float:

@@ -53,7 +53,7 @@ class Score:
     reason: str | None
     """Why the rollout failed; None if it has a reward."""
     result: CollectedRollout | None
-    """None if the rollout belongs to another run, and was unfinished at the deadline."""
+    """None if the rollout was not started at the deadline, or unfinished in another run."""
 
     @property
     def failed(self) -> bool:
@@ -152,8 +152,8 @@ class Evaluator:
         deadline_seconds: from now; None: no deadline.
         keep_until: see `RolloutCollector.collect`.
         metadata: of each new rollout.
-        Raises BudgetExceeded, and enqueues nothing, if the budget does not cover what is new; and after
-        the finished scores if its time is over before the last.
+        Raises BudgetExceeded, and enqueues nothing, if the budget has too few rollouts for what is new;
+        and after the finished scores if its time, tokens or cost are used up before the last.
         """
         check_number("replicas", replicas, at_least=1, whole=True)
         check_number("deadline_seconds", deadline_seconds, above=0, or_none="no deadline")
@@ -195,9 +195,9 @@ class Evaluator:
     async def _collect(
         self, requests: Sequence[EnqueueRolloutRequest], ends_at: float | None, keep_until: int | None
     ) -> AsyncGenerator[tuple[int, CollectedRollout | None]]:
-        """Yield each request's place and result; None if it is unfinished after the deadline.
+        """Yield each request's place and result; None if it has none after the deadline.
 
-        Raise BudgetExceeded after them if one is unfinished when the budget's time is over.
+        Raise BudgetExceeded after them if one has none when the budget's time is over.
         """
 
         def check_deadline() -> None:
@@ -224,8 +224,8 @@ class Evaluator:
             others = left.keys() - set(places)
             if others and is_cut:
                 raise BudgetExceeded(
-                    f"the time of Budget(seconds={self.collector.budget.seconds:g}) is over, and {len(others):,} rollouts of "
-                    "another run have not finished; give a larger budget"
+                    f"the time of Budget(seconds={self.collector.budget.seconds:g}) is over, and {len(others):,} rollouts "
+                    "have not started, or belong to another run and have not finished; give a larger budget"
                 ) from None
             for place in others:
                 yield place, None
@@ -248,7 +248,7 @@ class Evaluator:
         return self.collector.budget.seconds_left == 0
 
     def _score(self, place: tuple[int, int], result: CollectedRollout | None) -> Score:
-        reason = "unfinished at the deadline, in another run"
+        reason = "not started at the deadline, or unfinished in another run"
         if result is not None:
             if result.status == "succeeded" and result.reward is not None:
                 return Score(*place, result.reward, None, result)

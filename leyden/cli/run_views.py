@@ -98,6 +98,17 @@ def rewards_as_data(reward: RewardMetrics | None) -> dict[str, Any] | None:
     }
 
 
+def budget_left(run: RecordedRun) -> dict[str, str]:
+    """Return what was left of the algorithm's budget at the last step, by the limit's name; empty without a budget."""
+    found: dict[str, str] = {}
+    for row in run.metrics("train"):
+        for name in ("rollouts", "tokens", "cost", "seconds"):
+            left = row.metrics.get(f"budget_{name}_left")
+            if isinstance(left, (int, float)):
+                found[name] = f"{left:,.0f}" if name != "cost" else figure(left)
+    return found
+
+
 def seconds_of(run: RecordedRun) -> float:
     """Return how long the run took or has taken so far; for a crashed run, until its last
     heartbeat.

@@ -128,7 +128,7 @@ def _how_to_continue(run: RecordedRun) -> str | None:
 
 
 def _print_head(run: RecordedRun) -> None:
-    from leyden.cli.run_views import COLOURS, age, as_data, reward_text, seconds_of
+    from leyden.cli.run_views import COLOURS, age, as_data, budget_left, reward_text, seconds_of
     from leyden.runs.chart import sparkline
     from leyden.utils.figures import duration, figure, harmless
 
@@ -152,6 +152,8 @@ def _print_head(run: RecordedRun) -> None:
             continue
         best = f", best {figure(reward.best, 3)} at step {reward.best_iteration}" if len(reward.values) > 1 else ""
         _print(f"{name:<12}{reward_text(reward)}{best}  {sparkline(reward.values, 24)}".rstrip())
+    if left := [f"{value} {name}" for name, value in budget_left(run).items()]:
+        _print(f"budget left {', '.join(left)}")
 
 
 # ---- rollouts ------------------------------------------------------------------------------------

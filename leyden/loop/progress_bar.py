@@ -31,7 +31,7 @@ class ProgressBar(Callback):
 
     def __init__(
         self,
-        metrics: Sequence[str] = ("reward", "val/reward"),
+        metrics: Sequence[str] = ("reward", "val/reward", "budget_left"),
         *,
         unit: str = "rollouts",
         stream: TextIO | None = None,

@@ -21,7 +21,7 @@ from typing import Any
 
 from leyden.adapter import TraceAdapter
 from leyden.algorithm import Algorithm, Dataset, IterativeAlgorithm, Run
-from leyden.algorithm.base import algorithm_group
+from leyden.algorithm.collector import algorithm_group
 from leyden.errors import ConfigError, StoreError, UnknownRun
 from leyden.execution import Elsewhere, ExecutionStrategy
 from leyden.execution.base import RunsAgain

@@ -175,7 +175,7 @@ async def test_another_runs_rollout_has_no_score_when_the_time_is_over(store: ly
             await asyncio.sleep(0.3)
         with in_run("run-2"):
             evaluator = Evaluator(RolloutCollector(store, budget=Budget(seconds=0.4)), agent_version="v1")
-            with pytest.raises(BudgetExceeded, match="1 rollouts of another run have not finished"):
+            with pytest.raises(BudgetExceeded, match="1 rollouts have not started, or belong to another run"):
                 await evaluated(evaluator, slow)
         assert (await first).mean == 4.0
 
@@ -202,7 +202,7 @@ async def test_a_time_budget_cancels_what_runs_and_starts_nothing_more(store: ly
         assert {rollout.status for rollout in await store.query_rollouts()} == {"succeeded", "cancelled"}
         with pytest.raises(BudgetExceeded, match=r"the time of Budget\(seconds=0.6\) is over"):
             await evaluated(evaluator, [{"bonus": 7.0}])
-        assert evaluator.collector.budget.metrics() == {"budget_seconds_left": 0.0}
+        assert evaluator.collector.budget.metrics() == {"budget_left": 0.0, "budget_seconds_left": 0.0}
 
 
 async def test_what_a_time_budget_has_cut_off_is_requested_again_by_a_resumed_run_and_by_no_other(

@@ -26,7 +26,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     async def optimise() -> None:
         async with FakeUpstream(reply=rules.reply) as upstream:
             trainer = ly.Trainer(
-                algorithm=ly.APO(beam_width=2, branch_factor=1, beam_rounds=2, resource_name="prompt"),
+                algorithm=ly.APO(
+                    beam_width=2,
+                    branch_factor=1,
+                    beam_rounds=2,
+                    resource_name="prompt",
+                    budget=ly.Budget(rollouts=1000, cost=5, cost_per_attempt=0.01),
+                ),
                 llm_proxy=ly.LLMProxy(model_list=[{"model_name": "fake", "endpoint": upstream.endpoint}]),
                 initial_resources={"prompt": ly.PromptTemplate(template=rules.SEED)},
                 run_dir=directory,
@@ -85,6 +91,14 @@ def test_the_diff_shows_the_rules_that_were_added(run: Path, leyden: Callable[..
     added = [line[1:] for line in printed.splitlines() if line.startswith("+") and not line.startswith("+++")]
     assert len(added) == 2
     assert set(added) <= set(rules.RULES.values())
+
+
+def test_what_is_left_of_the_budget_is_shown(run: Path, leyden: Callable[..., tuple[int, str, str]]) -> None:
+    _, printed, _ = leyden("show", str(run))
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-2])
+    assert last["stage"] == "train"
+    assert f"budget left {last['budget_rollouts_left']:,} rollouts, " in printed
+    assert last["budget_rollouts_left"] < 1000
 
 
 def test_a_run_without_prompts_is_named(leyden: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

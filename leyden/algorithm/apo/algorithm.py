@@ -21,7 +21,7 @@ from leyden.algorithm.apo.round import Round, ignored_warning, reflection_warnin
 from leyden.algorithm.apo.search import Search
 from leyden.algorithm.apo.writer import PromptWriter
 from leyden.algorithm.base import Dataset
-from leyden.algorithm.collector import Budget
+from leyden.algorithm.budget import Budget
 from leyden.algorithm.evaluator import Score, Scores
 from leyden.algorithm.iterative import IterativeAlgorithm
 from leyden.algorithm.policy_gradient.batch import epoch_place
@@ -69,7 +69,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     agent_model: the gateway's model that agents are given as `main_llm` if no initial resource is a
         model; None: the one that the gateway serves.
     test_dataset: tasks on which the first and the best prompts are compared when all rounds are done.
-    budget: limits the run's rollouts and its time.
+    budget: limits the run's rollouts, tokens, cost and time.
     max_prompt_characters: the length of a prompt that is refused beyond.
     agent_version, failed_reward: see `Evaluator`; None: what the trainer knows of the agent.
     seed: of tasks, parents and requests.
@@ -178,9 +178,6 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             test=0 if self.test_dataset is None else len(self.test_dataset),
         )
         self._costs.check(self.collector.budget.rollouts)
-        run = self.get_run()
-        if run.resume:
-            await self.collector.count_earlier(run.run_id)
 
     async def step(self, iteration: int) -> Metrics:
         """Do one round: branch, measure, choose."""
@@ -216,15 +213,13 @@ class APO(PromptOptimiser, IterativeAlgorithm):
 
     async def save(self, path: Path) -> None:
         """Write the beam, the best prompts and their rewards."""
-        spent = {"seconds": self._loop.total_seconds, "rollouts": self.collector.budget.used}
-        state = {**self._search.as_json(), "spent": spent}
+        state = {**self._search.as_json(), "spent": self.collector.budget.spent}
         (path / _STATE).write_text(json.dumps(state))
 
     async def load(self, path: Path) -> None:
         """Restore what `save` wrote."""
         state = json.loads((path / _STATE).read_text())
-        spent, budget = state.pop("spent"), self.collector.budget
-        budget.earlier_seconds, budget.used = spent["seconds"], max(budget.used, spent["rollouts"])
+        self.collector.budget.restore(state.pop("spent"))
         self._search = Search.from_json(state)
         self._best = self._search.best
 
@@ -286,9 +281,10 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     def _affordable_branches(self, iteration: int) -> int:
         """Return how many branches the rollouts that are left allow, at their highest cost.
 
-        A resumed round has as many as it began with.
+        Tokens and cost allow about as many rollouts as they have paid for so far. A resumed round has
+        as many branches as it began with.
         """
-        wanted, left = self.beam_width * self.branch_factor, self.collector.budget.left
+        wanted, left = self.beam_width * self.branch_factor, self.collector.budget.rollouts_expected
         if left is None:
             return wanted
         place = f"{iteration}/branches"
@@ -319,10 +315,11 @@ class APO(PromptOptimiser, IterativeAlgorithm):
             else:
                 logger.info("round %d, branch %d: the prompt has solved all tasks", place.round + 1, place.branch + 1)
                 return None
+            child = await self.textual_gradient_and_apply_edit(parent, scores.scores, name=name, place=place)
         except BudgetExceeded as error:
             logger.info("round %d, branch %d: %s", place.round + 1, place.branch + 1, error)
+            self._round.exceeded = str(error)
             return None
-        child = await self.textual_gradient_and_apply_edit(parent, scores.scores, name=name, place=place)
         if child is None or not await self._try_to_measure(child, self._sample, place.round):
             return None
         self._round.edits.append((name, parent.key, child.key))

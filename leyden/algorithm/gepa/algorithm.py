@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from leyden.algorithm.base import Dataset
-from leyden.algorithm.collector import Budget
+from leyden.algorithm.budget import Budget
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.gepa import adapter
 from leyden.algorithm.gepa.adapter import Item, Job, Proposal, Texts
@@ -76,7 +76,7 @@ class GEPA(PromptOptimiser):
     agent_model: the gateway's model that agents are given as `main_llm` if no initial resource is a
         model; None: the one that the gateway serves.
     test_dataset: tasks on which the first and the best prompts are compared at the end.
-    budget: limits the run's rollouts and its time.
+    budget: limits the run's rollouts, tokens, cost and time.
     max_prompt_characters: the length of a prompt that is refused beyond.
     agent_version, failed_reward: see `Evaluator`; None: what the trainer knows of the agent.
     seed: of tasks, parents and the order of validation tasks.
@@ -164,14 +164,12 @@ class GEPA(PromptOptimiser):
             await self.open_services(initial, models=models, temperature=self.reflection_temperature)
         )
         self._candidates[self._key(self._texts(self._first))] = self._first
-        limit, run = self.collector.budget.rollouts, self.get_run()
+        limit = self.collector.budget.rollouts
         if limit is not None and limit < len(self._val):
             raise ConfigError(
                 f"budget has {limit:,} rollouts, and measuring the first prompts takes {len(self._val):,}; "
                 "give more, or a smaller val_dataset"
             )
-        if run.resume:
-            await self.collector.count_earlier(run.run_id)
         self.announce_ready()
         await self._search()
         await self.collector.release(self.max_steps + 1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.algorithm.base import Algorithm, Dataset
-from leyden.algorithm.collector import Budget
+from leyden.algorithm.budget import Budget
 from leyden.algorithm.evaluator import Evaluator
 from leyden.algorithm.prompts.candidate import Candidate
 from leyden.algorithm.prompts.comparison import Comparison, Rewards, compare
@@ -91,8 +91,20 @@ class PromptOptimiser(Algorithm):
         version = self._agent_version_given or self.get_agent_version()
         self._evaluator = Evaluator(self.collector, agent_version=version, failed_reward=self.failed_reward)
         self._journal = Journal(None if run.directory is None else run.directory / _JOURNAL)
-        self._reflector = Reflector(self._client, self.recorded_calls, self._journal, temperature=temperature)
+        self._reflector = Reflector(
+            self._client, self.recorded_calls, self.collector, self._journal, temperature=temperature
+        )
+        if run.resume:
+            await self._count_earlier()
         return prompts
+
+    async def _count_earlier(self) -> None:
+        """Charge the budget for what earlier processes of this run have spent."""
+        await self.collector.count_earlier(self.get_run().run_id)
+        if self._client is not None:  # the store has no record of these calls
+            budget = self.collector.budget
+            for place, tokens in self._journal.tokens.items():
+                budget.spend([budget.call_of_own_client(place, tokens)])
 
     async def _with_model(self, others: NamedResources, models: Sequence[str | None]) -> NamedResources:
         """Return the resources that stay as they are, with a model of the gateway if there is none."""

@@ -24,6 +24,8 @@ class Journal:
         """
         self._path = path
         self._answers: dict[str, str] = {}
+        self.tokens: dict[str, int] = {}
+        """Tokens of the calls of earlier processes, by place."""
         if path is not None and path.is_file():
             self._read(path)
 
@@ -34,6 +36,8 @@ class Journal:
             try:
                 entry = json.loads(line)
                 self._answers[entry["place"]] = entry["answer"]
+                if "tokens" in entry:
+                    self.tokens[entry["place"]] = int(entry["tokens"])
             except (ValueError, KeyError, TypeError) as error:
                 raise CheckpointError(
                     f"{path}, line {number} is no answer ({error}); remove the line, and the model is asked again"

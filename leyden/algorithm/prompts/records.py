@@ -13,8 +13,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from leyden.algorithm.base import algorithm_group
-from leyden.algorithm.collector import rollout_id_at
+from leyden.algorithm.collector import algorithm_group, rollout_id_at
 from leyden.algorithm.prompts.candidate import Candidate
 from leyden.algorithm.prompts.comparison import Comparison, Rewards
 from leyden.errors import ConfigError, IllegalTransition

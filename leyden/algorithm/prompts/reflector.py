@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from leyden.algorithm.collector import RolloutCollector
 from leyden.algorithm.prompts.journal import Journal
 from leyden.errors import LeydenError, ReflectionFailed
 from leyden.types import LLM
@@ -70,12 +71,21 @@ class Reflector:
 
     client: any OpenAI-compatible client; None: a model of the gateway.
     recorded: opens an attempt of the algorithm's own, in which the gateway records a call.
+    collector: has the budget that each call has a share of.
     journal: has the answers that earlier processes of this run got.
     temperature: of all calls.
     """
 
-    def __init__(self, client: AsyncOpenAI | None, recorded: Recorded, journal: Journal, *, temperature: float) -> None:
-        self._client, self._recorded, self._journal = client, recorded, journal
+    def __init__(
+        self,
+        client: AsyncOpenAI | None,
+        recorded: Recorded,
+        collector: RolloutCollector,
+        journal: Journal,
+        *,
+        temperature: float,
+    ) -> None:
+        self._client, self._recorded, self._collector, self._journal = client, recorded, collector, journal
         self._temperature = temperature
         self.counts = ReflectionCounts()
 
@@ -121,25 +131,30 @@ class Reflector:
             return kept
         self.counts.calls += 1
         try:
-            answer = await self._call(purpose, model, messages, place)
+            answer, tokens = await self._call(purpose, model, messages, place)
         except LeydenError:
             raise
         except Exception as error:  # noqa: BLE001 -- a client of any package; the other branches go on
             self.counts.errors[f"{type(error).__name__}: {describe_error(error)[:_SHOWN_CHARACTERS]}"] += 1
             return None
         if place:
-            self._journal.add(place, answer, purpose=purpose)
+            self._journal.add(place, answer, purpose=purpose, tokens=tokens)
         return answer
 
-    async def _call(self, purpose: str, model: str | None, messages: list[Message], place: str) -> str:
-        if self._client is not None:
-            return await self._complete(self._client, model, messages)
-        async with self._recorded(purpose, model=model, metadata={"place": place}) as llm:
-            return await self._complete(llm.openai(), llm.model, messages)
+    async def _call(self, purpose: str, model: str | None, messages: list[Message], place: str) -> tuple[str, int]:
+        """Return the answer, and its tokens with those of the question."""
+        if self._client is None:
+            async with self._recorded(purpose, model=model, metadata={"place": place}) as llm:
+                return await self._complete(llm.openai(), llm.model, messages)
+        async with self._collector.reserve_attempt() as settle:
+            answer, tokens = await self._complete(self._client, model, messages)
+            settle(self._collector.budget.call_of_own_client(place or purpose, tokens))
+            return answer, tokens
 
-    async def _complete(self, client: Any, model: str | None, messages: list[Message]) -> str:
+    async def _complete(self, client: Any, model: str | None, messages: list[Message]) -> tuple[str, int]:
         answer: Any = await client.chat.completions.create(
             model=model, messages=messages, temperature=self._temperature
         )
         choices: list[Any] = answer.choices or []
-        return (choices[0].message.content if choices else None) or ""
+        tokens: Any = getattr(getattr(answer, "usage", None), "total_tokens", None) or 0
+        return (choices[0].message.content if choices else None) or "", int(tokens)

@@ -15,6 +15,7 @@ import pytest
 import leyden as ly
 from leyden.algorithm.prompts import PromptResult, best_label, read_best, read_history
 from leyden.errors import ConfigError, ReflectionFailed
+from leyden.gateway import UpstreamModel
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream, Misbehaviour
 from tests.algorithm.apo import rules
@@ -257,6 +258,43 @@ async def test_a_budget_that_pays_for_no_prompt_is_refused() -> None:
     async with FakeUpstream(reply=rules.reply) as upstream:
         with pytest.raises(ConfigError, match="measuring the first prompts and one new one takes up to 36"):
             await optimise(ly.APO(**SMALL, budget=ly.Budget(rollouts=35)), upstream)
+
+
+async def test_tokens_and_cost_of_rollouts_and_of_the_critics_calls_never_exceed_the_budget(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limits: dict[str, Any] = {
+        "tokens": 14_000,
+        "tokens_per_attempt": 2_500,
+        "cost": 0.1,
+        "cost_per_attempt": 0.0025,
+    }
+    async with FakeUpstream(reply=rules.reply) as upstream, InMemoryLightningStore() as store:
+        trainer = ly.Trainer(
+            algorithm=ly.APO(**{**SMALL, "beam_rounds": 9}, budget=ly.Budget(**limits)),
+            llm_proxy=ly.LLMProxy(
+                model_list=[UpstreamModel("fake", upstream.endpoint, price_per_million=(1.0, 1.0))], store=store
+            ),
+            initial_resources={"prompt": ly.PromptTemplate(template=rules.SEED)},
+            store=store,
+            progress=False,
+            callbacks=[row := Row()],
+        )
+        summary = await trainer.afit(rules.support, rules.TRAIN, rules.VAL)
+        groups = [
+            await store.query_rollouts(run_id=summary.run_id),
+            await store.query_rollouts(group_id=f"{summary.run_id}/algorithm"),
+        ]
+        attempts = [[each.attempt for each in group if isinstance(each, ly.AttemptedRollout)] for group in groups]
+    tokens = [sum(each.prompt_tokens + each.response_tokens for each in group) for group in attempts]
+    cost = [sum(each.cost or 0.0 for each in group) for group in attempts]
+    assert all(tokens)
+    assert sum(tokens) <= limits["tokens"]
+    assert "cannot be kept exactly" not in caplog.text
+    assert "the run ends after round" in caplog.text
+    assert row.metrics["budget_tokens_left"] == limits["tokens"] - sum(tokens)
+    assert row.metrics["budget_cost_left"] == pytest.approx(limits["cost"] - sum(cost))
+    assert summary.result.reward is not None
 
 
 async def test_a_budget_of_time_ends_the_run_with_its_best_prompt(caplog: pytest.LogCaptureFixture) -> None:
