@@ -32,6 +32,7 @@ from .algorithm import ReMax as ReMax
 from .algorithm import RolloutCollector as RolloutCollector
 from .algorithm import Score as Score
 from .algorithm import Scores as Scores
+from .algorithm import VinePPO as VinePPO
 from .algorithm import algo as algo
 from .algorithm import call_advantages as call_advantages
 from .algorithm import fork_requests as fork_requests

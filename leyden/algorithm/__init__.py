@@ -29,6 +29,7 @@ from leyden.algorithm.policy_gradient import (
     PolicyGradient,
     REINFORCEpp,
     ReMax,
+    VinePPO,
 )
 from leyden.algorithm.verl.algorithm import VERL
 
@@ -63,6 +64,7 @@ __all__ = [
     "Run",
     "Score",
     "Scores",
+    "VinePPO",
     "algo",
     "call_advantages",
     "fork_requests",

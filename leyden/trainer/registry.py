@@ -36,6 +36,7 @@ AlgorithmRegistry: Final[dict[str, Component]] = {
     "ppo": "leyden.algorithm.policy_gradient.PPO",
     "reinforce_pp": "leyden.algorithm.policy_gradient.REINFORCEpp",
     "remax": "leyden.algorithm.policy_gradient.ReMax",
+    "vineppo": "leyden.algorithm.policy_gradient.VinePPO",
     "sft": "leyden.algorithm.policy_gradient.SFT",
     "dpo": "leyden.algorithm.policy_gradient.DPO",
     "verl": "leyden.algorithm.verl.VERL",

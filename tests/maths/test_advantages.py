@@ -24,6 +24,7 @@ from leyden.maths.advantages import (
     ReMaxAdvantages,
     RLOOAdvantages,
     RolloutRewards,
+    VinePPOAdvantages,
     find_estimator,
     make_advantages,
     register_estimator,
@@ -43,6 +44,8 @@ EVERY = [
     ProcessAdvantages(baseline="position", gamma=0.9),
     GAEAdvantages(gamma=0.9, lam=0.8),
     GAEAdvantages(whiten=False),
+    VinePPOAdvantages(),
+    VinePPOAdvantages(whiten=False),
 ]
 each_grouped = pytest.mark.parametrize("constants", GROUPED, ids=repr)
 each_outcome = pytest.mark.parametrize("constants", OUTCOME, ids=repr)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.maths.advantages import GAEAdvantages, ProcessAdvantages, RolloutRewards, gae, process
+from leyden.errors import ConfigError
+from leyden.maths.advantages import (
+    GAEAdvantages,
+    ProcessAdvantages,
+    RolloutRewards,
+    VinePPOAdvantages,
+    gae,
+    process,
+    vineppo,
+)
 from leyden.maths.advantages.statistics import centre_and_variance, whitened
 
 NUMBER = st.floats(-10, 10)
@@ -106,3 +117,39 @@ def test_a_reward_before_a_call_is_no_credit_of_that_call() -> None:
     batch = [RolloutRewards(0, 1.0, [1.0, 0.0]), RolloutRewards(0, 0.0, [0.0, 0.0])]
     by_position = ProcessAdvantages(baseline="position", scale=False)
     assert process(batch, by_position).advantages == [[0.5, 0.0], [-0.5, 0.0]]
+
+
+# ---- values by forks ---------------------------------------------------------------------------------------------------
+
+
+@given(rollouts(), st.data())
+def test_vineppo_is_the_difference_of_mean_returns_after_and_before_a_call(
+    batch: list[RolloutRewards], data: st.DataObject
+) -> None:
+    returns = st.lists(NUMBER, min_size=1, max_size=4)
+    group = [
+        replace(each, forked_returns={place: data.draw(returns) for place in range(1, len(each.call_rewards))})
+        for each in batch
+    ]
+    found = vineppo(group, VinePPOAdvantages(whiten=False)).advantages
+    for place, (rollout, row) in enumerate(zip(group, found, strict=True)):
+        others = [other.reward for index, other in enumerate(group) if index != place]
+        values = [statistics.fmean(others)]
+        values += [statistics.fmean(rollout.forked_returns[c]) for c in range(1, len(rollout.call_rewards))]
+        values.append(rollout.reward)
+        assert row == pytest.approx(
+            [after - before for before, after in itertools.pairwise(values)], rel=1e-9, abs=1e-9
+        )
+        assert math.fsum(row) == pytest.approx(rollout.reward - values[0], abs=1e-6), "credit sums to the shared one"
+
+
+def test_calls_between_two_values_share_their_difference() -> None:
+    forked = {2: [1.0, 3.0], 3: []}
+    group = [RolloutRewards(0, 5.0, [0.0] * 4 + [5.0], forked_returns=forked), RolloutRewards(0, 1.0, [1.0])]
+    found = vineppo(group, VinePPOAdvantages(whiten=False)).advantages
+    assert found == [[1.0, 1.0, 3.0, 3.0, 3.0], [-4.0]], "without forks it is the leave-one-out advantage"
+    assert VinePPOAdvantages().fork_places(4) == [1, 2, 3]
+    assert VinePPOAdvantages(calls=(1, 3, 9)).fork_places(4) == [1, 3]
+    assert VinePPOAdvantages().fork_places(1) == []
+    with pytest.raises(ConfigError, match=r"forked_returns at \[5\]"):
+        vineppo([replace(group[0], forked_returns={5: [1.0]}), group[1]], VinePPOAdvantages())

@@ -10,6 +10,18 @@ estimator, a loss or an option, add a setting to `settings.py`.
 from leyden.algorithm.policy_gradient.algorithm import PolicyGradient
 from leyden.algorithm.policy_gradient.base import PolicyAlgorithm
 from leyden.algorithm.policy_gradient.recorded import DPO, SFT
-from leyden.algorithm.policy_gradient.settings import GRPO, PPO, RLOO, DrGRPO, REINFORCEpp, ReMax
+from leyden.algorithm.policy_gradient.settings import GRPO, PPO, RLOO, DrGRPO, REINFORCEpp, ReMax, VinePPO
 
-__all__ = ["DPO", "GRPO", "PPO", "RLOO", "SFT", "DrGRPO", "PolicyAlgorithm", "PolicyGradient", "REINFORCEpp", "ReMax"]
+__all__ = [
+    "DPO",
+    "GRPO",
+    "PPO",
+    "RLOO",
+    "SFT",
+    "DrGRPO",
+    "PolicyAlgorithm",
+    "PolicyGradient",
+    "REINFORCEpp",
+    "ReMax",
+    "VinePPO",
+]

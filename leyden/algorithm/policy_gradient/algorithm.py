@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from leyden import semconv
 from leyden.algorithm.base import Dataset
 from leyden.algorithm.collector import CollectedRollout
 from leyden.algorithm.iterative import Metrics
@@ -31,6 +32,7 @@ from leyden.algorithm.policy_gradient.batch import (
     has_signal,
     minibatches,
 )
+from leyden.algorithm.policy_gradient.forking import ForkCounts, add_returns, requests_of_forks
 from leyden.algorithm.policy_gradient.metrics import group_metrics, mean, rollout_metrics
 from leyden.algorithm.policy_gradient.preparation import Preparation
 from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader, explanation
@@ -50,6 +52,8 @@ _DIFFERENCE = "max_logprob_difference"
 """The metric of a loss that compares log-probabilities of learner and sampler."""
 _FEW_MERGED = 0.9
 """Below this share of merged turns, a warning explains one that is not."""
+_MANY_DIVERGED = 0.1
+"""Above this share of forks that leave the record, a warning explains one."""
 _COLLECTION_FILE = "collection.json"
 
 
@@ -59,6 +63,7 @@ class _Collected:
 
     groups: list[Group] = field(default_factory=list[Group])
     counts: RolloutCounts = field(default_factory=RolloutCounts)
+    forks: ForkCounts = field(default_factory=ForkCounts)
     staleness: list[int] = field(default_factory=list[int])
     """Of each group: the steps between the one at which it was enqueued and this one."""
     stale: int = 0
@@ -141,6 +146,11 @@ class PolicyGradient(PolicyAlgorithm):
         self.epochs = epochs
         self.weighting: Weighting = weighting
         self.max_staleness, self.max_groups_per_step = max_staleness, max_groups_per_step or tasks_per_step
+        if kl_in_reward and self.advantages.forks_per_call:
+            raise ConfigError(
+                f"kl_in_reward is {kl_in_reward}, and the rewards of forks have no such penalty; set kl_coefficient in "
+                "the constants of the loss"
+            )
         self.kl_in_reward = kl_in_reward
         self.reference = self._checked_reference(reference)
         self.critic, self.critic_optim = self._checked_critic(critic), critic_optim or self.optim
@@ -154,7 +164,7 @@ class PolicyGradient(PolicyAlgorithm):
         self._generations: dict[int, int] = {}
         """How often a group was sampled anew, by number; 0 times if it is not there."""
         self._stream: GroupStream | None = None
-        self._warned_of_split_turns = False
+        self._warned_of_split_turns = self._warned_of_forks = False
 
     # ---- the loop's points ---------------------------------------------------------------------------------------------
 
@@ -192,6 +202,7 @@ class PolicyGradient(PolicyAlgorithm):
         if counts.refused_calls:
             logger.warning("step %d does not train on all of its rollouts. %s", iteration + 1, explanation(counts))
         self._warn_of_split_turns(counts)
+        self._warn_of_forks(collected.forks)
         data = build_step(collected.groups, self.advantages, keep_flat=self._has_other_terms)
         self._warn(
             self._watch.look(
@@ -210,6 +221,7 @@ class PolicyGradient(PolicyAlgorithm):
             "small_groups": data.small_groups,
             "stale_groups": collected.stale,
             "staleness": mean(collected.staleness),
+            **(collected.forks.metrics() if self.advantages.forks_per_call else {}),
             **await self._update(iteration, data),
             "update_seconds": time.perf_counter() - sampled,
         }
@@ -315,6 +327,28 @@ class PolicyGradient(PolicyAlgorithm):
             split.detail,
         )
 
+    def _warn_of_forks(self, counts: ForkCounts) -> None:
+        """Log once why forks are of no use, if many are not."""
+        if self._warned_of_forks:
+            return
+        if counts.unnumbered:
+            self._warned_of_forks = True
+            logger.warning(
+                "%d rollouts cannot be forked, because their calls have no %s; use the adapter TraceToTriplet, which is "
+                "the default, and let the agent's calls go through the gateway",
+                counts.unnumbered,
+                semconv.CALL_INDEX,
+            )
+        if len(counts.diverged) > _MANY_DIVERGED * counts.forks:
+            self._warned_of_forks = True
+            logger.warning(
+                "%d of %d forks asked something else than the rollout that they repeat, and are left out: the agent's own "
+                "code is not deterministic. For example %s",
+                len(counts.diverged),
+                counts.forks,
+                counts.diverged[0],
+            )
+
     def _warn(self, warnings: Sequence[str]) -> None:
         for warning in warnings:
             logger.warning("%s", warning)
@@ -332,7 +366,9 @@ class PolicyGradient(PolicyAlgorithm):
         reader = self._reader()
         while (missing := min(self.tasks_per_step - n_signal, self.max_groups_per_step - len(collected.groups))) > 0:
             for taken in await self._take(stream, missing, iteration):
-                group = self._read(taken, collected.counts, reader)
+                group = self._read(taken.results, collected.counts, reader)
+                forks = [result for result in taken.forks or () if result is not None]
+                add_returns(group, forks, collected.forks, failed_reward=self.failed_reward)
                 collected.groups.append(group)
                 collected.staleness.append(iteration - taken.step)
                 n_signal += has_signal(group, self.advantages)
@@ -351,7 +387,7 @@ class PolicyGradient(PolicyAlgorithm):
     def _open_stream(self, iteration: int) -> GroupStream:
         """Return the stream, which at first holds the groups that were under way at the checkpoint."""
         if self._stream is None:
-            self._stream = GroupStream(self.collector, self._requests_of, self._run_requests)
+            self._stream = GroupStream(self.collector, self._requests_of, self._run_requests, self._forks_of)
             for number, step in sorted(self._waiting.items()):
                 self._stream.enqueue([number], step=step, keep_until=step + 1 + self.max_staleness)
             self._waiting = {}
@@ -396,6 +432,14 @@ class PolicyGradient(PolicyAlgorithm):
             for place, changes in places
         ]
 
+    def _forks_of(self, collected: CollectedGroup) -> list[EnqueueRolloutRequest]:
+        """Return the requests of the forks that the estimator needs of a group whose rollouts have finished."""
+        if not self.advantages.forks_per_call:
+            return []
+        group = self._read(collected.results, RolloutCounts(), self._reader())
+        results = [result for result in collected.results if result is not None]
+        return requests_of_forks(group, results, self.advantages, resources_id=self._resources_id)
+
     def _run_requests(
         self, requests: Sequence[EnqueueRolloutRequest], keep_until: int
     ) -> AsyncGenerator[CollectedRollout]:
@@ -407,8 +451,10 @@ class PolicyGradient(PolicyAlgorithm):
         total = self.tasks_per_step * (self.rollouts_per_task + self.advantages.uses_baseline)
         self.progress(min(done, total), total)
 
-    def _read(self, collected: CollectedGroup, counts: RolloutCounts, reader: RolloutReader) -> Group:
-        results = [result for result in collected.results if result is not None]
+    def _read(
+        self, collected: Sequence[CollectedRollout | None], counts: RolloutCounts, reader: RolloutReader
+    ) -> Group:
+        results = [result for result in collected if result is not None]
         baseline = None
         if self.advantages.uses_baseline:
             greedy = reader.read(results.pop(), RolloutCounts())

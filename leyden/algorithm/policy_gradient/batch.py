@@ -43,6 +43,10 @@ class RolloutData:
     reward: float
     trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
     """Empty if the rollout only counts in its group's baseline."""
+    call_indices: list[int] = field(default_factory=list[int])
+    """Shape (C,): the gateway's number of each trained call (`leyden.call_index`); empty if the record has none."""
+    forked_returns: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
+    """Rewards of the forks that keep the first c trained calls, by c."""
 
 
 @dataclass(slots=True)
@@ -204,6 +208,7 @@ def _rewards(rollout: StepRollout, advantages: Advantages, penalty: float) -> Ro
         call_rewards=call_rewards,
         values=_values(rollout) if advantages.uses_values else None,
         baseline=rollout.baseline,
+        forked_returns=rollout.data.forked_returns,
     )
 
 

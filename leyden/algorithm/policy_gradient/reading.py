@@ -80,19 +80,26 @@ class RolloutReader:
             return self._failed(result, counts)
         counts.rewards.append(reward)
         _note_answers(counts.answers, result, triplets, reward)
-        return RolloutData(result.rollout_id, reward, self._merged(triplets, result.spans, reward, counts))
+        chosen = self._chosen(triplets, result.spans, counts)
+        trajectories = self._merged(chosen, result.spans, reward, counts)
+        return RolloutData(result.rollout_id, reward, trajectories, _call_indices(trajectories, chosen, result.spans))
 
     def trajectories(self, spans: Sequence[Span], counts: RolloutCounts) -> list[Trajectory]:
         """Return the trajectories of an attempt that can be trained on; empty if one of its calls cannot."""
-        return self._merged(self._triplets(spans), spans, None, counts)
+        return self._merged(self._chosen(self._triplets(spans), spans, counts), spans, None, counts)
+
+    def _chosen(self, triplets: list[Triplet], spans: Sequence[Span], counts: RolloutCounts) -> list[Triplet]:
+        """Return the calls of the agents that are trained."""
+        if self.agent_match is None or not triplets:
+            return triplets
+        chosen = _of_agents(triplets, spans, self.agent_match)
+        if not chosen:
+            counts.refused_calls[f"agent_match={self.agent_match.pattern!r} finds no agent's call"] += 1
+        return chosen
 
     def _merged(
         self, triplets: list[Triplet], spans: Sequence[Span], reward: float | None, counts: RolloutCounts
     ) -> list[Trajectory]:
-        if self.agent_match is not None and triplets:
-            triplets = _of_agents(triplets, spans, self.agent_match)
-            if not triplets:
-                counts.refused_calls[f"agent_match={self.agent_match.pattern!r} finds no agent's call"] += 1
         refused = [reason for triplet in triplets if (reason := self._refusal(triplet)) is not None]
         counts.refused_calls.update(refused)
         if refused:
@@ -152,6 +159,15 @@ def _of_agents(triplets: Sequence[Triplet], spans: Sequence[Span], agent_match: 
     calls = select_calls(spans, TraceTree.from_spans(spans), agent_match=agent_match.pattern, repair_hierarchy=True)
     chosen = {span.span_id for call in calls for span in call.view.spans}
     return [triplet for triplet in triplets if triplet.metadata.get("span_id") in chosen]
+
+
+def _call_indices(trajectories: Sequence[Trajectory], triplets: Sequence[Triplet], spans: Sequence[Span]) -> list[int]:
+    """Return the gateway's number of each trained call, in order; empty unless each has one."""
+    number_of = {span.span_id: span.attributes.get(semconv.CALL_INDEX) for span in spans}
+    trained = sorted(number for trajectory in trajectories for number in trajectory.call_numbers)
+    found = [number_of.get(str(triplets[number].metadata.get("span_id"))) for number in trained]
+    indices = [number for number in found if isinstance(number, int)]
+    return indices if len(indices) == len(found) else []
 
 
 def _note_answers(answers: Answers, result: CollectedRollout, triplets: Sequence[Triplet], reward: float) -> None:

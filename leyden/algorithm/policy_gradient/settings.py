@@ -87,6 +87,22 @@ class ReMax(_Setting):
     }
 
 
+class VinePPO(_Setting):
+    """Proximal policy optimisation with Monte Carlo values in place of a critic (VinePPO, arXiv:2410.01679).
+
+    Each rollout of a group with signal runs again from the states between its calls, as forks whose
+    first calls are answered from the record. The advantage of a call is the difference of the mean
+    returns after and before it. Forks are not trained on. The agent's own code must be deterministic.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {
+        "advantages": "vineppo",
+        "loss": _SYMMETRIC,
+        "rollouts_per_task": 8,
+        "minibatch_size": 32,
+    }
+
+
 class PPO(_Setting):
     """Proximal policy optimisation with a critic (arXiv:1707.06347), generalised advantages over model calls.
 

@@ -2,7 +2,8 @@
 
 It knows a collector and the requests of each group; not what a group is worth, nor when one is too
 old. Groups that are enqueued together are one collection. The number of a group says everything
-about its requests, so a resumed run asks for the same rollouts and finds those that have finished.
+about its requests, so a resumed run asks for the same rollouts and finds those that have finished. The
+same holds for a group's forks, whose requests follow from its results.
 """
 
 from __future__ import annotations
@@ -26,11 +27,23 @@ class CollectedGroup:
     rollout_ids: list[str]
     results: list[CollectedRollout | None]
     """The result of each rollout, by its place in the group; None while the rollout runs."""
+    forks: list[CollectedRollout | None] | None = None
+    """The result of each fork; None until all rollouts have finished, because the forks follow from them."""
 
     @property
     def finished(self) -> bool:
-        """Return whether all of its rollouts have finished."""
-        return None not in self.results
+        """Return whether all of its rollouts have finished, and their forks."""
+        return self.forks is not None and None not in self.forks
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A rollout of a group, and the place that its result has there."""
+
+    group: CollectedGroup
+    results: list[CollectedRollout | None]
+    place: int
+    request: EnqueueRolloutRequest
 
 
 @dataclass(slots=True)
@@ -42,6 +55,8 @@ class GroupStream:
     """From the number of a group to its requests, which have ids."""
     collect: Callable[[Sequence[EnqueueRolloutRequest], int], AsyncGenerator[CollectedRollout]]
     """From requests, and the step until which their rollouts are kept, to the results as they finish."""
+    forks_of: Callable[[CollectedGroup], Sequence[EnqueueRolloutRequest]] = lambda group: ()
+    """From a group whose rollouts have finished to the requests of its forks, which have ids."""
     groups: dict[int, CollectedGroup] = field(default_factory=dict[int, CollectedGroup])
     """Groups that are enqueued and not taken, by their number."""
     _waves: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
@@ -50,16 +65,13 @@ class GroupStream:
 
     def enqueue(self, numbers: Iterable[int], *, step: int, keep_until: int) -> None:
         """Start to run groups, all of them together."""
-        wave: list[tuple[CollectedGroup, int, EnqueueRolloutRequest]] = []
+        wave: list[_Place] = []
         for number in numbers:
             requests = self.requests_of(number)
             group = CollectedGroup(number, step, [str(each.rollout_id) for each in requests], [None] * len(requests))
             self.groups[number] = group
-            wave += [(group, place, request) for place, request in enumerate(requests)]
-        if wave:
-            task = asyncio.create_task(self._run(wave, keep_until))
-            self._waves.add(task)
-            task.add_done_callback(self._waves.discard)
+            wave += [_Place(group, group.results, place, request) for place, request in enumerate(requests)]
+        self._start(wave, keep_until)
 
     async def take(self, count: int) -> list[CollectedGroup]:
         """Wait until `count` groups have finished, and take those with the lowest numbers.
@@ -90,14 +102,31 @@ class GroupStream:
             wave.cancel()
         await asyncio.gather(*waves, return_exceptions=True)
 
-    async def _run(self, wave: Sequence[tuple[CollectedGroup, int, EnqueueRolloutRequest]], keep_until: int) -> None:
+    def _start(self, wave: Sequence[_Place], keep_until: int) -> None:
+        """Run rollouts together."""
+        if wave:
+            task = asyncio.create_task(self._run(wave, keep_until))
+            self._waves.add(task)
+            task.add_done_callback(self._waves.discard)
+
+    async def _run(self, wave: Sequence[_Place], keep_until: int) -> None:
         try:
-            async with contextlib.aclosing(self.collect([request for *_, request in wave], keep_until)) as results:
+            async with contextlib.aclosing(self.collect([each.request for each in wave], keep_until)) as results:
                 async for result in results:
-                    group, place, _ = wave[result.place]
-                    group.results[place] = result
-                    if group.finished:
+                    each = wave[result.place]
+                    each.results[each.place] = result
+                    if each.group.forks is None and None not in each.group.results:
+                        self._start(self._forks(each.group), keep_until)
+                    if each.group.finished:
                         self._changed.set()
         except Exception as error:  # noqa: BLE001 -- `take` raises it, whatever it is
             self._failure = error
             self._changed.set()
+
+    def _forks(self, group: CollectedGroup) -> list[_Place]:
+        """Return the forks of a group whose rollouts have finished; none of a group that was dropped."""
+        requests = self.forks_of(group) if self.groups.get(group.number) is group else ()
+        group.rollout_ids += [str(each.rollout_id) for each in requests]
+        forks: list[CollectedRollout | None] = [None] * len(requests)
+        group.forks = forks
+        return [_Place(group, forks, place, request) for place, request in enumerate(requests)]

@@ -18,6 +18,7 @@ from leyden.maths.advantages.base import (
     make_advantages,
     register_estimator,
 )
+from leyden.maths.advantages.forked import VinePPOAdvantages, vineppo
 from leyden.maths.advantages.outcome import (
     DrGRPOAdvantages,
     GRPOAdvantages,
@@ -45,6 +46,7 @@ __all__ = [
     "RegisteredEstimator",
     "ReinforcePPAdvantages",
     "RolloutRewards",
+    "VinePPOAdvantages",
     "dr_grpo",
     "find_estimator",
     "gae",
@@ -55,4 +57,5 @@ __all__ = [
     "reinforce_pp",
     "remax",
     "rloo",
+    "vineppo",
 ]

@@ -6,7 +6,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from leyden.errors import ConfigError
@@ -27,6 +27,8 @@ class RolloutRewards:
     """Shape (C,): a critic's estimate before each call; None without a critic."""
     baseline: float | None = None
     """Reward of the group's baseline rollout, which was decoded greedily; None without one."""
+    forked_returns: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
+    """Rewards of the forks that keep the first c calls, by c, from 1 to C - 1; empty without forks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,15 @@ class Advantages:
     def min_group(self) -> int:
         """Return how many rollouts each group must have: 2 if the rollouts of a group are compared, else 1."""
         return 1
+
+    @property
+    def forks_per_call(self) -> int:
+        """Return how many forks there are at each call that `fork_places` chooses; 0 if rollouts are not forked."""
+        return 0
+
+    def fork_places(self, n_calls: int) -> list[int]:
+        """Return the calls at which a rollout with so many trained calls is forked, by their place."""
+        return []
 
 
 A = TypeVar("A", bound=Advantages)
@@ -161,8 +172,14 @@ def _check_rollout(which: str, name: str, rollout: RolloutRewards, constants: Ad
         "call_rewards": rollout.call_rewards,
         "values": rollout.values or (),
         "baseline": () if rollout.baseline is None else [rollout.baseline],
+        "forked_returns": [value for returns in rollout.forked_returns.values() for value in returns],
     }
-    for field, values in numbers.items():
+    for name_of, values in numbers.items():
         for value in values:
             if not math.isfinite(value):
-                raise ConfigError(f"{which} has the {field} {value!r}; give finite numbers, or leave the rollout out")
+                raise ConfigError(f"{which} has the {name_of} {value!r}; give finite numbers, or leave the rollout out")
+    if not all(0 < place < len(rollout.call_rewards) for place in rollout.forked_returns):
+        raise ConfigError(
+            f"{which} has forked_returns at {sorted(rollout.forked_returns)}; forks begin between two of its "
+            f"{len(rollout.call_rewards)} calls"
+        )

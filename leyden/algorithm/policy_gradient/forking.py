@@ -1,0 +1,77 @@
+"""The forks of a group: which there are, and what they tell of the group's rollouts.
+
+Estimators that value the states between calls choose at which calls a rollout is forked
+(`Advantages.fork_places`). Forks are not trained on: their recorded calls are context, and their live
+ones estimate a value. This module knows rollouts and their forks; no engine and no estimator by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from leyden.adapter import replayed_calls
+from leyden.algorithm.collector import CollectedRollout
+from leyden.algorithm.forks import fork_requests, fork_returns
+from leyden.algorithm.policy_gradient.batch import Group, RolloutData, has_signal
+from leyden.loop import Metrics
+from leyden.maths.advantages import Advantages
+from leyden.types import EnqueueRolloutRequest
+
+
+@dataclass(slots=True)
+class ForkCounts:
+    """Counts over the forks of one step."""
+
+    forks: int = 0
+    live_calls: int = 0
+    """Their model calls that no record answered."""
+    diverged: list[str] = field(default_factory=list[str])
+    """How each fork that left the record differed, in one line each. These have no return."""
+    unnumbered: int = 0
+    """Rollouts of several calls that cannot be forked, because the gateway has not numbered their calls."""
+
+    def metrics(self) -> Metrics:
+        """Return the metrics of a step whose rollouts are forked."""
+        return {"forks": self.forks, "fork_calls": self.live_calls, "diverged_forks": len(self.diverged)}
+
+
+def requests_of_forks(
+    group: Group, results: Iterable[CollectedRollout], advantages: Advantages, *, resources_id: str
+) -> list[EnqueueRolloutRequest]:
+    """Return the requests of a group's forks; none of a group without signal, because it is not trained on."""
+    if not has_signal(group, advantages):
+        return []
+    rollouts = {rollout.rollout_id: rollout for rollout in group.rollouts}
+    return [
+        request
+        for result in results
+        if (data := rollouts.get(result.rollout_id)) is not None
+        for place in advantages.fork_places(len(data.call_indices))
+        for request in fork_requests(
+            result.rollout, at_call=data.call_indices[place], n=advantages.forks_per_call, resources_id=resources_id
+        )
+    ]
+
+
+def add_returns(
+    group: Group, forks: Sequence[CollectedRollout], counts: ForkCounts, *, failed_reward: float | None
+) -> None:
+    """Write what the forks came to into the rollouts of their group, and add the forks to the counts."""
+    finished = [fork for fork in forks if fork.status != "cancelled"]
+    counts.forks += len(finished)
+    counts.live_calls += sum(call.state != "replayed" for fork in finished for call in replayed_calls(fork.spans))
+    returns = {
+        rollout_id: found for (rollout_id, _), found in fork_returns(finished, failure_reward=failed_reward).items()
+    }
+    for rollout in group.rollouts:
+        counts.unnumbered += not rollout.call_indices and _n_calls(rollout) > 1
+        if (found := returns.get(rollout.rollout_id)) is None:
+            continue
+        counts.diverged += found.diverged
+        place_of = {index: place for place, index in enumerate(rollout.call_indices)}
+        rollout.forked_returns = {place_of[index]: values for index, values in found.by_call.items()}
+
+
+def _n_calls(rollout: RolloutData) -> int:
+    return sum(len(trajectory.call_spans) for trajectory in rollout.trajectories)

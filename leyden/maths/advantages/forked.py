@@ -1,0 +1,91 @@
+"""The estimator that values the states between calls by the returns of forks, which begin there anew."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from leyden.errors import ConfigError
+from leyden.maths.advantages.base import Advantages, Estimate, RolloutRewards, members, register_estimator
+from leyden.maths.advantages.statistics import mean, whitened
+from leyden.options import check_flag, check_number, named_options
+
+
+@named_options
+@dataclass(frozen=True, slots=True)
+class VinePPOAdvantages(Advantages):
+    """Constants of the estimator `vineppo`. Raise ConfigError for one out of its range."""
+
+    n_forks: int = 4
+    """Forks at each chosen call; at least 1. More make its advantage less noisy."""
+    calls: tuple[int, ...] | None = None
+    """The calls at which a rollout is forked, by their place among its trained calls, each at least 1. None: all but
+    the first. A call between two chosen ones shares their difference of values."""
+    whiten: bool = True
+    """Whether the advantages of the step are standardised, in which each rollout weighs the same."""
+    epsilon: float = 1e-8
+    """Added to the variance; above 0."""
+    ddof: float = 1.0
+    """The variance over R rollouts is multiplied by R / (R - ddof); from 0 to 1."""
+
+    def __post_init__(self) -> None:
+        check_number("n_forks", self.n_forks, at_least=1, whole=True)
+        if self.calls is not None:
+            if not self.calls:
+                raise ConfigError('calls is empty, so nothing would be forked; give places, None, or advantages="rloo"')
+            for place in self.calls:
+                check_number("calls", place, at_least=1, whole=True)
+        check_flag("whiten", self.whiten)
+        check_number("epsilon", self.epsilon, above=0)
+        check_number("ddof", self.ddof, at_least=0, at_most=1)
+
+    @property
+    def min_group(self) -> int:
+        """Return 2, because the value of the first state is the mean of a group's other rollouts."""
+        return 2
+
+    @property
+    def forks_per_call(self) -> int:
+        """Return `n_forks`."""
+        return self.n_forks
+
+    def fork_places(self, n_calls: int) -> list[int]:
+        """Return the calls at which a rollout with so many trained calls is forked, by their place."""
+        return [place for place in range(1, n_calls) if self.calls is None or place in self.calls]
+
+
+@register_estimator("vineppo", VinePPOAdvantages)
+def vineppo(rollouts: Sequence[RolloutRewards], constants: VinePPOAdvantages) -> Estimate:
+    """Return the differences of Monte Carlo values at consecutive calls (VinePPO, arXiv:2410.01679, section 4).
+
+    A_c = V_{c+1} - V_c, where V_c is the mean return of the forks that keep all calls before c, V_0 the mean
+    reward of the group's other rollouts, and V_C the rollout's own reward, which is exact. Rewards on the way are
+    part of each return, and nothing is discounted. A place without a fork's return has no value, and the calls
+    on both sides share the difference of the next values that there are. So a rollout of one call has RLOO's advantage.
+    """
+    first_values = _mean_of_others(rollouts)
+    rows = [_differences(rollout, first) for rollout, first in zip(rollouts, first_values, strict=True)]
+    if constants.whiten:
+        rows = whitened(rows, epsilon=constants.epsilon, ddof=constants.ddof)
+    return Estimate(rows)
+
+
+def _mean_of_others(rollouts: Sequence[RolloutRewards]) -> list[float]:
+    """Return the mean reward of the other rollouts of each rollout's group, shape (R,)."""
+    found = [0.0] * len(rollouts)
+    for places in members(rollouts).values():
+        for place in places:
+            found[place] = mean([rollouts[other].reward for other in places if other != place])
+    return found
+
+
+def _differences(rollout: RolloutRewards, first_value: float) -> list[float]:
+    """Return the advantage of each call, shape (C,)."""
+    n_calls = len(rollout.call_rewards)
+    values = {0: first_value, n_calls: rollout.reward}
+    values |= {place: mean(returns) for place, returns in rollout.forked_returns.items() if returns}
+    advantages_C: list[float] = []
+    for start, end in itertools.pairwise(sorted(values)):
+        advantages_C += [values[end] - values[start]] * (end - start)
+    return advantages_C
