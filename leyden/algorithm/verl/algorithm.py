@@ -11,7 +11,6 @@ from typing import Any
 from leyden.algorithm.base import Algorithm, Dataset
 from leyden.algorithm.verl.config import Config, make_config
 from leyden.algorithm.verl.daemon import AgentModeDaemon, DaemonOptions
-from leyden.algorithm.verl.dataset import LoadedDataset
 from leyden.errors import ConfigError
 from leyden.extras import import_optional
 from leyden.loop import Metrics, Stage
@@ -94,6 +93,8 @@ class VERL(Algorithm):
 
     def _prepared(self, folder: Path, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Any:
         """Return a copy of the configuration with the data sets as files, and places for checkpoints."""
+        from leyden.algorithm.verl.dataset import LoadedDataset  # it imports torch
+
         omegaconf = import_optional("omegaconf", extra="verl", needed_by="VERL")
         config = omegaconf.OmegaConf.create(omegaconf.OmegaConf.to_container(self.config, resolve=False))
         with omegaconf.open_dict(config):
@@ -114,4 +115,4 @@ class VERL(Algorithm):
         return config
 
     def _report(self, metrics: Metrics, stage: Stage, step: int) -> None:
-        self.get_run().report(metrics, stage=stage, iteration=max(step, 1) if stage == "train" else None)
+        self.get_run().report(metrics, stage=stage, iteration=step)

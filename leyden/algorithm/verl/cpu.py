@@ -19,8 +19,9 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-RESOURCE = "VERL_CPU"
-"""Ray's name of one rank's place. Ray must be started with as many as there are ranks: `resources={"VERL_CPU": 2}`."""
+RESOURCE = "GPU"
+"""Ray's name of one rank's place, because verl counts no other: `ray start --num-gpus 2` has room for two ranks.
+`run_ppo` declares as many as it needs where it starts Ray itself."""
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -35,6 +36,10 @@ def _memory(*_: Any) -> tuple[int, int]:
     return 1 << 34, 1 << 34
 
 
+def _name(*_: Any) -> str:
+    return "CPU"  # verl's name of it in its table of operations a second
+
+
 def _device_module() -> Any:
     """Return `torch.cpu` with the functions that `torch.cuda` has besides."""
     module = types.SimpleNamespace(**{name: getattr(torch.cpu, name) for name in dir(torch.cpu) if name[:2] != "__"})
@@ -47,6 +52,7 @@ def _device_module() -> Any:
     module.manual_seed = module.manual_seed_all = torch.manual_seed
     module.get_rng_state, module.set_rng_state = torch.get_rng_state, torch.set_rng_state
     module.mem_get_info = _memory
+    module.get_device_name = _name
     module.device_count = lambda: 1
     module.is_available = lambda: True
     return module

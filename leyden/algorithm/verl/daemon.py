@@ -86,6 +86,11 @@ class DaemonOptions:
         )
 
 
+def policy_version(step: int, mode: RolloutMode) -> int:
+    """Return the trainer's step whose weights a batch is sampled with: a step trains on rollouts of the one before."""
+    return max(step - 1, 0) if mode == "train" else step
+
+
 class AgentModeDaemon:
     """Turns prompts of verl's data loader into rollouts in the store, and rollouts into rows.
 
@@ -122,7 +127,7 @@ class AgentModeDaemon:
         """Run each task `n` times, and return the rows when all have finished.
 
         uids: verl's name of each prompt, which becomes the rows' group. tasks: JSON texts.
-        step: verl's step; the gateway records it as the policy's version.
+        step: verl's step; the gateway records the policy's version of it (`policy_version`).
         Raise NoTrainingData if nothing of a training batch can be trained on, and ConfigError if no runner has started a
         rollout within `runner_timeout_seconds`.
         """
@@ -149,7 +154,7 @@ class AgentModeDaemon:
 
     async def _run(self, uids: list[str], tasks: list[str], step: int, mode: RolloutMode, n: int) -> Batch:
         started = time.perf_counter()
-        self._proxy.set_policy_version(self.options.model, step)
+        self._proxy.set_policy_version(self.options.model, policy_version(step, mode))
         requests = [
             self._request(task, mode, step, place, session) for place, task in enumerate(tasks) for session in range(n)
         ]

@@ -2,7 +2,7 @@
 
 verl's own data sets make prompts of their rows. An agent makes its prompts itself, so a row here is the task as JSON,
 which travels through verl's data loader untouched and reaches the agent as it was. verl makes `AgentDataset` itself
-(`data.custom_cls`), so that its checkpoints of the data loader hold.
+(`data.custom_cls`), so that its checkpoints of the data loader hold, and takes data sets of torch's class alone.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import Dataset
+
 from leyden.errors import ConfigError
 from leyden.extras import import_optional
 
 Item = dict[str, Any]
 
 
-class LoadedDataset:
+class LoadedDataset(Dataset[Item]):
     """Tasks of a list as verl's rows. Each task must be a JSON value.
 
     source: the name under which verl reports the validation of these tasks.

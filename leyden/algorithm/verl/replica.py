@@ -11,14 +11,16 @@ weights through Ray's object store. `register` adds it to verl's registries, in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 import torch
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout  # pyright: ignore[reportPrivateUsage] -- verl has no function
-from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
-from leyden.engine import EmbeddedBackend
+from leyden.engine import EmbeddedBackend, SamplingParams
+from leyden.errors import ConfigError
 
 NAME = "leyden"
 
@@ -32,30 +34,37 @@ def register() -> None:
 class EngineServer:
     """An actor of Ray that serves a model's OpenAI-compatible endpoint, and takes new weights."""
 
-    def __init__(self, model: str, *, max_length: int | None) -> None:
+    def __init__(self, model: str, *, max_length: int, response_length: int) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._folder, self._max_length = model, max_length
+        self._folder, self._max_length, self._response_length = model, max_length, response_length
+        self._step: int | None = None
+        """The trainer's step of the weights."""
         self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         self._backend: EmbeddedBackend | None = None
+        self._port = 0
+        """A free one at first, and the same after new weights."""
 
     async def start(self) -> str:
         """Serve, and return the address as `host:port`."""
-        port = 0 if self._backend is None else int(self._address().rpartition(":")[2])
         await self.stop()
         backend = self._backend = EmbeddedBackend(
-            self._model, tokenizer=self._folder, model_name=self._folder, max_length=self._max_length, port=port
+            self._model, tokenizer=self._folder, model_name=self._folder, max_length=self._max_length, port=self._port
         )
         await backend.start()
-        return self._address()
+        address = backend.endpoint().endpoint.removeprefix("http://").removesuffix("/v1")
+        self._port = int(address.rpartition(":")[2])
+        return address
 
     async def stop(self) -> None:
         """Stop serving."""
         if self._backend is not None:
             await self._backend.stop()
 
-    async def set_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
+    async def set_weights(self, weights: dict[str, torch.Tensor], step: int | None) -> list[str]:
         """Serve these weights from now on, at the same address, and return the names that the model does not have.
+
+        step: the trainer's.
 
         The engine starts anew, so that nothing of the old weights stays in a cache.
         """
@@ -65,12 +74,29 @@ class EngineServer:
             for name, weight in weights.items():
                 if name in own:
                     own[name].copy_(weight)
+        self._step = step
         await self.start()
         return sorted(set(weights) - set(self._model.state_dict()))
 
-    def _address(self) -> str:
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], request_id: str, **_: Any
+    ) -> Any:
+        """Continue a prompt, for verl's own agent loops, and return its `TokenOutput`. Agents call the endpoint.
+
+        sampling_params: `max_tokens`, `temperature` and `top_p`, and other names with the value that changes nothing.
+        Raise ConfigError for another value.
+        """
+        params = _sampling(
+            sampling_params, default_tokens=self._response_length, room=self._max_length - len(prompt_ids)
+        )
         assert self._backend is not None
-        return self._backend.endpoint().endpoint.removeprefix("http://").removesuffix("/v1")
+        [sample] = await self._backend.sample([list(prompt_ids)], params)
+        return TokenOutput(
+            token_ids=sample.token_ids,
+            log_probs=sample.logprobs,
+            stop_reason="completed",
+            extra_fields={"global_steps": self._step},
+        )
 
     async def wake_up(self, **_: Any) -> None:
         """Do nothing: the engine keeps its weights."""
@@ -94,6 +120,24 @@ class EngineServer:
         """Do nothing."""
 
 
+_NEUTRAL: dict[str, Any] = {"top_k": -1, "repetition_penalty": 1.0}
+"""Parameters of verl's that the engine does not have, with the value that changes nothing."""
+
+
+def _sampling(given: Mapping[str, Any], *, default_tokens: int, room: int) -> SamplingParams:
+    """Return the engine's parameters for those of verl. Raise ConfigError for one that it cannot honour."""
+    for name, neutral in _NEUTRAL.items():
+        if given.get(name, neutral) != neutral:
+            raise ConfigError(
+                f"the rollout engine 'leyden' has no {name}; set actor_rollout_ref.rollout.{name} to {neutral}"
+            )
+    return SamplingParams(
+        max_tokens=max(1, min(int(given.get("max_tokens", default_tokens)), room)),
+        temperature=float(given.get("temperature", 1.0)),
+        top_p=float(given.get("top_p", 1.0)),
+    )
+
+
 def server_name(replica_rank: int) -> str:
     """Return the name of a replica's actor."""
     return f"leyden_engine_server_{replica_rank}"
@@ -106,7 +150,7 @@ class EngineReplica(RolloutReplica):
         """Start the server."""
         actor = ray.remote(EngineServer).options(name=server_name(self.replica_rank), num_cpus=0)
         limit = self.config.max_model_len or self.config.prompt_length + self.config.response_length
-        server = actor.remote(self.model_config.path, max_length=limit)
+        server = actor.remote(self.model_config.path, max_length=limit, response_length=self.config.response_length)
         self._server_address = await server.start.remote()
         self._server_handle = server
         self.servers = [server]
@@ -121,7 +165,9 @@ class ServerAdapter(BaseRollout):
     async def release(self) -> None:
         """Do nothing: the engine keeps its weights."""
 
-    async def update_weights(self, weights: Any, wire_format: str = "named_tensors", **_: Any) -> None:
+    async def update_weights(
+        self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **_: Any
+    ) -> None:
         """Send full weights. Every rank gathers them; the first of each replica sends."""
         if wire_format != "named_tensors":
             raise NotImplementedError(f"the engine 'leyden' takes named tensors, not {wire_format!r}")
@@ -129,7 +175,7 @@ class ServerAdapter(BaseRollout):
         rank, size = torch.distributed.get_rank(), self._replica_size()
         if rank % size:
             return
-        unknown = await ray.get_actor(server_name(rank // size)).set_weights.remote(gathered)
+        unknown = await ray.get_actor(server_name(rank // size)).set_weights.remote(gathered, global_steps)
         if unknown:
             raise RuntimeError(f"the engine 'leyden' has no weights called {', '.join(unknown[:5])}")
 

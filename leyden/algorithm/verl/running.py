@@ -23,6 +23,9 @@ from leyden.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 PLUGIN = "leyden.algorithm.verl.plugin"
+_SLOW_START = "timed out during startup"
+"""What Ray says when its agent took more than 15 seconds, a limit that has no setting (ray-project/ray#65983)."""
+_RAY_STARTS = 3
 DATASET = "pkg://leyden.algorithm.verl.dataset"
 
 
@@ -48,7 +51,7 @@ def run_ppo(
     check_config(config)
     from leyden.algorithm.verl.trainer import AgentLightningTrainer, DaemonLoopManager
 
-    with _ray(config), _queue(config):
+    with with_cluster(config):
         trainer = (trainer_cls or AgentLightningTrainer)(config, report=report)
         trainer.init()
         daemon.options = _with_pad(daemon.options, trainer.tokenizer)
@@ -94,6 +97,13 @@ def _with_pad(options: Any, tokenizer: Any) -> Any:
 
 
 @contextmanager
+def with_cluster(config: Any) -> Generator[None]:
+    """Connect to Ray or start it, check what it has, and open TransferQueue. Raise ConfigError if Ray has too little."""
+    with _ray(config), _queue(config):
+        yield
+
+
+@contextmanager
 def _ray(config: Any) -> Generator[None]:
     """Connect to Ray, or start it with `ray_kwargs.ray_init`; what was started is shut down again."""
     import ray
@@ -110,14 +120,10 @@ def _ray(config: Any) -> Generator[None]:
             if name in os.environ:
                 variables[name] = os.environ[name]
         given = OmegaConf.to_container(config.ray_kwargs.get("ray_init", {}), resolve=True)
+        if config.trainer.device == "cpu" and "address" not in given:
+            given.setdefault("num_gpus", config.trainer.n_gpus_per_node)
         given["runtime_env"] = OmegaConf.to_container(OmegaConf.merge(runtime_env, given.get("runtime_env") or {}))
-        try:
-            ray.init(**given)
-        except Exception as error:  # Ray raises bare exceptions too
-            raise ConfigError(
-                f"Ray cannot be started with ray_kwargs.ray_init={given}: {error}. Give the address of a cluster as "
-                "+ray_kwargs.ray_init.address, or leave it out to start one here"
-            ) from error
+        _start_ray(given)
     try:
         os.environ["TRANSFER_QUEUE_ENABLE"] = "1"
         check_resources(config, ray.cluster_resources(), name=get_platform().ray_resource_name())
@@ -125,6 +131,37 @@ def _ray(config: Any) -> Generator[None]:
     finally:
         if started:
             ray.shutdown()
+
+
+def _start_ray(options: dict[str, Any]) -> None:
+    """Call `ray.init`, several times if Ray's own processes start too slowly for Ray. Raise ConfigError if it fails."""
+    import ray
+
+    for left in reversed(range(_RAY_STARTS)):
+        try:
+            with _bytecode():
+                ray.init(**options)
+            return
+        except Exception as error:  # Ray raises bare exceptions too
+            ray.shutdown()
+            if left and _SLOW_START in str(error):
+                logger.warning("Ray's node did not start in the time that Ray gives it; trying once more")
+                continue
+            raise ConfigError(
+                f"Ray cannot be started with ray_kwargs.ray_init={options}: {error}. Give the address of a cluster as "
+                "+ray_kwargs.ray_init.address, or leave it out to start one here"
+            ) from error
+
+
+@contextmanager
+def _bytecode() -> Generator[None]:
+    """Let processes that start meanwhile keep bytecode: without, each of Ray's would compile verl and torch anew."""
+    value = os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ["PYTHONDONTWRITEBYTECODE"] = value
 
 
 @contextmanager

@@ -14,14 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ray
 import torch
 import transfer_queue as queue
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from leyden.algorithm.verl.daemon import AgentModeDaemon, Batch
+from leyden.algorithm.verl.daemon import AgentModeDaemon, Batch, policy_version
 from leyden.algorithm.verl.rows import Row, rollout_scales
 from leyden.loop import Metrics
+from leyden.types import RolloutMode
 
 Report = Callable[[Metrics, str, int], None]
 """Records the metrics of a stage ("train" or "val") after a step."""
@@ -35,20 +38,23 @@ class DaemonLoopManager:
 
     def __init__(self, daemon: AgentModeDaemon, config: Any) -> None:
         self._daemon, self._config = daemon, config
-        self.metrics: Metrics = {}
-        """Of the newest batch."""
+        self.metrics: dict[RolloutMode, Metrics] = {}
+        """The newest batch's, of training and of validation."""
 
     def generate_sequences(self, batch: Any) -> None:
         """Run the prompts of a batch, and put the rows into TransferQueue."""
         rollout = self._config.actor_rollout_ref.rollout
         is_val = bool(batch["validate"]) if "validate" in batch else False
-        partition, n = ("val", rollout.val_kwargs.n) if is_val else ("train", rollout.n)
+        partition: RolloutMode = "val" if is_val else "train"
+        n = rollout.val_kwargs.n if is_val else rollout.n
         uids, tasks = [str(uid) for uid in batch["uid"]], [str(task) for task in batch["raw_prompt"]]
         step = int(batch["global_steps"])
         made = self._daemon.run_batch(uids, tasks, step=step, mode=partition, n=n)
-        self.metrics = made.metrics
+        self.metrics[partition] = made.metrics
         sources = [str(source) for source in batch["data_source"]]
-        fields, tags, keys = queue_rows(made, dict(zip(uids, sources, strict=True)), step=step)
+        fields, tags, keys = queue_rows(
+            made, dict(zip(uids, sources, strict=True)), step=step, version=policy_version(step, partition)
+        )
         queue.kv_batch_put(keys=keys, partition_id=partition, fields=list_of_dict_to_tensordict(fields), tags=tags)
         found = {row.group for row in made.rows}
         states = [{"status": "finished" if uid in found else "failure"} for uid in uids]
@@ -57,11 +63,12 @@ class DaemonLoopManager:
 
 
 def queue_rows(
-    batch: Batch, sources: dict[str, str], *, step: int
+    batch: Batch, sources: dict[str, str], *, step: int, version: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     """Return the fields, tags and keys under which TransferQueue keeps the rows of a batch.
 
     sources: of each prompt's uid.
+    version: the step whose weights sampled the rows.
     """
     fields: list[dict[str, Any]] = []
     tags: list[dict[str, Any]] = []
@@ -80,8 +87,8 @@ def queue_rows(
                 "response_len": n_response,
                 "seq_len": n_prompt + n_response,
                 "global_steps": step,
-                "min_global_steps": step,
-                "max_global_steps": step,
+                "min_global_steps": version,
+                "max_global_steps": version,
                 "rollout_id": row.rollout_id,
                 "n_trained": row.n_trained,
             }
@@ -125,22 +132,38 @@ class AgentLightningTrainer(PPOTrainerSync):
         super().__init__(config=config)
         self._report = report
         self._loop_manager: DaemonLoopManager | None = None
+        self._is_training = False
+        self._validated: Metrics | None = None
+        """The metrics of a validation that is not reported yet."""
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if self.config.trainer.device == "cpu":
+            from leyden.algorithm.verl.cpu_worker import CPUWorker
+
+            for role in set(self.role_worker_mapping) & {Role.ActorRollout, Role.ActorRolloutRef}:
+                self.role_worker_mapping[role] = ray.remote(CPUWorker)
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train to the last step."""
         self._loop_manager = agent_loop_manager
         super().fit(agent_loop_manager)
 
+    def on_train_begin(self) -> None:
+        """Remember that validations from now on belong to a step."""
+        super().on_train_begin()
+        self._is_training = True
+
     def _validate(self) -> dict[str, float]:
         metrics = super()._validate()
-        if self._report is not None and self._loop_manager is not None:
-            self._report({**self._loop_manager.metrics, **_numbers(metrics)}, "val", self.global_steps)
+        self._validated = {**self._sampled("val"), **_numbers(metrics)}
+        if not self._is_training:
+            self._report_validation()
         return metrics
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> Any:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-        if self._loop_manager is not None:
-            metrics.update({f"leyden/{name}": value for name, value in _numbers(self._loop_manager.metrics).items()})
+        metrics.update({f"leyden/{name}": value for name, value in _numbers(self._sampled("train")).items()})
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -166,9 +189,19 @@ class AgentLightningTrainer(PPOTrainerSync):
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **options: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **options)
-        if self._report is not None and self._loop_manager is not None:
+        if self._report is not None:
             named = {f"verl/{name}": value for name, value in _numbers(metrics).items() if not name.startswith("val-")}
-            self._report({**self._loop_manager.metrics, **named}, "train", self.global_steps)
+            self._report({**self._sampled("train"), **named}, "train", self.global_steps)
+        self._report_validation()
+
+    def _report_validation(self) -> None:
+        """Report the newest validation, once: a step's own metrics come before those of its validation."""
+        validated, self._validated = self._validated, None
+        if self._report is not None and validated is not None:
+            self._report(validated, "val", self.global_steps)
+
+    def _sampled(self, mode: RolloutMode) -> Metrics:
+        return {} if self._loop_manager is None else self._loop_manager.metrics.get(mode, {})
 
 
 def _numbers(metrics: Any) -> dict[str, float]:

@@ -1,0 +1,31 @@
+"""verl's worker on CPUs. It is a module of its own because verl's workers import all of verl's engines."""
+
+# verl is installed in few environments, and it has no types.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUntypedBaseClass=false
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+
+class CPUWorker(ActorRolloutRefWorker):
+    """verl's worker, which joins its ranks by gloo alone.
+
+    verl joins them by gloo for CPUs and by another backend for the accelerator, which torch refuses if both are the CPU.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        torch.set_num_threads(1)
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group(
+                "gloo",
+                rank=int(os.environ["RANK"]),
+                world_size=int(os.environ["WORLD_SIZE"]),
+                init_method=os.environ.get("DIST_INIT_METHOD"),
+            )

@@ -1,0 +1,83 @@
+"""Rungs (d) and (e): verl's agent loops before Leyden's replica, and whole steps of verl's trainer, under Ray on a CPU."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(600)]
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = str(ROOT / "leyden" / "demo" / "weights")
+
+
+def run(program: str, *arguments: object) -> str:
+    """Run a program of `under_ray.py` and return what it printed. Fail with its last lines unless it succeeds."""
+    command = [sys.executable, str(Path(__file__).with_name("under_ray.py")), program, *map(str, arguments)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_verls_own_agent_loops_sample_through_leydens_replica(tmp_path: Path) -> None:
+    run("agent_loop", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["states"] == {"a": "finished", "b": "finished", "c": "finished"}
+    assert sorted(found["rows"]) == [f"{uid}_{session}_0" for uid in "abc" for session in (0, 1)]
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    for uid, number in (("a", 9), ("b", 5), ("c", 2)):
+        message = [{"role": "user", "content": f"guess 0..{number}"}]
+        prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True)["input_ids"]
+        assert found["rows"][f"{uid}_0_0"]["prompts"] == prompt
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    for row in found["rows"].values():
+        assert 1 <= len(row["responses"]) <= 8 and all(row["response_mask"])
+        wanted = logprobs(model, row["prompts"], row["responses"])
+        assert max(abs(a - b) for a, b in zip(wanted, row["rollout_log_probs"], strict=True)) < 1e-4
+
+
+def logprobs(model: Any, prompt: list[int], response: list[int]) -> list[float]:
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    return [float(value) for value in torch.log_softmax(logits, -1)[range(len(response)), response]]
+
+
+def test_whole_steps_of_verls_trainer_are_in_the_run_and_a_resumed_run_continues(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run("whole_step", folder, 1)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["stage"], row["iteration"]) for row in rows] == [("val", 0), ("train", 1), ("val", 1)]
+    train = rows[1]
+    assert train["rollouts"] == 16 and train["failed"] == 0 and train["rows"] >= 16
+    assert train["verl/training/rollout_probs_diff_max"] < 1e-4  # the sampler has the learner's weights
+    assert math.isfinite(train["verl/actor/loss"]) and train["verl/actor/grad_norm"] > 0
+    assert train["verl/training/off_policy/trajectory_staleness/max"] == 0
+    assert train["verl/critic/score/mean"] == pytest.approx(train["reward"])
+    assert rows[2]["rollouts"] == 4
+    first = moved(folder, 1)
+    assert first > 1e-5
+    assert "succeeded" in (folder / "run.json").read_text()
+
+    run("whole_step", folder, 2, "resume")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows if row["stage"] == "train"] == [1, 2]
+    assert rows[-2]["verl/training/rollout_probs_diff_max"] < 1e-4  # also of weights that a checkpoint restored
+    assert (folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text().strip() == "2"
+
+
+def moved(folder: Path, step: int) -> float:
+    """Return how far the furthest weight of a checkpoint is from the model's."""
+    path = folder / "checkpoints" / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt"
+    after: dict[str, Any] = torch.load(path, weights_only=False)
+    before = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).state_dict()
+    whole = {name: getattr(value, "_local_tensor", value) for name, value in after.items()}
+    return max(float((whole[name] - before[name]).abs().max()) for name in before)

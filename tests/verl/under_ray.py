@@ -1,0 +1,136 @@
+"""Programs that tests run, with verl under Ray on a CPU, and the demo's model and game.
+
+python under_ray.py agent_loop FILE               verl's own agent loops before Leyden's replica; writes their rows
+python under_ray.py whole_step FOLDER STEPS       steps of verl's trainer, with validation and checkpoints
+python under_ray.py whole_step FOLDER STEPS resume
+"""
+
+# verl has no types.
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    OMP_NUM_THREADS="1",
+    RAY_USAGE_STATS_ENABLED="0",
+    HF_HUB_OFFLINE="1",
+    TOKENIZERS_PARALLELISM="false",
+    VERL_LOGGING_LEVEL="ERROR",
+)
+
+import aiohttp
+
+import leyden
+from leyden.algorithm.verl import VERL, make_config
+from leyden.algorithm.verl.running import use_platform, use_plug_points, with_cluster
+from leyden.demo.game import Game
+from leyden.litagent import llm_rollout
+from leyden.types import LLM
+
+MODEL = str(Path(leyden.__file__).parent / "demo" / "weights")
+_ACTOR = "actor_rollout_ref.actor"
+KEYS: dict[str, Any] = {
+    "actor_rollout_ref.model.path": MODEL,
+    "actor_rollout_ref.model.use_remove_padding": False,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+    "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+    f"{_ACTOR}.strategy": "fsdp2",
+    f"{_ACTOR}.use_torch_compile": False,
+    f"{_ACTOR}.optim.lr": 5e-4,
+    f"{_ACTOR}.ppo_mini_batch_size": 4,
+    f"{_ACTOR}.fsdp_config.dtype": "float32",
+    f"{_ACTOR}.fsdp_config.use_torch_compile": False,
+    f"+{_ACTOR}.fsdp_config.mixed_precision": {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+    "actor_rollout_ref.rollout.name": "leyden",
+    "actor_rollout_ref.rollout.n": 4,
+    "actor_rollout_ref.rollout.agent.num_workers": 1,
+    "actor_rollout_ref.rollout.free_cache_engine": False,
+    "data.train_batch_size": 4,
+    "data.max_prompt_length": 64,
+    "data.max_response_length": 64,
+    "reward.num_workers": 1,
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+    "trainer.device": "cpu",
+    "ray_kwargs.ray_init.num_cpus": 16,
+    "+ray_kwargs.ray_init.object_store_memory": 300_000_000,
+    "+ray_kwargs.ray_init.include_dashboard": False,
+}
+
+
+@llm_rollout
+async def play(task: dict[str, int], llm: LLM) -> float:
+    """Play the demo's game; 1.0 if it is won."""
+    game = Game(task["secret"])
+    messages: list[dict[str, str]] = [{"role": "user", "content": game.prompt()}]
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {llm.api_key}"}) as session:
+        while not game.done:
+            request = {"model": llm.model, "messages": messages, "max_tokens": 2, **llm.sampling_parameters}
+            async with session.post(f"{llm.endpoint}/chat/completions", json=request) as response:
+                response.raise_for_status()
+                reply = (await response.json())["choices"][0]["message"]["content"] or ""
+            messages.append({"role": "assistant", "content": reply})
+            messages.append({"role": "user", "content": game.guess(reply).text})
+    return float(game.won)
+
+
+def whole_step(folder: str, steps: int, *, resume: bool) -> None:
+    """Train to a step, on four tasks each, and validate and save after each."""
+    algorithm = VERL({**KEYS, "trainer.total_training_steps": steps, "trainer.save_freq": 1, "trainer.test_freq": 1})
+    tasks = [{"secret": number} for number in range(8)]
+    trainer = leyden.Trainer(algorithm=algorithm, n_runners=1, run_dir=folder, progress=False)
+    trainer.fit(play, tasks, tasks[:4], resume=resume)
+
+
+def agent_loop(file: str) -> None:
+    """Have verl's own agent loop manager run three prompts twice, and write the rows that it queued."""
+    config = make_config(KEYS, ["actor_rollout_ref.rollout.n=2", "data.max_response_length=8"])
+    config.actor_rollout_ref.rollout.nnodes = config.actor_rollout_ref.rollout.n_gpus_per_node = 1
+    use_platform(config)
+    use_plug_points(config)
+    import transfer_queue as queue
+    from tensordict import NonTensorData, NonTensorStack, TensorDict
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
+    from verl.workers.rollout.llm_server import LLMServerManager
+
+    uids = ["a", "b", "c"]
+    messages = [[{"role": "user", "content": f"guess 0..{number}"}] for number in (9, 5, 2)]
+    with with_cluster(config):
+        servers = LLMServerManager.create(config=config)
+        loops = AgentLoopManagerTQ.create(config=config, llm_client=servers.get_client())
+        batch: Any = TensorDict(
+            {
+                "uid": NonTensorStack(*uids),
+                "raw_prompt": NonTensorStack(*(NonTensorData(each) for each in messages)),
+                "index": NonTensorStack(0, 1, 2),
+                "global_steps": NonTensorData(1),
+            },
+            batch_size=len(uids),
+        )
+        loops.generate_sequences(batch)  # it returns at once; the tags of the uids say when their loops have ended
+        deadline = time.monotonic() + 120
+        while True:
+            tags = queue.kv_list("train").get("train", {})
+            if all(tags.get(uid, {}).get("status") in ("finished", "failure") for uid in uids):
+                break
+            if time.monotonic() > deadline:
+                sys.exit(f"the loops have not ended: {tags}")
+            time.sleep(0.2)
+        keys = [key for key, tag in tags.items() if tag.get("status") == "success"]
+        fields = ["prompts", "responses", "response_mask", "rollout_log_probs"]
+        found = queue.kv_batch_get(keys=keys, partition_id="train", select_fields=fields)
+        rows = {key: {field: found[field][place].tolist() for field in fields} for place, key in enumerate(keys)}
+    Path(file).write_text(json.dumps({"states": {uid: tags[uid]["status"] for uid in uids}, "rows": rows}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "agent_loop":
+        agent_loop(sys.argv[2])
+    else:
+        whole_step(sys.argv[2], int(sys.argv[3]), resume="resume" in sys.argv)
