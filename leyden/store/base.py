@@ -381,6 +381,7 @@ class LightningStore(NamedOptions, ABC):
         mode_in: Sequence[RolloutMode] | None = None,
         run_id: str | None = None,
         group_id: str | None = None,
+        replay_from: str | None = None,
         arm_in: Sequence[str] | None = None,
         resources_id: str | None = None,
         resources_version: int | None = None,
@@ -396,8 +397,9 @@ class LightningStore(NamedOptions, ABC):
 
         A rollout with an attempt is an `AttemptedRollout` with its latest one.
 
-        run_id, group_id: only rollouts of this run or group. They always hold; `filter_logic`
-            joins the other filters.
+        run_id, group_id: only rollouts of this run or group. They always hold, as does `replay_from`;
+            `filter_logic` joins the other filters.
+        replay_from: only rollouts that repeat this one: its replays and forks (`ReplayFrom.rollout_id`).
         failure_in: kinds of failure (`Attempt.failure` of the latest attempt); failed rollouts only.
         between: ranges of reward, tokens, cost or seconds, each `[start, before)` with None for an
             open end: `{"reward": (0.5, None)}`. Only finished rollouts have such values, those of
@@ -410,11 +412,13 @@ class LightningStore(NamedOptions, ABC):
         run alone if one is given.
         In the default order, by rollout_id, start_time or end_time, with no filter but `status_in`,
         the cost grows with `limit` and `offset`, not with the store. Sorting waiting rollouts by
-        start_time reads the whole queue. In the default order, with `run_id` or `group_id` alone,
-        the cost grows with `limit` and `offset`; with other filters and orders beside them, with the
-        rollouts of that run or group. Any other filter or order reads more rollouts.
+        start_time reads the whole queue. In the default order, with `run_id`, `group_id` or
+        `replay_from` alone, the cost grows with `limit` and `offset`; with other filters and orders
+        beside them, with the rollouts of that run, that group, or that repeat that rollout. Any other
+        filter or order reads more rollouts.
         The page's total is exact without a filter and with `status_in` alone; see `PaginatedResult.exact`.
-        Raises UnknownRun, ConfigError for a bad sort or page. No rollout has an unknown `group_id`.
+        Raises UnknownRun, ConfigError for a bad sort or page. No rollout has an unknown `group_id`,
+        and none repeats an unknown `replay_from`.
         """
 
     @abstractmethod

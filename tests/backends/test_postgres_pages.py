@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from importlib.resources import files
 from typing import Any
 
@@ -14,7 +15,7 @@ from leyden.store.sql.postgres import placeholders
 from leyden.store.sql.postgres_transaction import PostgresTransaction
 from leyden.store.sql.transaction import Row
 from leyden.testing import audit_store
-from leyden.types import EnqueueRolloutRequest, MetricPoint, Retention, RunRecord
+from leyden.types import EnqueueRolloutRequest, MetricPoint, ReplayFrom, Retention, RunRecord
 from tests.backends.test_postgres import raw
 
 pytestmark = pytest.mark.backends
@@ -49,7 +50,8 @@ IN_RUNS = """
     INSERT INTO runs (run_id, name, kind, status, start_time, last_heartbeat_time, config)
     VALUES ('long', 'long', 'fit', 'running', 1, 1, ''), ('short', 'short', 'fit', 'running', 1, 1, '');
     UPDATE rollouts SET run = (SELECT key FROM runs WHERE run_id = CASE WHEN seq % 500 = 0 THEN 'short' ELSE 'long' END),
-           group_id = CASE WHEN seq % 5000 = 1 THEN 'g' ELSE 'g' || seq / 8 END
+           group_id = CASE WHEN seq % 5000 = 1 THEN 'g' ELSE 'g' || seq / 8 END,
+           replay_from = CASE WHEN seq % 5000 = 2 THEN 'r' ELSE 'r' || seq / 8 END
 """
 MOST_PAGES = 1_500
 """A hundred rollouts with their attempts are 700; the table of rollouts alone has more with its index, and all of them 60,000 looks."""
@@ -66,6 +68,8 @@ PAGES: dict[str, dict[str, Any]] = {
     "of one short run and one status": {"run_id": "short", "status_in": ["queuing"]},
     "of one group": {"group_id": "g"},
     "of one group of a run": {"run_id": "long", "group_id": "g"},
+    "forks of one rollout": {"replay_from": "r"},
+    "forks of one rollout in a run": {"run_id": "long", "replay_from": "r"},
 }
 
 
@@ -92,12 +96,16 @@ async def test_an_older_schema_is_counted_once_when_it_is_opened(postgres_url: s
 
 
 async def test_a_schema_of_before_gets_runs_and_goes_on_with_its_rollouts(postgres_url: str) -> None:
+    source = ReplayFrom(rollout_id="original", attempt_id="at", n_calls=2).as_metadata()
+    a_fork = f"; UPDATE rollouts SET metadata = '{json.dumps({'a': 1} | source)}' WHERE rollout_id = 'r3';"
     write_schema_2(
-        postgres_url, SMALL + ";" + SCRIPTS.joinpath("0003_totals.sql").read_text(encoding="utf-8") + AT_SCHEMA_3
+        postgres_url,
+        SMALL + a_fork + SCRIPTS.joinpath("0003_totals.sql").read_text(encoding="utf-8") + AT_SCHEMA_3,
     )
     async with PostgresLightningStore(postgres_url) as store:
         before = await store.query_rollouts()
         assert len(before) == 17
+        assert [each.rollout_id for each in await store.query_rollouts(replay_from="original")] == ["r3"]
         assert {(rollout.run_id, rollout.group_id) for rollout in before} == {(None, None)}
         await store.start_run(RunRecord(run_id="run", name="run", kind="fit", start_time=1.0))
         await store.enqueue_rollout("task", rollout_id="new", run_id="run", group_id="g")

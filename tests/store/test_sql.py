@@ -213,6 +213,14 @@ PAGES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"run_id": "a", "group_id": "g"},
         ["SEARCH r USING INDEX rollouts_of_group (group_id=?)"],
     ),
+    "forks of one rollout": (
+        {"replay_from": "r"},
+        ["SEARCH r USING COVERING INDEX rollouts_of_replay (replay_from=?)"],
+    ),
+    "forks of one rollout in a run": (
+        {"replay_from": "r", "run_id": "a", "group_id": "g"},
+        ["SEARCH r USING INDEX rollouts_of_replay (replay_from=?)"],
+    ),
     "some ids": (
         {"rollout_id_in": ["a", "b"], "sort_by": "start_time"},
         ["rollouts_1 (rollout_id=?)\nUSE TEMP B-TREE FOR ORDER BY"],

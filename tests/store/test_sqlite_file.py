@@ -26,7 +26,7 @@ from leyden import semconv
 from leyden.errors import ConfigError, StoreError, UnknownResources
 from leyden.store import InMemoryLightningStore, LightningStore, SqliteLightningStore, open_store
 from leyden.testing import audit_store
-from leyden.types import EnqueueRolloutRequest, MetricPoint, RunRecord, Sample, Span, TokenRecord
+from leyden.types import EnqueueRolloutRequest, MetricPoint, ReplayFrom, RunRecord, Sample, Span, TokenRecord
 
 
 @contextmanager
@@ -311,6 +311,28 @@ async def test_a_file_whose_calls_were_searched_is_read_and_goes_on_with_its_con
 
 def indexes(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+
+
+async def test_the_forks_in_a_file_of_the_eighth_schema_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    scripts = files("leyden.store.sql") / "migrations" / "sqlite"
+    source = ReplayFrom(rollout_id="r1", attempt_id="at", n_calls=2).as_metadata()
+    broken = '{"leyden.replay_from": '
+    with closing(sqlite3.connect(path)) as connection:
+        for script in sorted(each.name for each in scripts.iterdir())[:8]:
+            connection.executescript((scripts / script).read_text())
+        for seq, metadata in enumerate(("", json.dumps({"a": 1} | source), broken), start=1):
+            connection.execute(
+                "INSERT INTO rollouts (seq, rollout_id, status, input, config, metadata, start_time, end_time)"
+                " VALUES (?, ?, 'failed', 'null', '', ?, 2.0, 3.0)",
+                (seq, f"r{seq}", metadata),
+            )
+        connection.execute("UPDATE totals SET failed = 3")
+        connection.execute("PRAGMA user_version = 8")
+        connection.execute("PRAGMA application_id = 0x4C595244")
+        connection.commit()
+    async with SqliteLightningStore(path) as store:
+        assert [each.rollout_id for each in await store.query_rollouts(replay_from="r1")] == ["r2"]
 
 
 async def test_a_file_of_the_third_schema_gets_runs_and_goes_on_with_its_rollouts(tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ SELECT r.seq FROM rollouts r INDEXED BY rollouts_of_run WHERE r.run = :run
 -- The numbers of the rollouts of one group; filters, order and limit follow. SQLite needs to be told the index.
 SELECT r.seq FROM rollouts r INDEXED BY rollouts_of_group WHERE r.group_id = :group_id
 
+-- name: select_rollout_seqs_of_replay
+-- The numbers of the rollouts that repeat one rollout; filters, order and limit follow. SQLite needs to be told the index.
+SELECT r.seq FROM rollouts r INDEXED BY rollouts_of_replay WHERE r.replay_from = :replay_from
+
 -- name: select_rollout_starts
 -- The numbers of rollouts with the times by which pages of several statuses are merged; filters, order and limit follow.
 SELECT r.seq, r.start_time FROM rollouts r
@@ -107,9 +111,9 @@ SELECT seq, attempts, status FROM rollouts WHERE rollout_id = :rollout_id
 -- name: insert_rollout
 -- A new rollout at the end of the queue, or already claimed (`attempts` 1).
 INSERT INTO rollouts (rollout_id, status, mode, priority, resources_id, input, config, metadata, start_time, attempts,
-                      timeout_seconds, unresponsive_seconds, run, group_id, arm, resources_version)
+                      timeout_seconds, unresponsive_seconds, run, group_id, arm, resources_version, replay_from)
 VALUES (:rollout_id, :status, :mode, :priority, :resources_id, :input, :config, :metadata, :start_time, :attempts,
-        :timeout_seconds, :unresponsive_seconds, :run, :group_id, :arm, :resources_version)
+        :timeout_seconds, :unresponsive_seconds, :run, :group_id, :arm, :resources_version, :replay_from)
 
 -- name: next_in_queue
 -- Those that wait, by priority and age (1000: `OVERTAKES`), each like a row of `select_rollouts` without its attempt. Its transaction lets nobody else take them:
@@ -158,6 +162,10 @@ UPDATE rollouts SET input = :input, mode = :mode, priority = :priority, resource
        resources_version = :resources_version, config = :config, metadata = :metadata,
        timeout_seconds = :timeout_seconds, unresponsive_seconds = :unresponsive_seconds
 WHERE seq = :seq
+
+-- name: set_replay_from
+-- The rollout that one repeats, by its new metadata.
+UPDATE rollouts SET replay_from = :replay_from WHERE seq = :seq
 
 -- name: count_interruption
 -- One more of a rollout's attempts ended through no fault of its own; that attempt does not count.

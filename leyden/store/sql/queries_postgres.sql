@@ -23,6 +23,10 @@ SELECT r.seq FROM rollouts r WHERE r.run = :run
 -- PostgreSQL chooses the index itself.
 SELECT r.seq FROM rollouts r WHERE r.group_id = :group_id
 
+-- name: select_rollout_seqs_of_replay
+-- PostgreSQL chooses the index itself.
+SELECT r.seq FROM rollouts r WHERE r.replay_from = :replay_from
+
 -- name: finished_rollouts
 -- PostgreSQL chooses the index itself.
 rollouts r WHERE r.end_time IS NOT NULL

@@ -9,7 +9,15 @@ import pytest
 
 from leyden.errors import ConfigError, IllegalTransition, UnknownResources, UnknownRun
 from leyden.store import LightningStore
-from leyden.types import UNSET, EnqueueRolloutRequest, MetricPoint, Retention, RunRecord, current_run_id
+from leyden.types import (
+    UNSET,
+    EnqueueRolloutRequest,
+    MetricPoint,
+    ReplayFrom,
+    Retention,
+    RunRecord,
+    current_run_id,
+)
 
 START = 1_700_000_000.0
 
@@ -313,6 +321,46 @@ async def test_rollouts_are_found_by_run_and_group(store: LightningStore) -> Non
     assert await found(run_id="a", **either) == ["r00", "r09", "r10", "r11"]
     assert await found(run_id="a", rollout_id_in=["r01", "r03"]) == ["r01"]
     assert await found(group_id="nothing") == []
+
+
+async def test_replays_and_forks_of_a_rollout_are_found_by_its_id(store: LightningStore) -> None:
+    await store.start_run(run("a"))
+    original = await store.start_rollout("task", rollout_id="original", run_id="a")
+    await store.update_attempt("original", original.attempt.attempt_id, status="succeeded")
+    source = ReplayFrom(rollout_id="original", attempt_id=original.attempt.attempt_id, n_calls=1)
+    requests = [
+        EnqueueRolloutRequest(
+            input=n,
+            rollout_id=f"fork-{n}",
+            run_id="a" if n else None,
+            group_id=f"g{n % 2}",
+            metadata={"other": 1, **source.model_copy(update={"n_calls": n}).as_metadata()},
+        )
+        for n in range(4)
+    ]
+    await store.enqueue_many_rollouts(requests)
+    await store.enqueue_rollout("task", rollout_id="no fork", metadata={"leyden.replay_from": "original"})
+    await store.update_rollout("fork-3", status="cancelled")
+
+    async def found(**asked: Any) -> list[str]:
+        page = await store.query_rollouts(replay_from="original", **asked)
+        assert (page.total, page.exact) == (len(page), True) or "limit" in asked
+        return [each.rollout_id for each in page]
+
+    assert await found() == ["fork-0", "fork-1", "fork-2", "fork-3"]
+    assert await found(sort_order="desc", limit=2) == ["fork-3", "fork-2"]
+    assert await found(run_id="a") == ["fork-1", "fork-2", "fork-3"]
+    assert await found(group_id="g1") == ["fork-1", "fork-3"]
+    assert await found(run_id="a", group_id="g0") == ["fork-2"]
+    assert await found(status_in=["cancelled"]) == ["fork-3"]
+    assert await found(sort_by="reward") == ["fork-0", "fork-1", "fork-2", "fork-3"], "none has a reward"
+    assert not await store.query_rollouts(replay_from="nothing")
+    assert not await store.query_rollouts(replay_from="fork-1")
+
+    await store.update_rollout("fork-1", metadata={"other": 2})
+    await store.update_rollout("no fork", metadata=source.as_metadata())
+    await store.update_rollout("fork-2", priority=3)
+    assert await found() == ["fork-0", "fork-2", "fork-3", "no fork"], "the metadata say it"
 
 
 async def test_what_is_forgotten_of_a_run_leaves_the_run_and_its_metrics(store: LightningStore) -> None:

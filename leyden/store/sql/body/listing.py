@@ -3,9 +3,9 @@
 The cost of a page grows with its size and its `offset`, not with the store: in the order of
 arrival, by `start_time`, `end_time` and `rollout_id`; of all rollouts or of some statuses. An index
 holds one status in order, so a page of several statuses merges one short slice of each. A page of
-one run or group, in the order of arrival, is read from an index too; with other filters and orders
-its cost grows with the run or the group. Any other page looks at rollouts until it is full, or at
-all of them.
+one run, of one group or of the forks of one rollout, in the order of arrival, is read from an index
+too; with other filters and orders its cost grows with the run, the group or the forks. Any other
+page looks at rollouts until it is full, or at all of them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def query_rollouts(
     mode_in: Sequence[RolloutMode] | None = None,
     run_id: str | None = None,
     group_id: str | None = None,
+    replay_from: str | None = None,
     arm_in: Sequence[str] | None = None,
     resources_id: str | None = None,
     resources_version: int | None = None,
@@ -65,10 +66,14 @@ def query_rollouts(
     filters = Filters(filter_logic, list(others.conditions), others.parameters)
     filters.among("r.status", status_in)
     tx.expect(None)
-    if group_id is None and (sort_by in MEASURES or ((failure_in or between) and filter_logic == "and")):
+    if (
+        group_id is None
+        and replay_from is None
+        and (sort_by in MEASURES or ((failure_in or between) and filter_logic == "and"))
+    ):
         return _page_of_finished(tx, run_id, filters, sort_by, sort_order, limit, offset)
-    if run_id is not None or group_id is not None:
-        return _page_of_part(tx, run_id, group_id, filters, order, limit, offset)
+    if run_id is not None or group_id is not None or replay_from is not None:
+        return _page_of_part(tx, run_id, group_id, replay_from, filters, order, limit, offset)
     where, parameters = filters.sql(), filters.parameters
     by_index = rollout_id_in is None and sort_by in (None, "start_time", "end_time")
     if limit == -1:
@@ -94,19 +99,23 @@ def _page_of_part(
     tx: Transaction,
     run_id: str | None,
     group_id: str | None,
+    replay_from: str | None,
     filters: Filters,
     order: str,
     limit: int,
     offset: int,
 ) -> PaginatedResult[Rollout]:
-    """Return a page of the rollouts of one run, of one group, or of one group in one run."""
+    """Return a page of the rollouts of one run, of one group, or that repeat one rollout, or of several of these."""
     run = None if run_id is None else run_key(tx, run_id)
-    parameters = filters.parameters | {"run": run, "group_id": group_id}
-    if group_id is None:
-        query, where = "select_rollout_seqs_of_run", filters.sql(begins="AND")
+    parameters = filters.parameters | {"run": run, "group_id": group_id, "replay_from": replay_from}
+    of_run = [] if run is None else ["r.run = :run"]
+    of_group = [] if group_id is None else ["r.group_id = :group_id"]
+    if replay_from is not None:
+        query, where = "select_rollout_seqs_of_replay", filters.sql(*of_run, *of_group, begins="AND")
+    elif group_id is not None:
+        query, where = "select_rollout_seqs_of_group", filters.sql(*of_run, begins="AND")
     else:
-        also = [] if run is None else ["r.run = :run"]
-        query, where = "select_rollout_seqs_of_group", filters.sql(*also, begins="AND")
+        query, where = "select_rollout_seqs_of_run", filters.sql(begins="AND")
     items = [rollout_from(row) for row in _at(tx, [row[0] for row in tx.page(query, where + order, parameters)])]
     total, exact = total_of(tx, query, where, parameters, found=len(items), limit=limit, offset=offset)
     return PaginatedResult(items, limit, offset, total, exact)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leyden.errors import ConfigError, IllegalTransition
@@ -40,6 +41,7 @@ from leyden.types import (
     TaskInput,
     Unset,
     check_rollout_transition,
+    read_replay_from,
 )
 from leyden.utils import ids
 from leyden.utils.logs import Preview
@@ -161,6 +163,8 @@ def update_rollout(
             metadata=row[METADATA] if isinstance(metadata, Unset) else text_of(metadata, "the metadata of a rollout"),
             **_config_columns(config_of(row) if isinstance(config, Unset) else config),
         )
+    if not isinstance(metadata, Unset):
+        tx.run("set_replay_from", seq=row[SEQ], replay_from=_replayed_rollout(metadata))
     return get_rollout_by_id(tx, rollout_id)
 
 
@@ -223,6 +227,7 @@ def insert_rollout(
         "group_id": request.group_id,
         "arm": request.arm,
         "resources_version": version,
+        "replay_from": _replayed_rollout(request.metadata),
         **config,
     }
     seq: int | None = None
@@ -235,6 +240,16 @@ def insert_rollout(
         *(seq, rollout_id, status, request.mode, resources_id, task, config["config"], metadata, tx.now, None),
         *(attempts, 0, request.priority, request.run_id, request.group_id, request.arm, version),
     )
+
+
+def _replayed_rollout(metadata: Mapping[str, Any] | None) -> str | None:
+    """Return the id of the rollout that one with this metadata repeats; None if it repeats none that there can be."""
+    with contextlib.suppress(ConfigError):
+        source = read_replay_from(metadata or {})
+        if source is not None:
+            check_id("rollout_id", source.rollout_id)
+            return source.rollout_id
+    return None
 
 
 def _check_priority(priority: int) -> None:
