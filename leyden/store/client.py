@@ -114,7 +114,7 @@ class LightningStoreClient(WaitingStore):
         )
 
     def __reduce__(self) -> tuple[Callable[..., LightningStoreClient], tuple[Any, ...]]:
-        return _again, (self.url, self._token, self._options)
+        return reconnect, (self.url, self._token, self._options)
 
     async def close(self) -> None:
         here = asyncio.get_running_loop()
@@ -394,5 +394,6 @@ def _requeues(arguments: dict[str, Any]) -> bool:
     return arguments.get("status") in ("queuing", "requeuing")
 
 
-def _again(url: str, token: str | None, options: dict[str, Any]) -> LightningStoreClient:
+def reconnect(url: str, token: str | None, options: dict[str, Any]) -> LightningStoreClient:
+    """Return a new client of the store at `url`: what a pickled client or server becomes."""
     return LightningStoreClient(url, token=token, **options)

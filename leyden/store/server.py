@@ -159,7 +159,10 @@ class LightningStoreServer(NamedOptions):
         return LightningStoreClient(self.endpoint, token=self._token)
 
     def __reduce__(self) -> tuple[Callable[..., LightningStoreClient], tuple[Any, ...]]:
-        return _client, (self.endpoint, self._token)
+        # a function of the client's module: a process that gets a pickled server never loads a server
+        from leyden.store.client import reconnect
+
+        return reconnect, (self.endpoint, self._token, {})
 
     def _start(self) -> None:
         with self._lock:
@@ -237,9 +240,3 @@ class LightningStoreServer(NamedOptions):
         # The lock file of a store names its owner; other processes find the server by it.
         if isinstance(self.store, SqliteLightningStore):
             self.store.tell_server(endpoint)
-
-
-def _client(url: str, token: str | None) -> LightningStoreClient:
-    from leyden.store.client import LightningStoreClient
-
-    return LightningStoreClient(url, token=token)

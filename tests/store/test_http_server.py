@@ -8,6 +8,8 @@ import io
 import json
 import pickle
 import socket
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -474,6 +476,15 @@ async def test_a_server_pickles_to_a_client_of_itself(opened: LightningStore) ->
             async with pickle.loads(pickle.dumps(client)) as again:
                 assert again.url == client.url == server.endpoint
                 assert (await again.statistics())["total_resources"] == 1
+
+
+async def test_a_process_that_gets_a_pickled_server_loads_no_server(opened: LightningStore) -> None:
+    async with LightningStoreServer(opened) as server:
+        program = "import pickle, sys; pickle.load(sys.stdin.buffer); print(*sys.modules)"
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdin=PIPE, stdout=PIPE)
+        loaded, _ = await child.communicate(pickle.dumps(server))
+    assert {b"leyden.store.client"} <= set(loaded.split())
+    assert not {b"leyden.store.server", b"uvicorn"} & set(loaded.split())
 
 
 # ---- clients that leave --------------------------------------------------------------------------------------------------
