@@ -32,20 +32,6 @@ It knows neither agents nor algorithms nor engines: it is given a store and a li
 `leyden.dialects`; to speak another one, describe it there. To record more of a call, see `record.span_of`.
 """
 
-from leyden.gateway.control import GatewayState, RemoteGateway
-from leyden.gateway.figures import UpstreamStatus
-from leyden.gateway.limits import AttemptLimits
-from leyden.gateway.proxy import LLMProxy
-from leyden.gateway.remote import FoundGateways, control_key_of
-from leyden.gateway.upstream import UpstreamModel
+from leyden.extras import lazy_package
 
-__all__ = [
-    "AttemptLimits",
-    "FoundGateways",
-    "GatewayState",
-    "LLMProxy",
-    "RemoteGateway",
-    "UpstreamModel",
-    "UpstreamStatus",
-    "control_key_of",
-]
+__getattr__, __dir__, __all__ = lazy_package(__name__, __file__)
