@@ -51,7 +51,8 @@ class LoadedPolicy:
 def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | None) -> LoadedPolicy:
     """Load a model and its tokenizer.
 
-    Raise EngineError, with the cause, if one cannot be loaded.
+    Raise EngineError, with the cause, if one cannot be loaded, and ConfigError for a tokenizer of
+    another model, as far as its size shows it.
     """
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     wanted = _dtype(dtype)
@@ -64,13 +65,19 @@ def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | 
         tokenizer = _from_pretrained(AutoTokenizer, tokenizer)
     loaded = loaded.to(target).eval()
     config = loaded.config.get_text_config()
+    n_vocabulary = int(loaded.get_input_embeddings().weight.shape[0])
+    if tokenizer is not None and (n_tokens := len(tokenizer)) > n_vocabulary:
+        raise ConfigError(
+            f"the tokenizer has {n_tokens:,} tokens and the model knows {n_vocabulary:,}, so it belongs to another model; "
+            "give the tokenizer that came with the model, or leave tokenizer= out"
+        )
     context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048
     return LoadedPolicy(
         model=loaded,
         text=None if tokenizer is None else Text(tokenizer),
         eos_ids=_eos_ids(loaded, tokenizer),
         context=int(context),
-        n_vocabulary=int(loaded.get_input_embeddings().weight.shape[0]),
+        n_vocabulary=n_vocabulary,
     )
 
 

@@ -168,6 +168,30 @@ async def test_what_a_check_raises_ends_the_collection(store: ly.LightningStore)
 # ---- ids: nothing runs twice ------------------------------------------------------------------------------------------------
 
 
+async def test_a_wait_says_for_which_rollouts_and_what_they_do(
+    store: ly.LightningStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leyden.algorithm.collector._SILENCE_SECONDS", 0.05)
+    requests = [request("claimed"), *(request(f"queued-{n}") for n in range(6))]
+    requests[0].config = ly.RolloutConfig(timeout_seconds=600.0)
+    with caplog.at_level("INFO", logger="leyden.algorithm.collector"):
+        async with RolloutCollector(store) as collector:
+            await collector.enqueue(requests)
+            await store.dequeue_many_rollouts(limit=1, worker_id="runner-7")
+            work = asyncio.create_task(gathered(collector.collect(requests)))
+            for _ in range(3000):  # 30 seconds
+                if "waiting for 7" in caplog.text:
+                    break
+                await asyncio.sleep(0.01)
+            await collector.cancel()
+            assert len(await work) == 7
+    told = next(message for message in caplog.messages if "waiting for 7" in message)
+    assert told.startswith("no rollout has finished for")
+    assert "claimed preparing for 0 s on runner-7, timeout_seconds=600 ends it" in told
+    assert "queued-0 queuing, and no runner has claimed it" in told
+    assert told.endswith("; and 2 more")
+
+
 async def test_what_the_store_has_is_not_run_again(store: ly.LightningStore) -> None:
     requests = [request(rollout_id_of("agent 1", "prompt", task), reward=task) for task in range(5)]
     async with running(store):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
+import math
 import os
 import random
 import re
@@ -90,6 +92,11 @@ async def returns_text(llm: ly.LLM) -> Any:
     return "done"
 
 
+async def returns_nan(llm: ly.LLM) -> float:
+    await ask(llm)
+    return math.nan
+
+
 async def returns_nothing(llm: ly.LLM) -> None:
     await ask(llm)
 
@@ -132,6 +139,7 @@ FAILURES: list[tuple[Callable[..., Any], str, str]] = [
     (raises_what_has_no_text, "exception", "Unprintable: (its __str__ raised RuntimeError)"),
     (exits, "exception", "SystemExit: 3"),
     (returns_text, "invalid_return", "'done'"),
+    (returns_nan, "invalid_return", "a reward is a finite number"),
     (returns_nothing, "no_reward", "without a reward"),
     (never_calls, "no_model_call", "never called the model"),
     (calls_in_vain, "no_model_call", "'max_tokens' must be an integer"),
@@ -274,6 +282,32 @@ def test_an_estimator_is_its_constants_and_one_function(advantages: Advantages |
     ly.Trainer(algorithm=algorithm, store="memory").fit(agent_of(plays_well), ["good"])
     # On the first minibatch every ratio is 1, so the loss is minus the mean advantage: one of three is the best.
     assert rows.train[0]["loss"] == pytest.approx(-worth / 3, abs=1e-3)
+
+
+@dataclass(frozen=True, slots=True)
+class Diverging(Advantages):
+    """Its second step is infinite."""
+
+
+_steps_of_diverging = itertools.count(1)
+
+
+@register_estimator("diverging", Diverging)
+def diverging(rollouts: Sequence[RolloutRewards], constants: Diverging) -> Estimate:
+    advantage = math.inf if next(_steps_of_diverging) == 2 else 1.0
+    return Estimate([[advantage] for _ in rollouts])
+
+
+def test_a_diverging_loss_ends_the_run_with_what_to_change_and_keeps_the_steps_before(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    options: dict[str, Any] = {"advantages": "diverging", "n_steps": 3, "tasks_per_step": 1}
+    with pytest.raises(EngineError, match=r"sequences is .*lower the learning_rate or max_grad_norm"):
+        ly.Trainer(algorithm=policy_gradient(Rows(), **options), run_dir=directory).fit(agent_of(plays_well), ["good"])
+    rows = Rows()
+    ly.Trainer(algorithm=policy_gradient(rows, **options), run_dir=directory).fit(
+        agent_of(plays_well), ["good"], resume=True
+    )
+    assert [row["policy_version"] for row in rows.train] == [2, 3], "the first step is not done again"
 
 
 # ---- agents that do unusual things, which is their right --------------------------------------------------------------------

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from leyden.engine.loading import load_policy
+from leyden.errors import ConfigError
 from tests.engine import tiny
 
 LOAD = """
@@ -43,3 +45,12 @@ def test_code_that_comes_with_a_model_is_neither_run_nor_asked_about(tmp_path: P
     assert "cannot load" in done.stdout, done.stderr
     assert "Do you wish to run the custom code" not in done.stdout + done.stderr
     assert not ran.exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused() -> None:
+    larger = tiny.tokenizer(more=[f"<|tool {n}|>" for n in range(9)])
+    with pytest.raises(
+        ConfigError, match="the tokenizer has 268 tokens and the model knows 260, so it belongs to another"
+    ):
+        load_policy(tiny.model(), larger, device="cpu", dtype=None)
+    assert load_policy(tiny.model(), tiny.tokenizer(), device="cpu", dtype=None).n_vocabulary == 260
