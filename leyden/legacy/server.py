@@ -17,6 +17,7 @@ from leyden.legacy.app import LegacyApp
 from leyden.legacy.tasks import TaskQueue
 from leyden.legacy.types import RolloutLegacy, warn_deprecated
 from leyden.options import NamedOptions, check_number
+from leyden.runner import AttemptRecorder
 from leyden.store import InMemoryLightningStore, Sweeper
 from leyden.store.base import LightningStore
 from leyden.types import NamedResources, RolloutMode
@@ -39,12 +40,17 @@ class AgentLightningServer(NamedOptions):
         *,
         store: LightningStore | None = None,
         insecure: bool = False,
+        recorder: AttemptRecorder | None = None,
     ) -> None:
         """
         port: 0 chooses a free one.
         task_timeout_seconds: a task without a report so long after its claim is queued again.
         store: where tasks, resources and reports are kept; it stays open. None: a new one in memory.
         insecure: serve other machines, without a token, because the protocol has none.
+        recorder: the gateway (`LLMProxy`) of the tasks' resources. Each claimed task has resources of its own then, in
+            which a `ProxyLLM` is the LLM of that attempt, so that the gateway records its calls, and a report waits for
+            them. None: a task has the resources it was queued with, and a `ProxyLLM` becomes an LLM whose calls the
+            gateway cannot place.
         Raise ConfigError for an address that other machines reach, unless it is `insecure`.
         """
         warn_deprecated("AgentLightningServer", "LightningStoreServer(store), and store.enqueue_rollout(...)")
@@ -63,7 +69,7 @@ class AgentLightningServer(NamedOptions):
         self.startup_event = threading.Event()
         """Set while the server runs."""
         self._local_only = not insecure
-        self._tasks = TaskQueue(self.store, task_timeout_seconds=task_timeout_seconds)
+        self._tasks = TaskQueue(self.store, task_timeout_seconds=task_timeout_seconds, recorder=recorder)
         self._thread: AsgiThread | None = None
         self._ended = Latch()
 

@@ -21,9 +21,10 @@ from typing import Any, Final, cast, get_args
 
 from leyden import semconv
 from leyden.adapter import TraceToTriplet
-from leyden.errors import IllegalTransition, UnknownResources, UnknownRollout
+from leyden.errors import IllegalTransition, StoreError, UnknownResources, UnknownRollout
 from leyden.legacy.reports import REPORT, REPORT_JSON, report_of
 from leyden.legacy.types import RolloutLegacy, Task
+from leyden.runner import AttemptRecorder
 from leyden.store.base import LightningStore
 from leyden.types import (
     LLM,
@@ -55,10 +56,16 @@ class TaskQueue:
     """The server's operations, on any event loop.
 
     task_timeout_seconds: a task whose report has not come so long after its claim is queued again.
+    recorder: the gateway; each claim has resources of its own then, in which a ProxyLLM is the LLM of that attempt.
     """
 
-    def __init__(self, store: LightningStore, *, task_timeout_seconds: float) -> None:
+    def __init__(
+        self, store: LightningStore, *, task_timeout_seconds: float, recorder: AttemptRecorder | None = None
+    ) -> None:
         self.store = store
+        self._recorder = recorder
+        self._claimed: dict[str, AttemptedRollout] = {}
+        """The attempts under way, by the resources id that only they have."""
         self._config = RolloutConfig(
             timeout_seconds=task_timeout_seconds, max_attempts=_ALWAYS_AGAIN, retry_condition=["timeout"]
         )
@@ -79,7 +86,13 @@ class TaskQueue:
     async def claim(self) -> Task | None:
         """Return the next task; None if there is none now."""
         rollout = await self.store.dequeue_rollout(WORKER)
-        return None if rollout is None else _task(rollout)
+        if rollout is None:
+            return None
+        task = _task(rollout)
+        if self._recorder is not None:
+            task.resources_id = f"res-{rollout.attempt.attempt_id}"
+            self._claimed[task.resources_id] = rollout
+        return task
 
     async def publish(self, resources: NamedResources) -> str:
         """Make resources the latest and return their id."""
@@ -88,9 +101,12 @@ class TaskQueue:
     async def resources(self, resources_id: str | None) -> ResourcesUpdate | None:
         """Return resources, None for the latest; None if there are none.
 
-        A ProxyLLM becomes an LLM, because this protocol has no attempts by which the gateway could
-        tell calls apart.
+        A ProxyLLM becomes an LLM: that of the attempt if the id belongs to a claim, and one whose
+        calls the gateway cannot tell apart otherwise, because this protocol has no attempts.
         """
+        asked, attempted = resources_id, self._claimed.get(resources_id or "")
+        if attempted is not None:
+            resources_id = attempted.resources_id
         try:
             if resources_id is None:
                 update = await self.store.get_latest_resources()
@@ -100,7 +116,8 @@ class TaskQueue:
             return None
         if update is None:
             return None
-        return update.model_copy(update={"resources": {name: _plain(each) for name, each in update.resources.items()}})
+        plain = {name: _plain(each, attempted) for name, each in update.resources.items()}
+        return update.model_copy(update={"resources": plain, "resources_id": asked or update.resources_id})
 
     async def report(self, report: RolloutLegacy) -> None:
         """Record a report and finish its task, whichever attempt it comes from.
@@ -116,6 +133,9 @@ class TaskQueue:
             ids_ = attempted.rollout_id, attempted.attempt.attempt_id
             try:
                 await self.store.add_many_spans(_spans(report, *ids_))
+                if self._recorder is not None:
+                    self._recorder.end_attempt(*ids_)
+                    await self._recorder.flush(*ids_)
                 if report.is_empty:
                     reason = {
                         "reason": "the worker reported no reward, no triplets and no trace",
@@ -124,8 +144,12 @@ class TaskQueue:
                     await self.store.update_attempt(*ids_, status="failed", metadata=reason)
                 else:
                     await self.store.update_attempt(*ids_, status="succeeded")
+            except StoreError as error:  # a call could not be written
+                reason = {"reason": f"the record of the attempt is incomplete: {error}", "reason_kind": "recording"}
+                await self.store.update_attempt(*ids_, status="failed", metadata=reason)
             except IllegalTransition:  # the attempt timed out meanwhile
                 continue
+            self._claimed = {id_: each for id_, each in self._claimed.items() if each.rollout_id != report.rollout_id}
             if report.rollout_id not in self._taken:
                 self._open[report.rollout_id] = None
             return
@@ -190,9 +214,11 @@ def _task(rollout: AttemptedRollout) -> Task:
     )
 
 
-def _plain(resource: Any) -> Any:
+def _plain(resource: Any, attempted: AttemptedRollout | None) -> Any:
     if not isinstance(resource, ProxyLLM):
         return resource
+    if attempted is not None:
+        return resource.with_attempted_rollout(attempted.rollout_id, attempted.attempt.attempt_id)
     return LLM(
         endpoint=resource.endpoint,
         model=resource.model,

@@ -12,7 +12,8 @@ import pytest
 import leyden as ly
 from leyden.adapter import TraceToTriplet
 from leyden.algorithm.verl.daemon import AgentModeDaemon, Batch, DaemonOptions
-from leyden.errors import ConfigError
+from leyden.errors import ConfigError, NoTrainingData
+from leyden.legacy import AgentLightningClient, LegacyAgentRunner
 from leyden.store import InMemoryLightningStore
 from leyden.testing import FakeUpstream
 from tests.algorithm.asking import ask
@@ -84,6 +85,60 @@ def test_a_batch_of_prompts_becomes_rows_with_every_reward(tmp_path: Path) -> No
     assert metrics["rollouts"] == 6 and metrics["failed"] == 3 and metrics["placeholder_rows"] == 3
     assert metrics["rows_before_processing"] == metrics["rows_after_processing"] == 6
     assert [row.reward for row in algorithm.val.rows] == [2.0, 2.0]
+
+
+def hosted(store: Any, proxy: ly.LLMProxy, options: DaemonOptions) -> AgentModeDaemon:
+    return AgentModeDaemon(
+        ly.RolloutCollector(store), proxy, TraceToTriplet(), publish=_unpublished, run_id="run", options=options
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*task protocol of Agent Lightning 0.1:DeprecationWarning")
+async def test_workers_of_the_old_protocol_run_a_batch_and_the_gateway_records_their_calls() -> None:
+    async with (
+        InMemoryLightningStore() as store,
+        ly.LLMProxy(store=store) as proxy,
+        FakeUpstream() as policy,
+    ):
+        daemon = hosted(store, proxy, replace(OPTIONS, mode="v0"))
+        await asyncio.to_thread(daemon.start)
+        assert daemon.task_server is not None
+        client = AgentLightningClient(daemon.task_server.endpoint, poll_interval=0.05)
+        working = asyncio.create_task(LegacyAgentRunner(agent, client, max_tasks=3).iter_async())
+        address = policy.llm().endpoint.removeprefix("http://").removesuffix("/v1")
+        data = {"number": [1]}
+        try:
+            await asyncio.to_thread(daemon.set_up_data_and_server, data, [address])
+            await asyncio.to_thread(daemon.run_until_all_finished)
+            assert await working == 3
+        finally:
+            working.cancel()
+            await daemon.aclose()
+    made = daemon.made
+    assert made is not None
+    assert [row.reward for row in made.rows] == [2.0] * 6 and all(row.n_trained for row in made.rows)
+    with pytest.raises(ConfigError, match="no finished batch of 'val'"):
+        daemon.get_test_metrics()
+    daemon.clear_data_and_server()
+    with pytest.raises(ConfigError, match="no tasks; call set_up_data_and_server"):
+        daemon.run_until_all_finished()
+
+
+async def test_a_batch_without_a_valid_sample_is_an_error_with_the_reasons() -> None:
+    async with InMemoryLightningStore() as store, ly.LLMProxy(store=store) as proxy, FakeUpstream() as policy:
+        daemon = hosted(store, proxy, OPTIONS)
+        address = policy.llm().endpoint.removeprefix("http://").removesuffix("/v1")
+        runner = ly.LitAgentRunner[Any](max_rollouts=3)
+        runner.init(agent)
+        runner.init_worker(0, store)
+        working = asyncio.create_task(runner.iter())
+        try:
+            await asyncio.to_thread(daemon.set_up_servers, [address])
+            with pytest.raises(NoTrainingData, match=r"step 2 has nothing to train on.*3 .*ValueError: no"):
+                await asyncio.to_thread(daemon.run_batch, ["a"], ['{"number": 2}'], step=2, mode="train", n=3)
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
 
 async def test_a_batch_that_no_runner_takes_is_an_error_with_the_setting() -> None:

@@ -54,6 +54,7 @@ def test_parallel_and_offload_keys_reach_verl() -> None:
         (None, ["data.train_batch_size=["], "the override 'data.train_batch_size=.' cannot be read"),
         (None, ["~data"], "the override '~data' deletes or sweeps a key"),
         ({"leyden.overlong": "trim"}, [], "leyden.overlong is 'trim'; possible: drop, cut"),
+        ({"leyden.mode": "v2"}, [], "leyden.mode is 'v2'; possible: v1, v0"),
         ({"leyden.timeout_seconds": 0}, [], "leyden.timeout_seconds is 0"),
         ({"actor_rollout_ref.actor.loss_agg_mode": "token-mean"}, [], "set leyden.rollout_loss=false"),
     ],

@@ -45,6 +45,11 @@ def test_verls_own_agent_loops_sample_through_leydens_replica(tmp_path: Path) ->
         assert max(abs(a - b) for a, b in zip(wanted, row["rollout_log_probs"], strict=True)) < 1e-4
 
 
+def test_a_ray_without_room_for_the_ranks_is_an_error_with_the_settings() -> None:
+    message = "trainer.n_gpus_per_node=2 and trainer.nnodes=1 need 2 x GPU, and Ray has 1; lower them"
+    assert message in run("no_room")
+
+
 def logprobs(model: Any, prompt: list[int], response: list[int]) -> list[float]:
     with torch.no_grad():
         logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]

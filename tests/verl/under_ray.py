@@ -31,6 +31,7 @@ import leyden
 from leyden.algorithm.verl import VERL, make_config
 from leyden.algorithm.verl.running import use_platform, use_plug_points, with_cluster
 from leyden.demo.game import Game
+from leyden.errors import ConfigError
 from leyden.litagent import llm_rollout
 from leyden.types import LLM
 
@@ -129,8 +130,22 @@ def agent_loop(file: str) -> None:
     Path(file).write_text(json.dumps({"states": {uid: tags[uid]["status"] for uid in uids}, "rows": rows}))
 
 
+def no_room() -> None:
+    """Print why a cluster cannot be used."""
+    config = make_config({**KEYS, "trainer.n_gpus_per_node": 2, "+ray_kwargs.ray_init.num_gpus": 1})
+    use_platform(config)
+    use_plug_points(config)
+    try:
+        with with_cluster(config):
+            sys.exit("the cluster was taken")
+    except ConfigError as error:
+        print(error)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "agent_loop":
+    if sys.argv[1] == "no_room":
+        no_room()
+    elif sys.argv[1] == "agent_loop":
         agent_loop(sys.argv[2])
     else:
         whole_step(sys.argv[2], int(sys.argv[3]), resume="resume" in sys.argv)

@@ -89,7 +89,10 @@ class VERL(Algorithm):
                 initial_resources=self.get_initial_resources(),
             )
             self.announce_ready()
-            await asyncio.to_thread(run_ppo, config, daemon, trainer_cls=self.trainer_cls, report=self._report)
+            try:
+                await asyncio.to_thread(run_ppo, config, daemon, trainer_cls=self.trainer_cls, report=self._report)
+            finally:
+                await daemon.aclose()
 
     def _prepared(self, folder: Path, train: Dataset[Any] | None, val: Dataset[Any] | None) -> Any:
         """Return a copy of the configuration with the data sets as files, and places for checkpoints."""

@@ -95,7 +95,7 @@ def check_resources(config: Any, resources: Mapping[str, float], *, name: str = 
         raise ConfigError(
             f"trainer.n_gpus_per_node={config.trainer.n_gpus_per_node} and trainer.nnodes={config.trainer.nnodes} need "
             f"{wanted} x {name}, and Ray has {found:g}; lower them, or start Ray with more "
-            "(`ray start`, or ray_kwargs.ray_init.num_cpus)"
+            "(`ray start --num-gpus`, or +ray_kwargs.ray_init.num_gpus)"
         )
 
 
@@ -195,6 +195,8 @@ def _unknown(config: Any, name: str) -> str:
 
 def _check_own(config: Any) -> None:
     own = config.leyden
+    check_choice("leyden.mode", own.mode, ("v1", "v0"))
+    check_number("leyden.port", own.port, at_least=0, at_most=65_535, whole=True)
     check_choice("leyden.aggregation", own.aggregation, ("trajectory", "transition"))
     check_choice("leyden.overlong", own.overlong, ("drop", "cut"))
     check_number("leyden.timeout_seconds", own.timeout_seconds, above=0, or_none="no limit")

@@ -13,36 +13,30 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from leyden.adapter import TraceAdapter
 from leyden.algorithm.collector import RolloutCollector, rollout_id_at
 from leyden.algorithm.policy_gradient.batch import Group, RolloutData
 from leyden.algorithm.policy_gradient.metrics import rollout_metrics
 from leyden.algorithm.policy_gradient.reading import RolloutCounts, RolloutReader, explanation
+from leyden.algorithm.verl.in_parts import Batch, BatchInParts
 from leyden.algorithm.verl.rows import Row, make_rows, score_rollouts, truncate_rows
 from leyden.errors import ConfigError, NoTrainingData
 from leyden.gateway import LLMProxy, UpstreamModel
+from leyden.legacy import AgentLightningServer
 from leyden.loop import Metrics
 from leyden.types import LLM, EnqueueRolloutRequest, NamedResources, RolloutConfig, RolloutMode
 from leyden.utils import ids
 
 logger = logging.getLogger(__name__)
 
+DaemonMode = Literal["v1", "v0"]
+"""Who runs rollouts. "v1": runners on the store. "v0": also workers of Agent Lightning 0.1, on a task server over it."""
+
 _NAMED = 5
 """Unfinished rollouts that a report names."""
-
-
-@dataclass(slots=True)
-class Batch:
-    """The rollouts of one batch of prompts, and what became of them."""
-
-    rows: list[Row] = field(default_factory=list[Row])
-    """Of a training batch: what fits. Of a validation batch: one row for each rollout, with its reward."""
-    sessions: list[int] = field(default_factory=list[int])
-    """Of each row: which of its prompt's rollouts it belongs to."""
-    metrics: Metrics = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +58,9 @@ class DaemonOptions:
     report_seconds: float
     runner_timeout_seconds: float | None
     pad_id: int = 0
+    mode: DaemonMode = "v1"
+    port: int = 0
+    """Of the task server of mode v0; 0 takes a free one."""
 
     @classmethod
     def of(cls, config: Any) -> DaemonOptions:
@@ -83,6 +80,8 @@ class DaemonOptions:
             resource_name=own.resource_name,
             report_seconds=own.report_seconds,
             runner_timeout_seconds=own.runner_timeout_seconds,
+            mode=own.mode,
+            port=own.port,
         )
 
 
@@ -91,10 +90,11 @@ def policy_version(step: int, mode: RolloutMode) -> int:
     return max(step - 1, 0) if mode == "train" else step
 
 
-class AgentModeDaemon:
+class AgentModeDaemon(BatchInParts):
     """Turns prompts of verl's data loader into rollouts in the store, and rollouts into rows.
 
-    Made on the algorithm's event loop. `run_batch` may be called from any other thread.
+    Made on the algorithm's event loop. `run_batch`, and the methods that do its steps one by one, may be called from any
+    other thread.
 
     collector: enqueues rollouts, and waits for them.
     llm_proxy: the gateway, which gets verl's servers as its upstream.
@@ -118,6 +118,18 @@ class AgentModeDaemon:
         self._initial_resources = initial_resources or {}
         self._resources_ids: dict[RolloutMode, str] = {}
         self._loop = asyncio.get_running_loop()
+        self.task_server: AgentLightningServer | None = None
+        """The server of mode v0, while it runs."""
+
+    def start(self) -> None:
+        """Open the task server of mode v0; `set_up_servers` does it too. In mode v1 there is nothing to open."""
+        self._wait(self._serve_tasks())
+
+    async def aclose(self) -> None:
+        """Stop the task server of mode v0, on the algorithm's event loop. Calling it again does nothing."""
+        server, self.task_server = self.task_server, None
+        if server is not None:
+            await server.stop()
 
     def set_up_servers(self, addresses: Sequence[str]) -> None:
         """Route the gateway to verl's servers, and publish the policy for training and validation."""
@@ -136,8 +148,17 @@ class AgentModeDaemon:
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    async def _serve_tasks(self) -> None:
+        if self.options.mode == "v1" or self.task_server is not None:
+            return
+        server = AgentLightningServer(port=self.options.port, store=self._collector.store, recorder=self._proxy)
+        await server.start()
+        self.task_server = server
+        logger.info("workers of Agent Lightning 0.1 find their tasks at %s", server.endpoint)
+
     async def _set_up(self, addresses: Sequence[str]) -> None:
         options = self.options
+        await self._serve_tasks()
         self._proxy.update_model_list(
             [
                 UpstreamModel(options.model, f"http://{address.removeprefix('http://')}/v1", part_of_run=True)

@@ -1,0 +1,120 @@
+"""The steps of a batch one by one, under the names that Agent Lightning's daemon has for them.
+
+`AgentModeDaemon.run_batch` does all of them in one call, and Leyden's trainer uses that. A trainer written for the
+original calls these, in this order. They know batches and rows, and nothing of stores.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from leyden.algorithm.verl.rows import Report, Row, data_proto, pad_rows
+from leyden.errors import ConfigError
+from leyden.loop import Metrics
+from leyden.types import RolloutMode
+
+
+@dataclass(slots=True)
+class Batch:
+    """The rollouts of one batch of prompts, and what became of them."""
+
+    rows: list[Row] = field(default_factory=list[Row])
+    """Of a training batch: what fits. Of a validation batch: one row for each rollout, with its reward."""
+    sessions: list[int] = field(default_factory=list[int])
+    """Of each row: which of its prompt's rollouts it belongs to."""
+    metrics: Metrics = field(default_factory=dict[str, Any])
+
+
+class BatchInParts(ABC):
+    """Sets a batch up, runs it, and returns what came of it, in a call each. Call them from one thread."""
+
+    _tasks: Sequence[str] = ()
+    _batch_mode: RolloutMode = "train"
+    made: Batch | None = None
+    """The newest batch that has finished; None while there is none."""
+    _steps: int = 0
+    """The training batches so far."""
+    options: Any
+    """The daemon's options (`DaemonOptions`)."""
+
+    @abstractmethod
+    def set_up_servers(self, addresses: Sequence[str]) -> None:
+        """Route the gateway to the servers."""
+
+    @abstractmethod
+    def run_batch(self, uids: Sequence[str], tasks: Sequence[str], *, step: int, mode: RolloutMode, n: int) -> Batch:
+        """Run each task `n` times."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Open what the daemon serves itself."""
+
+    def set_up_data_and_server(
+        self, data: Mapping[str, Sequence[Any]], server_addresses: Sequence[str], is_train: bool = True
+    ) -> None:
+        """Take the tasks of a batch, and the addresses of the servers that answer them.
+
+        data: columns of equal length; a row of them is a task.
+        Raise ConfigError for columns of unequal length.
+        """
+        lengths = {name: len(column) for name, column in data.items()}
+        if len(set(lengths.values())) != 1:
+            raise ConfigError(f"the columns of a batch must have one length, and have {lengths}")
+        columns = [[(name, value) for value in column] for name, column in data.items()]
+        self._tasks = [json.dumps(dict(row)) for row in zip(*columns, strict=True)]
+        self._batch_mode, self.made = "train" if is_train else "val", None
+        self._steps += is_train
+        self.set_up_servers(server_addresses)
+
+    def run_until_all_finished(self) -> None:
+        """Run the tasks, and return when all rollouts have finished. The log says what is waited for."""
+        if not self._tasks:
+            raise ConfigError("the daemon has no tasks; call set_up_data_and_server first")
+        n = self.options.rollouts_per_task if self._batch_mode == "train" else 1
+        uids = [str(place) for place in range(len(self._tasks))]
+        self.made = self.run_batch(uids, self._tasks, step=self._steps, mode=self._batch_mode, n=n)
+
+    def get_test_metrics(self) -> Metrics:
+        """Return the metrics of a batch of validation."""
+        return self._result("val").metrics
+
+    def get_train_data_batch(
+        self, max_prompt_length: int, max_response_length: int, device: Any, global_steps: int
+    ) -> tuple[Any, Metrics]:
+        """Return a batch of training as verl's `DataProto`, padded to these lengths, and its metrics.
+
+        global_steps: goes into its `meta_info`.
+        Raise ConfigError for a length that is shorter than a row, which the daemon's own limits allow.
+        """
+        made = self._result("train")
+        longest = max(len(row.prompt_ids) for row in made.rows), max(len(row.response_ids) for row in made.rows)
+        if longest[0] > max_prompt_length or longest[1] > max_response_length:
+            raise ConfigError(
+                f"max_prompt_length={max_prompt_length} and max_response_length={max_response_length} are less than the "
+                f"longest row ({longest[0]} and {longest[1]} tokens); give those of the daemon's options"
+            )
+        padded = pad_rows(
+            made.rows,
+            Report(),
+            pad_id=self.options.pad_id,
+            prompt_length=max_prompt_length,
+            response_length=max_response_length,
+        )
+        batch = data_proto(padded).to(device)
+        batch.meta_info["global_steps"] = global_steps
+        return batch, made.metrics
+
+    def clear_data_and_server(self) -> None:
+        """Forget the batch. The gateway keeps its servers until others come."""
+        self._tasks, self.made = (), None
+
+    def _result(self, mode: RolloutMode) -> Batch:
+        if self.made is None or self._batch_mode != mode:
+            raise ConfigError(
+                f"the daemon has no finished batch of {mode!r}; call set_up_data_and_server and run_until_all_finished"
+            )
+        return self.made
