@@ -16,9 +16,9 @@ import struct
 import tempfile
 import time
 from multiprocessing import reduction
-from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from leyden.host.child import PipeEnd
 from leyden.utils.pickling import pack
 
 SIGNAL: Final = object()
@@ -29,20 +29,20 @@ _CHUNK: Final = 65536
 
 
 class Channel:
-    """Signals and messages over one end of a duplex pipe.
+    """Signals and messages over the pipes between a process and its child.
 
     Each side replies before it receives another message.
     """
 
-    def __init__(self, connection: Connection[Any, Any]) -> None:
+    def __init__(self, connection: PipeEnd) -> None:
         """connection: stays its owner's, who closes it."""
-        self._descriptor = connection.fileno()
+        self._read, self._write = connection.fileno(), connection.write_fileno()
         self._poll = select.poll()
-        self._poll.register(self._descriptor, select.POLLIN)
+        self._poll.register(self._read, select.POLLIN)
 
     def signal(self) -> None:
         """Notify the other side of news in the shared memory. Raise OSError if it has gone."""
-        os.write(self._descriptor, _SIGNAL)
+        os.write(self._write, _SIGNAL)
 
     def send(self, message: Any) -> None:
         """Send a message, by value (cloudpickle) if pickle cannot send it by name.
@@ -52,7 +52,7 @@ class Channel:
         data = pack(message)
         rest = memoryview(_HEAD.pack(b"M", len(data)) + data)
         while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+            rest = rest[os.write(self._write, rest) :]
 
     def receive(self, timeout_seconds: float | None = None) -> Any:
         """Return a message, or SIGNAL.
@@ -78,11 +78,7 @@ class Channel:
     def _some(self, deadline: float | None) -> bytes:
         if deadline is not None and not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             raise TimeoutError
-        try:
-            data = os.read(self._descriptor, _CHUNK)
-        except ConnectionResetError:  # it has gone without reading the last message
-            raise EOFError from None
-        if not data:
+        if not (data := os.read(self._read, _CHUNK)):
             raise EOFError
         return data
 
