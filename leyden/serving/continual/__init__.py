@@ -1,4 +1,4 @@
-"""Releases of learned versions in production: check, give to a canary, and promote or roll back; and when to learn again.
+"""Learn in production: train on what was served, check, give to a canary, and promote or roll back.
 
 - `metrics`: what a canary is judged by.
 - `order`: requests in the order in which they were assigned.
@@ -6,10 +6,15 @@
 - `release`: states of a release and their transitions, as a table.
 - `trigger`: when to learn.
 - `watch`: a canary's traffic as the store has it, and the step that acts on the verdict.
+- `learning`: `ContinualLearning`, the whole cycle.
+- `recorded`: the recorded requests that a cycle learns from, and those that it is checked on.
+- `gate`: the offline check of a candidate.
+- `jobs`, `isolation`: training and measuring, in a process of its own with limits.
 
-Nothing here trains. The tests behind the verdict are in `leyden.maths.sequential`; docs/continual.md has the mathematics.
+The tests behind the verdict are in `leyden.maths.sequential`; docs/continual.md has the mathematics.
 """
 
+from leyden.serving.continual.gate import GateReport, GateSettings, Measurement, TaskOutcome, check
 from leyden.serving.continual.guard import (
     GuardSettings,
     GuardState,
@@ -20,8 +25,11 @@ from leyden.serving.continual.guard import (
     observe,
     start,
 )
+from leyden.serving.continual.isolation import Limits
+from leyden.serving.continual.learning import ContinualLearning, CycleStatus, ShadowSettings
 from leyden.serving.continual.metrics import COST, FAILURE, LATENCY, REWARD, Bounded, Exceeds, Metric, Ranked
 from leyden.serving.continual.order import RequestOrder
+from leyden.serving.continual.recorded import DataSettings, LearningData, RecordedTask, RecordedTasks
 from leyden.serving.continual.release import (
     OPEN_STATES,
     TRANSITIONS,
@@ -33,7 +41,16 @@ from leyden.serving.continual.release import (
     open_releases,
     stop_learning,
 )
-from leyden.serving.continual.trigger import Drift, Trigger, TriggerState, observe_reward, reason_to_learn
+from leyden.serving.continual.trigger import (
+    Drift,
+    Trigger,
+    TriggerState,
+    drop_at,
+    is_drop,
+    learned,
+    observe_reward,
+    reason_to_learn,
+)
 from leyden.serving.continual.watch import CanarySettings, judge, request_values, start_canary, step
 
 __all__ = [
@@ -45,24 +62,40 @@ __all__ = [
     "TRANSITIONS",
     "Bounded",
     "CanarySettings",
+    "ContinualLearning",
+    "CycleStatus",
+    "DataSettings",
     "Drift",
     "Exceeds",
+    "GateReport",
+    "GateSettings",
     "GuardSettings",
     "GuardState",
+    "LearningData",
+    "Limits",
+    "Measurement",
     "Metric",
     "MetricReport",
     "Outcome",
     "Ranked",
+    "RecordedTask",
+    "RecordedTasks",
     "RequestOrder",
+    "ShadowSettings",
+    "TaskOutcome",
     "Trigger",
     "TriggerState",
     "Verdict",
     "advance",
     "allow_learning",
     "begin",
+    "check",
     "decide",
+    "drop_at",
+    "is_drop",
     "is_stopped",
     "judge",
+    "learned",
     "next_state",
     "observe",
     "observe_reward",

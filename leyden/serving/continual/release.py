@@ -1,7 +1,8 @@
 """The life of a release, as a table: states, events, and what each transition does to labels.
 
 A release brings one version of resources, the *candidate*, from an offline check over a canary into
-production, or out. `next_state` and `effects` are pure; `advance` writes one transition with its label
+production, or out. Before it, a cycle of learning looks for the candidate; it is a row of the same table,
+whose version is the one that it starts from. `next_state` and `effects` are pure; `advance` writes one transition with its label
 moves in one transaction of the store. So a crash leaves a release in the state before or after a
 transition, never between, and whoever opens it next continues from there.
 
@@ -19,13 +20,17 @@ from leyden.errors import ConfigError, IllegalTransition, ReleaseAdvanced
 from leyden.store.base import LightningStore
 from leyden.types import LabelMove, Release
 
-State: TypeAlias = Literal["gating", "shadow", "canary", "promoted", "refused", "rolled_back"]
-"""`gating`: the candidate is measured on held-out tasks. `shadow`: it answers live tasks, unseen by users.
-`canary`: it serves a share of the traffic. The other three are final.
+State: TypeAlias = Literal[
+    "training", "trained", "abandoned", "gating", "shadow", "canary", "promoted", "refused", "rolled_back"
+]
+"""`training`: a cycle looks for a candidate. It ends `trained`, when the release of its candidate is a row of
+its own, or `abandoned`. `gating`: the candidate is measured on held-out tasks. `shadow`: it answers live
+tasks, unseen by users. `canary`: it serves a share of the traffic. All others are final.
 """
-Event: TypeAlias = Literal["observe", "release", "refuse", "better", "worse", "deadline", "stop"]
-"""`observe`, `release`: a check has passed; answer in the shadow, or serve. `refuse`: a check has failed.
-`better`, `worse`: the canary's verdict. `deadline`: no verdict in time. `stop`: a person or the kill switch.
+Event: TypeAlias = Literal["propose", "give_up", "observe", "release", "refuse", "better", "worse", "deadline", "stop"]
+"""`propose`, `give_up`: a cycle has found a candidate, or has not. `observe`, `release`: a check has passed;
+answer in the shadow, or serve. `refuse`: a check has failed. `better`, `worse`: the canary's verdict.
+`deadline`: no result in time. `stop`: a person or the kill switch.
 """
 
 PRODUCTION: Final = "production"
@@ -34,6 +39,7 @@ PREVIOUS: Final = "previous"
 LEARNING_STOPPED: Final = "learning-stopped"
 
 TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    "training": {"propose": "trained", "give_up": "abandoned", "deadline": "abandoned", "stop": "abandoned"},
     "gating": {
         "observe": "shadow",
         "release": "canary",
@@ -48,6 +54,8 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
         "deadline": "rolled_back",
         "stop": "rolled_back",
     },
+    "trained": {},
+    "abandoned": {},
     "promoted": {},
     "refused": {},
     "rolled_back": {},
@@ -97,7 +105,7 @@ def effects(entered: State, *, candidate: Version, production: Version | None) -
             return Effects(labels=(LabelMove(label=CANARY, to=None, expected=candidate),), freeze=(candidate,))
         case "refused":
             return Effects(freeze=(candidate,))
-        case "gating" | "shadow":
+        case "training" | "trained" | "abandoned" | "gating" | "shadow":
             return Effects()
 
 
@@ -158,18 +166,23 @@ async def advance(
     """Write the transition of an event, with its label moves and freezes, in one transaction.
 
     deadline: Unix seconds at which the new state ends without a verdict; None for none.
+    A release that ends without a promotion leaves labels alone that a person has moved, and does not
+    freeze a candidate that a person has given another label.
     Raise IllegalTransition for an event that the state does not know, ReleaseAdvanced if another
     process has advanced the release, LabelMoved if a label is not where the release left it. Nothing is
     changed then. Safe to retry.
     """
     state = next_state(state_of(release), event)
-    changes = effects(state, candidate=release.canary_version, production=release.from_version)
-    labels: Sequence[LabelMove] = changes.labels
+    candidate = release.canary_version
+    changes = effects(state, candidate=candidate, production=release.from_version)
+    labels, freeze = changes.labels, changes.freeze
+    now = await _labels(store)
     if state == "promoted" and release.from_version is not None:
-        previous = {label.label: (label.resources_id, label.version) for label in await store.get_labels()}.get(
-            PREVIOUS
-        )
-        labels = (*labels, LabelMove(label=PREVIOUS, to=release.from_version, expected=previous))
+        labels = (*labels, LabelMove(label=PREVIOUS, to=release.from_version, expected=now.get(PREVIOUS)))
+    elif state in ("rolled_back", "refused"):  # what a person has moved meanwhile must not keep it open
+        labels = labels if now.get(CANARY) == candidate else ()
+        others = [label for label, version in now.items() if version == candidate and label != CANARY]
+        freeze = () if others else freeze
     return await store.advance_release(
         release.release_id,
         expected_state=release.state,
@@ -177,7 +190,7 @@ async def advance(
         details=dict(details or {}),
         deadline=deadline,
         labels=labels,
-        freeze=changes.freeze,
+        freeze=freeze,
         who=who,
         why=why,
     )

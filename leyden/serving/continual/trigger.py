@@ -7,6 +7,7 @@ store and does not train.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from leyden.errors import ConfigError
@@ -90,9 +91,37 @@ def observe_reward(trigger: Trigger, state: TriggerState, reward: float) -> Trig
     return replace(state, change=observe_change(state.change, value=reward, reference=reference))
 
 
+def learned(state: TriggerState, now: float) -> TriggerState:
+    """Return the state after a cycle of learning that has left production as it is.
+
+    The level stays, so that a drop that is still there is found again. Its evidence begins anew.
+    """
+    return TriggerState(since=now, level=state.level)
+
+
+def is_drop(drift: Drift, state: TriggerState) -> bool:
+    """Return whether the evidence of a drop is enough."""
+    return state.change.log_e >= math.log(drift.run_length)
+
+
+def drop_at(rewards: Sequence[float]) -> int:
+    """Return the place of the first reward after a drop of the mean, if there was one.
+
+    It is the split into two parts with the least squares, among those whose second mean is lower; 0 if none is.
+    """
+    total, before, place, most = sum(rewards), 0.0, 0, 0.0
+    for count in range(1, len(rewards)):
+        before += rewards[count - 1]
+        rest = len(rewards) - count
+        drop = before / count - (total - before) / rest
+        if drop > 0 and (explained := drop * drop * count * rest) > most:
+            place, most = count, explained
+    return place
+
+
 def reason_to_learn(trigger: Trigger, state: TriggerState, now: float) -> str | None:
     """Return which condition holds, as a sentence; None if none does."""
-    if trigger.drift is not None and state.change.log_e >= math.log(trigger.drift.run_length):
+    if trigger.drift is not None and is_drop(trigger.drift, state):
         return f"the reward has dropped by more than {trigger.drift.tolerance:g} from {state.level.mean or 0:.3g}"
     if trigger.count is not None and state.count >= trigger.count:
         return f"there are {state.count:,} new rewards"

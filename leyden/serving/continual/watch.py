@@ -37,7 +37,7 @@ def request_values(rollout: Rollout, feedback: Sequence[Feedback]) -> dict[str, 
     in `GOOD_LABELS` and `BAD_LABELS`. Without feedback it is the reward that the agent recorded.
     """
     values: dict[str, float] = {}
-    rewards = [number for each in feedback if (number := _reward_of(each)) is not None]
+    rewards = [number for each in feedback if (number := reward_of(each)) is not None]
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     if not rewards and attempt is not None and attempt.reward is not None:
         rewards = [attempt.reward]
@@ -102,6 +102,7 @@ async def start_canary(
     release: Release,
     settings: CanarySettings,
     *,
+    details: Mapping[str, Any] | None = None,
     now: float | None = None,
     who: str | None = None,
     why: str | None = None,
@@ -115,7 +116,7 @@ async def start_canary(
         store,
         release,
         "release",
-        details={"canary_from": now, "share": settings.share, "salt": release.release_id},
+        details={**(details or {}), "canary_from": now, "share": settings.share, "salt": release.release_id},
         deadline=now + settings.deadline_seconds,
         who=who,
         why=why,
@@ -235,7 +236,8 @@ def _known_at(rollout: Rollout, last: float) -> Rollout:
     return rollout.model_copy(update={"status": "running", "end_time": None, "attempt": attempt})
 
 
-def _reward_of(feedback: Feedback) -> float | None:
+def reward_of(feedback: Feedback) -> float | None:
+    """Return what feedback counts as a reward: its number, or 1 and 0 for a good and a bad label; None if it is neither."""
     if feedback.kind == "reward":
         return float(feedback.value)
     if feedback.kind == "label" and feedback.value in GOOD_LABELS | BAD_LABELS:

@@ -1,0 +1,155 @@
+"""The offline check of a candidate: production and candidate on the same tasks, and limits on the difference.
+
+`check` is a pure function of what was measured. This module knows no store; `jobs` measures.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel
+
+from leyden.algorithm.prompts.comparison import Rewards, compare
+from leyden.options import check_flag, check_number
+from leyden.utils.figures import figure
+
+Amount: TypeAlias = Literal["seconds", "cost"]
+
+
+class TaskOutcome(BaseModel):
+    """What one version came to on one task."""
+
+    task: int
+    """Place of the task."""
+    reward: float | None = None
+    """None if the agent gave no reward."""
+    failed: bool = False
+    seconds: float | None = None
+    cost: float | None = None
+
+
+class Measurement(BaseModel):
+    """Two versions on the same tasks, each task as often for both."""
+
+    production: list[TaskOutcome]
+    candidate: list[TaskOutcome]
+
+
+@dataclass(frozen=True, slots=True)
+class GateSettings:
+    """What a candidate must show on held-out tasks before any user gets it.
+
+    A canary proves that it is better; the gate refuses what is clearly not worth trying.
+
+    tasks: the tasks to measure on; None: the held-out inputs of recorded requests (`DataSettings.held_out`).
+    n_tasks: how many of them at most.
+    min_tasks: with fewer, nothing is learned, because nothing could be checked.
+    replicas: how often each version runs each task.
+    min_gain: how much higher the mean reward must be, at least, paired by task. A failed task counts as 0.
+        None: rewards are not compared, for agents that give none.
+    sure: require a difference that is proven on these tasks (95 % interval above 0, and a sign test).
+    max_more_failures: how much higher the share of failed tasks may be.
+    max_slowdown, max_cost_rise: how often as large the mean duration and the mean cost may be; None: no limit.
+        A mean cost that nobody recorded is not compared.
+    """
+
+    tasks: Sequence[Any] | None = None
+    n_tasks: int = 50
+    min_tasks: int = 5
+    replicas: int = 1
+    min_gain: float | None = 0.0
+    sure: bool = False
+    max_more_failures: float = 0.02
+    max_slowdown: float | None = 1.5
+    max_cost_rise: float | None = 1.5
+
+    def __post_init__(self) -> None:
+        for name in ("n_tasks", "min_tasks", "replicas"):
+            check_number(name, getattr(self, name), at_least=1, whole=True)
+        check_number("min_gain", self.min_gain, or_none="rewards are not compared")
+        check_flag("sure", self.sure)
+        check_number("max_more_failures", self.max_more_failures, at_least=0, at_most=1)
+        for name in ("max_slowdown", "max_cost_rise"):
+            check_number(name, getattr(self, name), above=0, or_none="no limit")
+
+
+@dataclass(frozen=True, slots=True)
+class GateReport:
+    """Whether a candidate has passed, and by which numbers."""
+
+    passed: bool
+    reason: str
+    """One sentence for the audit log."""
+    numbers: dict[str, float]
+    """For the release's details."""
+
+
+def check(settings: GateSettings, measured: Measurement) -> GateReport:
+    """Return whether a candidate passes. The first limit that it misses is the reason."""
+    old, new = measured.production, measured.candidate
+    tasks = len({outcome.task for outcome in new})
+    numbers: dict[str, float] = {"tasks": tasks}
+    faults: list[str] = []
+    if tasks < settings.min_tasks:
+        faults.append(f"{tasks} tasks are too few to check it on; at least {settings.min_tasks} are needed")
+    before, after = _failures(old), _failures(new)
+    numbers |= {"failures_before": before, "failures": after}
+    if after - before > settings.max_more_failures:
+        faults.append(f"{after:.0%} of its tasks fail, instead of {before:.0%}")
+    gained = "its rewards were not compared"
+    if settings.min_gain is not None:
+        fault, gained, gain = _gain(settings, settings.min_gain, _rewards(old), _rewards(new))
+        numbers |= gain
+        faults += [fault] if fault else []
+    limits: dict[Amount, float | None] = {"seconds": settings.max_slowdown, "cost": settings.max_cost_rise}
+    for amount, limit in limits.items():
+        ratio = _ratio(old, new, amount)
+        if ratio is not None:
+            numbers[f"{amount}_ratio"] = ratio
+            if limit is not None and ratio > limit:
+                name = "duration" if amount == "seconds" else "cost"
+                faults.append(f"its mean {name} is {figure(ratio, 3)} times as large, and {limit:g} is the limit")
+    return GateReport(not faults, faults[0] if faults else gained, numbers)
+
+
+def _gain(
+    settings: GateSettings, least: float, before: Rewards, after: Rewards
+) -> tuple[str | None, str, dict[str, float]]:
+    """Return what is wrong with the difference of the rewards, how it reads, and its numbers."""
+    if not before.keys() & after.keys():
+        return "no task has a reward for both versions; let the agent return one, or give min_gain=None", "", {}
+    difference = compare(before, after)
+    gain = difference.difference.mean
+    said = f"the reward on held-out tasks differs by {difference}"
+    if gain < least:
+        return f"{said}, and at least {least:g} is required", said, {"gain": gain}
+    if settings.sure and not difference.is_sure:
+        return f"{said}, which is not sure", said, {"gain": gain}
+    return None, said, {"gain": gain}
+
+
+def _rewards(outcomes: Sequence[TaskOutcome]) -> Rewards:
+    found: dict[int, list[float]] = {}
+    for outcome in outcomes:
+        reward = 0.0 if outcome.failed else outcome.reward
+        if reward is not None:
+            found.setdefault(outcome.task, []).append(reward)
+    return {task: statistics.fmean(rewards) for task, rewards in found.items()}
+
+
+def _failures(outcomes: Sequence[TaskOutcome]) -> float:
+    return sum(outcome.failed for outcome in outcomes) / max(1, len(outcomes))
+
+
+def _ratio(old: Sequence[TaskOutcome], new: Sequence[TaskOutcome], amount: Amount) -> float | None:
+    """Return how often as large the mean is over tasks that did not fail; None if it is unknown for a version."""
+    before, after = (
+        [value for outcome in each if not outcome.failed and (value := getattr(outcome, amount)) is not None]
+        for each in (old, new)
+    )
+    if not before or not after or statistics.fmean(before) <= 0:
+        return None
+    return statistics.fmean(after) / statistics.fmean(before)

@@ -1,0 +1,215 @@
+"""The work of a cycle, as jobs for a process of their own: train a candidate, and measure two versions.
+
+A job runs through `Trainer`, with a run folder and a store of its own inside the cycle's folder. So it
+never writes to production's store, is watched like any run (`leyden show`), and continues after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, TypeAdapter
+
+from leyden.algorithm import Algorithm, Dataset
+from leyden.algorithm.collector import CollectedRollout, rollout_id_at
+from leyden.algorithm.decorator import FunctionalAlgorithm
+from leyden.errors import BudgetExceeded, ConfigError, StoreError
+from leyden.litagent import LitAgent
+from leyden.runs import RunSummary
+from leyden.runs.folder import MANIFEST
+from leyden.serving.continual.gate import Measurement, TaskOutcome
+from leyden.serving.continual.recorded import LearningData, RecordedTasks
+from leyden.trainer import Trainer
+from leyden.types import (
+    LLM,
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    NamedResources,
+    ResourcesUpdate,
+    RolloutConfig,
+)
+from leyden.utils import ids
+
+RESOURCES: Final[TypeAdapter[NamedResources]] = TypeAdapter(NamedResources)
+Choose = Callable[[RunSummary, NamedResources], NamedResources | None]
+"""Makes the candidate of a finished run and of what is in production; None if there is nothing to try."""
+RESERVED: Final = frozenset({"algorithm", "store", "run_dir", "initial_resources", "dev"})
+"""Options of `Trainer` that a job sets itself."""
+
+
+@dataclass
+class _TrainerJob:
+    agent: LitAgent[Any]
+    options: Mapping[str, Any]
+    """Of `Trainer`."""
+    folder: Path
+    """The run's folder."""
+    _trainer: Trainer | None = field(default=None, init=False)
+    _cost: float = field(default=0.0, init=False)
+
+    async def cost(self) -> float:
+        """Return what the model calls of the run have cost, by the last look that was possible."""
+        store = None if self._trainer is None else self._trainer.store
+        if store is not None:
+            with contextlib.suppress(StoreError):
+                summary = (await store.summarise_rollouts(measures=["cost"])).measures.get("cost")
+                self._cost = 0.0 if summary is None else summary.count * summary.mean
+        return self._cost
+
+    async def _fit(self, algorithm: Any, resources: NamedResources, train: Any, validation: Any = None) -> RunSummary:
+        """Run an algorithm, or continue its run if it can be continued. Return the summary of a finished run."""
+        options: dict[str, Any] = {"progress": False, **self.options}
+        trainer = Trainer(algorithm=algorithm, initial_resources=resources, run_dir=self.folder, **options)
+        chosen = trainer.algorithm
+        begun = (self.folder / MANIFEST).exists()
+        if begun and not (chosen is not None and chosen.resumable):
+            shutil.rmtree(self.folder)
+            begun = False
+        if isinstance(chosen, FunctionalAlgorithm):
+            train, validation = _named(chosen, train, validation)
+        self._trainer = trainer
+        summary = await trainer.afit(self.agent, train, validation, resume=begun)
+        await self.cost()
+        if summary.stopped is not None:
+            raise BudgetExceeded(f"the run in {self.folder} ended before its algorithm did: {summary.stopped}")
+        return summary
+
+
+@dataclass
+class TrainJob(_TrainerJob):
+    """Train a candidate on recorded requests. The result has its resources under `candidate`, or None."""
+
+    algorithm: Any
+    production: NamedResources
+    data: LearningData
+    choose: Choose | None = None
+
+    async def run(self) -> Any:
+        """Train, and return the candidate."""
+        initial = _without_models(self.production) if "llm_proxy" in self.options else self.production
+        train, validation = RecordedTasks(self.data.train), RecordedTasks(self.data.validation)
+        summary = await self._fit(self.algorithm, initial, train, validation if len(validation) else None)
+        if self.choose is not None:
+            candidate = self.choose(summary, self.production)
+        else:
+            candidate = await self._candidate(summary.result)
+        return {"candidate": None if candidate is None else RESOURCES.dump_python(candidate, mode="json")}
+
+    async def _candidate(self, result: Any) -> NamedResources | None:
+        """Return production's resources with those that an algorithm has returned in their places.
+
+        A model is taken from a mapping alone: the address of one in the run's store ends with the run.
+        """
+        if result is None:
+            return None
+        if isinstance(result, ResourcesUpdate):
+            return {**self.production, **_without_models(result.resources)}
+        if isinstance(result, Mapping):
+            return RESOURCES.validate_python({**self.production, **result})
+        place = getattr(result, "resources_id", None), getattr(result, "version", None)
+        if isinstance(place[0], str) and isinstance(place[1], int):  # a PromptResult, for example
+            assert self._trainer is not None and self._trainer.store is not None
+            async with self._trainer.store as store:
+                update = await store.get_resources_by_id(place[0], version=place[1])
+            return {**self.production, **_without_models(update.resources)}
+        raise ConfigError(
+            f"the algorithm returned {result!r:.200}, from which no candidate can be made; return named resources, a "
+            "ResourcesUpdate or None, or give ContinualLearning(candidate=FUNCTION)"
+        )
+
+
+@dataclass
+class MeasureJob(_TrainerJob):
+    """Run two versions on the same tasks. The result is a `Measurement` as JSON."""
+
+    production: NamedResources
+    candidate: NamedResources
+    tasks: Sequence[Any]
+    replicas: int
+
+    async def run(self) -> Any:
+        """Measure both versions."""
+        algorithm = _Measure(self.production, self.candidate, self.replicas)
+        algorithm.uses_gateway = "llm_proxy" in self.options
+        summary = await self._fit(algorithm, self.production, list(self.tasks))
+        return summary.result.model_dump(mode="json")
+
+
+class _Measure(Algorithm):
+    """Run each task with both versions, in turns, so that a slow minute slows both."""
+
+    run_kind = "eval"
+    resumable = True
+
+    def __init__(self, production: NamedResources, candidate: NamedResources, replicas: int) -> None:
+        self.versions = {"production": production, "candidate": candidate}
+        self.replicas = replicas
+
+    async def run(
+        self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
+    ) -> BaseModel:
+        tasks, run_id, store = train_dataset or (), self.get_run().run_id, self.get_store()
+        requests: list[EnqueueRolloutRequest] = []
+        for side, resources in self.versions.items():
+            await store.update_resources(ids.derived_id("rs", run_id, side), await self._served(resources))
+        for replica in range(self.replicas):
+            for task in range(len(tasks)):
+                requests += [
+                    EnqueueRolloutRequest(
+                        rollout_id=rollout_id_at(run_id, side, task, replica),
+                        input=tasks[task],
+                        mode="val",
+                        resources_id=ids.derived_id("rs", run_id, side),
+                        config=RolloutConfig(max_attempts=1),
+                        metadata={"side": side, "task": task},
+                    )
+                    for side in self.versions
+                ]
+        found: dict[str, list[TaskOutcome]] = {side: [] for side in self.versions}
+        async for result in self.collector.collect(requests):
+            found[(result.request.metadata or {})["side"]].append(_outcome(result))
+        return Measurement(production=found["production"], candidate=found["candidate"])
+
+    async def _served(self, resources: NamedResources) -> NamedResources:
+        """Return the resources with the gateway's models, if there is a gateway: its calls are recorded."""
+        proxy = self.get_llm_proxy()
+        if proxy is None:
+            return resources
+        return {
+            name: await self.publish_endpoint(
+                proxy.as_resource(model=resource.model, sampling_parameters=resource.sampling_parameters)
+            )
+            if isinstance(resource, LLM)
+            else resource
+            for name, resource in resources.items()
+        }
+
+
+def _outcome(result: CollectedRollout) -> TaskOutcome:
+    attempt = result.rollout.attempt if isinstance(result.rollout, AttemptedRollout) else None
+    ended = attempt is not None and attempt.end_time is not None
+    return TaskOutcome(
+        task=(result.request.metadata or {})["task"],
+        reward=result.reward,
+        failed=result.status != "succeeded",
+        seconds=attempt.end_time - attempt.start_time if attempt and ended and attempt.end_time else None,
+        cost=None if attempt is None else attempt.cost,
+    )
+
+
+def _named(algorithm: FunctionalAlgorithm, train: Any, validation: Any) -> tuple[Any, Any]:
+    """Return the data sets that a function names. One that names no `val_dataset` is trained on all."""
+    named = inspect.signature(algorithm.function).parameters
+    if "val_dataset" not in named and isinstance(train, RecordedTasks) and isinstance(validation, RecordedTasks):
+        train, validation = RecordedTasks([*train.records, *validation.records]), None
+    return train if "train_dataset" in named else None, validation
+
+
+def _without_models(resources: NamedResources) -> NamedResources:
+    return {name: resource for name, resource in resources.items() if not isinstance(resource, LLM)}
