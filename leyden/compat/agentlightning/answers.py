@@ -39,9 +39,28 @@ VLLM: Final = (
     "vLLM 0.10.2 and newer return token ids when the gateway asks for them; start vLLM unpatched and "
     "give its address to leyden.LLMProxy."
 )
-VERL: Final = (
-    "the parts of leyden.VERL have other arguments; train with leyden.VERL(config), and replace a part with its "
-    "trainer_cls= or daemon_cls= (see leyden.algorithm.verl)."
+VERL_DAEMON: Final = (
+    "leyden.algorithm.verl.AgentModeDaemon has the same methods, and VERL makes it from its configuration; "
+    "pass a subclass as VERL(daemon_cls=...), and override run_batch, which does all steps of a batch."
+)
+VERL_METRICS: Final = (
+    "leyden.VERL reports verl's own metrics; to compute them yourself, call "
+    "verl.trainer.ppo.metric_utils.compute_data_metrics."
+)
+VERL_ROWS: Final = (
+    "leyden.algorithm.verl.rows.pad_rows pads prompts on the left and responses on the right, and row_tensors makes "
+    "the tensors of a batch."
+)
+VERL_RUN: Final = (
+    "train with leyden.VERL(config), which runs verl's driver in this process, so Ray needs no task for it."
+)
+VERL_TOKENS: Final = (
+    "leyden.adapter.TraceToTrajectory compares the recorded tokens of a rollout's calls, and a call that does not "
+    "continue another one begins a row of its own; leave this out."
+)
+VERL_TRAINER: Final = (
+    "subclass leyden.algorithm.verl.AgentLightningTrainer, which overrides the hooks of verl 0.9's PPOTrainerSync, and "
+    "pass it as VERL(trainer_cls=...)."
 )
 POML: Final = "APO's requests are text templates here; see leyden.algorithm.apo for the arguments that replace them."
 APO_PARTS: Final = (

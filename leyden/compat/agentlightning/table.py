@@ -301,17 +301,20 @@ _MODULES: dict[str, Names] = {
     "verl": {},
     "verl.__main__": {},
     "verl.async_server": answers(say.VLLM, "PatchedvLLMServer"),
-    "verl.daemon": answers(
-        say.VERL,
-        "AgentModeDaemon get_left_padded_ids_and_attention_mask get_right_padded_ids_and_attention_mask ids_startswith "
-        "log_mismatch_detail",
-    ),
+    "verl.daemon": {
+        "AgentModeDaemon": Answer(say.VERL_DAEMON),
+        **answers(say.VERL_ROWS, "get_left_padded_ids_and_attention_mask get_right_padded_ids_and_attention_mask"),
+        **answers(say.VERL_TOKENS, "ids_startswith log_mismatch_detail"),
+    },
     "verl.dataset": _same("leyden.algorithm.verl", "AgentDataset LoadedDataset"),
     "verl.entrypoint": {
-        **answers(say.VERL, "TaskRunner run_ppo"),
+        **answers(say.VERL_RUN, "TaskRunner run_ppo"),
         "main": Answer("run `python -m leyden.algorithm.verl KEY=VALUE ...`; its --help has examples."),
     },
-    "verl.trainer": answers(say.VERL, "AgentLightningTrainer compute_data_metrics"),
+    "verl.trainer": {
+        "AgentLightningTrainer": Answer(say.VERL_TRAINER),
+        "compute_data_metrics": Answer(say.VERL_METRICS),
+    },
 }
 
 _PACKAGES: dict[str, str] = {
