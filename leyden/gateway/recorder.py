@@ -39,6 +39,8 @@ _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
 _PROBE_SECONDS = 2.0
 """How long a store may take to show that it is there."""
+_SLOW_SECONDS = 1.0
+"""How long a write may take until the recorder asks whether the store is there."""
 _PATIENCE_SECONDS = 30.0
 """How long the store may be away before `flush` gives up on it."""
 _REPORTED_KEPT = 65_536
@@ -189,12 +191,18 @@ class Recorder:
         """Write spans to the store, or put them in the spool while it is away; return the ids of those that wait there."""
         if self._spool is not None and len(self._spool):
             return self._put_aside(spans)
+        writing = asyncio.ensure_future(self._deliver_spans(spans))
         try:
-            await self._deliver_spans(spans)
+            while not (await asyncio.wait({writing}, timeout=_SLOW_SECONDS))[0]:
+                if self._spool is not None and not await self._replies():  # the store's client tries for a minute
+                    return self._put_aside(spans)
+            writing.result()
         except Exception as error:  # noqa: BLE001 -- tried again one by one, where each is told
             if self._spool is not None and await self._is_away(error):
                 return self._put_aside(spans)
             await self._write_one_by_one(spans)
+        finally:
+            writing.cancel()
         return set()
 
     async def _deliver_spans(self, spans: list[Span]) -> None:
@@ -218,14 +226,16 @@ class Recorder:
 
     async def _is_away(self, error: Exception) -> bool:
         """Return whether a write failed with this error because the store cannot be reached, not because of what was written."""
-        if not isinstance(error, StoreError) or isinstance(error, StoreClosed):
-            return False
+        return isinstance(error, StoreError) and not isinstance(error, StoreClosed) and not await self._replies()
+
+    async def _replies(self) -> bool:
+        """Return whether the store replies within `_PROBE_SECONDS`, or is closed."""
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 await self._store.statistics()
         except (StoreError, TimeoutError) as failure:
-            return not isinstance(failure, StoreClosed)
-        return False
+            return isinstance(failure, StoreClosed)
+        return True
 
     def _put_aside(self, spans: list[Span]) -> set[str]:
         """Put spans in the spool, and return the ids of the spans that fit."""
