@@ -1,0 +1,117 @@
+"""A store, a gateway and a serving process, each a real process that a test kills and starts again on its port."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+
+from leyden.store import SqliteLightningStore
+from leyden.testing import FakeUpstream
+from leyden.types import LLM, NamedResources, PromptTemplate, ProxyLLM
+from tests.store.killing import Forker
+from tests.store.ports import free_port
+
+__all__ = ["KEY", "Place", "Role", "call_model", "opened_forker", "opened_place", "resources"]
+
+KEY = "live-key"
+Role = Literal["store", "gateway", "serve"]
+_START_SECONDS = 20.0
+
+
+def resources(text: str) -> NamedResources:
+    return {"prompt": PromptTemplate(template=text), "llm": ProxyLLM(endpoint="gateway://any", model="fake")}
+
+
+@contextmanager
+def opened_forker(directory: Path) -> Iterator[Forker]:
+    """A process that has imported what the others need, so that each of them starts in milliseconds."""
+    modules = ("leyden.cli.gateway", "leyden.gateway", "leyden.cli.serve", "leyden.serving.app", "leyden.host.asgi")
+    with Forker.opened(directory, *modules) as forker:
+        yield forker
+
+
+class Place:
+    """Where requests are served: `leyden store`, `leyden gateway` and `leyden serve` as users start them."""
+
+    def __init__(self, forker: Forker, folder: Path, upstream: FakeUpstream) -> None:
+        self.path = folder / "store.db"
+        self.outbox = folder / "serving" / "outbox"
+        """The file of the serving process."""
+        self._forker = forker
+        self._ports: dict[Role, int] = {"store": free_port(), "gateway": free_port(), "serve": free_port()}
+        store, gateway = self.url("store"), self.url("gateway")
+        self._commands: dict[Role, tuple[object, ...]] = {
+            "store": ("--url", f"sqlite://{self.path}"),
+            "gateway": (
+                *("--store", store, "--live-key", KEY),
+                *("--spool", folder / "calls", "--model", f"fake={upstream.endpoint}"),
+            ),
+            "serve": (
+                *("--store", store, "--gateway", gateway, "--live-key", KEY),
+                *("--folder", self.outbox.parent, "--refresh-seconds", 0.05),
+            ),
+        }
+        self._alive: dict[Role, int] = {}
+
+    def url(self, role: Role) -> str:
+        return f"http://127.0.0.1:{self._ports[role]}"
+
+    async def start(self, *roles: Role) -> None:
+        """Start processes one behind the other, and return when they listen."""
+        for role in roles:
+            command = (role, *self._commands[role], "--port", self._ports[role])
+            self._alive[role] = self._forker.start("leyden", *command)
+            deadline = time.monotonic() + _START_SECONDS
+            while not await self._listens(role):
+                assert time.monotonic() < deadline, f"{role} does not start: {self._forker.log.read_text()}"
+                await asyncio.sleep(0.005)
+
+    async def kill(self, *roles: Role) -> None:
+        """`kill -9`."""
+        for role in roles:
+            await asyncio.to_thread(self._forker.kill, self._alive.pop(role))
+
+    async def kill_all(self) -> None:
+        await self.kill(*self._alive)
+
+    async def _listens(self, role: Role) -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self._ports[role])
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+
+@asynccontextmanager
+async def opened_place(forker: Forker, folder: Path, *roles: Role) -> AsyncIterator[Place]:
+    """Processes of these roles. The store has two versions of `rs`; version 1 is in production."""
+    async with FakeUpstream() as upstream:
+        place = Place(forker, folder, upstream)
+        async with SqliteLightningStore(place.path) as file:
+            for text in ("old", "new"):
+                await file.update_resources("rs", resources(text))
+            await file.set_label("production", "rs", 1)
+        try:
+            await place.start(*roles)
+            yield place
+        finally:
+            await place.kill_all()
+
+
+async def call_model(http: aiohttp.ClientSession, llm: LLM | dict[str, Any]) -> int:
+    """Call a model once, and return the status of its answer."""
+    given = llm.model_dump() if isinstance(llm, LLM) else llm
+    async with http.post(
+        f"{given['endpoint']}/chat/completions",
+        json={"model": given["model"], "messages": [{"role": "user", "content": "hi"}]},
+        headers={"authorization": f"Bearer {given['api_key']}"},
+    ) as response:
+        await response.read()
+        return response.status
