@@ -99,7 +99,7 @@ class Evaluator:
     def __init__(
         self, collector: RolloutCollector, *, agent_version: str | None = None, failed_reward: float = 0.0
     ) -> None:
-        if agent_version is not None and (not isinstance(agent_version, str) or not agent_version):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass numbers
+        if agent_version is not None and (not isinstance(agent_version, str) or not agent_version):
             raise ConfigError(f"agent_version is {agent_version!r}; give a text such as 'v1', or None if it is unknown")
         check_number("failed_reward", failed_reward)
         self.collector, self.agent_version, self.failed_reward = collector, agent_version, failed_reward

@@ -44,7 +44,7 @@ def emit_message(message: str, attributes: Mapping[str, Any] | None = None, *, p
     Raises InvalidEmission for anything but a string (see emit_object), NoActiveTrace outside a
     trace.
     """
-    if not isinstance(message, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are often untyped
+    if not isinstance(message, str):
         raise InvalidEmission(
             f"a message is a string, not a {type(message).__name__}; use emit_object for other values"
         )
@@ -104,7 +104,7 @@ def emit_exception(
     The attempt goes on.
     Raises InvalidEmission for what is no exception, NoActiveTrace outside a trace.
     """
-    if not isinstance(exception, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are often untyped
+    if not isinstance(exception, BaseException):
         raise InvalidEmission(f"{exception!r:.200} is a {type(exception).__name__}, not an exception")
     own = exception_attributes(exception)
     status = SpanStatus(status_code="ERROR", description=describe_error(exception))

@@ -96,7 +96,7 @@ class LoRA:
     def __post_init__(self) -> None:
         check_number("rank", self.rank, at_least=1, whole=True)
         check_number("alpha", self.alpha, above=0)
-        if not self.target_modules or not all(isinstance(name, str) for name in self.target_modules):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not self.target_modules or not all(isinstance(name, str) for name in self.target_modules):
             raise ConfigError(
                 f'target_modules is {self.target_modules!r}; give names of layers, ("q_proj", "v_proj"), or "all-linear"'
             )

@@ -82,7 +82,7 @@ class ClientServerExecutionStrategy(ProcessExecutionStrategy):
             raise ConfigError(f"host={host!r} and server_host={server_host!r} say the same; give one of them")
         check_number("patience_seconds", patience_seconds, at_least=0)
         for name, given in {"host": host, "server_host": server_host}.items():
-            if not isinstance(given, str | None):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass anything
+            if not isinstance(given, str | None):
                 raise ConfigError(f"{name} is {given!r}; it must be a string, or None")
         if managed_store is not None:
             check_flag("managed_store", managed_store)

@@ -18,7 +18,7 @@ def check_cpus(cpu_affinity: Sequence[Sequence[int]] | None, n_runners: int) -> 
         return
     if not hasattr(os, "sched_setaffinity"):
         raise ConfigError("cpu_affinity is set, but this system binds no process to a CPU; leave it out")
-    if not isinstance(cpu_affinity, Sequence) or not all(isinstance(cpus, Sequence) for cpus in cpu_affinity):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass numbers
+    if not isinstance(cpu_affinity, Sequence) or not all(isinstance(cpus, Sequence) for cpus in cpu_affinity):
         raise ConfigError(
             f"cpu_affinity is {cpu_affinity!r}; give a list of CPUs for each runner, as in [[0, 1], [2, 3]]"
         )

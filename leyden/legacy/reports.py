@@ -36,7 +36,7 @@ class LegacyAgent(LitAgent[Any]):
 
     def __init__(self, agent: LitAgent[Any]) -> None:
         """Raise ConfigError for anything but an agent, for example a plain function."""
-        if not isinstance(agent, LitAgent):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass plain functions
+        if not isinstance(agent, LitAgent):
             raise ConfigError(
                 f"the agent is a {type(agent).__name__}; decorate the function with @rollout, or subclass LitAgent"
             )

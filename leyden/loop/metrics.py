@@ -339,7 +339,7 @@ class LogCollector:
     def add_string(self, name: str, value: str, loglevel: int = LogLevel.PERIODIC) -> None:
         """Note a string. Raises InvalidMetrics for anything else."""
         if loglevel >= self._minimum:
-            if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- comes from user code
+            if not isinstance(value, str):
                 raise InvalidMetrics(f"{name!r} is a {type(value).__name__}; add_string takes strings")
             self._add(name, value, loglevel)
 

@@ -336,7 +336,7 @@ class Trainer(TrainerLegacy):
         check_restarts(self.max_algorithm_restarts, algorithm, keeps_checkpoints=keeps_checkpoints)
         check_dataset("train_dataset", train_dataset)
         check_dataset("val_dataset", val_dataset)
-        if not isinstance(agent, LitAgent):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass plain functions
+        if not isinstance(agent, LitAgent):
             raise ConfigError(
                 f"the agent is a {type(agent).__name__}; decorate the function with @rollout, @llm_rollout or "
                 "@prompt_rollout, or subclass LitAgent"

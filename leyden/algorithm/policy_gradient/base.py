@@ -92,7 +92,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
             backend = build_component(
                 backend, expected_type=PolicyBackend, spec_name="backend", registry=EngineRegistry
             )
-        if not isinstance(backend, PolicyBackend):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass a model's name
+        if not isinstance(backend, PolicyBackend):
             raise InvalidArgument(_no_backend(type(self).__name__, backend))
         check_number("n_steps", n_steps, at_least=1, whole=True)
         check_number("max_attempts", max_attempts, at_least=1, whole=True)
@@ -104,11 +104,11 @@ class PolicyAlgorithm(IterativeAlgorithm):
         check_number("failed_reward", failed_reward, or_none="failed rollouts left out")
         check_number("success_reward", success_reward)
         check_number("seed", seed, whole=True)
-        if optim is not None and not isinstance(optim, OptimParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if optim is not None and not isinstance(optim, OptimParams):
             raise InvalidArgument(f"optim is {optim!r}; give OptimParams(...)")
         if temperature <= 0:
             raise ConfigError(f"temperature is {temperature}; a policy that is trained must be sampled, above 0")
-        if not isinstance(resource_name, str) or not resource_name:  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(resource_name, str) or not resource_name:
             raise ConfigError(f"resource_name is {resource_name!r}; agents find the policy under this name")
         super().__init__(max_iters=n_steps, val_every_n_iters=val_every_n_steps, **loop_options)
         self.backend = backend

@@ -76,7 +76,7 @@ def emit_reward(
             raise ValueError(f"primary_key is {primary_key!r}; it must be one of {list(reward)}")
         names = [primary_key, *(name for name in reward if name != primary_key)]
         dimensions = [{"name": name, "value": float(reward[name])} for name in names]
-    elif isinstance(reward, int | float):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are often untyped
+    elif isinstance(reward, int | float):
         dimensions = [{"name": "primary", "value": float(reward)}]
     else:
         raise TypeError(f"the reward is a {type(reward).__name__}; it must be a number")
@@ -93,7 +93,7 @@ def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> An
 
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None, propagate: bool = True) -> Any:
     """Record a text. Raise TypeError for anything else."""
-    if not isinstance(message, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are often untyped
+    if not isinstance(message, str):
         raise TypeError(f"the message is a {type(message).__name__}; it must be a string")
     own = {LightningSpanAttributes.MESSAGE_BODY.value: message, **_flat(attributes)}
     return _tracer(propagate, "message").create_span(AGL_MESSAGE, own, status="UNSET")
@@ -109,7 +109,7 @@ def emit_exception(
     exception: BaseException, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> Any:
     """Record an exception; the step itself succeeded. Raise TypeError for anything else."""
-    if not isinstance(exception, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are often untyped
+    if not isinstance(exception, BaseException):
         raise TypeError(f"{exception!r:.200} is a {type(exception).__name__}, not an exception")
     own = {**format_exception_attributes(exception), **_flat(attributes)}
     return _tracer(propagate, "exception").create_span(AGL_EXCEPTION, own, status=_OK)
@@ -294,7 +294,7 @@ def operation(
     context = OperationContext(AGL_OPERATION, attributes, propagate)
     if fn is None:
         return context
-    if not callable(fn):  # pyright: ignore[reportUnnecessaryComparison] -- callers are often untyped
+    if not callable(fn):
         raise ValueError(f"operation({fn!r}): a step has no name of its own; write operation(name={fn!r})")
     return context(fn)
 

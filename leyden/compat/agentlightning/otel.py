@@ -66,7 +66,7 @@ def extract_tags_from_attributes(attributes: Mapping[str, Any]) -> list[str]:
 def make_link_attributes(links: Mapping[str, str]) -> dict[str, Any]:
     """Return attributes that link a span to the spans with these attributes."""
     for key, value in links.items():
-        if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] -- callers are often untyped
+        if not isinstance(value, str):
             raise ValueError(f"the link {key!r} is a {type(value).__name__}; it must be a string")
     listed = [{"key_match": key, "value_match": value} for key, value in links.items()]
     return flatten_attributes({LightningSpanAttributes.LINK.value: listed}, expand_leaf_lists=True)

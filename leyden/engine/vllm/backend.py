@@ -136,7 +136,7 @@ class VLLMBackend(PolicyBackend):
         learner: options of `EmbeddedBackend`: tokenizer, device, max_tokens_per_microbatch, value_head,
             gradient_checkpointing, offload, seed, threads.
         """
-        if not isinstance(model, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass objects
+        if not isinstance(model, str | Path):
             raise ConfigError(
                 f"model is a {type(model).__name__}, which no server can load; save it to a folder and pass the path"
             )

@@ -159,7 +159,7 @@ class ContinualLearning:
             raise ConfigError(f"name is {name!r}; it names rows and folders, so give letters, digits, - and _")
         if wrong := sorted(RESERVED & (trainer or {}).keys()):
             raise ConfigError(f"trainer has {', '.join(wrong)}, which ContinualLearning sets itself; leave it out")
-        if not isinstance(agent, LitAgent):  # pyright: ignore[reportUnnecessaryIsInstance] -- users pass plain functions
+        if not isinstance(agent, LitAgent):
             raise ConfigError(f"the agent is a {type(agent).__name__}; decorate the function with @rollout")
         self._algorithm, self._agent, self._store, self._folder = algorithm, agent, store, Path(folder)
         self._trigger, self._canary, self._shadow = trigger, canary, shadow
