@@ -50,8 +50,10 @@ class Registry(dict[str, R]):
         for entry in self.values():
             if entry.constants is type(constants):
                 return entry
-        known = ", ".join(entry.constants.__name__ for entry in self.values())
-        raise ConfigError(f"{self._noun} is {constants!r}; give a name ({', '.join(self)}) or constants ({known})")
+        known = ", ".join(sorted(entry.constants.__name__ for entry in self.values()))
+        raise ConfigError(
+            f"{self._noun} is {constants!r}; give a name ({', '.join(sorted(self))}) or constants ({known})"
+        )
 
     def make(self, name: str, constants: Mapping[str, Any] | None = None) -> Any:
         """Return the constants of the entry with this name; those left out have their defaults.

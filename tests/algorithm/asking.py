@@ -28,15 +28,20 @@ class Rows(LogWriter):
 
 
 @functools.cache
-def _client() -> Any:
-    """Return one client for the whole process, as most programs have it: making one costs more than a call."""
-    return openai.AsyncOpenAI(base_url="http://unused", api_key="unused", max_retries=0)
+def client() -> Any:
+    """Return one client for the whole process, as most programs have it: making one costs more than a call.
+
+    It keeps no connection open, because each test has an event loop of its own.
+    """
+    return openai.AsyncOpenAI(
+        base_url="http://unused", api_key="unused", max_retries=0, default_headers={"Connection": "close"}
+    )
 
 
 async def ask(llm: ly.LLM, text: str = "guess 0..9") -> str:
     """Return the answer to a question, sampled as the algorithm suggests."""
     answer = await (
-        _client()
+        client()
         .with_options(base_url=llm.endpoint)
         .chat.completions.create(
             model=llm.model, messages=[{"role": "user", "content": text}], **llm.sampling_parameters

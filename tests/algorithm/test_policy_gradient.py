@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import math
 import os
@@ -28,30 +27,13 @@ openai = pytest.importorskip("openai")
 import leyden as ly  # noqa: E402
 from leyden.demo.run import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError, EngineError, NoTrainingData  # noqa: E402
-from leyden.loop import LogWriter  # noqa: E402
 from leyden.maths import Advantages, register_estimator  # noqa: E402
 from leyden.maths.advantages import Estimate, RolloutRewards  # noqa: E402
 from leyden.store import InMemoryLightningStore, SqliteLightningStore  # noqa: E402
 from leyden.types import AttemptedRollout, failure_reason, find_final_reward  # noqa: E402
+from tests.algorithm.asking import Rows, client  # noqa: E402
 
 Agent = Callable[..., Awaitable[Any]]
-
-
-class Rows(LogWriter):
-    """Keeps what the loop writes."""
-
-    def __init__(self) -> None:
-        self.train: list[dict[str, Any]] = []
-        self.val: list[dict[str, Any]] = []
-
-    def write(self, row: Any) -> None:
-        (self.train if row.stage == "train" else self.val).append(row.metrics)
-
-
-@functools.cache
-def client() -> Any:
-    """One for the whole process, as most programs have it: every fit of this file uses it."""
-    return openai.AsyncOpenAI(base_url="http://unused", api_key="unused", max_retries=0)
 
 
 async def ask(llm: ly.LLM, text: str = "guess 0..9", **options: Any) -> Any:
