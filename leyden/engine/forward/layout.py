@@ -146,15 +146,12 @@ class _Layer:
     def of_tree(self, x_UE: Tensor, cos: Tensor, sin: Tensor, tree: PrefixTree, chosen_N: Tensor | None) -> Tensor:
         """Return the layer's output (U, E), or (N, E) at the chosen tokens."""
         q, k, v = self.project(x_UE, cos, sin)
-        n_queries = q.shape[-2]
-        n_before_values = n_queries + k.shape[-2]
+        n_keys = k.shape[-2]
 
-        def attend(qkv: Tensor) -> Tensor:
-            return _attend_causally(
-                qkv[..., :n_queries, :], qkv[..., n_queries:n_before_values, :], qkv[..., n_before_values:, :]
-            )
+        def attend(q: Tensor, kv: Tensor, hidden_BQS: Tensor | None) -> Tensor:
+            return _attend_rows(q, kv[..., :n_keys, :], kv[..., n_keys:, :], hidden_BQS)
 
-        attended = tree.in_rows(attend, torch.cat([q, k, v], dim=-2))
+        attended = tree.in_rows(attend, q, torch.cat([k, v], dim=-2))
         if chosen_N is not None:
             x_UE, attended = x_UE[chosen_N], attended[chosen_N]
         return self.finish(x_UE, attended)
@@ -269,16 +266,18 @@ def _call(layer: Callable[..., Tensor], *arguments: Any) -> Tensor:
     return layer(*arguments)
 
 
-def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return (B, S, H * D) from (B, S, heads, D).
+def _attend_rows(q: Tensor, k: Tensor, v: Tensor, hidden_BQS: Tensor | None) -> Tensor:
+    """Return (B, Q, H * D) from queries (B, Q, H, D), keys and values (B, S, K, D).
 
-    Rows are right-padded, so a real token never attends to padding.
+    hidden_BQS: the places that a query may not see; None: queries and keys are the same tokens, and each
+    sees those before it. Rows are right-padded, so a real token never attends to padding.
     """
     groups = q.shape[2] // k.shape[2]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
+    mask = None if hidden_BQS is None else _mask(hidden_BQS, q)[:, None]
     attended = functional.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=mask is None
     )
     return attended.transpose(1, 2).flatten(2)
 
