@@ -29,10 +29,10 @@ def resources(text: str) -> NamedResources:
 
 
 @contextmanager
-def opened_forker(directory: Path) -> Iterator[Forker]:
+def opened_forker(directory: Path, *modules: str) -> Iterator[Forker]:
     """A process that has imported what the others need, so that each of them starts in milliseconds."""
-    modules = ("leyden.cli.gateway", "leyden.gateway", "leyden.cli.serve", "leyden.serving.app", "leyden.host.asgi")
-    with Forker.opened(directory, *modules) as forker:
+    served = ("leyden.cli.gateway", "leyden.gateway", "leyden.cli.serve", "leyden.serving.app", "leyden.host.asgi")
+    with Forker.opened(directory, *served, *modules) as forker:
         yield forker
 
 
@@ -105,12 +105,12 @@ async def opened_place(forker: Forker, folder: Path, *roles: Role) -> AsyncItera
             await place.kill_all()
 
 
-async def call_model(http: aiohttp.ClientSession, llm: LLM | dict[str, Any]) -> int:
+async def call_model(http: aiohttp.ClientSession, llm: LLM | dict[str, Any], text: str = "hi") -> int:
     """Call a model once, and return the status of its answer."""
     given = llm.model_dump() if isinstance(llm, LLM) else llm
     async with http.post(
         f"{given['endpoint']}/chat/completions",
-        json={"model": given["model"], "messages": [{"role": "user", "content": "hi"}]},
+        json={"model": given["model"], "messages": [{"role": "user", "content": text}]},
         headers={"authorization": f"Bearer {given['api_key']}"},
     ) as response:
         await response.read()

@@ -101,7 +101,10 @@ def leyden(*arguments: str) -> None:
 
 
 def serve_forks() -> None:
-    """For each line of stdin (a role and its arguments), fork a process and say its number."""
+    """For each line of stdin (a role and its arguments), fork a process and say its number.
+
+    A role is `leyden`, one of those below, or a coroutine function of an imported module as `module:name`.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the dead
     for module in (
         "leyden.cli.store",
@@ -125,7 +128,8 @@ def serve_forks() -> None:
         if role == "leyden":
             leyden(*arguments)
         else:
-            asyncio.run(roles[role](*arguments))
+            module, _, name = role.rpartition(":")
+            asyncio.run((getattr(sys.modules[module], name) if module else roles[role])(*arguments))
         os._exit(0)
 
 
