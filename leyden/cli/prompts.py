@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from leyden.algorithm.prompts import CandidateRecord
+    from leyden.cli.prompts_extract import Recorded
     from leyden.runs import RecordedRun
     from leyden.types import PromptTemplate, ResourcesUpdate
 
@@ -25,7 +26,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")
 
 @prompts_commands.callback()
 def prompts() -> None:
-    """Show the prompts of a run of APO or GEPA, while it runs or later.
+    """Show the prompts of a run of APO or GEPA, while it runs or later, or those that an agent has
+    hard-coded.
 
     \b
     Examples:
@@ -33,6 +35,7 @@ def prompts() -> None:
       leyden prompts history latest --full
       leyden prompts diff latest
       leyden prompts export latest --out prompts
+      leyden prompts extract latest
     """
 
 
@@ -157,7 +160,54 @@ def export(
         typer.echo(path)
 
 
+@prompts_commands.command()
+def extract(
+    run: _Run,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FOLDER", help="Write NAME.txt for each prompt, and tasks.jsonl, to this folder."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=2, help="How many rollouts to compare, the newest first.")] = 200,
+    run_id: _RunId = None,
+    as_json: _Json = False,
+) -> None:
+    """Find the prompts that an agent has hard-coded, in the model calls of its rollouts.
+
+    Text that the calls share becomes a template, what differs becomes a placeholder, and the inputs of
+    the rollouts become tasks. `leyden eval` records an agent as it is. Nothing is changed: read the
+    prompts, and write them to files with --out.
+
+    \b
+    Examples:
+      leyden prompts extract latest
+      leyden prompts extract .leyden/support --out prompts
+      leyden prompts extract http://127.0.0.1:4747 --run-id 3f0c2a9b11de --limit 50 --json
+    """
+    import json
+
+    from leyden.errors import ConfigError
+
+    found = _recorded(_opened(run, run_id), limit)
+    if not found.prompts:
+        raise ConfigError(
+            f"the calls of {len(found.conversations):,} rollouts have no prompt in common: {found.n_calls:,} model calls "
+            "were recorded; at least two rollouts that call a model through the gateway or a traced client are needed"
+        )
+    if out is not None:
+        for path in found.write(out):
+            typer.echo(path, err=True)
+    typer.echo(json.dumps(found.as_json(), indent=2) if as_json else found.shown(out))
+
+
 # ---- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _recorded(run: RecordedRun, limit: int) -> Recorded:
+    from leyden.cli.prompts_extract import read_recorded
+
+    return run.read_store(lambda store: read_recorded(store, run.record.run_id, limit))
 
 
 def _opened(run: str, run_id: str | None) -> RecordedRun:

@@ -29,6 +29,7 @@ COMMANDS = (
     "prompts history",
     "prompts diff",
     "prompts export",
+    "prompts extract",
     "serve",
     "resources list",
     "resources show",

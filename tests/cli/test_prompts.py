@@ -7,11 +7,14 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import leyden as ly
+from leyden.algorithm.evaluation import Evaluation
 from leyden.cli import main
+from leyden.gateway import UpstreamModel
 from leyden.testing import FakeUpstream
 from tests.algorithm.apo import rules
 
@@ -112,3 +115,98 @@ def test_a_run_without_prompts_is_named(leyden: Callable[..., tuple[int, str, st
         assert (code, "has measured no prompts" in error) == (1, True)
     code, _, error = leyden("prompts", "best", str(tmp_path / "base"))
     assert (code, "has no best prompt" in error) == (1, True)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fifty rollouts of an agent that has its two prompts in its code."""
+    directory = tmp_path_factory.mktemp("work") / "recorded"
+    topics = list(rules.RULES)
+
+    @ly.rollout
+    async def hard_coded(task: dict[str, Any], llm: ly.LLM) -> float:
+        messages = [
+            {"role": "system", "content": 'You are kind. Reply as {"answer": "..."}.'},
+            {"role": "user", "content": f"Answer the ticket: ticket about {task['topic']}, number {task['number']}"},
+        ]
+        answer = await llm.openai().chat.completions.create(model=llm.model, messages=messages)
+        text = answer.choices[0].message.content
+        messages += [
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": f"Shorten this answer: {text}"},
+        ]
+        await llm.openai().chat.completions.create(model=llm.model, messages=messages)
+        return float(task["topic"] == "refund")
+
+    async def record() -> None:
+        def reply(body: dict[str, Any]) -> str:
+            return "Short." if len(body["messages"]) > 2 else f"Gladly. {len(str(body))}"
+
+        async with FakeUpstream(reply=reply) as upstream:
+            trainer = ly.Trainer(
+                algorithm=Evaluation(models=[UpstreamModel("fake", upstream.endpoint)], llms={"llm": ("fake", {})}),
+                run_dir=directory,
+                progress=False,
+            )
+            tasks = [{"topic": topics[number % 5], "number": number % 25} for number in range(50)]
+            await trainer.afit(hard_coded, val_dataset=tasks)
+
+    asyncio.run(record())
+    return directory
+
+
+def test_hard_coded_prompts_and_tasks_are_recovered_exactly(
+    recorded: Path, leyden: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    code, printed, paths = leyden("prompts", "extract", str(recorded), "--out", str(tmp_path / "out"), "--json")
+    assert code == 0
+    found = json.loads(printed)
+    templates = {prompt["name"]: prompt["template"] for prompt in found["prompts"]}
+    assert templates == {
+        "system_prompt": 'You are kind. Reply as {{"answer": "..."}}.',
+        "user_prompt": "Answer the ticket: ticket about {topic}, number {number}",
+        "user_prompt_2": "Shorten this answer: {answer_1}",
+    }
+    assert (found["rollouts"], found["mean_reward"]) == (50, 0.2)
+    tasks = [{"topic": list(rules.RULES)[number % 5], "number": number} for number in range(25)]
+    assert found["tasks"] == tasks
+    assert (tmp_path / "out" / "user_prompt.txt").read_text() == templates["user_prompt"]
+    assert [json.loads(line) for line in (tmp_path / "out" / "tasks.jsonl").read_text().splitlines()] == tasks
+    assert len(paths.splitlines()) == 4
+
+
+def test_what_to_change_in_the_agent_is_said(recorded: Path, leyden: Callable[..., tuple[int, str, str]]) -> None:
+    _, printed, _ = leyden("prompts", "extract", str(recorded))
+    assert "--- user_prompt: user message from call 1 on, in 50 of 50 rollouts" in printed
+    assert "{answer_1} is the answer to call 1, such as 'Gladly. " in printed
+    assert "{topic} is task['topic'], such as 'refund', 'delivery', 'password'" in printed
+    assert "resources['user_prompt'].format(topic=task['topic'], number=task['number'])" in printed
+    assert "resources['user_prompt_2'].format(answer_1=...)" in printed
+    assert "tasks     25 different ones in 50 rollouts\nreward    0.2, the mean of 50 rollouts" in printed
+
+
+def test_a_prompt_that_is_a_resource_already_is_named(
+    leyden: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    async def record() -> None:
+        async with FakeUpstream(reply=rules.reply) as upstream:
+            trainer = ly.Trainer(
+                algorithm=Evaluation(
+                    models=[UpstreamModel("fake", upstream.endpoint)],
+                    llms={"llm": ("fake", {})},
+                    resources={"prompt": ly.PromptTemplate(template=rules.SEED)},
+                ),
+                run_dir=tmp_path / "run",
+                progress=False,
+            )
+            await trainer.afit(rules.support, val_dataset=rules.VAL)
+
+    asyncio.run(record())
+    _, printed, _ = leyden("prompts", "extract", str(tmp_path / "run"))
+    assert "it comes from the resource 'prompt' already" in printed
+    assert "To have the prompts improved" not in printed
+
+
+def test_rollouts_without_model_calls_are_refused(run: Path, leyden: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, error = leyden("prompts", "extract", str(run), "--limit", "20")
+    assert (code, "the calls of 20 rollouts have no prompt in common: 0 model calls" in error) == (1, True)

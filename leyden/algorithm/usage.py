@@ -1,0 +1,120 @@
+"""Whether an agent uses the prompts that it is given: whether their text is in its model calls.
+
+`PromptUsage` counts over the rollouts of a run, and has a warning for a prompt whose text no call has.
+It knows prompts and recorded calls, no rewards and no optimiser.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from leyden.adapter.chat import message_text
+from leyden.adapter.normalise import ModelCallView
+from leyden.types import NamedResources, PromptTemplate
+
+_LEAST_CHARACTERS = 12
+"""A shorter piece of a template is found in many messages by chance."""
+_OTHER_ENGINES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+"""Marks that Jinja and POML replace."""
+_LEAST_ROLLOUTS = 8
+"""After so many rollouts with model calls, a prompt that none of them has sent is ignored."""
+_LEAST_ROLLOUTS_OF_NEW_TEXT = 4
+"""After so many, the agent is known to ignore a new text, if it sends another one of that prompt in most rollouts."""
+
+
+def fixed_pieces(prompt: PromptTemplate) -> list[str]:
+    """Return the text between the placeholders of a template, with single spaces; pieces that are too short are left out."""
+    pieces = [""]
+    if prompt.engine == "f-string":
+        try:
+            for literal, name, _, _ in string.Formatter().parse(prompt.template):
+                pieces[-1] += literal
+                pieces += [""] if name is not None else []
+        except ValueError:  # such a template cannot be formatted, so no agent uses it
+            return []
+    else:
+        pieces = _OTHER_ENGINES.split(prompt.template)
+    return [piece for piece in map(_single_spaced, pieces) if len(piece) >= _LEAST_CHARACTERS]
+
+
+def calls_with(prompt: PromptTemplate, calls: Sequence[ModelCallView]) -> list[ModelCallView]:
+    """Return the calls whose messages have the prompt's text. A placeholder stands for any text.
+
+    A prompt without a piece of text that is long enough is in no call.
+    """
+    pieces = fixed_pieces(prompt)
+    return [call for call in calls if pieces and all(piece in text for text in [_input(call)] for piece in pieces)]
+
+
+def _input(call: ModelCallView) -> str:
+    return _single_spaced("\n".join(message_text(message.get("content")) for message in call.input_messages))
+
+
+def _single_spaced(text: str) -> str:
+    return " ".join(text.split())
+
+
+@dataclass(slots=True)
+class _Count:
+    """Rollouts with model calls that were given one text of a prompt."""
+
+    rollouts: int = 0
+    used: int = 0
+    """Those in which a call has the text."""
+
+
+class PromptUsage:
+    """Counts in how many rollouts the agent has sent the prompts that it was given."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, _Count]] = {}
+        """By the prompt's name and text."""
+        self._warned: set[str] = set()
+
+    def observe(
+        self, resources: NamedResources, calls: Sequence[ModelCallView], names: Collection[str] | None = None
+    ) -> None:
+        """Count one rollout. One without recorded calls tells nothing, and neither does a prompt of a few letters.
+
+        resources: what the agent was given. names: of the prompts that count; None: all.
+        """
+        if not calls:
+            return
+        for name, prompt in resources.items():
+            if not isinstance(prompt, PromptTemplate) or (names is not None and name not in names):
+                continue
+            if fixed_pieces(prompt):
+                count = self._counts.setdefault(name, {}).setdefault(prompt.template, _Count())
+                count.rollouts += 1
+                count.used += bool(calls_with(prompt, calls))
+
+    def warnings(self) -> list[str]:
+        """Return a warning for each prompt that the agent is now known to ignore; for each prompt once."""
+        found: list[str] = []
+        for name, counts in self._counts.items():
+            if name not in self._warned and (rollouts := _rollouts_without(counts)):
+                self._warned.add(name)
+                found.append(
+                    f"the agent ignores the prompt {name!r}: the model calls of {rollouts:,} rollouts do not have its text. "
+                    f"Format it in the agent, resources[{name!r}].format(...), and send the result to the model; "
+                    "leyden prompts extract RUN finds a prompt that the agent has hard-coded"
+                )
+        return found
+
+
+def _rollouts_without(counts: Mapping[str, _Count]) -> int:
+    """Return in how many rollouts the agent has ignored the texts of a prompt; 0 if it is not known to ignore it.
+
+    A prompt that only some tasks need is in few rollouts, and is not ignored. An agent that has the first
+    text hard-coded sends that one always, and never a new one.
+    """
+    total, used = sum(count.rollouts for count in counts.values()), sum(count.used for count in counts.values())
+    if used == 0:
+        return total if total >= _LEAST_ROLLOUTS else 0
+    is_usual = any(2 * count.used > count.rollouts for count in counts.values())
+    unused = [count.rollouts for count in counts.values() if count.used == 0]
+    most = max(unused, default=0)
+    return most if is_usual and most >= _LEAST_ROLLOUTS_OF_NEW_TEXT else 0

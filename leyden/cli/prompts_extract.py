@@ -1,0 +1,155 @@
+"""What `leyden prompts extract` reads, prints and writes: hard-coded prompts, tasks and the reward so far."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leyden.adapter.calls import model_calls
+from leyden.algorithm.prompts.extraction import (
+    Conversation,
+    ExtractedPrompt,
+    conversation_of,
+    extract_prompts,
+    formatting_call,
+)
+from leyden.algorithm.usage import fixed_pieces
+from leyden.store.base import LightningStore
+from leyden.types import AttemptedRollout, PromptTemplate
+from leyden.utils.figures import figure, one_line
+
+_EXAMPLE_CHARACTERS = 60
+_PAGE = 200
+"""Rollouts whose spans are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What rollouts show about an agent's prompts."""
+
+    conversations: Sequence[Conversation]
+    n_calls: int
+    """Model calls of all rollouts."""
+    rewards: Sequence[float]
+    """Of the rollouts that have one."""
+    templates: dict[str, PromptTemplate]
+    """The prompts that the rollouts were given as resources, by name."""
+    prompts: Sequence[ExtractedPrompt]
+
+    @property
+    def tasks(self) -> list[Any]:
+        """Return the different inputs, in the order of the rollouts."""
+        return list({json.dumps(each.task, sort_keys=True): each.task for each in self.conversations}.values())
+
+    def resource_of(self, prompt: ExtractedPrompt) -> str | None:
+        """Return the name of the resource that a prompt comes from; None if the agent has it hard-coded."""
+        found = " ".join(prompt.template.template.replace("{{", "{").replace("}}", "}").split())
+        for name, template in self.templates.items():
+            pieces = fixed_pieces(template)
+            if pieces and all(piece in found for piece in pieces):
+                return name
+        return None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything for programs."""
+        return {
+            "rollouts": len(self.conversations),
+            "mean_reward": statistics.fmean(self.rewards) if self.rewards else None,
+            "tasks": self.tasks,
+            "prompts": [
+                {
+                    "name": prompt.name,
+                    "role": prompt.role,
+                    "call": prompt.call,
+                    "rollouts": len(prompt.rollouts),
+                    "template": prompt.template.template,
+                    "placeholders": {
+                        name: {
+                            "expression": each.expression,
+                            "description": each.description,
+                            "examples": list(each.examples),
+                        }
+                        for name, each in prompt.placeholders.items()
+                    },
+                    "resource": self.resource_of(prompt),
+                }
+                for prompt in self.prompts
+            ],
+        }
+
+    def write(self, folder: Path) -> Iterator[Path]:
+        """Write each prompt and the tasks to files of a folder, and yield their paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {f"{prompt.name}.txt": prompt.template.template for prompt in self.prompts}
+        files["tasks.jsonl"] = "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in self.tasks)
+        for name, text in files.items():
+            (folder / name).write_text(text, "utf-8")
+            yield folder / name
+
+    def shown(self, folder: Path | None) -> str:
+        """Return everything for a person. folder: where the files are; None: they were not written."""
+        lines: list[str] = []
+        for prompt in self.prompts:
+            lines += [*self._shown_prompt(prompt), ""]
+        lines.append(f"tasks     {len(self.tasks):,} different ones in {len(self.conversations):,} rollouts")
+        reward = f"{figure(statistics.fmean(self.rewards), 3)}, the mean of {len(self.rewards):,} rollouts"
+        lines.append(f"reward    {reward if self.rewards else 'no rollout has one'}")
+        hard_coded = [prompt for prompt in self.prompts if self.resource_of(prompt) is None]
+        return "\n".join([*lines, *(_change(hard_coded, folder) if hard_coded else [])])
+
+    def _shown_prompt(self, prompt: ExtractedPrompt) -> Iterator[str]:
+        count = f"{len(prompt.rollouts):,} of {len(self.conversations):,} rollouts"
+        yield f"--- {prompt.name}: {prompt.role} message from call {prompt.call + 1} on, in {count}"
+        yield prompt.template.template
+        if (resource := self.resource_of(prompt)) is not None:
+            yield f"--- it comes from the resource {resource!r} already"
+        elif prompt.placeholders:
+            yield "---"
+        for name, each in prompt.placeholders.items():
+            examples = ", ".join(repr(one_line(text)[:_EXAMPLE_CHARACTERS]) for text in each.examples)
+            yield f"{{{name}}} is {each.description}, such as {examples}"
+
+
+def _change(prompts: Sequence[ExtractedPrompt], folder: Path | None) -> Iterator[str]:
+    """Yield what to change in the agent, so that its prompts can be improved."""
+    yield "\nTo have the prompts improved, give the agent a parameter `resources`, and send in place of the fixed text:"
+    for prompt in prompts:
+        yield f"    {formatting_call(prompt)}"
+    yield "Give the trainer the templates:"
+    yield "    initial_resources={"
+    for prompt in prompts:
+        path = (folder or Path("prompts")) / f"{prompt.name}.txt"
+        yield f"        {prompt.name!r}: ly.PromptTemplate(template=Path({str(path)!r}).read_text('utf-8')),"
+    yield "    }"
+    if folder is None:
+        yield "--out prompts writes these files, and the tasks."
+
+
+async def read_recorded(store: LightningStore, run_id: str, limit: int) -> Recorded:
+    """Read the newest rollouts of a run that have ended, and find their prompts. limit: how many at most."""
+    newest = await store.query_rollouts(
+        run_id=run_id, status_in=["succeeded", "failed"], sort_by="start_time", sort_order="desc", limit=limit
+    )
+    rollouts = [each for each in reversed(newest) if isinstance(each, AttemptedRollout)]
+    conversations: list[Conversation] = []
+    n_calls = 0
+    for start in range(0, len(rollouts), _PAGE):
+        page = rollouts[start : start + _PAGE]
+        spans = await store.query_spans_of([rollout.rollout_id for rollout in page])
+        for rollout in page:
+            calls = model_calls(spans[rollout.rollout_id])
+            n_calls += len(calls)
+            conversations.append(conversation_of(rollout.input, calls))
+    templates: dict[str, PromptTemplate] = {}
+    for resources_id in dict.fromkeys(rollout.resources_id for rollout in rollouts):
+        if resources_id is not None:
+            update = await store.get_resources_by_id(resources_id)
+            templates.update(
+                (name, each) for name, each in update.resources.items() if isinstance(each, PromptTemplate)
+            )
+    rewards = [each.attempt.reward for each in rollouts if each.attempt.reward is not None]
+    return Recorded(conversations, n_calls, rewards, templates, extract_prompts(conversations))
