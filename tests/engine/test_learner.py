@@ -61,6 +61,7 @@ def gradient(of: TorchLearner) -> dict[str, torch.Tensor]:
 def by_hand(model: Any, batch: list[TrainingSequence], loss: PPOLoss, temperature: float) -> dict[str, float]:
     """The formulas of `PPOLoss` and `ForwardBackwardResult`, one token at a time in double precision."""
     total = kl = entropy = clipped = largest = 0.0
+    ratios: list[float] = []
     n = 0
     for sequence in batch:
         with torch.no_grad():
@@ -72,6 +73,7 @@ def by_hand(model: Any, batch: list[TrainingSequence], loss: PPOLoss, temperatur
                 continue
             logp = float(table[t - 1, sequence.token_ids[t]])
             ratio = math.exp(logp - behaviour[t])
+            ratios.append(ratio)
             bounded = min(max(ratio, 1 - loss.clip_low), 1 + loss.clip_high)
             advantage = advantages[t]
             total -= weight * min(ratio * advantage, bounded * advantage)
@@ -83,6 +85,8 @@ def by_hand(model: Any, batch: list[TrainingSequence], loss: PPOLoss, temperatur
     return {
         "loss": total,
         "kl": kl / n,
+        "ratio": sum(ratios) / n,
+        "max_ratio": max(ratios),
         "clip_fraction": clipped / n,
         "entropy": entropy / n,
         "max_logprob_difference": largest,

@@ -93,6 +93,9 @@ def test_ppo_and_its_metrics_are_those_of_the_formula(columns: Columns, low: flo
         largest = max(largest, abs(new - old))
     assert float(terms.sums["kl"]) == pytest.approx(kl, abs=1e-9)
     assert float(terms.sums["clip_fraction"]) == clipped
+    ratios = [math.exp(new - old) for new, old in zip(columns["logp"], columns["logprobs"], strict=True)]
+    assert float(terms.sums["ratio"]) == pytest.approx(sum(ratios))
+    assert float(terms.maxima["max_ratio"]) == pytest.approx(max(ratios))
     assert float(terms.maxima["max_logprob_difference"]) == pytest.approx(largest)
 
 

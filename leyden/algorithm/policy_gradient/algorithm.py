@@ -500,7 +500,7 @@ class PolicyGradient(PolicyAlgorithm):
             "policy_version": await self._publish_weights(),
             "learning_rate": optim.learning_rate,
             "loss": mean([result.loss for result in results]),
-            **{name: mean([result.metrics[name] for result in results]) for name in names},
+            **{name: _over_minibatches(name, [result.metrics[name] for result in results]) for name in names},
             **({"critic_loss": mean(critic_losses)} if critic_losses else {}),
             "grad_norm": mean(grad_norms),
             **first,
@@ -509,6 +509,11 @@ class PolicyGradient(PolicyAlgorithm):
             "trained_tokens_per_second": n_trained / (time.perf_counter() - trained),
             "prepare_seconds": trained - started,
         }
+
+
+def _over_minibatches(name: str, values: Sequence[float]) -> float:
+    """Return the largest value of a metric that is a maximum, and the mean of any other."""
+    return max(values) if name.startswith("max_") else mean(values)
 
 
 def _failed_before(result: CollectedRollout | None) -> bool:

@@ -85,13 +85,16 @@ def policy_terms(
     """Return the terms of a policy loss: the weighted objective, less KL penalty, plus entropy, with metrics.
 
     w_t objective_t - kl_coefficient KL_t + entropy_coefficient H_t, where w_t is 1 without `importance_cap`.
-    Metrics: `kl`, the divergence of the proximal from the trained policy (k3); `max_logprob_difference`,
-    the largest |logp - sampler's logp|, about 0 right after sampling; `importance_weight`, the mean of
-    w_t; `reference_kl`, the penalty's estimate.
+    Metrics: `kl`, the divergence of the proximal from the trained policy (k3); `ratio` and `max_ratio`, the
+    mean and the largest trained / proximal probability of a token; `max_logprob_difference`, the largest
+    |logp - sampler's logp|, about 0 right after sampling; `importance_weight`, the mean of w_t;
+    `reference_kl`, the penalty's estimate.
     """
     found = dict(sums or {})
     difference_N = proximal_logprobs(batch, constants) - batch.logprobs_N.detach()
+    ratio_N = (-difference_N).exp()
     found["kl"] = k3(difference_N).sum()
+    found["ratio"] = ratio_N.sum()
     if constants.importance_cap is not None:
         learner_N, sampler_N = batch.columns["learner_logprobs"], batch.columns["logprobs"]
         weights_N = importance_weights(learner_N, sampler_N, cap=constants.importance_cap)
@@ -106,7 +109,7 @@ def policy_terms(
         assert batch.entropies_N is not None, "the engine computes them because the loss uses_entropies"
         objective_N = objective_N + constants.entropy_coefficient * batch.entropies_N
     largest = (batch.logprobs_N.detach() - batch.columns["logprobs"]).abs().max()
-    return LossTerms(objective_N, sums=found, maxima={"max_logprob_difference": largest})
+    return LossTerms(objective_N, sums=found, maxima={"max_logprob_difference": largest, "max_ratio": ratio_N.max()})
 
 
 class Surrogate(NamedTuple):
