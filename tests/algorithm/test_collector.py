@@ -202,7 +202,7 @@ async def test_what_the_store_has_is_not_run_again(store: ly.LightningStore) -> 
     assert (await store.statistics())["total_attempts"] == 5
 
 
-@pytest.mark.parametrize("moment", [3, 17])
+@pytest.mark.parametrize("moment", [3, pytest.param(17, marks=pytest.mark.slow)])
 def test_a_killed_program_that_is_started_again_runs_nothing_twice(tmp_path: Path, moment: int) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(PROGRAM), str(tmp_path)]

@@ -79,6 +79,7 @@ class Forking(Algorithm):
         self.live_calls = len(self.upstream.requests) - before
 
 
+@pytest.mark.slow
 async def test_forked_estimates_agree_with_the_true_advantages(tmp_path: Path) -> None:
     n_games = 2
     async with FakeUpstream(reply=coin) as upstream:

@@ -503,6 +503,7 @@ def test_data_that_are_missing_or_no_data_are_refused(tmp_path: Path) -> None:
         ly.Trainer(algorithm=policy_gradient(Rows()), store="memory").fit(agent, (task for task in "ab"))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_policy_process_that_is_killed_ends_the_run_with_how_it_died_and_what_was_lost_is_sampled_again(
     tmp_path: Path,
 ) -> None:

@@ -40,7 +40,8 @@ def run(folder: Path, *command: str, status: int = 0) -> subprocess.CompletedPro
     return done
 
 
-@pytest.mark.parametrize("as_module", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("as_module", [False, True])
+@pytest.mark.slow
 def test_a_program_and_its_child_processes_find_leyden(tmp_path: Path, as_module: bool) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     options = ["-m", "program"] if as_module else ["program.py"]

@@ -38,6 +38,7 @@ def model():
     return AutoModelForCausalLM.from_pretrained(FOLDER)
 
 
+@pytest.mark.slow
 def test_the_folder_loads_offline_and_without_a_warning() -> None:
     program = (
         "import sys, warnings; warnings.simplefilter('error')\n"

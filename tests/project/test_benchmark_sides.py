@@ -35,6 +35,7 @@ def test_the_store_program_does_the_same_calls_on_every_side(side: Side):
     assert 0 < bulk["seconds"] < 30
 
 
+@pytest.mark.slow
 def test_a_contender_finds_the_size_of_its_slices_and_keeps_what_its_calls_took(side: Side):
     contender = Contender("it", [side])
     run = contender.slice("spans")

@@ -54,6 +54,7 @@ def install(checkout: Path, name: str = "tiny") -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.slow
 def test_a_set_up_is_done_once_and_again_when_its_files_change(checkout: Path):
     assert "Set up" in install(checkout).stdout
     assert install(checkout).stdout == ""

@@ -85,6 +85,7 @@ def test_a_group_folder_is_collected_only_for_its_group(tmp_path: Path):
     assert "No module named 'only_there'" in asked.stdout
 
 
+@pytest.mark.slow
 def test_a_test_that_passes_alone_the_second_time_is_named_as_unsteady(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

@@ -110,6 +110,7 @@ async def test_a_process_of_multiprocessing_records_below_the_step_that_started_
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.slow
 async def test_256_rollouts_share_the_workers_of_a_process_pool_and_each_has_its_own_spans(store: LightningStore):
     rollouts = [await store.start_rollout(index) for index in range(256)]
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
