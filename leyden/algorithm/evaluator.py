@@ -3,7 +3,8 @@
 A rollout's id is derived from what its reward depends on: the agent's code, the content of the
 resources (without addresses and keys), the mode, the task and the number of the replica. So equal
 evaluations are run once, whichever algorithm asks, and a resumed run finds all that it had finished.
-It knows rewards. It does not know what the resources are, nor which are better.
+It knows rewards, not which resources are better. If the agent's model calls do not have the text of a
+prompt that the agent was given, it warns once.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import logging
 import secrets
 import statistics
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from leyden import semconv
 from leyden.algorithm.collector import CollectedRollout, RolloutCollector, rollout_id_of
+from leyden.algorithm.usage import PromptUsage
 from leyden.errors import BudgetExceeded, ConfigError, UnknownResources
 from leyden.options import check_number
 from leyden.types import (
@@ -94,15 +96,24 @@ class Evaluator:
         Name the model's version too; `Algorithm.get_agent_version` names the gateway's models. None:
         unknown, so that scores are found again in the same run alone.
     failed_reward: the reward of a rollout that failed, was cancelled or returned no reward.
+    watched_prompts: names of the prompts for which it warns if the agent's model calls do not have their
+        text; None: all among the resources.
     """
 
     def __init__(
-        self, collector: RolloutCollector, *, agent_version: str | None = None, failed_reward: float = 0.0
+        self,
+        collector: RolloutCollector,
+        *,
+        agent_version: str | None = None,
+        failed_reward: float = 0.0,
+        watched_prompts: Collection[str] | None = None,
     ) -> None:
         if agent_version is not None and (not isinstance(agent_version, str) or not agent_version):
             raise ConfigError(f"agent_version is {agent_version!r}; give a text such as 'v1', or None if it is unknown")
         check_number("failed_reward", failed_reward)
         self.collector, self.agent_version, self.failed_reward = collector, agent_version, failed_reward
+        self.watched_prompts = watched_prompts
+        self._usage = PromptUsage()
         self._timed_out: set[str] = set()
         """Rollouts that a deadline of `scores` has cancelled in this process: they count as failed."""
         self._own_name = secrets.token_hex(6)
@@ -171,6 +182,8 @@ class Evaluator:
                 if self._is_tried_again(result):
                     again.append(place)
                 else:
+                    if result is not None:
+                        self._watch(resources.resources, result)
                     yield self._score(places[place], result)
             for place in again:
                 fresh = rollout_id_of("again", self._scope(), requests[place].rollout_id)
@@ -254,6 +267,11 @@ class Evaluator:
                 return Score(*place, result.reward, None, result)
             reason = failure_reason(result.rollout)
         return Score(*place, self.failed_reward, reason, result)
+
+    def _watch(self, resources: NamedResources, result: CollectedRollout) -> None:
+        """Warn once of each prompt that the agent ignores."""
+        for warning in self._usage.observe(resources, result.spans, self.watched_prompts):
+            logger.warning("%s", warning)
 
     # ---- what a score depends on ---------------------------------------------------------------------------------------
 

@@ -83,6 +83,7 @@ class FewShot(FunctionalAlgorithm):
         name, first = self._given_prompt(initial_resources or {})
         train, val = _tasks("train_dataset", train_dataset), _tasks("val_dataset", val_dataset)
         resources = await self._with_model(initial_resources or {})
+        evaluator.watched_prompts = [name]
 
         async def mean_reward(prompt: PromptTemplate, tasks: Sequence[Any]) -> float:
             return (await evaluator.evaluate(await evaluator.publish({**resources, name: prompt}), tasks)).mean

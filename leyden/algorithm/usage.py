@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from leyden.adapter.calls import model_calls
 from leyden.adapter.chat import message_text
 from leyden.adapter.normalise import ModelCallView
-from leyden.types import NamedResources, PromptTemplate
+from leyden.types import NamedResources, PromptTemplate, Span
 
 _LEAST_CHARACTERS = 12
 """A shorter piece of a template is found in many messages by chance."""
@@ -21,6 +22,8 @@ _OTHER_ENGINES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 """Marks that Jinja and POML replace."""
 _LEAST_ROLLOUTS = 8
 """After so many rollouts with model calls, a prompt that none of them has sent is ignored."""
+_MOST_ROLLOUTS = 32
+"""Rollouts that are looked at for each text of a prompt."""
 _LEAST_ROLLOUTS_OF_NEW_TEXT = 4
 """After so many, the agent is known to ignore a new text, if it sends another one of that prompt in most rollouts."""
 
@@ -75,24 +78,33 @@ class PromptUsage:
         self._warned: set[str] = set()
 
     def observe(
-        self, resources: NamedResources, calls: Sequence[ModelCallView], names: Collection[str] | None = None
-    ) -> None:
-        """Count one rollout. One without recorded calls tells nothing, and neither does a prompt of a few letters.
+        self, resources: NamedResources, spans: Sequence[Span], names: Collection[str] | None = None
+    ) -> list[str]:
+        """Count one rollout, and return a warning for each prompt that the agent is now known to ignore, once.
 
-        resources: what the agent was given. names: of the prompts that count; None: all.
+        A rollout without recorded model calls tells nothing, and neither does a prompt of a few letters.
+
+        resources: what the agent was given. names: of the prompts that are watched; None: all.
         """
-        if not calls:
-            return
-        for name, prompt in resources.items():
-            if not isinstance(prompt, PromptTemplate) or (names is not None and name not in names):
-                continue
-            if fixed_pieces(prompt):
-                count = self._counts.setdefault(name, {}).setdefault(prompt.template, _Count())
+        open_counts = list(self._open_counts(resources, names))
+        calls = model_calls(spans) if open_counts else []
+        if calls:
+            for prompt, count in open_counts:
                 count.rollouts += 1
                 count.used += bool(calls_with(prompt, calls))
+        return self._warnings()
 
-    def warnings(self) -> list[str]:
-        """Return a warning for each prompt that the agent is now known to ignore; for each prompt once."""
+    def _open_counts(
+        self, resources: NamedResources, names: Collection[str] | None
+    ) -> Iterator[tuple[PromptTemplate, _Count]]:
+        """Yield the prompts of which more rollouts are looked at, because reading their calls takes time."""
+        for name, prompt in resources.items():
+            if isinstance(prompt, PromptTemplate) and (names is None or name in names) and fixed_pieces(prompt):
+                count = self._counts.setdefault(name, {}).setdefault(prompt.template, _Count())
+                if count.rollouts < _MOST_ROLLOUTS:
+                    yield prompt, count
+
+    def _warnings(self) -> list[str]:
         found: list[str] = []
         for name, counts in self._counts.items():
             if name not in self._warned and (rollouts := _rollouts_without(counts)):

@@ -5,7 +5,6 @@ Pure functions of templates, scores and spans.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,19 +15,17 @@ from leyden.adapter.chat import message_text
 from leyden.adapter.normalise import ModelCallView
 from leyden.algorithm.evaluator import Score
 from leyden.algorithm.prompts.texts import shown_text
+from leyden.algorithm.usage import calls_with
 from leyden.types import PromptTemplate, Span, find_reward_spans, get_rewards_from_span
 from leyden.utils.figures import figure
 from leyden.utils.text import as_json
-
-_LEAST_CHARACTERS = 12
-"""A shorter piece of a template is found in many messages by chance."""
-_PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{[^{}]*\}", re.DOTALL)
 
 
 def reflective_record(score: Score, prompt: PromptTemplate) -> dict[str, Any]:
     """Return what one rollout shows about one prompt: inputs, outputs and feedback, as `gepa` words them."""
     spans = [] if score.result is None else list(score.result.spans)
-    calls = calls_with(prompt, [call for call in model_calls(spans) if call.output_messages])
+    answered = [call for call in model_calls(spans) if call.output_messages]
+    calls = calls_with(prompt, answered) or answered
     task = None if score.result is None else score.result.rollout.input
     feedback = [f"The reward is {figure(score.reward)}."]
     if len(rewards := objective_rewards(score)) > 1:
@@ -53,27 +50,12 @@ def objective_rewards(score: Score) -> dict[str, float]:
     return get_rewards_from_span(found[-1]) if found else {}
 
 
-def calls_with(prompt: PromptTemplate, calls: Sequence[ModelCallView]) -> list[ModelCallView]:
-    """Return the calls whose messages have the prompt's text; all calls if none has.
-
-    A placeholder stands for any text.
-    """
-    pieces = [piece.strip() for piece in _PLACEHOLDER.split(prompt.template)]
-    pieces = [piece.replace("{{", "{").replace("}}", "}") for piece in pieces if len(piece) >= _LEAST_CHARACTERS]
-    found = [call for call in calls if pieces and all(piece in _input(call) for piece in pieces)]
-    return found or list(calls)
-
-
 def _conversation(calls: Sequence[ModelCallView], prompt: PromptTemplate) -> dict[str, str]:
     """Return the user's messages of the last call, without the prompt itself."""
     messages = calls[-1].input_messages if calls else []
     texts = [_text(message) for message in messages if message.get("role") not in ("system", "developer")]
     lines = [shown_text(text) for text in texts if text and text.strip() != prompt.template.strip()]
     return {"messages": "\n".join(lines)} if lines else {}
-
-
-def _input(call: ModelCallView) -> str:
-    return "\n".join(_text(message) for message in call.input_messages)
 
 
 def _answer(call: ModelCallView) -> str:

@@ -89,7 +89,12 @@ class PromptOptimiser(Algorithm):
         run = self.get_run()
         self.collector.budget = Budget() if self.budget is None else replace(self.budget)
         version = self._agent_version_given or self.get_agent_version()
-        self._evaluator = Evaluator(self.collector, agent_version=version, failed_reward=self.failed_reward)
+        self._evaluator = Evaluator(
+            self.collector,
+            agent_version=version,
+            failed_reward=self.failed_reward,
+            watched_prompts=None if self.resource_name is None else [self.resource_name],
+        )
         self._journal = Journal(None if run.directory is None else run.directory / _JOURNAL)
         self._reflector = Reflector(
             self._client, self.recorded_calls, self.collector, self._journal, temperature=temperature

@@ -10,7 +10,6 @@ import pytest
 
 import leyden as ly
 from leyden.algorithm.gepa.race import Race, stages
-from leyden.algorithm.gepa.reflective import calls_with
 from leyden.algorithm.prompts import PromptResult, best_label, read_history
 from leyden.errors import ConfigError, ReflectionFailed
 from leyden.store import InMemoryLightningStore
@@ -155,18 +154,6 @@ def test_a_hopeless_candidate_is_stopped_early_and_a_specialist_is_not() -> None
 def test_every_task_is_in_one_stage() -> None:
     assert sorted(task for stage in stages(50, "a") for task in stage) == list(range(50))
     assert list(stages(50, "a")) != list(stages(50, "b"))
-
-
-def test_a_record_has_the_calls_of_its_prompt_alone() -> None:
-    class Call:
-        def __init__(self, text: str) -> None:
-            self.input_messages = [{"role": "system", "content": text}]
-
-    plan, write = Call("You plan the answer to a ticket. {x}"), Call("You write the answer for Ann now.")
-    calls: Any = [plan, write]
-    assert calls_with(ly.PromptTemplate(template="You write the answer for {name} now."), calls) == [write]
-    assert calls_with(ly.PromptTemplate(template="You plan the answer to a ticket. {{x}}"), calls) == [plan]
-    assert calls_with(ly.PromptTemplate(template="Something that no call has said"), calls) == calls
 
 
 def test_options_are_checked() -> None:
