@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from leyden.compat.finder import install
+from leyden.compat.finder import Finder, ForeignNameError, install
 from leyden.compat.program import run_as_main
+
+COMMANDS: Final = {"agl": "agentlightning.cli"}
+"""The console scripts of other packages, and the module that each runs."""
+INSTEAD: Final = {"qrun": "it runs workflows of Qlib itself, which Leyden does not replace; call `qrun` as it is"}
+"""The console scripts that Leyden has nothing for, and what to do instead."""
 
 _EPILOG = """examples:
   python -m leyden.compat train.py --epochs 2     run a program; options after it are its own
-  python -m leyden.compat -m examples.train       run a module
+  python -m leyden.compat -m examples.train       run a module, also one of the other package
+  python -m leyden.compat agl store --port 4747   run a command of the other package
 
 Inside a program one line above its other imports does the same: import leyden.compat
 """
@@ -22,16 +29,22 @@ Inside a program one line above its other imports does the same: import leyden.c
 def main(arguments: list[str]) -> None:
     """Run the program that the command line names, as the module `__main__`."""
     options, program = _parse(arguments)
-    install()
+    finder = install()
     if options.module:
         sys.path.insert(0, "")
         name, *own = options.module
+        if finder.module(name) is not None:
+            sys.exit(_run_foreign(finder, name, [name, *own]))
         origin, spec = _module(name)
         run_as_main(origin, [str(origin), *own], spec)
     else:
         script, *own = program
         path = Path(script)
         if not path.is_file():
+            if script in COMMANDS:
+                sys.exit(_run_foreign(finder, COMMANDS[script], [script, *own]))
+            if script in INSTEAD:
+                sys.exit(f"python -m leyden.compat: no command {script!r}: {INSTEAD[script]}")
             sys.exit(f"python -m leyden.compat: cannot read {script!r}: no such file")
         sys.path.insert(0, str(path.resolve().parent))
         run_as_main(path, [script, *own])
@@ -55,6 +68,19 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.print_help()
         sys.exit(2)
     return options, options.program
+
+
+def _run_foreign(finder: Finder, name: str, arguments: list[str]) -> int | str | None:
+    """Run a module of another package as its own `python -m` would, and return the exit status or an error."""
+    for module in (f"{name}.__main__", name):
+        foreign = finder.module(module)
+        if foreign is not None and (foreign.instead is not None or "main" in foreign.names):
+            sys.argv = arguments
+            try:
+                return importlib.import_module(module).main()
+            except ForeignNameError as error:
+                return f"error: {error}"
+    return f"python -m leyden.compat: {name!r} is no program, or Leyden has nothing for it"
 
 
 def _module(name: str) -> tuple[Path, Any]:

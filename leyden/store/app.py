@@ -95,6 +95,16 @@ class InJson(Protocol):
         ...
 
 
+class StoreApplication(Protocol):
+    """An ASGI application whose waiting requests can be ended."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    def stop_waiting(self) -> None:
+        """Reply to every waiting request now."""
+        ...
+
+
 class StoreApp:
     """Serves `store` in any event loop."""
 
@@ -195,15 +205,28 @@ class StoreApp:
         body = await self._read(headers, receive)
         if body and verb == "POST":
             _check_content_type(headers)
-        arguments = route.read(in_path, scope["query_string"], body)
+        arguments = self.read_arguments(route, in_path, scope["query_string"], body)
         scope["waits"] = route.waits is not None and _may_wait(route.waits, arguments)
         packed = headers.get(b"accept") == _PACKED
         if self._in_json is not None and route.method in self._in_json.answered_in_json:
             payload = await _fitting(route, self._in_json.json_of(route.method, arguments, packed=packed))
         else:
             result = await self._call(route, arguments, receive)
-            payload = route.written(arguments, result, body, packed=packed)
+            payload = self.write_result(route, arguments, result, body, packed=packed)
         return _cached(headers, payload) if route.cached else HttpReply(route.status, payload, JSON)
+
+    def read_arguments(self, route: Route, in_path: Sequence[str], query: bytes, body: bytes) -> dict[str, Any]:
+        """Return the method's arguments by name. Override it to read the requests of other clients.
+
+        Raise ConfigError for a request that cannot be read.
+        """
+        return route.read(in_path, query, body)
+
+    def write_result(
+        self, route: Route, arguments: Mapping[str, Any], result: Any, body: bytes, *, packed: bool
+    ) -> bytes:
+        """Return the method's result as JSON. Override it to write the replies that other clients read."""
+        return route.written(arguments, result, body, packed=packed)
 
     async def _call(self, route: Route, arguments: dict[str, Any], receive: Receive) -> Any:
         """Return the method's result.

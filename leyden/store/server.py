@@ -18,7 +18,7 @@ from leyden.host.asgi import AsgiThread, ConnectionLimits
 from leyden.host.http import JSON, MAX_BODY_BYTES, HttpReply, RequestHeaders, SiteGuard
 from leyden.host.listening import is_loopback, listen, listen_unix, netloc, reachable, unix_url
 from leyden.options import NamedOptions, check_number, check_token
-from leyden.store.app import StoreApp, View
+from leyden.store.app import StoreApp, StoreApplication, View
 from leyden.store.base import LightningStore
 from leyden.store.ending import END, End
 from leyden.store.otlp import TRACES, receive
@@ -170,8 +170,7 @@ class LightningStoreServer(NamedOptions):
                 return
             listener = self._listen()
             end = self._end = End()
-            app = StoreApp(
-                self.store,
+            app = self._make_app(
                 token=self._token,
                 operator_token=self._operator_token,
                 guard=SiteGuard(
@@ -199,6 +198,10 @@ class LightningStoreServer(NamedOptions):
             thread.start(listener)
             self._thread = thread
             self._publish_address(self.endpoint)
+
+    def _make_app(self, **options: Any) -> StoreApplication:
+        """Return what serves the requests; a subclass may serve other clients as well. options: of `StoreApp`."""
+        return StoreApp(self.store, **options)
 
     def _listen(self) -> socket.socket:
         if self._socket_path is not None:

@@ -1,14 +1,16 @@
-"""Write the table of answered names into docs/migrating/agent-lightning.md: `python -m tests.compat.make_names_table`."""
+"""Write the generated tables into docs/migrating/agent-lightning.md: `python -m tests.compat.make_names_table`."""
 
 import json
 from pathlib import Path
 
 from leyden.compat.agentlightning.table import MODULES
 from leyden.compat.finder import Answer
+from tests.compat.signatures import INSTEAD, differences
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "migrating" / "agent-lightning.md"
-BEGIN, END = "<!-- names: begin -->\n", "<!-- names: end -->\n"
+NAMES, PARAMETERS = "names", "parameters"
+"""The tables, by the word in the comments around them."""
 
 
 def table() -> str:
@@ -32,13 +34,26 @@ def table() -> str:
         "alias. The others raise an error with the sentence beside them.\n\n| Names | What to write |\n|---|---|\n"
     )
     lines = [f"| {', '.join(sorted(names))} | {sentence} |\n" for sentence, names in rows.items()]
-    return f"{BEGIN}\n{head}{''.join(sorted(lines))}\n{END}"
+    return f"{head}{''.join(sorted(lines))}"
 
 
-def page_with(text: str, generated: str) -> str:
-    before, _, rest = text.partition(BEGIN)
-    return before + generated + rest.partition(END)[2]
+def parameters_table() -> str:
+    """Return what functions and methods of the alias do not take as they did, and what to write."""
+    found = differences()
+    rows = [
+        f"| {'<br>'.join(f'`{place}`: {found[place]}' for place in places.split())} | {sentence} |\n"
+        for places, sentence in INSTEAD.items()
+    ]
+    return f"| What a call can meet | What to write |\n|---|---|\n{''.join(sorted(rows))}"
+
+
+def page_with_tables(text: str) -> str:
+    for word, generated in ((NAMES, table()), (PARAMETERS, parameters_table())):
+        begin, end = f"<!-- {word}: begin -->\n", f"<!-- {word}: end -->\n"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{generated}\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_with(PAGE.read_text(), table()))
+    PAGE.write_text(page_with_tables(PAGE.read_text()))

@@ -11,7 +11,8 @@ import pytest
 import leyden.compat
 from leyden.compat.agentlightning.table import MODULES
 from leyden.compat.finder import Answer, ForeignNameError, load
-from tests.compat.make_names_table import PAGE, page_with, table
+from tests.compat.make_names_table import PAGE, page_with_tables
+from tests.compat.signatures import INSTEAD, compare, differences
 
 INVENTORY = json.loads(Path(__file__).with_name("agentlightning.json").read_text())["modules"]
 NAMES = [(module, name) for module, names in INVENTORY.items() for name in names]
@@ -55,6 +56,21 @@ def test_importing_everything_binds_what_is_there() -> None:
     assert "MongoLightningStore" not in namespace
 
 
-def test_the_table_of_the_migration_page_is_current() -> None:
+def test_every_difference_between_signatures_has_an_answer() -> None:
+    answered = [place for places in INSTEAD for place in places.split()]
+    assert sorted(answered) == sorted(differences())
+
+
+def test_signatures_are_compared_by_names_places_and_defaults() -> None:
+    def ours(task: str, *, mode: str = "train", retries: int = 3) -> None: ...
+
+    assert compare("(task, mode='train')", ours) == ["`mode` by name only"]
+    assert compare("(task, *, retries=5)", ours) == ["`retries=5` is `retries=3`"]
+    assert compare("(item, *, limit=None)", ours) == ["`item` is called `task`", "no `limit`"]
+    assert compare("()", ours) == ["`task` is required"]
+    assert compare("(task, *, mode='train')", ours) == []
+
+
+def test_the_tables_of_the_migration_page_are_current() -> None:
     text = PAGE.read_text()
-    assert text == page_with(text, table()), "run `python -m tests.compat.make_names_table`"
+    assert text == page_with_tables(text), "run `python -m tests.compat.make_names_table`"

@@ -96,8 +96,10 @@ def llm_rollout(func: Callable[..., Any] | None = None, *, strip_proxy: bool = T
     return FunctionalLitAgent(func, strip_proxy=strip_proxy, needs="llm")
 
 
-def prompt_rollout(func: Callable[..., Any]) -> FunctionalLitAgent:
+def prompt_rollout(func: Callable[..., Any] | None = None) -> Any:
     """Make an agent of a function with `task` and `prompt_template`."""
+    if func is None:
+        return prompt_rollout
     return FunctionalLitAgent(func, needs="prompt_template")
 
 

@@ -19,6 +19,7 @@ MIDDLEWARE: Final = (
 METRICS: Final = (
     "every server of Leyden reports its metrics at /metrics, and `leyden.Monitor` watches them; leave tracker= out."
 )
+PROMETHEUS: Final = "every server of Leyden reports its metrics at /metrics, so no command is needed."
 SERVERS: Final = (
     "serve an ASGI app with uvicorn; Leyden's own servers start and stop with `await server.start()` "
     "and `await server.stop()`."

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from leyden import store as native
 from leyden.compat.agentlightning.types import Span
 from leyden.errors import IllegalTransition, UnknownAttempt, UnknownResources, UnknownRollout, UnknownWorker
+from leyden.store.app import StoreApplication
 from leyden.store.base import LightningStore
 from leyden.types import (
     UNSET,
@@ -94,6 +95,11 @@ class OldStore(LightningStore):
             known = {rollout.rollout_id for rollout in await super().query_rollouts(rollout_id_in=rollout_ids)}
             ids = [rollout_id for rollout_id in rollout_ids if rollout_id in known]
             return await super().wait_for_rollouts(rollout_ids=ids, timeout=timeout) if ids else []
+
+    async def wait_for_rollout(self, rollout_id: str, timeout: float | None = None) -> Rollout | None:
+        """Return a rollout when it has ended; None if it has not by then, and for an unknown id."""
+        ended = await self.wait_for_rollouts(rollout_ids=[rollout_id], timeout=timeout)
+        return ended[0] if ended else None
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Sequence[Rollout]:
         """Enqueue tasks, given as requests or as dicts."""
@@ -243,8 +249,8 @@ class LightningStoreClient(OldStore, native.LightningStoreClient):
         self,
         server_address: str,
         *,
-        retry_delays: Sequence[float] = (),
-        health_retry_delays: Sequence[float] = (),
+        retry_delays: Sequence[float] = (1.0, 2.0, 5.0),
+        health_retry_delays: Sequence[float] = (0.1, 0.2, 0.5),
         request_timeout: float = 30.0,
         connection_timeout: float = 5.0,
         **options: Any,
@@ -258,14 +264,13 @@ class LightningStoreClient(OldStore, native.LightningStoreClient):
 
 
 class LightningStoreServer(native.LightningStoreServer):
-    """Serves a store, and is used like one in the process that serves it."""
+    """Serves a store to clients of Leyden and of Agent Lightning 0.3, and is used like one in its process."""
 
     def __init__(
         self,
         store: LightningStore,
         host: str | None = None,
         port: int | None = None,
-        *,
         cors_allow_origins: Any = None,
         launch_mode: str = "thread",
         launcher_args: Any = None,
@@ -278,6 +283,11 @@ class LightningStoreServer(native.LightningStoreServer):
         address = "127.0.0.1" if host in (None, "localhost") else host
         insecure = options.pop("insecure", address == "0.0.0.0" and "token" not in options)
         super().__init__(store, address, 4747 if port is None else port, insecure=insecure, **options)
+
+    def _make_app(self, **options: Any) -> StoreApplication:
+        from leyden.compat.agentlightning.rest import EitherApp
+
+        return EitherApp(self.store, **options)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "store":

@@ -28,6 +28,8 @@ def _own(module: str, names: str) -> Names:
     return _same(f"{_HERE}.{module}", names)
 
 
+_VERL_MAIN = "leyden.algorithm.verl.__main__:main"
+
 _MODULES: dict[str, Names] = {
     "adapter.base": {
         **_same("leyden.adapter", "Adapter TraceAdapter"),
@@ -65,13 +67,10 @@ _MODULES: dict[str, Names] = {
     "algorithm.fast": {**_same("leyden.algorithm", "FastAlgorithm"), **_own("algorithm", "Baseline")},
     "algorithm.utils": _own("algorithm", "batch_iter_over_dataset with_llm_proxy with_store"),
     "algorithm.verl.interface": _same("leyden.algorithm", "VERL"),
-    "cli": {"main": Answer("write `leyden` in place of `agl`; `leyden --help` lists the commands.")},
+    "cli": _own("cli", "main"),
     "cli.agentops_server": {"main": Answer(say.AGENTOPS_SERVICE)},
-    "cli.prometheus": answers(
-        "every server of Leyden reports its metrics at /metrics, so no command is needed.",
-        "create_prometheus_app ensure_prometheus_dir main",
-    ),
-    "cli.store": {"main": Answer("write `leyden store` in place of `agl store`.")},
+    "cli.prometheus": answers(say.PROMETHEUS, "create_prometheus_app ensure_prometheus_dir main"),
+    "cli.store": {"main": f"{_HERE}.cli:store_main"},
     "cli.vllm": {"main": Answer(say.VLLM)},
     "client": _same("leyden.legacy", "AgentLightningClient DevTaskLoader"),
     "config": _own("config", "CliConfigurable lightning_cli nullable_float nullable_int nullable_str"),
@@ -299,7 +298,7 @@ _MODULES: dict[str, Names] = {
     "utils.system_snapshot": {"system_snapshot": f"{_HERE}.instruments:system_snapshot"},
     "utils": {},
     "verl": {},
-    "verl.__main__": {},
+    "verl.__main__": {"main": _VERL_MAIN},
     "verl.async_server": answers(say.VLLM, "PatchedvLLMServer"),
     "verl.daemon": {
         "AgentModeDaemon": Answer(say.VERL_DAEMON),
@@ -309,7 +308,7 @@ _MODULES: dict[str, Names] = {
     "verl.dataset": _same("leyden.algorithm.verl", "AgentDataset LoadedDataset"),
     "verl.entrypoint": {
         **answers(say.VERL_RUN, "TaskRunner run_ppo"),
-        "main": Answer("run `python -m leyden.algorithm.verl KEY=VALUE ...`; its --help has examples."),
+        "main": _VERL_MAIN,
     },
     "verl.trainer": {
         "AgentLightningTrainer": Answer(say.VERL_TRAINER),

@@ -173,8 +173,8 @@ class Tracer(native.Tracer):
         async with self.trace_context(func.__name__):
             return await func(*args, **kwargs)
 
-    def get_langchain_handler(self) -> None:
-        """Return None: LangChain's steps are recorded without a handler."""
+    def get_langchain_handler(self, tags: list[str] | None = None) -> None:
+        """Return None: LangChain's steps are recorded without a handler, and so without tags."""
 
     @contextmanager
     def lifespan(self, store: LightningStore | None = None) -> Generator[None]:

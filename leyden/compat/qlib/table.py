@@ -123,7 +123,7 @@ _MODULES: dict[str, Names] = {
     ),
     "rl.contrib.backtest": _answered(
         "run `leyden rl backtest CONFIG`, or call leyden.rl.order_execution.run.backtest_orders",
-        "single_with_simulator single_with_collect_data_loop backtest",
+        "single_with_simulator single_with_collect_data_loop backtest main",
     ),
     "rl.contrib.naive_config_parser": _answered(
         "call leyden.rl.order_execution.config.read_config, which knows `_base_` and `_delete_`",

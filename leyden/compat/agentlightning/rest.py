@@ -1,0 +1,179 @@
+# pyright: reportIncompatibleMethodOverride=false, reportReturnType=false, reportAbstractUsage=false
+"""The REST interface as Agent Lightning 0.3's `LightningStoreClient` speaks it, over any store of Leyden.
+
+The paths are Leyden's own. `OldStoreApp` differs in the bodies: rollouts under a key, resources as the
+whole body, spans one by one with `links`, `context`, `parent` and `resource.schema_url`, and `null` for an
+unknown id. `EitherApp` serves both kinds of client at one address. It knows no socket; `serving` of this
+package and `agl store` open one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from typing import Any, Final, cast
+
+from pydantic import model_serializer
+
+from leyden import semconv
+from leyden.compat.agentlightning.store import OldStore
+from leyden.compat.agentlightning.types import OtelResource, Span
+from leyden.host.http import Receive, Scope, Send
+from leyden.store.app import InJson, StoreApp
+from leyden.store.base import LightningStore
+from leyden.store.wire import LEYDEN_JSON, Route, dump
+from leyden.types import PaginatedResult
+from leyden.types import Span as NativeSpan
+
+_LEYDENS: Final = LEYDEN_JSON.encode()
+
+
+class WireSpan(Span):
+    """A span whose JSON is that of Agent Lightning 0.3."""
+
+    @model_serializer(mode="wrap")
+    def _with_old_fields(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        fields = write(self)
+        fields.pop("tokens", None)
+        fields["attributes"] = {name: value for name, value in fields["attributes"].items() if name != semconv.LINKS}
+        fields["resource"] = {
+            "attributes": fields["resource"],
+            "schema_url": cast(OtelResource, self.resource).schema_url,
+        }
+        fields["links"] = [link.model_dump(mode="json") for link in self.links]
+        fields["context"] = self.context.model_dump(mode="json")
+        fields["parent"] = None if self.parent is None else self.parent.model_dump(mode="json")
+        return fields
+
+
+def _passed_on(name: str) -> Any:
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        return getattr(self.native, name)(*args, **options)
+
+    return method
+
+
+_METHODS: Final = sorted(LightningStore.__abstractmethods__ - {"url", "capabilities"})
+_PassedOn: Any = type("_PassedOn", (LightningStore,), {name: _passed_on(name) for name in _METHODS})
+"""Passes every method on to the attribute `native`."""
+
+
+class NativeView(_PassedOn):
+    """A store with the answers that Leyden's clients expect, also where the store has Agent Lightning's."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+        self.native: Any = super(OldStore, store) if isinstance(store, OldStore) else store
+
+    @property
+    def url(self) -> str:
+        """The store's own."""
+        return self._store.url
+
+    @property
+    def capabilities(self) -> Any:
+        """The store's own."""
+        return self._store.capabilities
+
+    @property
+    def answered_in_json(self) -> Container[str]:
+        """See `InJson`."""
+        return self._store.answered_in_json if isinstance(self._store, InJson) else ()
+
+    def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> Awaitable[bytes]:
+        """See `InJson`."""
+        return cast(InJson, self._store).json_of(method, arguments, packed=packed)
+
+
+class OldView(OldStore, _PassedOn):
+    """Agent Lightning's answers over a store, with spans as its client reads them."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self.native = NativeView(store)
+
+    @property
+    def url(self) -> str:
+        """The store's own."""
+        return self.native.url
+
+    @property
+    def capabilities(self) -> Any:
+        """The store's own."""
+        return self.native.capabilities
+
+    async def query_spans(
+        self, rollout_id: str | None = None, attempt_id: str | None = None, **options: Any
+    ) -> PaginatedResult[NativeSpan]:
+        """Return spans; none for an unknown id."""
+        page = await super().query_spans(rollout_id, attempt_id, **options)
+        return PaginatedResult([WireSpan.of(span) for span in page], page.limit, page.offset, page.total, page.exact)
+
+    async def add_many_spans(self, spans: Sequence[NativeSpan]) -> Sequence[NativeSpan]:
+        """Record spans and return them."""
+        return [WireSpan.of(span) for span in await self.native.add_many_spans(spans)]
+
+
+class OldStoreApp(StoreApp):
+    """Serves a store to clients of Agent Lightning 0.3."""
+
+    def __init__(self, store: LightningStore, **options: Any) -> None:
+        super().__init__(OldView(store), **options)
+
+    def read_arguments(self, route: Route, in_path: Sequence[str], query: bytes, body: bytes) -> dict[str, Any]:
+        """Return the arguments of a request in the old form."""
+        return route.read(in_path, query, _native_body(route.method, body))
+
+    def write_result(
+        self, route: Route, arguments: Mapping[str, Any], result: Any, body: bytes, *, packed: bool
+    ) -> bytes:
+        """Return the reply in the old form."""
+        if route.method == "get_many_span_sequence_ids":
+            return dump({"sequence_id": result[0]})
+        if route.method == "enqueue_many_rollouts":
+            return dump(result, packed=packed)
+        return super().write_result(route, arguments, result, body, packed=packed)
+
+
+class EitherApp:
+    """Serves Leyden's clients by one application, and all others by another one."""
+
+    def __init__(self, store: LightningStore, **options: Any) -> None:
+        """options: of `StoreApp`."""
+        self._native, self._old = StoreApp(NativeView(store), **options), OldStoreApp(store, **options)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Leyden's clients are known by the form of JSON that they accept."""
+        is_leydens = dict(scope["headers"]).get(b"accept") == _LEYDENS
+        await (self._native if is_leydens else self._old)(scope, receive, send)
+
+    def stop_waiting(self) -> None:
+        """Reply to every waiting request now, because the server stops."""
+        self._native.stop_waiting()
+        self._old.stop_waiting()
+
+
+def _native_body(method: str, body: bytes) -> bytes:
+    """Return a body in Leyden's form. A body that is not in the old form is returned as it is, and refused later."""
+    if method not in _BODIES:
+        return body
+    try:
+        return json.dumps(_BODIES[method](json.loads(body))).encode()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return body
+
+
+def _native_span(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that Leyden's spans have."""
+    span = Span.model_validate(given)
+    kept = NativeSpan.model_fields.keys() - {"tokens"}
+    return {name: value for name, value in span.model_dump(mode="json").items() if name in kept}
+
+
+_BODIES: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "enqueue_many_rollouts": lambda body: body["rollouts"],
+    "add_resources": lambda body: {"resources": body},
+    "update_resources": lambda body: {"resources": body},
+    "add_many_spans": _native_span,
+    "get_many_span_sequence_ids": lambda body: {"rollout_attempt_ids": [[body["rollout_id"], body["attempt_id"]]]},
+}
+"""By method of the store: the body in Leyden's form, of one in the old form."""
