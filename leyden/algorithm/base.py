@@ -31,14 +31,18 @@ T = TypeVar("T")
 Model = TypeVar("Model", bound=LLM)
 
 _CANCEL_SECONDS = 5.0
-"""How long an algorithm that has ended may take to cancel its rollouts; the store may be what failed."""
+"""How long an algorithm that has ended may take to cancel its rollouts; the store
+may be what failed."""
 
 Dataset = Sequence[T]
 """Tasks: anything with a length and items (a list, a Hugging Face data set)."""
 
 
 class Algorithm(NamedOptions, KeepsArguments, ABC):
-    """Override `run`, sync or async. The trainer calls the setters first; the getters raise ConfigError for what was not set."""
+    """Override `run`, sync or async.
+
+    The trainer calls the setters first; the getters raise ConfigError for what was not set.
+    """
 
     uses_gateway: bool = False
     """Whether the trainer must provide an `LLMProxy` when the user gave none."""
@@ -47,10 +51,12 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     """The kind of run that this algorithm makes (`RunRecord.kind`)."""
 
     holds_runners: bool = False
-    """Whether runners must not claim before `announce_ready`: a resumed queue is full, and the policy is not restored yet."""
+    """Whether runners must not claim before `announce_ready`: a resumed queue is full, and the
+    policy is not restored yet."""
 
     resumable: bool = False
-    """Whether `run` can be called again after it has failed, and then continues from its newest checkpoint (`get_run().resume`)."""
+    """Whether `run` can be called again after it has failed, and then continues from its newest
+    checkpoint (`get_run().resume`)."""
 
     _ready: Latch | None = None
     _interrupt: Callable[[], Awaitable[None]] | None = None
@@ -86,7 +92,9 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return None
 
     def trained_model(self) -> Any:
-        """Return the model that is trained, for the record of the run: a folder, a hub name or an object; None: no model."""
+        """Return the model that is trained, for the record of the run: a folder, a hub name or an
+        object; None: no model.
+        """
         return None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,9 +114,11 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         self._interrupt = interrupt
 
     async def interrupt_runners(self) -> None:
-        """For an algorithm that has failed, before it tears down what agents need: they must not fail for want of it.
+        """For an algorithm that has failed, before it tears down what agents need: they must not
+        fail for want of it.
 
-        Runners drain, as when a run is stopped from outside; what they did not finish goes back to the queue and does not count.
+        Runners drain, as when a run is stopped from outside; what they did not finish goes back to
+        the queue and does not count.
         """
         if self._interrupt is not None:
             await self._interrupt()
@@ -153,11 +163,12 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return self._llm_proxy
 
     async def publish_endpoint(self, llm: Model) -> Model:
-        """Tell the store where a model of this run listens, and return the model without its address.
+        """Tell the store where a model of this run listens, and return the model
+        without its address.
 
-        The returned resource names the run instead. An attempt gets the address of the moment at which
-        it starts, so rollouts that were enqueued before a restart find the gateway of the new process,
-        and the resources keep their version.
+        The returned resource names the run instead. An attempt gets the address of the moment at
+        which it starts, so rollouts that were enqueued before a restart find the gateway of the new
+        process, and the resources keep their version.
         """
         name = self.get_run().run_id
         await self.get_store().set_endpoint(name, llm.endpoint, api_key=llm.api_key)
@@ -169,15 +180,15 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
     ) -> AsyncGenerator[LLM]:
         """Yield a model for calls that the algorithm itself makes, for example to improve a prompt.
 
-        The gateway records each call, with tokens and cost, in an attempt that belongs to the algorithm
-        and to no task: its rollout has the group `RUN_ID/algorithm` and the purpose as its input, and
-        no run, so that it is not counted among the run's rollouts. It succeeds when the block ends,
-        and fails with the error that leaves the block.
+        The gateway records each call, with tokens and cost, in an attempt that belongs to the
+        algorithm and to no task: its rollout has the group `RUN_ID/algorithm` and the purpose as
+        its input, and no run, so that it is not counted among the run's rollouts. It succeeds when
+        the block ends, and fails with the error that leaves the block.
 
         purpose: what the calls are for, such as "reflection".
         model: a model that the gateway serves; None if it serves one only.
-        Raises ConfigError without a gateway, and BudgetExceeded if a budget of tokens or cost has no
-        room for the attempt.
+        Raises ConfigError without a gateway, and BudgetExceeded if a budget of tokens or cost has
+        no room for the attempt.
         """
         proxy, store, run_id = self.get_llm_proxy(), self.get_store(), self.get_run().run_id
         if proxy is None:
@@ -224,11 +235,15 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return self._concurrency
 
     def set_agent_version(self, version: str | None) -> None:
-        """Say which agent runs the rollouts, in a text that changes with its code; None: unknown."""
+        """Say which agent runs the rollouts, in a text that changes with its
+        code; None: unknown.
+        """
         self._agent_version, self._evaluator = version, None
 
     def get_agent_version(self) -> str | None:
-        """Return which agent runs the rollouts, with the models of the gateway if there is one; None if unknown."""
+        """Return which agent runs the rollouts, with the models of the gateway if there is
+        one; None if unknown.
+        """
         if self._agent_version is None or self._llm_proxy is None:
             return self._agent_version
         return f"{self._agent_version} with models {self._llm_proxy.models_digest()}"
@@ -245,7 +260,8 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def collector(self) -> RolloutCollector:
-        """Return the collector that runs this algorithm's rollouts; each run has a new one, made at its first use.
+        """Return the collector that runs this algorithm's rollouts; each run has a new one,
+        made at its first use.
 
         When the algorithm ends, the trainer cancels the rollouts that have not finished, because
         no caller would read their results. If `leaves_rollouts`, they stay for the resumed run.
@@ -276,7 +292,9 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @contextlib.asynccontextmanager
     async def collecting(self) -> AsyncGenerator[None]:
-        """Run the algorithm in this block, as Trainer does, so that rollouts without a reader are cancelled at its end."""
+        """Run the algorithm in this block, as Trainer does, so that rollouts without a reader are
+        cancelled at its end.
+        """
         try:
             yield
         except BaseException as error:
@@ -295,7 +313,9 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def pin(self) -> str:
-        """The name under which this run pins the rollouts that it will still read; `collector` does so."""
+        """The name under which this run pins the rollouts that it will still read;
+        `collector` does so.
+        """
         return f"run {self.get_run().run_id}"
 
     def _not_set(self, what: str) -> ConfigError:

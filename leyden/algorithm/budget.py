@@ -1,8 +1,8 @@
 """`Budget`: the rollouts, tokens, money and time that an algorithm may use.
 
-Rollouts are counted when they are requested. Tokens and cost are known only afterwards, so the limit
-of each attempt is reserved before it starts, and what it has not used is given back. It knows numbers
-and finished attempts. It does not know the store, nor who waits for what is given back.
+Rollouts are counted when they are requested. Tokens and cost are known only afterwards, so the
+limit of each attempt is reserved before it starts, and what it has not used is given back. It knows
+numbers and finished attempts. It does not know the store, nor who waits for what is given back.
 
 Money is counted in billionths, as whole numbers, so that sums of prices are exact.
 """
@@ -45,9 +45,10 @@ class Budget:
     """Money that all attempts may cost together, in the unit of `UpstreamModel.price_per_million`.
     None: no limit."""
     tokens_per_attempt: int | None = None
-    """The most tokens that one attempt takes, which are reserved before it starts; needed with `tokens`.
-    To enforce it, give `LLMProxy(attempt_limits=AttemptLimits(tokens=...))` a limit that is lower by the
-    largest call, because the gateway refuses the calls of an attempt that has reached its limit."""
+    """The most tokens that one attempt takes, which are reserved before it starts; needed with
+    `tokens`. To enforce it, give `LLMProxy(attempt_limits=AttemptLimits(tokens=...))` a limit that
+    is lower by the largest call, because the gateway refuses the calls of an attempt that has
+    reached its limit."""
     cost_per_attempt: float | None = None
     """The highest cost of one attempt, likewise; needed with `cost`."""
     used: int = field(default=0, init=False)
@@ -124,15 +125,19 @@ class Budget:
 
     @property
     def attempts_left(self) -> int | None:
-        """Return how many attempts may start now, if each takes its limit; None without a limit on tokens or cost."""
+        """Return how many attempts may start now, if each takes its limit; None without a limit
+        on tokens or cost.
+        """
         return min((each.left // each.limit for each in self._measures()), default=None)
 
     @property
     def rollouts_expected(self) -> int | None:
-        """Return about how many more rollouts fit; None without a limit on rollouts, tokens or cost.
+        """Return about how many more rollouts fit; None without a limit on
+        rollouts, tokens or cost.
 
-        Tokens and cost are divided by the mean of the rollouts so far, and by the limit of an attempt
-        before the first. An algorithm plans with this number; the limits hold whatever it plans.
+        Tokens and cost are divided by the mean of the rollouts so far, and by the limit of an
+        attempt before the first. An algorithm plans with this number; the limits hold
+        whatever it plans.
         """
         counts = [] if self.left is None else [self.left]
         for each in self._measures():
@@ -151,7 +156,9 @@ class Budget:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Return what is left of each limit, and `budget_left`, the smallest share that is left of any."""
+        """Return what is left of each limit, and `budget_left`, the smallest share
+        that is left of any.
+        """
         limits = {
             "rollouts": (self.left, self.rollouts),
             "seconds": (self.seconds_left, self.seconds),
@@ -174,7 +181,9 @@ class Budget:
         return {"rollouts": self.used, "tokens": self.used_tokens, "cost": self.used_cost, "seconds": seconds}
 
     def restore(self, spent: dict[str, float]) -> None:
-        """Count at least what an earlier process had spent, also if the store has forgotten some of it."""
+        """Count at least what an earlier process had spent, also if the store has
+        forgotten some of it.
+        """
         self.used = max(self.used, int(spent["rollouts"]))
         self.used_tokens = max(self.used_tokens, int(spent.get("tokens", 0)))
         self._used_cost = max(self._used_cost, _whole(spent.get("cost", 0.0)))
@@ -183,7 +192,9 @@ class Budget:
     # ---- rollouts ------------------------------------------------------------------------------------------------------
 
     def take(self, rollouts: int, *, unsent: int = 0) -> None:
-        """Count `rollouts` more. Raise BudgetExceeded, and count none, if they are too many or too late.
+        """Count `rollouts` more.
+
+        Raise BudgetExceeded, and count none, if they are too many or too late.
 
         unsent: rollouts that were counted before, and start only now.
         """
@@ -213,7 +224,10 @@ class Budget:
         return frozenset(self._reserved)
 
     def reserve(self, key: str, attempts: int = 1) -> bool:
-        """Reserve the limits of a rollout's attempts; return whether there was room. One that has a reservation keeps it."""
+        """Reserve the limits of a rollout's attempts; return whether there was room.
+
+        One that has a reservation keeps it.
+        """
         left = self.attempts_left
         if key in self._reserved or left is None:
             return True
@@ -227,7 +241,9 @@ class Budget:
         self._reserved.pop(key, None)
 
     def settle(self, key: str, attempts: Iterable[Attempt]) -> str | None:
-        """Give a reservation back, and count what its attempts have used. Do nothing without a reservation.
+        """Give a reservation back, and count what its attempts have used.
+
+        Do nothing without a reservation.
 
         Return what is wrong with the record of an attempt, or None.
         """
@@ -236,8 +252,8 @@ class Budget:
     def spend(self, attempts: Iterable[Attempt]) -> str | None:
         """Count what the attempts of a finished rollout have used. Return as `settle` does.
 
-        An attempt that was cut off counts with its limit if it has recorded less, because a call that
-        it was making may be billed. So does one whose calls have no price, if cost is limited.
+        An attempt that was cut off counts with its limit if it has recorded less, because a call
+        that it was making may be billed. So does one whose calls have no price, if cost is limited.
         """
         problem: str | None = None
         for attempt in attempts:
@@ -252,7 +268,10 @@ class Budget:
         return problem
 
     def call_of_own_client(self, key: str, tokens: int) -> Attempt:
-        """Return the attempt of a call past the gateway. Nobody knows its price, so it costs its limit."""
+        """Return the attempt of a call past the gateway.
+
+        Nobody knows its price, so it costs its limit.
+        """
         fixed: dict[str, Any] = {"rollout_id": key, "attempt_id": key, "sequence_id": 1, "start_time": 0.0}
         ended = {"status": "succeeded", "response_tokens": tokens, "cost": self.cost_per_attempt}
         return Attempt.model_validate({**fixed, **ended})
@@ -305,8 +324,8 @@ class _Measure:
 def busy_seconds(attempts: Iterable[Attempt]) -> float:
     """Return for how long at least one of these attempts was under way.
 
-    An attempt that a killed process has left ends with its last heartbeat, so that the time until the
-    run was resumed does not count.
+    An attempt that a killed process has left ends with its last heartbeat, so that the time until
+    the run was resumed does not count.
     """
     total, until = 0.0, float("-inf")
     for start, end in sorted((attempt.start_time, _last_sign(attempt)) for attempt in attempts):

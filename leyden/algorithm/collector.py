@@ -1,15 +1,16 @@
-"""`RolloutCollector`: an algorithm's requests in, scored rollouts out, each as soon as it has finished.
+"""`RolloutCollector`: an algorithm's requests in, scored rollouts out, each as soon
+as it has finished.
 
 It enqueues, waits by event, reads spans in bulk, keeps a budget, and pins in the store exactly the
 rollouts that the algorithm will still read. Requests whose ids are derived (`rollout_id_at`,
 `rollout_id_of`) are answered from the store if it has them, so a resumed algorithm runs nothing
 twice and equal evaluations are run once.
 
-A budget of tokens or cost holds requests back: a rollout is enqueued when the limits of its attempts
-are reserved, and a finished one gives back what it has not used.
+A budget of tokens or cost holds requests back: a rollout is enqueued when the limits of its
+attempts are reserved, and a finished one gives back what it has not used.
 
-It knows the store. It does not know what a rollout is worth, nor who runs it. What is limited, and how
-it is counted, is decided in `budget.py`.
+It knows the store. It does not know what a rollout is worth, nor who runs it. What is limited, and
+how it is counted, is decided in `budget.py`.
 """
 
 from __future__ import annotations
@@ -52,13 +53,16 @@ logger = logging.getLogger(__name__)
 _READ_TOGETHER = 256
 """Rollouts whose spans are read in one call."""
 _RELEASE_TOGETHER = 100
-"""Consumed rollouts are unpinned together once there are so many, because each change rewrites all pins."""
+"""Consumed rollouts are unpinned together once there are so many, because each change
+rewrites all pins."""
 _CANCEL_TOGETHER = 16
 """Rollouts that are cancelled at a time."""
 _REST_SECONDS_EACH = 25e-6
-"""Between two waits, for each rollout waited for: a wait begins with a look at all of them, about ten times as fast."""
+"""Between two waits, for each rollout waited for: a wait begins with a look at all of them, about
+ten times as fast."""
 _SILENCE_SECONDS = 60.0
-"""After so long without a result, and twice as long each time after that, a collection names what it waits for."""
+"""After so long without a result, and twice as long each time after that, a collection names
+what it waits for."""
 _NAMED = 5
 """Rollouts that are named then."""
 _AT_LEAST = 128
@@ -79,7 +83,8 @@ def rollout_id_at(run_id: str, *place: str | int) -> str:
 
 
 def rollout_id_of(*content: Any) -> str:
-    """Return the id of the rollout with this content, such as (agent's version, prompt, task, repeat).
+    """Return the id of the rollout with this content, such as (agent's version,
+    prompt, task, repeat).
 
     Equal contents have one rollout, whichever run asks first, so name everything that the result
     depends on. A rollout that failed is answered from the store too: to try again, add a number.
@@ -139,8 +144,9 @@ class RolloutCollector:
     Leaving it as a context manager calls `close`.
 
     store: where runners claim rollouts.
-    pin: the name under which needed rollouts are pinned; nothing else may pin under it. Give one that
-        a restarted program gives again, so that it takes over the pins. None: a name of its own.
+    pin: the name under which needed rollouts are pinned; nothing else may pin under it.
+        Give one that a restarted program gives again, so that it takes over the pins. None:
+        a name of its own.
     concurrency: how many rollouts the runners work on at once; None if unknown.
     budget: None for no limit.
     """
@@ -159,9 +165,11 @@ class RolloutCollector:
         self.budget = budget or Budget()
         """The limit on requests. Set it before the first request."""
         self._unread: dict[str, int] = {}
-        """Rollouts that are enqueued and not consumed, each with the number of collections that have yet to yield it."""
+        """Rollouts that are enqueued and not consumed, each with the number of collections that
+        have yet to yield it."""
         self._kept: dict[str, int] = {}
-        """Rollouts that are consumed and kept, each with the iteration whose checkpoint lets it go."""
+        """Rollouts that are consumed and kept, each with the iteration whose
+        checkpoint lets it go."""
         self._in_doubt: set[str] = set()
         """Rollouts whose enqueuing was interrupted: the store may have them."""
         self._foreign: set[str] = set()
@@ -169,7 +177,8 @@ class RolloutCollector:
         self._counted: set[str] = set()
         """Rollouts that the budget has counted, or that are free."""
         self._unsent: dict[str, int] = {}
-        """Counted rollouts that are still to be enqueued, each with the attempts to reserve for it."""
+        """Counted rollouts that are still to be enqueued, each with the attempts
+        to reserve for it."""
         self._sent: set[str] = set()
         """Rollouts with a reservation that the store has."""
         self._calls: dict[str, None] = {}
@@ -199,9 +208,9 @@ class RolloutCollector:
         """Enqueue all requests, or none, and pin their rollouts until their results are consumed.
 
         Return the rollouts as they are now: one whose id the store has already is not run again,
-        whatever its status. `collect` with requests of the same ids yields the results. A request's own
-        `pin` is replaced by the collector's.
-        Raises BudgetExceeded, and enqueues nothing, if the budget does not cover the new ones now.
+        whatever its status. `collect` with requests of the same ids yields the results. A request's
+        own `pin` is replaced by the collector's. Raises BudgetExceeded, and enqueues nothing, if
+        the budget does not cover the new ones now.
         """
         named = [self._named(request) for request in requests]
         if self.budget.is_reserved:
@@ -224,16 +233,17 @@ class RolloutCollector:
         stops early, the others go on and stay pinned, until they are collected or cancelled.
 
         requests: an iterator is read as rollouts are enqueued.
-        keep_until: keep the rollouts pinned after that, until `release(iterations)` is called with at
-            least this many; for an algorithm that reads them again when it resumes. None: do not.
-        max_unfinished: rollouts of this collection that are enqueued and unfinished at a time; None:
-            all. "auto": twice as many as the runners work on at once, at least 128, and more whenever
-            the runners have nothing left to claim.
-        check: called at least every `check_seconds` while rollouts are unfinished. What it raises ends
-            the collection.
-        Raises BudgetExceeded before it enqueues what the budget does not cover. Of a budget of tokens
-        or cost, that is known when nothing is under way that could give something back; the results
-        before that are yielded.
+        keep_until: keep the rollouts pinned after that, until `release(iterations)` is
+            called with at least this many; for an algorithm that reads them again when it
+            resumes. None: do not.
+        max_unfinished: rollouts of this collection that are enqueued and unfinished at a time;
+            None: all. "auto": twice as many as the runners work on at once, at least 128, and more
+            whenever the runners have nothing left to claim.
+        check: called at least every `check_seconds` while rollouts are unfinished. What it raises
+            ends the collection.
+        Raises BudgetExceeded before it enqueues what the budget does not cover. Of a budget of
+        tokens or cost, that is known when nothing is under way that could give something back; the
+        results before that are yielded.
         """
         if max_unfinished != "auto":
             check_number("max_unfinished", max_unfinished, at_least=1, whole=True, or_none="all")
@@ -322,7 +332,9 @@ class RolloutCollector:
                 await self._charge_earlier(rollout, attempts[rollout.rollout_id])
 
     async def _charge_earlier(self, rollout: Rollout, attempts: Sequence[Attempt]) -> None:
-        """Charge tokens and cost of a rollout that an earlier process has enqueued; cancel one that could exceed them."""
+        """Charge tokens and cost of a rollout that an earlier process has enqueued; cancel one that
+        could exceed them.
+        """
         if rollout.finished:
             self._warn(self.budget.spend(attempts))
         elif self.budget.reserve(rollout.rollout_id, _attempts_at_most(rollout, attempts)):
@@ -334,11 +346,12 @@ class RolloutCollector:
 
     @contextlib.asynccontextmanager
     async def reserve_attempt(self) -> AsyncGenerator[Callable[[Attempt], None]]:
-        """Reserve the limits of an attempt of the algorithm's own during the block, as soon as there is room.
+        """Reserve the limits of an attempt of the algorithm's own during the block, as
+        soon as there is room.
 
-        Yield a function that is given the attempt when it has ended. An attempt that it is not given
-        counts with its limits, because a call may be billed although no answer came.
-        Raises BudgetExceeded if there is no room, and nothing is under way that could make some.
+        Yield a function that is given the attempt when it has ended. An attempt that it is not
+        given counts with its limits, because a call may be billed although no answer came. Raises
+        BudgetExceeded if there is no room, and nothing is under way that could make some.
         """
         ended: list[Attempt] = []
         if not self.budget.is_reserved:
@@ -357,10 +370,11 @@ class RolloutCollector:
             self._tell_freed()
 
     async def cancel(self, rollout_ids: Collection[str] | None = None) -> int:
-        """Cancel rollouts that this collector has enqueued and that have not finished; return how many.
+        """Cancel rollouts that this collector has enqueued and that have not
+        finished; return how many.
 
-        Collections under way yield them, with the status `cancelled`; what no collection waits for is
-        unpinned. Rollouts of other runs, which this collector only waits for, go on.
+        Collections under way yield them, with the status `cancelled`; what no collection waits for
+        is unpinned. Rollouts of other runs, which this collector only waits for, go on.
 
         rollout_ids: None for all of them; others than this collector's are left alone.
         """
@@ -415,7 +429,8 @@ class RolloutCollector:
             self._unread[rollout.rollout_id] += 1
 
     async def _enqueue(self, requests: Sequence[EnqueueRolloutRequest], *, whole: bool) -> Sequence[Rollout]:
-        """Enqueue the first requests, as many as the budget has room for now, and return their rollouts.
+        """Enqueue the first requests, as many as the budget has room for now, and
+        return their rollouts.
 
         whole: all or none. Raise BudgetExceeded if there is no room for all.
         """
@@ -442,7 +457,9 @@ class RolloutCollector:
             self.budget.release(rollout_id)
 
     async def _send(self, requests: Sequence[EnqueueRolloutRequest], new: set[str]) -> Sequence[Rollout]:
-        """Enqueue requests that are paid. new: the ids among them that this collector has not enqueued before."""
+        """Enqueue requests that are paid. new: the ids among them that this collector has
+        not enqueued before.
+        """
         if not requests:
             return []
         self._in_doubt |= new
@@ -462,7 +479,10 @@ class RolloutCollector:
     # ---- the budget ----------------------------------------------------------------------------------------------------
 
     async def _pay(self, requests: Sequence[EnqueueRolloutRequest]) -> None:
-        """Count the requests that the budget has not counted yet. A failed enqueuing that is repeated is paid once."""
+        """Count the requests that the budget has not counted yet.
+
+        A failed enqueuing that is repeated is paid once.
+        """
         if self.budget.is_unlimited:
             return
         new = {str(request.rollout_id): request for request in requests if request.rollout_id not in self._counted}
@@ -524,7 +544,9 @@ class RolloutCollector:
             await asyncio.gather(*events, return_exceptions=True)
 
     async def _settle_finished(self) -> None:
-        """Give back what finished rollouts have not used, and the reservations of rollouts that were never enqueued."""
+        """Give back what finished rollouts have not used, and the reservations of rollouts that
+        were never enqueued.
+        """
         async with self._exclusively():
             rollouts = [key for key in self.budget.reserved if key not in self._calls]
             stored = await self._store.query_rollouts(rollout_id_in=rollouts) if rollouts else ()
@@ -572,7 +594,9 @@ class RolloutCollector:
             self._released += rollout_id not in self._kept
 
     async def _release_when_many(self) -> None:
-        """Unpin consumed rollouts if they are many beside the needed ones, so that all changes together stay cheap."""
+        """Unpin consumed rollouts if they are many beside the needed ones, so that all changes
+        together stay cheap.
+        """
         if self._released >= max(_RELEASE_TOGETHER, (len(self._unread) + len(self._kept)) // 2):
             await self._write_pins()
 
@@ -608,7 +632,9 @@ class _Silence:
         return time.monotonic() - self._since
 
     def is_due(self, has_result: bool) -> bool:
-        """Note whether there is a result now; return whether the silence has lasted long enough to speak of it."""
+        """Note whether there is a result now; return whether the silence has lasted long
+        enough to speak of it.
+        """
         if has_result:
             self._since, self._limit = time.monotonic(), _SILENCE_SECONDS
         if self.seconds < self._limit:
@@ -640,7 +666,9 @@ class _Window:
         return None if self._most is None else max(0, self._most - unfinished)
 
     async def widen(self, store: LightningStore) -> None:
-        """Double the window if the runners could take more: no rollout waits, and most of the window is under way."""
+        """Double the window if the runners could take more: no rollout waits, and most of the
+        window is under way.
+        """
         if not self._grows or self._most is None or self.exhausted:
             return
         count = (await store.statistics())["rollouts_by_status"].get
@@ -668,7 +696,9 @@ def _config(request: EnqueueRolloutRequest) -> RolloutConfig:
 
 
 def _attempts_at_most(rollout: Rollout, attempts: Sequence[Attempt]) -> int:
-    """Return how many attempts an unfinished rollout can come to; those that were interrupted are made again."""
+    """Return how many attempts an unfinished rollout can come to; those that were
+    interrupted are made again.
+    """
     return max(len(attempts), rollout.config.max_attempts + sum(attempt.interrupted for attempt in attempts))
 
 

@@ -1,7 +1,7 @@
 """`Evaluation`: run an agent on every task, several times if wanted, and measure how well it does.
 
-It learns nothing. `leyden eval` is its command. The mean and its interval are computed in `estimate`,
-which knows numbers alone.
+It learns nothing. `leyden eval` is its command. The mean and its interval are computed in
+`estimate`, which knows numbers alone.
 """
 
 from __future__ import annotations
@@ -279,8 +279,8 @@ def estimate(rewards: Sequence[Sequence[float]], *, n_compared: int = 1) -> Esti
 
     The tasks are the sample, because rollouts of one task are not independent. Rewards of 0 and 1,
     one for each task, have Wilson's interval, which holds near 0 and 1 too. Others have the
-    percentile bootstrap over tasks with a fixed seed, 2,000 resamples for each of at most ten means.
-    One task has no interval.
+    percentile bootstrap over tasks with a fixed seed, 2,000 resamples for each of at most ten
+    means. One task has no interval.
     """
     means = [statistics.fmean(of_task) for of_task in rewards]
     mean, n = statistics.fmean(means), len(means)

@@ -2,9 +2,9 @@
 
 A rollout's id is derived from what its reward depends on: the agent's code, the content of the
 resources (without addresses and keys), the mode, the task and the number of the replica. So equal
-evaluations are run once, whichever algorithm asks, and a resumed run finds all that it had finished.
-It knows rewards, not which resources are better. If the agent's model calls do not have the text of a
-prompt that the agent was given, it warns once.
+evaluations are run once, whichever algorithm asks, and a resumed run finds all that it had
+finished. It knows rewards, not which resources are better. If the agent's model calls do not have
+the text of a prompt that the agent was given, it warns once.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ class Evaluator:
 
     collector: runs the rollouts.
     agent_version: which agent runs them, in a text that changes whenever its results may change.
-        Name the model's version too; `Algorithm.get_agent_version` names the gateway's models. None:
-        unknown, so that scores are found again in the same run alone.
+        Name the model's version too; `Algorithm.get_agent_version` names the gateway's models.
+        None: unknown, so that scores are found again in the same run alone.
     failed_reward: the reward of a rollout that failed, was cancelled or returned no reward.
-    watched_prompts: names of the prompts for which it warns if the agent's model calls do not have their
-        text; None: all among the resources.
+    watched_prompts: names of the prompts for which it warns if the agent's model calls do not have
+        their text; None: all among the resources.
     """
 
     def __init__(
@@ -115,14 +115,17 @@ class Evaluator:
         self.watched_prompts = watched_prompts
         self._usage = PromptUsage()
         self._timed_out: set[str] = set()
-        """Rollouts that a deadline of `scores` has cancelled in this process: they count as failed."""
+        """Rollouts that a deadline of `scores` has cancelled in this process:
+        they count as failed."""
         self._own_name = secrets.token_hex(6)
         self._has_warned = False
 
     async def publish(self, resources: NamedResources, *, parent: tuple[str, int] | None = None) -> ResourcesUpdate:
-        """Write resources to the store under an id that this run and their content give; safe to repeat.
+        """Write resources to the store under an id that this run and their content
+        give; safe to repeat.
 
-        A repeat returns the version that is there, unless the address or key of a model has changed.
+        A repeat returns the version that is there, unless the address or key of a
+        model has changed.
         parent: the id and version that they were made from.
         """
         store, author = self.collector.store, current_run_id.get()
@@ -136,7 +139,10 @@ class Evaluator:
         return present
 
     async def evaluate(self, resources: ResourcesUpdate, tasks: Sequence[Any], **options: Any) -> Scores:
-        """Return the scores of all tasks, when the last is there. The options are those of `scores`."""
+        """Return the scores of all tasks, when the last is there.
+
+        The options are those of `scores`.
+        """
         found = [score async for score in self.scores(resources, tasks, **options)]
         return Scores(sorted(found, key=lambda score: (score.task, score.replica)))
 
@@ -154,17 +160,17 @@ class Evaluator:
         """Yield a score for each replica of each task, as soon as its rollout has finished.
 
         A rollout that is unfinished at the deadline is cancelled and counts as failed. A failure of
-        another run is tried again, once, because its cause may be gone; a failure of this run counts.
-        A rollout that the budget's time has cut off is cancelled and has no score. A resumed run with
-        more time requests it again.
+        another run is tried again, once, because its cause may be gone; a failure of this run
+        counts. A rollout that the budget's time has cut off is cancelled and has no score. A
+        resumed run with more time requests it again.
 
         resources: the newest version under its id, as `publish` returns it.
         tasks: JSON values. Equal tasks have one rollout for each replica.
         deadline_seconds: from now; None: no deadline.
         keep_until: see `RolloutCollector.collect`.
         metadata: of each new rollout.
-        Raises BudgetExceeded, and enqueues nothing, if the budget has too few rollouts for what is new;
-        and after the finished scores if its time, tokens or cost are used up before the last.
+        Raises BudgetExceeded, and enqueues nothing, if the budget has too few rollouts for what is
+        new; and after the finished scores if its time, tokens or cost are used up before the last.
         """
         check_number("replicas", replicas, at_least=1, whole=True)
         check_number("deadline_seconds", deadline_seconds, above=0, or_none="no deadline")
@@ -248,7 +254,9 @@ class Evaluator:
         return {rollout.rollout_id for rollout in rollouts if rollout.finished}
 
     def _is_tried_again(self, result: CollectedRollout | None) -> bool:
-        """Return whether a rollout has failed in another run, or was cut off before it could have a score."""
+        """Return whether a rollout has failed in another run, or was cut off before it
+        could have a score.
+        """
         if result is None or result.reward is not None:
             return False
         if result.rollout.run_id != result.request.run_id:
@@ -287,7 +295,9 @@ class Evaluator:
         return f"an agent of {self._scope()}"
 
     def _scope(self) -> str:
-        """Return what stands for this run in ids: its id, or a name of this evaluator's own outside of any run."""
+        """Return what stands for this run in ids: its id, or a name of this evaluator's own
+        outside of any run.
+        """
         return current_run_id.get() or self._own_name
 
 
@@ -296,7 +306,9 @@ class _DeadlinePassed(Exception):
 
 
 def _have_moved(stored: NamedResources, given: NamedResources) -> bool:
-    """Return whether a model has another address or key; `gateway://` names are resolved by the store."""
+    """Return whether a model has another address or key; `gateway://` names are
+    resolved by the store.
+    """
     return any(
         isinstance(model, LLM) and not model.endpoint.startswith(GATEWAY_SCHEME) and stored[name] != model
         for name, model in given.items()

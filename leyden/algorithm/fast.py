@@ -1,4 +1,7 @@
-"""Algorithms that learn nothing: run the agent on the data and show what happened. For development and for measuring."""
+"""Algorithms that learn nothing: run the agent on the data and show what happened.
+
+For development and for measuring.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ details = logging.getLogger(f"{__name__}.details")
 _STAGES: tuple[Stage, ...] = ("val", "train")
 """In the order in which an epoch reports them: a train row ends the iteration."""
 _EARLY = 16
-"""If all of the first so many rollouts fail, a warning says so at once; the summary of the run would come too late."""
+"""If all of the first so many rollouts fail, a warning says so at once; the summary of the run
+would come too late."""
 SpanVerbosity = Literal["none", "keys", "key_values"]
 
 
@@ -95,14 +99,16 @@ class Baseline(FastAlgorithm):
     Baseline().run(train, val)`, which enqueues for the runners of that store.
 
     n_epochs: how often to go through both data sets.
-    train_split: without a validation set, this share of the training set is run in mode `train` and the
-        rest in mode `val`. Each mode has a mean reward of its own; by default one mean covers all tasks.
+    train_split: without a validation set, this share of the training set is run in mode
+        `train` and the rest in mode `val`. Each mode has a mean reward of its own; by default
+        one mean covers all tasks.
     polling_interval: the longest time in seconds between two progress lines. The wait itself is by
         event.
-    max_queue_length: rollouts that are enqueued and not finished at a time; a new one is enqueued when one has finished. None:
-        twice as many as the runners work on at once (`concurrency` of each), at least 128, and more
-        if they work on more.
-    span_verbosity: `none`, `keys` (names), or `key_values` (names and attributes) of each rollout's spans.
+    max_queue_length: rollouts that are enqueued and not finished at a time; a new one is enqueued
+        when one has finished. None: twice as many as the runners work on at once (`concurrency` of
+        each), at least 128, and more if they work on more.
+    span_verbosity: `none`, `keys` (names), or `key_values` (names and attributes) of
+        each rollout's spans.
     """
 
     resumable = True
@@ -131,7 +137,10 @@ class Baseline(FastAlgorithm):
         return self.get_initial_resources() or {}
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
-        """Enqueue everything, wait for it, log it. Raises ConfigError when there is no data at all."""
+        """Enqueue everything, wait for it, log it.
+
+        Raises ConfigError when there is no data at all.
+        """
         if self._run is None:  # without a Trainer; the name is all that is needed of a run
             self.set_run(Run(run_id=secrets.token_hex(6)))
         tasks = list(self._tasks(train_dataset, val_dataset))

@@ -42,7 +42,8 @@ class FewShotResult:
 
 
 class FewShot(FunctionalAlgorithm):
-    """Search instructions and demonstrations together (as DSPy's bootstrap search does, arXiv:2310.03714, section 4).
+    """Search instructions and demonstrations together (as DSPy's bootstrap search does,
+    arXiv:2310.03714, section 4).
 
     n_candidates: prompts that are compared; the given one is always among them.
     n_demonstrations: most demonstrations in one prompt.
@@ -104,7 +105,9 @@ class FewShot(FunctionalAlgorithm):
         return FewShotResult(best, max(reward, first_reward), first_reward, update.resources_id, update.version)
 
     async def _with_model(self, resources: NamedResources) -> NamedResources:
-        """Return the resources with the gateway's model under `main_llm`, if they have no model: its calls are recorded."""
+        """Return the resources with the gateway's model under `main_llm`, if they have no model:
+        its calls are recorded.
+        """
         proxy = self.get_llm_proxy()
         if proxy is None or any(isinstance(each, LLM) for each in resources.values()):
             return resources
@@ -128,7 +131,9 @@ class FewShot(FunctionalAlgorithm):
         return name, prompts[name]
 
     def _demonstration(self, score: Score, tasks: Sequence[Any]) -> str | None:
-        """Return a solved task with the model's last answer, as text for a template; None if it was not solved."""
+        """Return a solved task with the model's last answer, as text for a template; None if
+        it was not solved.
+        """
         if score.result is None or score.failed or score.reward < self.min_reward:
             return None
         calls = [call for call in model_calls(score.result.spans) if not call.failed and call.output_messages]

@@ -1,9 +1,10 @@
 """Forks of recorded rollouts, and the credit of single model calls that follows from them.
 
-A fork repeats the first k model calls of a rollout from its record, and samples the rest anew. The mean return of such
-forks estimates the value of the state before call k, and two values make an advantage (VinePPO, arXiv:2410.01679,
-section 4). The environment needs no support for that, but the agent's own code, tools included, must be deterministic:
-a fork that asks something else than the record is left out, and counted.
+A fork repeats the first k model calls of a rollout from its record, and samples the rest anew. The
+mean return of such forks estimates the value of the state before call k, and two values make an
+advantage (VinePPO, arXiv:2410.01679, section 4). The environment needs no support for that, but the
+agent's own code, tools included, must be deterministic: a fork that asks something else than the
+record is left out, and counted.
 
 Pure functions; `RolloutCollector` runs the requests. N forks, K model calls.
 """
@@ -30,11 +31,13 @@ _Z = statistics.NormalDist().inv_cdf(0.975)
 def fork_requests(
     rollout: Rollout, *, at_call: int, n: int, resources_id: str | None = None
 ) -> list[EnqueueRolloutRequest]:
-    """Return the requests of one fork group: `n` rollouts that keep the first `at_call` calls of a recorded one.
+    """Return the requests of one fork group: `n` rollouts that keep the first `at_call` calls
+    of a recorded one.
 
-    The group's id names rollout and call, and each fork has a derived id, so that forks that were run once are answered from
-    the store. In a deterministic run each fork samples its own live calls. Everything else is the original's. Keep that
-    pinned until the forks have ended, because their gateway reads its record.
+    The group's id names rollout and call, and each fork has a derived id, so that forks that were
+    run once are answered from the store. In a deterministic run each fork samples its own live
+    calls. Everything else is the original's. Keep that pinned until the forks have ended, because
+    their gateway reads its record.
 
     rollout: a rollout with its latest attempt, as the store and the collector return it.
     at_call: a `leyden.call_index`: the first call that is live.
@@ -84,10 +87,12 @@ class ForkReturns:
 def fork_returns(
     results: Iterable[CollectedRollout], *, failure_reward: float | None = None
 ) -> dict[tuple[str, str], ForkReturns]:
-    """Return what forks came to, by the ids of the rollout and the attempt that they fork. Other rollouts are left out.
+    """Return what forks came to, by the ids of the rollout and the attempt that they fork.
 
-    failure_reward: the return of a fork that has no reward; None leaves it out, which overestimates the value of states
-        after which the agent fails.
+    Other rollouts are left out.
+
+    failure_reward: the return of a fork that has no reward; None leaves it out, which overestimates
+        the value of states after which the agent fails.
     """
     found: dict[tuple[str, str], ForkReturns] = {}
     for result in results:
@@ -105,7 +110,9 @@ def fork_returns(
 
 
 def _left_out(result: CollectedRollout, n_calls: int) -> str | None:
-    """Return what a fork left out, in one line, if it ended before it had repeated its recorded calls; None if it had not."""
+    """Return what a fork left out, in one line, if it ended before it had repeated its recorded
+    calls; None if it had not.
+    """
     calls = replayed_calls(result.spans)
     repeated = [call.call_index for call in calls if call.state == "replayed"]
     is_live = any(call.state == "live" for call in calls)
@@ -133,17 +140,21 @@ class CallAdvantage:
 def call_advantages(
     returns: Mapping[int, Sequence[float]], *, n_calls: int | None = None, own_return: float | None = None
 ) -> list[CallAdvantage]:
-    """Estimate `A(k) = mean(returns of forks that keep call k) - mean(returns of forks before call k)` (VinePPO).
+    """Estimate
+    `A(k) = mean(returns of forks that keep call k) - mean(returns of forks before call k)`
+    (VinePPO).
 
-    Forks at k and at k + 1 are needed for call k; calls without both are left out. Rewards on the way are part of the
-    return, and nothing is discounted.
+    Forks at k and at k + 1 are needed for call k; calls without both are left out. Rewards on the
+    way are part of the return, and nothing is discounted.
 
     returns: by k, the returns of the forks whose first k calls were kept (`ForkReturns.by_call`).
-    n_calls: the number of calls of the original, whose own return, `own_return`, is exact for forks that keep all of them.
+    n_calls: the number of calls of the original, whose own return, `own_return`, is exact for forks
+        that keep all of them.
 
-    Returns of 0 and 1 have Newcombe's interval of a difference of proportions (Statistics in Medicine 17, 1998, method 10),
-    which holds for small groups too. Others have Welch's, from three returns on each side; it is a point if the returns of
-    each side are all equal, so that more forks are needed there.
+    Returns of 0 and 1 have Newcombe's interval of a difference of proportions (Statistics in
+    Medicine 17, 1998, method 10), which holds for small groups too. Others have Welch's, from three
+    returns on each side; it is a point if the returns of each side are all equal, so that more
+    forks are needed there.
     """
     if (n_calls is None) != (own_return is None):
         raise ConfigError(f"give n_calls and own_return together, got n_calls={n_calls} and own_return={own_return}")

@@ -21,20 +21,23 @@ _LARGE_EVERY_SECONDS: Final = 600.0
 
 
 class IterativeAlgorithm(Algorithm):
-    """Override `step`, and `setup`, `validate`, `save`, `load`, `finish`, `teardown` where there is something to do.
+    """Override `step`, and `setup`, `validate`, `save`, `load`, `finish`, `teardown` where there
+    is something to do.
 
-    Collect a step's rollouts with `self.collector.collect(requests, keep_until=iteration + 1)`: they
-    stay, whatever retention says, until the step is in a checkpoint.
+    Collect a step's rollouts with `self.collector.collect(requests, keep_until=iteration + 1)`:
+    they stay, whatever retention says, until the step is in a checkpoint.
 
     max_iters: steps in all, those before a resume included.
     val_every_n_iters: validate after every so many steps; None: never.
     validate_first: validate before the first step too.
-    checkpoint_every: save after every so many steps, in `checkpoints/` of the run's directory; a run without one saves nothing.
-    checkpoint_seconds: save after the first step that ends so many seconds after the last save. With
-        neither of the two, every step is saved while a checkpoint takes at most 256 MiB, and a larger
-        one every ten minutes. The last step is always saved.
+    checkpoint_every: save after every so many steps, in `checkpoints/` of the run's directory; a
+        run without one saves nothing.
+    checkpoint_seconds: save after the first step that ends so many seconds after the last save.
+        With neither of the two, every step is saved while a checkpoint takes at most 256 MiB, and a
+        larger one every ten minutes. The last step is always saved.
     keep_last: how many checkpoints to keep, the newest; None: all.
-    keep_best: name of a metric, such as "val/reward": the checkpoint of its best value is kept as well.
+    keep_best: name of a metric, such as "val/reward": the checkpoint of its best
+        value is kept as well.
     best_mode: whether the "max" or the "min" of that metric is the best.
     callbacks, writers: added to the callbacks and loggers of the Trainer.
     """
@@ -71,7 +74,9 @@ class IterativeAlgorithm(Algorithm):
         """Do step `iteration`, counted from 0, and answer what there is to know of it."""
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Before the first step of this process, and again when it is restarted after a failure: begin as if nothing had been done."""
+        """Before the first step of this process, and again when it is restarted after a failure:
+        begin as if nothing had been done.
+        """
 
     async def validate(self, iteration: int) -> Metrics:
         """Measure, after `iteration` steps, and change nothing."""
@@ -94,7 +99,9 @@ class IterativeAlgorithm(Algorithm):
         """Always, at the end of this process's part."""
 
     def leaves_rollouts(self, error: BaseException | None) -> bool:
-        """Return whether steps are left, for which a resumed run reads the rollouts that were enqueued ahead."""
+        """Return whether steps are left, for which a resumed run reads the rollouts that
+        were enqueued ahead.
+        """
         return error is not None or self._loop.current_iter < self.max_iters
 
     def progress(self, done: int, total: int, **counts: float) -> None:
@@ -102,7 +109,10 @@ class IterativeAlgorithm(Algorithm):
         self._loop.progress(done, total, **counts)
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
-        """Set up, resume where the run says so, step, always tear down. An algorithm with a result returns it."""
+        """Set up, resume where the run says so, step, always tear down.
+
+        An algorithm with a result returns it.
+        """
         run = self.get_run()
         checkpoint = None
         if run.directory is not None:

@@ -1,7 +1,7 @@
 """`Replay`: run a recorded rollout again, its first model calls answered from the record.
 
-`leyden replay` is its command. It copies the record into the run's own store, because the gateway reads it there, and
-enqueues one fork. To fork many rollouts while training, see `forks`.
+`leyden replay` is its command. It copies the record into the run's own store, because the gateway
+reads it there, and enqueues one fork. To fork many rollouts while training, see `forks`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class ReplayResult:
 
 
 def count_recorded_calls(spans: Sequence[Span]) -> int:
-    """Return how many model calls of an attempt a replay can answer at most: one more than the last answered one's number."""
+    """Return how many model calls of an attempt a replay can answer at most: one more than the last
+    answered one's number.
+    """
     answered = [call.call_index for call in replayed_calls(spans) if call.state != "failed"]
     return max(answered, default=-1) + 1
 

@@ -1,7 +1,7 @@
 """Whether an agent uses the prompts that it is given: whether their text is in its model calls.
 
-`PromptUsage` counts over the rollouts of a run, and has a warning for a prompt whose text no call has.
-It knows prompts and recorded calls, no rewards and no optimiser.
+`PromptUsage` counts over the rollouts of a run, and has a warning for a prompt whose text no call
+has. It knows prompts and recorded calls, no rewards and no optimiser.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ _LEAST_ROLLOUTS = 8
 _MOST_ROLLOUTS = 32
 """Rollouts that are looked at for each text of a prompt."""
 _LEAST_ROLLOUTS_OF_NEW_TEXT = 4
-"""After so many, the agent is known to ignore a new text, if it sends another one of that prompt in most rollouts."""
+"""After so many, the agent is known to ignore a new text, if it sends another one of that
+prompt in most rollouts."""
 
 
 def fixed_pieces(prompt: PromptTemplate) -> list[str]:
-    """Return the text between the placeholders of a template, with single spaces; pieces that are too short are left out."""
+    """Return the text between the placeholders of a template, with single spaces; pieces that are
+    too short are left out.
+    """
     pieces = [""]
     if prompt.engine == "f-string":
         try:
@@ -80,9 +83,11 @@ class PromptUsage:
     def observe(
         self, resources: NamedResources, spans: Sequence[Span], names: Collection[str] | None = None
     ) -> list[str]:
-        """Count one rollout, and return a warning for each prompt that the agent is now known to ignore, once.
+        """Count one rollout, and return a warning for each prompt that the agent is now
+        known to ignore, once.
 
-        A rollout without recorded model calls tells nothing, and neither does a prompt of a few letters.
+        A rollout without recorded model calls tells nothing, and neither does a
+        prompt of a few letters.
 
         resources: what the agent was given. names: of the prompts that are watched; None: all.
         """
@@ -97,7 +102,9 @@ class PromptUsage:
     def _open_counts(
         self, resources: NamedResources, names: Collection[str] | None
     ) -> Iterator[tuple[PromptTemplate, _Count]]:
-        """Yield the prompts of which more rollouts are looked at, because reading their calls takes time."""
+        """Yield the prompts of which more rollouts are looked at, because reading
+        their calls takes time.
+        """
         for name, prompt in resources.items():
             if isinstance(prompt, PromptTemplate) and (names is None or name in names) and fixed_pieces(prompt):
                 count = self._counts.setdefault(name, {}).setdefault(prompt.template, _Count())
@@ -118,10 +125,11 @@ class PromptUsage:
 
 
 def _rollouts_without(counts: Mapping[str, _Count]) -> int:
-    """Return in how many rollouts the agent has ignored the texts of a prompt; 0 if it is not known to ignore it.
+    """Return in how many rollouts the agent has ignored the texts of a prompt; 0 if it is not
+    known to ignore it.
 
-    A prompt that only some tasks need is in few rollouts, and is not ignored. An agent that has the first
-    text hard-coded sends that one always, and never a new one.
+    A prompt that only some tasks need is in few rollouts, and is not ignored. An agent that has the
+    first text hard-coded sends that one always, and never a new one.
     """
     total, used = sum(count.rollouts for count in counts.values()), sum(count.used for count in counts.values())
     if used == 0:

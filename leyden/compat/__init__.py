@@ -1,4 +1,5 @@
-"""Run programs that were written for `agentlightning` or `qlib.rl` on Leyden, under their own imports.
+"""Run programs that were written for `agentlightning` or `qlib.rl` on Leyden, under
+their own imports.
 
     python -m leyden.compat script.py        # run an unchanged program
     import leyden.compat                     # or: one line above the program's imports
@@ -8,9 +9,9 @@ Leyden's own object where the two agree, by a thin wrapper in this package where
 otherwise by an error that says what to write instead. Native names keep their behaviour.
 
 `finder` serves foreign modules from tables and knows no foreign package. `agentlightning/` and
-`qlib/` hold one table and the wrappers of one package each. To serve another package, write a module
-with a `MODULES` table, name it in `finder.TABLES`, and add a folder for it in `shadow/`, with which
-child processes find it.
+`qlib/` hold one table and the wrappers of one package each. To serve another package, write a
+module with a `MODULES` table, name it in `finder.TABLES`, and add a folder for it in `shadow/`,
+with which child processes find it.
 """
 
 from leyden.compat.finder import Answer, ForeignModule, ForeignNameError, install

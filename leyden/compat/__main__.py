@@ -71,7 +71,9 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _run_foreign(finder: Finder, name: str, arguments: list[str]) -> int | str | None:
-    """Run a module of another package as its own `python -m` would, and return the exit status or an error."""
+    """Run a module of another package as its own `python -m` would, and return the exit
+    status or an error.
+    """
     for module in (f"{name}.__main__", name):
         foreign = finder.module(module)
         if foreign is not None and (foreign.instead is not None or "main" in foreign.names):

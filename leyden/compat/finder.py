@@ -1,8 +1,9 @@
-"""Serve modules of another package from tables: foreign module, names, and what stands for each name.
+"""Serve modules of another package from tables: foreign module, names, and what
+stands for each name.
 
-A table maps the full name of a foreign module to a `ForeignModule`. The tables themselves are listed
-in `TABLES`, and are loaded with the first import from their package. An object is loaded when its
-name is first used, so that `import agentlightning` loads no torch and no web framework.
+A table maps the full name of a foreign module to a `ForeignModule`. The tables themselves are
+listed in `TABLES`, and are loaded with the first import from their package. An object is loaded
+when its name is first used, so that `import agentlightning` loads no torch and no web framework.
 
 Child processes that import the main script anew find the foreign packages through the folder
 `shadow/`, which `install` appends to `sys.path` and to PYTHONPATH: its modules call `install`.
@@ -30,14 +31,17 @@ TABLES: Mapping[str, str] = MappingProxyType(
         "qlib": "leyden.compat.qlib.table:MODULES",
     }
 )
-"""Where the table of each foreign package is: a mapping from full module names to `ForeignModule`."""
+"""Where the table of each foreign package is: a mapping from full module names
+to `ForeignModule`."""
 
 SHADOW = Path(__file__).parent / "shadow"
 """A folder for `sys.path`: importing a foreign package from it installs the finder."""
 
 
 class ForeignNameError(LeydenError, ImportError):
-    """Leyden has nothing under a name of another package; the message says what to write instead."""
+    """Leyden has nothing under a name of another package; the message says
+    what to write instead.
+    """
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ class ForeignModule:
     instead: str | None = None
     """Importing the module raises ForeignNameError with this sentence. None: it can be imported."""
     only_if_missing: bool = False
-    """An installed package of this name is used instead, such as the real `qlib` around `qlib.rl`."""
+    """An installed package of this name is used instead, such as the real
+    `qlib` around `qlib.rl`."""
 
 
 class Finder(MetaPathFinder, Loader):
@@ -142,7 +147,9 @@ class _Module(ModuleType):
 
 
 def load(target: str) -> Any:
-    """Return the object that a target names: "module:attribute", or "module" for the module itself."""
+    """Return the object that a target names: "module:attribute", or "module" for
+    the module itself.
+    """
     module, _, name = target.partition(":")
     value: Any = importlib.import_module(module)
     for part in name.split(".") if name else ():
@@ -151,10 +158,11 @@ def load(target: str) -> Any:
 
 
 def install() -> Finder:
-    """Serve the foreign packages from now on, in this process and in the Python processes that it starts.
+    """Serve the foreign packages from now on, in this process and in the Python
+    processes that it starts.
 
-    Return the finder; a repeated call returns the same one.
-    Raise ConfigError if the real package is already imported, because its objects and Leyden's would mix.
+    Return the finder; a repeated call returns the same one. Raise ConfigError if the real package
+    is already imported, because its objects and Leyden's would mix.
     """
     for finder in sys.meta_path:
         if isinstance(finder, Finder):

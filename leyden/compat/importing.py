@@ -1,11 +1,13 @@
-"""Bring data along: tasks of Agent Lightning, and the content of a running Agent Lightning 0.3 store.
+"""Bring data along: tasks of Agent Lightning, and the content of a running Agent
+Lightning 0.3 store.
 
     python -m leyden.compat.importing store http://localhost:4747 .leyden/imported.sqlite
     python -m leyden.compat.importing qlib checkpoints/009.pth weights.pth
 
-`read_tasks` returns the tasks of a Parquet or JSONL file. `import_store` copies resources, rollouts,
-attempts and spans through the store's REST API, whatever is behind it. It may be stopped and repeated:
-what is complete in the target is left out. Checkpoints of Qlib are read by `leyden.compat.qlib.checkpoint`.
+`read_tasks` returns the tasks of a Parquet or JSONL file. `import_store` copies resources,
+rollouts, attempts and spans through the store's REST API, whatever is behind it. It may be stopped
+and repeated: what is complete in the target is left out. Checkpoints of Qlib are read by
+`leyden.compat.qlib.checkpoint`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from leyden.types import Attempt, NamedResources, Rollout, RolloutConfig, Span
 PAGE: Final = 100
 """Rollouts or spans in one request."""
 IMPORTED: Final = "imported"
-"""The key of a rollout's metadata that says where it came from, and when it began and ended there."""
+"""The key of a rollout's metadata that says where it came from, and when it
+began and ended there."""
 _ENDED: Final = ("succeeded", "failed", "cancelled")
 _WAITING: Final = ("queuing", "requeuing")
 
@@ -57,7 +60,8 @@ class Imported:
 
 
 def read_tasks(path: str | Path) -> list[Any]:
-    """Return the tasks of a `.parquet` file, one for each row, or of a `.jsonl` file, one for each line.
+    """Return the tasks of a `.parquet` file, one for each row, or of a `.jsonl` file,
+    one for each line.
 
     A task of a Parquet file is a dict of its columns. Reading Parquet needs the extra `export`.
     Raise ConfigError, with the line, for a file of another kind or with a damaged line.
@@ -88,8 +92,8 @@ async def import_store(url: str, store: LightningStore, progress: OnProgress | N
     """Copy the content of the Agent Lightning 0.3 store that serves `url` into `store`.
 
     Ended rollouts come with their attempts, statuses and spans; waiting ones are enqueued here. Ids
-    stay. The times of a rollout there are under `metadata["imported"]`, because a store sets its own.
-    Rollouts that are running there are left out; import again when they have ended.
+    stay. The times of a rollout there are under `metadata["imported"]`, because a store sets its
+    own. Rollouts that are running there are left out; import again when they have ended.
 
     Raise ImportFailed if the source fails, and ConfigError for an id that the target has with other
     content. Safe to repeat.

@@ -82,14 +82,16 @@ class OptimParams:
 @named_options
 @dataclass(frozen=True, slots=True)
 class LoRA:
-    """Train low-rank adapters and freeze the weights (LoRA, arXiv:2106.09685): W + alpha / rank * B A."""
+    """Train low-rank adapters and freeze the weights (LoRA, arXiv:2106.09685): W +
+    alpha / rank * B A.
+    """
 
     rank: int = 16
     """Rows of A and columns of B; at least 1."""
     alpha: float = 32.0
     target_modules: str | Sequence[str] = "all-linear"
-    """Names of the linear layers that get an adapter, such as ("q_proj", "v_proj"), or "all-linear": all but the
-    output head."""
+    """Names of the linear layers that get an adapter, such as ("q_proj", "v_proj"), or
+    "all-linear": all but the output head."""
     adapter: str | Path | None = None
     """A folder with an adapter to go on with. It decides rank, alpha and modules itself."""
 
@@ -109,22 +111,27 @@ class ForwardBackwardResult:
     loss: float
     n_sequences: int
     n_tokens: int
-    """Tokens of the sequences up to the last trained one; a prefix that several share counts for each."""
+    """Tokens of the sequences up to the last trained one; a prefix that several
+    share counts for each."""
     n_trained: int
     """Tokens with a weight other than 0."""
     metrics: dict[str, float]
-    """Means and maxima over trained tokens by name: `entropy`, the policy's mean entropy in nats, and the metrics of
-    the loss (of `ppo`: `clip_fraction`, `kl` and `max_logprob_difference`)."""
+    """Means and maxima over trained tokens by name: `entropy`, the policy's mean entropy in nats,
+    and the metrics of the loss (of `ppo`: `clip_fraction`, `kl` and `max_logprob_difference`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """Values of each token of several sequences, under the current weights. Lists of shape (T,), one for each sequence."""
+    """Values of each token of several sequences, under the current weights.
+
+    Lists of shape (T,), one for each sequence.
+    """
 
     logprobs: list[list[float]]
     """Log-probability of each token with a weight other than 0; 0.0 for the others."""
     entropies: list[list[float]]
-    """Entropy, in nats, of the distribution that each such token was drawn from; 0.0 for the others."""
+    """Entropy, in nats, of the distribution that each such token was drawn from;
+    0.0 for the others."""
     values: list[list[float]] | None = None
     """Estimates of a value head for each such token; None if they were not asked for."""
 
@@ -162,13 +169,18 @@ class EngineCapabilities:
     adapter: bool = False
     """Whether adapters are trained, which `save_adapter` writes."""
     shared_weights: bool = False
-    """Whether the sampler reads the learner's own weights, so that an optimizer step is published at once."""
+    """Whether the sampler reads the learner's own weights, so that an optimizer step is
+    published at once."""
     reports_versions: bool = False
-    """Whether the endpoint reports the version of each token. Otherwise the gateway notes the version of each call."""
+    """Whether the endpoint reports the version of each token. Otherwise the gateway notes the
+    version of each call."""
 
 
 class Learner(ABC):
-    """The part of a backend that computes gradients and steps weights. One training call at a time."""
+    """The part of a backend that computes gradients and steps weights.
+
+    One training call at a time.
+    """
 
     @abstractmethod
     async def forward(
@@ -178,50 +190,61 @@ class Learner(ABC):
 
         temperature: the one that the tokens were sampled at; it divides the logits.
         values: return estimates of the value head as well.
-        Raise ConfigError for what `forward_backward` refuses, and for `values` without a value head.
+        Raise ConfigError for what `forward_backward` refuses, and for `values`
+        without a value head.
         """
 
     @abstractmethod
     async def forward_backward(
         self, sequences: Sequence[TrainingSequence], loss: Loss, *, temperature: float = 1.0
     ) -> ForwardBackwardResult:
-        """Add the gradient of `loss` over `sequences`. The order of `sequences` fixes the order of summation.
+        """Add the gradient of `loss` over `sequences`.
+
+        The order of `sequences` fixes the order of summation.
 
         loss: constants of a registered loss (`leyden.maths.losses`), which choose the loss.
         temperature: the one that the tokens were sampled at; it divides the logits.
-        Raise ConfigError for a loss that the backend lacks, a column that the loss needs and a sequence
-        lacks, lists of unequal length, an empty batch and ids outside the vocabulary; EngineError for a
-        loss that is not finite, and the gradient is cleared then.
+        Raise ConfigError for a loss that the backend lacks, a column that the loss needs and a
+        sequence lacks, lists of unequal length, an empty batch and ids outside the vocabulary;
+        EngineError for a loss that is not finite, and the gradient is cleared then.
         """
 
     @abstractmethod
     async def optim_step(self, params: OptimParams) -> OptimStepResult:
-        """Apply the gradient to the learner's weights, and clear it. Sampling has them after `publish_weights`.
+        """Apply the gradient to the learner's weights, and clear it.
 
-        Raise EngineError if no gradient was added since the last step, or its norm is not finite (it is
-        cleared, the weights stay).
+        Sampling has them after `publish_weights`.
+
+        Raise EngineError if no gradient was added since the last step, or its norm is not finite
+        (it is cleared, the weights stay).
         """
 
     @abstractmethod
     async def save_state(self, path: Path) -> None:
-        """Write weights, optimizer state, version and the sampler's random state into `path` (made if missing)."""
+        """Write weights, optimizer state, version and the sampler's random state into `path`
+        (made if missing).
+        """
 
     async def snapshot_state(self, path: Path) -> bool:
         """Copy what `save_state` writes, and write it while training goes on.
 
-        Return whether the files are still being written: await `state_written(path)` then, which raises
-        what went wrong. A backend that cannot copy writes at once.
+        Return whether the files are still being written: await `state_written(path)` then, which
+        raises what went wrong. A backend that cannot copy writes at once.
         """
         await self.save_state(path)
         return False
 
     async def state_written(self, path: Path) -> None:
-        """Wait until the state that `snapshot_state` copied is in the files of `path`. Raise OSError or EngineError."""
+        """Wait until the state that `snapshot_state` copied is in the files of `path`.
+
+        Raise OSError or EngineError.
+        """
 
     @abstractmethod
     async def load_state(self, path: Path) -> None:
-        """Restore what `save_state` wrote, to the bit, and publish it. Raise CheckpointError for a missing or foreign
-        state."""
+        """Restore what `save_state` wrote, to the bit, and publish it. Raise CheckpointError for a
+        missing or foreign state.
+        """
 
     @abstractmethod
     async def save_pretrained(self, path: Path) -> None:
@@ -239,12 +262,16 @@ class Learner(ABC):
 
 
 class Sampler(ABC):
-    """The part of a backend that samples, by token ids and through an OpenAI-compatible endpoint."""
+    """The part of a backend that samples, by token ids and through an
+    OpenAI-compatible endpoint.
+    """
 
     @property
     @abstractmethod
     def policy_version(self) -> int:
-        """The version of the weights that sampling uses: 0 at first, one more for each optimizer step."""
+        """The version of the weights that sampling uses: 0 at first, one more for
+        each optimizer step.
+        """
 
     @abstractmethod
     def endpoint(self) -> LLM:
@@ -284,11 +311,17 @@ class PolicyBackend(Learner, Sampler, NamedOptions, KeepsArguments, ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Load the model and serve the endpoint. Raise EngineError with the cause. Calling it again does nothing."""
+        """Load the model and serve the endpoint. Raise EngineError with the cause.
+
+        Calling it again does nothing.
+        """
 
     @abstractmethod
     async def stop(self) -> None:
-        """Stop serving and free everything. Requests under way fail. Calling it again does nothing."""
+        """Stop serving and free everything. Requests under way fail.
+
+        Calling it again does nothing.
+        """
 
     @abstractmethod
     async def statistics(self) -> EngineStatistics:

@@ -1,4 +1,5 @@
-"""Sequences as a gradient takes them: checked, cut to what is trained, and batched by what memory holds.
+"""Sequences as a gradient takes them: checked, cut to what is trained, and batched by
+what memory holds.
 
 It knows token ids, weights and columns; no model and no loss.
 
@@ -29,7 +30,8 @@ def check_sequences(
     loss: str = "",
     columns: Sequence[str] = (),
 ) -> None:
-    """Raise ConfigError, naming the sequence, if no gradient of the loss can be computed from a sequence.
+    """Raise ConfigError, naming the sequence, if no gradient of the loss can be
+    computed from a sequence.
 
     loss: its name. columns: those that it needs; a forward pass alone needs none.
     """
@@ -92,7 +94,9 @@ class TrainedPart:
 def micro_batches(
     sequences: Sequence[TrainedPart], max_tokens: int, *, shares_prefixes: bool
 ) -> list[list[TrainedPart]]:
-    """Return batches that hold at most `max_tokens` each (`held_tokens`). A longer sequence gets one of its own.
+    """Return batches that hold at most `max_tokens` each (`held_tokens`).
+
+    A longer sequence gets one of its own.
 
     Sequences that begin alike come together where their prefixes are shared, else those of similar
     length, shortest first. Equal ones keep their order, so the order of summation follows from the
@@ -117,8 +121,9 @@ def micro_batches(
 def held_tokens(batch: Sequence[TrainedPart], *, shares_prefixes: bool) -> int:
     """Return how many tokens' activations a gradient of the sequences holds.
 
-    With shared prefixes each token counts once, and a quarter more for every sequence that has it, because
-    attention sees each sequence on its own. Without, all sequences are padded to the longest.
+    With shared prefixes each token counts once, and a quarter more for every sequence that
+    has it, because attention sees each sequence on its own. Without, all sequences are
+    padded to the longest.
     """
     if not shares_prefixes:
         return len(batch) * max(len(part.inputs) for part in batch)

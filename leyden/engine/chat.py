@@ -100,8 +100,8 @@ class Chat:
         return Reply(StreamedText(self._text, request.stops, kept), Reader(parser, request.schemas), new_id)
 
     def ended(self, request: CompletionRequest, prompt: Prompt, response_ids: Sequence[int], reply: Reply) -> None:
-        """Remember a response, unless something that the client did not see ended it, such as a stop
-        string.
+        """Remember a response, unless something that the client did not see ended it,
+        such as a stop string.
         """
         end = self._ends.get(response_ids[-1], "")
         if not prompt.text or not (end or not (request.stops or request.stop_token_ids)):

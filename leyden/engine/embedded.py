@@ -98,26 +98,27 @@ class EmbeddedBackend(PolicyBackend):
         max_batch_rows: how many requests are decoded at once; others wait.
         max_length: the longest sequence; None is the model's context, at most 4,096 (the cache
             grows to what is used).
-        max_tokens_per_microbatch: tokens that a gradient, or the prompts that join a decode step, may
-            hold in memory at once; padding counts, a prefix that sequences share counts once. A
+        max_tokens_per_microbatch: tokens that a gradient, or the prompts that join a decode step,
+            may hold in memory at once; padding counts, a prefix that sequences share counts once. A
             gradient that runs out of memory halves it.
-        lora: train low-rank adapters in float32 and freeze the weights: `LoRA()`, or its fields as a dict.
-            `save_pretrained` merges them into the weights, `save_adapter` writes them alone.
-        value_head: add a linear head on the last hidden state that estimates returns, for losses that
-            use values (a critic). It is trained and saved in the state with the policy; a Hugging Face
-            folder that is exported does not have it.
-        gradient_checkpointing: keep only the input of each layer for the gradient and compute the rest
-            again: a third more time, for memory that hardly grows with the number of layers.
-        offload: let the optimizer's moments, and its float32 copies of narrower weights, wait in the
-            CPU's memory between two steps. The weights stay, because sampling reads them. It does
-            nothing on a CPU.
+        lora: train low-rank adapters in float32 and freeze the weights: `LoRA()`, or its
+            fields as a dict. `save_pretrained` merges them into the weights, `save_adapter`
+            writes them alone.
+        value_head: add a linear head on the last hidden state that estimates returns, for losses
+            that use values (a critic). It is trained and saved in the state with the policy; a
+            Hugging Face folder that is exported does not have it.
+        gradient_checkpointing: keep only the input of each layer for the gradient and compute the
+            rest again: a third more time, for memory that hardly grows with the number of layers.
+        offload: let the optimizer's moments, and its float32 copies of narrower weights, wait in
+            the CPU's memory between two steps. The weights stay, because sampling reads them. It
+            does nothing on a CPU.
         deterministic: a response depends on weights, prompt and seed alone. Requests are decoded
             one by one, each must have a seed. Without it a seed is honoured up to rounding: other
             rows in the batch change the last bits of a probability.
         seed: of the sampler, for requests that have none.
-        threads: of torch, for decoding and for training each. "auto" takes one for a model of less than
-            16 million parameters, else the machine's cores, all but one from four on; None leaves
-            torch's default. `statistics().extra["threads"]` says how many.
+        threads: of torch, for decoding and for training each. "auto" takes one for a model of less
+            than 16 million parameters, else the machine's cores, all but one from four on; None
+            leaves torch's default. `statistics().extra["threads"]` says how many.
         tool_parser: the form in which the model writes tool calls, such as "hermes"; None takes the
             one that reads what the chat template writes.
         host, port: of the endpoint; port 0 takes a free one. Any address but loopback needs
@@ -337,7 +338,9 @@ class EmbeddedBackend(PolicyBackend):
         )
 
     def _load(self) -> tuple[LoadedPolicy, int | None]:
-        """Return the model, with adapters if there are any, and how many threads torch has been given."""
+        """Return the model, with adapters if there are any, and how many threads
+        torch has been given.
+        """
         import torch
 
         from leyden.engine.loading import load_policy

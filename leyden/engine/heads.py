@@ -1,9 +1,9 @@
 """From hidden states to the numbers that a loss reads: log-probabilities, entropies and values.
 
-A large vocabulary is worked on in chunks of tokens, so that memory does not grow with tokens times
-vocabulary: the logits of one chunk exist at a time, and are computed again for the gradient. A small
-one takes the direct path, whose operations and their order are fixed. It knows no sequences and no
-losses.
+A large vocabulary is worked on in chunks of tokens, so that memory does not grow with tokens
+times vocabulary: the logits of one chunk exist at a time, and are computed again for the
+gradient. A small one takes the direct path, whose operations and their order are fixed. It knows
+no sequences and no losses.
 
 Shapes: N tokens, E width of a hidden state, V vocabulary, C tokens of a chunk.
 """
@@ -24,7 +24,8 @@ from leyden.errors import ConfigError
 SMALLEST_CHUNKED_VOCABULARY: Final = 4096
 """Below this the logits of a micro-batch are small, and the direct path is as fast."""
 _CHUNK_ELEMENTS: Final = 2**24
-"""Logits of a chunk, 64 MiB in float32: large enough for fast matrix products, and two such tensors exist at a time."""
+"""Logits of a chunk, 64 MiB in float32: large enough for fast matrix products, and two such
+tensors exist at a time."""
 
 Head = Callable[[Tensor], Tensor]
 
@@ -101,10 +102,11 @@ def make_value_head(forward: ModelForward, device: torch.device) -> torch.nn.Lin
 def chunked_logprobs(
     hidden_NE: Tensor, head: Head, ids_N: Tensor, temperature: float, *, chunk_elements: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each token of `ids_N` and the entropy of its distribution, both (N,) in float32.
+    """Return the log-probability of each token of `ids_N` and the entropy of its distribution,
+    both (N,) in float32.
 
-    Equal to `log_softmax(head(hidden_NE).float() / temperature)` up to rounding, without a tensor of
-    shape (N, V): memory is that of `chunk_elements` logits, forwards and backwards.
+    Equal to `log_softmax(head(hidden_NE).float() / temperature)` up to rounding, without a tensor
+    of shape (N, V): memory is that of `chunk_elements` logits, forwards and backwards.
     """
     if type(head) is torch.nn.Linear:
         linear = cast(torch.nn.Linear, head)
@@ -139,7 +141,8 @@ def _chunks(n: int, size: int) -> Iterator[slice]:
 
 
 class _ChunkedLinear(torch.autograd.Function):
-    """Log-probabilities and entropies after a linear head; the logits are computed again for the gradient.
+    """Log-probabilities and entropies after a linear head; the logits are computed
+    again for the gradient.
 
     With z the logits over the temperature, p = softmax(z) and H the entropy:
     d logp_i / d z_j = [i = j] - p_j and d H / d z_j = - p_j (log p_j + H).

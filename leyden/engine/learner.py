@@ -71,7 +71,8 @@ class TorchLearner:
         ones."""
         policy = [master for name, master in self.masters.items() if name not in values]
         self._groups = [policy, [self.masters[name] for name in values]] if values else [policy]
-        """The policy, and the value head's own parameters: each with its learning rate and gradient norm."""
+        """The policy, and the value head's own parameters: each with its learning rate
+        and gradient norm."""
         first = OptimParams()
         self.optimizer = torch.optim.AdamW(
             [{"params": group} for group in self._groups],
@@ -149,8 +150,8 @@ class TorchLearner:
     ) -> None:
         """Call `run` with micro-batches, and again with halves of one that did not fit into memory.
 
-        A backward pass that ran out of memory has added its gradient to some parameters already. Its
-        halves are run for the others only, so that the sum is that of the whole up to rounding.
+        A backward pass that ran out of memory has added its gradient to some parameters already.
+        Its halves are run for the others only, so that the sum is that of the whole up to rounding.
         Raise EngineError, and clear the gradient, if one sequence alone does not fit.
         """
         waiting: deque[tuple[list[TrainedPart], Owed]] = deque((batch, None) for batch in self._micro_batches(trained))
@@ -168,7 +169,10 @@ class TorchLearner:
                 waiting.appendleft((batch, names - self._accumulated))
 
     def _lower_max_tokens(self, batch: Sequence[TrainedPart], failure: str) -> None:
-        """Halve the micro-batch for now and later. Raise EngineError if it is one sequence already."""
+        """Halve the micro-batch for now and later.
+
+        Raise EngineError if it is one sequence already.
+        """
         longest = max(len(part.inputs) for part in batch)
         if len(batch) == 1:
             self.clear_gradient()

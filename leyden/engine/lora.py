@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685) around a model, by the package peft.
 
-The base weights are frozen and the adapters are float32, so only they are trained, stepped and saved
-in a state. It knows models and adapter folders; nothing of sampling or gradients.
+The base weights are frozen and the adapters are float32, so only they are trained, stepped and
+saved in a state. It knows models and adapter folders; nothing of sampling or gradients.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def add_adapter(model: Any, lora: LoRA, *, seed: int) -> Any:
     made_for = config.base_model_name_or_path or "unnamed"
     random_state = torch.random.get_rng_state()
     with warnings.catch_warnings():
-        # peft reads a name of transformers' past, and warns of another base model, which is checked below.
+        # peft reads a name of transformers' past, and warns of another base model, which is checked
+        # below.
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(seed)
         try:

@@ -1,4 +1,5 @@
-"""Memory of training: errors that mean it ran out, and optimizer state kept out of the accelerator's.
+"""Memory of training: errors that mean it ran out, and optimizer state kept out of
+the accelerator's.
 
 It knows exceptions, tensors and optimizers; not what they are for.
 """
@@ -28,10 +29,11 @@ def free_cached_memory() -> None:
 
 
 class OffloadedOptimizer:
-    """Keeps an optimizer's moments, and tensors that only it reads, in the CPU's memory between two steps.
+    """Keeps an optimizer's moments, and tensors that only it reads, in the CPU's memory
+    between two steps.
 
-    `load` before a step, `store` after it. Weights that sampling reads are not moved. On the CPU both
-    do nothing.
+    `load` before a step, `store` after it. Weights that sampling reads are not moved. On the
+    CPU both do nothing.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], device: torch.device) -> None:

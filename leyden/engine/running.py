@@ -83,7 +83,10 @@ class RunningPolicy:
         self._state_files().write(path)
 
     def snapshot(self, path: Path) -> bool:
-        """Write a small state at once. Copy a large one, and let a thread write it. Return whether it was large."""
+        """Write a small state at once. Copy a large one, and let a thread write it.
+
+        Return whether it was large.
+        """
         files = self._state_files()
         if files.n_bytes < SMALLEST_COPIED_BYTES:
             files.write(path)

@@ -18,7 +18,8 @@ _DECAYS: Final[Mapping[str, Callable[[float], float]]] = {
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
 }
-"""How much of the decay is left, from 1 to 0, when a fraction of the steps after the warm-up is done."""
+"""How much of the decay is left, from 1 to 0, when a fraction of the steps after
+the warm-up is done."""
 
 SCHEDULES: Final = tuple(_DECAYS)
 """The kinds of schedules."""
@@ -34,7 +35,8 @@ def learning_rate_at(
     base: the rate after the warm-up.
     warmup: step i of the warm-up has `base * (i + 1) / warmup`, so that no step has a rate of 0.
     kind: "constant", "linear" or "cosine" (half a cosine wave, SGDR, arXiv:1608.03983, eq. 5).
-    final_fraction: the rate of the last step as a fraction of `base`, 0 to 1. "constant" has no decay.
+    final_fraction: the rate of the last step as a fraction of `base`, 0 to 1.
+        "constant" has no decay.
     Raise ConfigError for a value out of its range.
     """
     check_learning_rate_schedule(total, base, warmup=warmup, kind=kind, final_fraction=final_fraction)

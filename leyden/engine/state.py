@@ -50,7 +50,9 @@ class StateFiles:
         return sum(tensor.nbytes for tensors in self.tensors.values() for tensor in tensors.values())
 
     def copied(self) -> StateFiles:
-        """Return the files with copies of the tensors in the CPU's memory, which training does not change."""
+        """Return the files with copies of the tensors in the CPU's memory, which
+        training does not change.
+        """
         tensors = {
             file: {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
             for file, tensors in self.tensors.items()

@@ -11,7 +11,8 @@ from leyden.options import check_number
 Threads = int | Literal["auto"] | None
 
 SMALLEST_SHARED: Final = 16_000_000
-"""Parameters from which a matrix product is worth dividing between threads; a smaller model is fastest on one."""
+"""Parameters from which a matrix product is worth dividing between threads; a smaller model
+is fastest on one."""
 
 
 def check_threads(threads: object) -> None:

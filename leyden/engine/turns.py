@@ -31,14 +31,16 @@ from typing import Any
 from leyden.engine.tools.base import Call
 
 MAX_TOKENS = 2**23
-"""Ids that are remembered, four bytes each; of each conversation the last turn is forgotten last."""
+"""Ids that are remembered, four bytes each; of each conversation the last turn
+is forgotten last."""
 
 Json = dict[str, Any]
 Read = Callable[[str], tuple[str, list[Call]]]
 
 
 TurnKey = tuple[str, ...] | bytes
-"""The ids of a response's tool calls; of one without calls, a digest of the conversation up to its end."""
+"""The ids of a response's tool calls; of one without calls, a digest of the
+conversation up to its end."""
 
 
 def turn_keys(messages: Sequence[Json], tools: Sequence[Json]) -> list[TurnKey]:

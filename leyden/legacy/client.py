@@ -66,11 +66,15 @@ class AgentLightningClient(NamedOptions):
         return task
 
     def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate | None:
-        """Return these resources, which are requested once; None if the server has none or fails."""
+        """Return these resources, which are requested once; None if the server
+        has none or fails.
+        """
         return self._resources.get(resource_id) or self._kept(self._send(_path_of(resource_id)))
 
     async def get_resources_by_id_async(self, resource_id: str) -> ResourcesUpdate | None:
-        """Return these resources, which are requested once; None if the server has none or fails."""
+        """Return these resources, which are requested once; None if the server
+        has none or fails.
+        """
         return self._resources.get(resource_id) or self._kept(await self._send_async(_path_of(resource_id)))
 
     def get_latest_resources(self) -> ResourcesUpdate | None:
@@ -212,7 +216,8 @@ def _path_of(resource_id: str) -> str:
 
 
 def as_client(source: object) -> AgentLightningClient | None:
-    """Return a client for a server's URL, a client as it is, and None for anything else (a data set).
+    """Return a client for a server's URL, a client as it is, and None for anything
+    else (a data set).
 
     Raise ConfigError for text that is no URL.
     """

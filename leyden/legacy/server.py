@@ -45,12 +45,13 @@ class AgentLightningServer(NamedOptions):
         """
         port: 0 chooses a free one.
         task_timeout_seconds: a task without a report so long after its claim is queued again.
-        store: where tasks, resources and reports are kept; it stays open. None: a new one in memory.
+        store: where tasks, resources and reports are kept; it stays open. None: a
+            new one in memory.
         insecure: serve other machines, without a token, because the protocol has none.
-        recorder: the gateway (`LLMProxy`) of the tasks' resources. Each claimed task has resources of its own then, in
-            which a `ProxyLLM` is the LLM of that attempt, so that the gateway records its calls, and a report waits for
-            them. None: a task has the resources it was queued with, and a `ProxyLLM` becomes an LLM whose calls the
-            gateway cannot place.
+        recorder: the gateway (`LLMProxy`) of the tasks' resources. Each claimed task has resources
+            of its own then, in which a `ProxyLLM` is the LLM of that attempt, so that the gateway
+            records its calls, and a report waits for them. None: a task has the resources it was
+            queued with, and a `ProxyLLM` becomes an LLM whose calls the gateway cannot place.
         Raise ConfigError for an address that other machines reach, unless it is `insecure`.
         """
         warn_deprecated("AgentLightningServer", "LightningStoreServer(store), and store.enqueue_rollout(...)")

@@ -1,8 +1,8 @@
 """Advantages, returns and losses as pure functions of numbers.
 
-This package knows no spans, store or framework. Each kind has a module: `advantages` (lists of floats),
-`returns` (NumPy arrays) and `losses` (torch tensors). NumPy is imported by `returns` only, and torch by
-none, so that a process that only configures them does not pay.
+This package knows no spans, store or framework. Each kind has a module: `advantages` (lists of
+floats), `returns` (NumPy arrays) and `losses` (torch tensors). NumPy is imported by `returns` only,
+and torch by none, so that a process that only configures them does not pay.
 
 To add an estimator or a loss, see the module; test it against an independent formula.
 """

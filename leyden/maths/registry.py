@@ -38,7 +38,10 @@ class Registry(dict[str, R]):
         self._noun = noun
 
     def add(self, entry: R) -> None:
-        """Add an entry. Raise ConfigError for a name or a type of constants that is registered already."""
+        """Add an entry.
+
+        Raise ConfigError for a name or a type of constants that is registered already.
+        """
         if entry.name in self or any(other.constants is entry.constants for other in self.values()):
             raise ConfigError(
                 f"{self._noun} {entry.name!r} or its constants {entry.constants.__name__} are registered already"
@@ -46,7 +49,10 @@ class Registry(dict[str, R]):
         self[entry.name] = entry
 
     def find(self, constants: object) -> R:
-        """Return the entry that these constants belong to. Raise ConfigError for any other value."""
+        """Return the entry that these constants belong to.
+
+        Raise ConfigError for any other value.
+        """
         for entry in self.values():
             if entry.constants is type(constants):
                 return entry

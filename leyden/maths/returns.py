@@ -1,7 +1,8 @@
 """Returns and advantages of episodes on NumPy arrays, and running statistics to scale them by.
 
-NumPy is loaded by whoever imports this module. It knows no policy and no buffer: shapes are (T, N), time-major, with a mask of
-what happened, so that episodes may end, begin and leave an environment idle anywhere.
+NumPy is loaded by whoever imports this module. It knows no policy and no buffer: shapes are (T,
+N), time-major, with a mask of what happened, so that episodes may end, begin and leave an
+environment idle anywhere.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ def gae(
     discount: float,
     gae_lambda: float,
 ) -> Floats:
-    """Generalised advantage estimates (arXiv:1506.02438, eq. 16), shape (T, N), 0 where the mask is False.
+    """Generalised advantage estimates (arXiv:1506.02438, eq. 16), shape (T, N), 0 where
+    the mask is False.
 
-    A_t = delta_t + discount * gae_lambda * A_{t+1}, delta_t = r_t + discount * V_{t+1} - V_t, where t + 1 is the episode's next
-    step. At its last step the sum stops and V_{t+1} is `bootstrap_TN`: 0 if the task ended, the value of the final observation if
-    a limit cut it off. Advantages + values are the returns (TD(lambda)) that a value function learns.
+    A_t = delta_t + discount * gae_lambda * A_{t+1}, delta_t = r_t + discount * V_{t+1} - V_t, where
+    t + 1 is the episode's next step. At its last step the sum stops and V_{t+1} is `bootstrap_TN`:
+    0 if the task ended, the value of the final observation if a limit cut it off. Advantages +
+    values are the returns (TD(lambda)) that a value function learns.
 
-    ends_TN: the step was its episode's last. A column's last valid step that is none is bootstrapped too.
+    ends_TN: the step was its episode's last. A column's last valid step that is none
+        is bootstrapped too.
     mask_TN: False where the environment was idle; such entries may hold anything.
     """
     n_steps, n_envs = rewards_TN.shape
@@ -64,11 +68,14 @@ def gae(
 def n_step(
     rewards_S: Floats, successor_S: Ints, starts_B: Ints, *, n: int, discount: float
 ) -> tuple[Floats, Ints, Floats]:
-    """Discounted rewards of up to `n` steps from each start (Sutton and Barto, 2nd ed., eq. 7.1, without its bootstrap).
+    """Discounted rewards of up to `n` steps from each start (Sutton and Barto, 2nd ed., eq. 7.1,
+    without its bootstrap).
 
-    successor_S: for each of the S stored steps the one that follows in its episode, -1 where the episode ends or is not known further.
+    successor_S: for each of the S stored steps the one that follows in its episode, -1 where the
+        episode ends or is not known further.
     starts_B: the steps to begin at.
-    Returns sums of r_0 + ... + discount^(k-1) r_{k-1} (B,), the last step summed (B,), and discount^k (B,), where k <= n steps were left.
+    Returns sums of r_0 + ... + discount^(k-1) r_{k-1} (B,), the last step summed (B,), and
+    discount^k (B,), where k <= n steps were left.
     """
     last_B = starts_B
     sums_B = rewards_S[last_B].astype(np.float64)

@@ -1,11 +1,12 @@
 """Agents in production.
 
-- `session`: `OnlineSession` serves requests with released resources; `assignment` chooses the version, `released` follows the
-  labels, `addresses` the gateway, `outbox` delivers records.
+- `session`: `OnlineSession` serves requests with released resources; `assignment` chooses the
+  version, `released` follows the labels, `addresses` the gateway, `outbox` delivers records.
 - `blocking`: a store and an algorithm without `await`, for plain loops.
 - `continual`: learning while serving: a canary, promotion and rollback.
 
-It knows stores, gateways and algorithms by their interfaces. To add a way to choose a version, add a field to `Rule`.
+It knows stores, gateways and algorithms by their interfaces. To add a way to choose a version, add
+a field to `Rule`.
 """
 
 from leyden.serving.assignment import CONTROL, Assigned, Assignment, Rule, place_of

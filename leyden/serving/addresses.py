@@ -1,4 +1,5 @@
-"""Where the models of a request listen: at the gateway, or at their own addresses while the gateway is away.
+"""Where the models of a request listen: at the gateway, or at their own addresses while
+the gateway is away.
 
 It knows resources and an HTTP address, no store and no assignment.
 """
@@ -21,18 +22,24 @@ _HEALTH_SECONDS = 2.0
 
 
 class ModelAddresses:
-    """`resources` may be called from any thread; `watch` runs in one event loop until it is cancelled."""
+    """`resources` may be called from any thread; `watch` runs in one event loop
+    until it is cancelled.
+    """
 
     def __init__(self, gateway: str, own: Mapping[str, LLM] | None) -> None:
-        """own: the models' own addresses by their names, for the time without the gateway; None: requests fail then."""
+        """own: the models' own addresses by their names, for the time without the gateway; None:
+        requests fail then.
+        """
         self._gateway = gateway.rstrip("/").removesuffix("/v1")
         self._own = own
         self.gateway_is_away = False
 
     def resources(self, resources: NamedResources, version: VersionKey, claim: str) -> tuple[NamedResources, bool]:
-        """Return a copy of the resources with the models' addresses, and whether calls are recorded.
+        """Return a copy of the resources with the models' addresses, and whether
+        calls are recorded.
 
-        claim: the signed claim of the rollout. Raise GatewayError if the gateway is away and there are no own
+        claim: the signed claim of the rollout. Raise GatewayError if the gateway is away
+            and there are no own
         addresses, ConfigError if one is missing.
         """
         if not self.gateway_is_away:

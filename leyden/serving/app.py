@@ -80,7 +80,9 @@ class ServingApp:
     def __init__(
         self, session: OnlineSession, *, token: str | None, guard: SiteGuard, max_body_bytes: int = 2**24
     ) -> None:
-        """token: what clients must send as `Authorization: Bearer`; None admits every client on this machine."""
+        """token: what clients must send as `Authorization: Bearer`; None admits every
+        client on this machine.
+        """
         self._session = session
         self._token = None if token is None else token.encode()
         self._guard = guard

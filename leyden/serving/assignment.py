@@ -61,15 +61,21 @@ class Assigned:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Shares and rules. Raise ConfigError for a share that leaves the control less than `min_control_percent`."""
+    """Shares and rules.
+
+    Raise ConfigError for a share that leaves the control less than `min_control_percent`.
+    """
 
     canary_percent: float = 0.0
-    """The share of users, from 0 to 100, who get a canary that belongs to no release. A release has its own share and salt."""
+    """The share of users, from 0 to 100, who get a canary that belongs to no release. A release has
+    its own share and salt."""
     min_control_percent: float = 1.0
-    """The share that always stays with the control, above 0, so that there is something to compare with."""
+    """The share that always stays with the control, above 0, so that there is
+    something to compare with."""
     rules: Sequence[Rule] = field(default_factory=lambda: (Rule(),))
     salt: str = ""
-    """Users change places with it: give each experiment its own, or none to keep the same early users. A release has its own."""
+    """Users change places with it: give each experiment its own, or none to keep the same early
+    users. A release has its own."""
 
     def __post_init__(self) -> None:
         if not 0 < self.min_control_percent <= 100:
@@ -96,7 +102,8 @@ class Assignment:
 
         key: the secret of the hash.
         labels: where each label is now.
-        shares: of the versions that a release gives to users. At least `min_control_percent` stay with the control.
+        shares: of the versions that a release gives to users. At least `min_control_percent`
+            stay with the control.
         Raise ConfigError if no rule fits, or if the label of the rule that fits is on no version.
         """
         rule = next((rule for rule in self.rules if rule.fits(task_type, quality)), None)
@@ -121,11 +128,15 @@ class Assignment:
 
 
 def user_hash(key: str, user: str) -> str:
-    """Return what a record has instead of the user's key: equal for equal users, and unreadable without `key`."""
+    """Return what a record has instead of the user's key: equal for equal users, and
+    unreadable without `key`.
+    """
     return hmac.digest(key.encode(), f"leyden user\x1e{user}".encode(), "sha256").hex()[:32]
 
 
 def place_of(key: str, user: str, salt: str = "") -> float:
-    """Return a user's place in [0, 100): equal for equal arguments, uniform over users (HMAC-SHA256, 53 bits)."""
+    """Return a user's place in [0, 100): equal for equal arguments, uniform over users
+    (HMAC-SHA256, 53 bits).
+    """
     digest = hmac.digest(key.encode(), f"{salt}\x1f{user}".encode(), "sha256")
     return 100.0 * (int.from_bytes(digest[:8], "big") >> 11) / 2**53

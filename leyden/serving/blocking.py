@@ -51,10 +51,11 @@ class QueuedRollout(AttemptedRollout):
 
 
 class BlockingStore:
-    """A store whose methods block until they are done, in any thread, also under a running event loop.
+    """A store whose methods block until they are done, in any thread, also under a
+    running event loop.
 
-    Methods that are not listed here have the arguments and the results of `LightningStore`, without `await`.
-    Close it, or use `with`: that closes the store.
+    Methods that are not listed here have the arguments and the results of `LightningStore`, without
+    `await`. Close it, or use `with`: that closes the store.
     """
 
     def __init__(self, store: LightningStore) -> None:
@@ -83,8 +84,9 @@ class BlockingStore:
     ) -> Generator[QueuedRollout, None, None]:
         """Claim rollouts one after the other, until the queue has had none for `timeout_seconds`.
 
-        A rollout succeeds when the loop asks for the next one, unless its attempt was ended by `update_attempt`.
-        One whose pass of the loop is left, by `break` or an error, returns to the queue.
+        A rollout succeeds when the loop asks for the next one, unless its attempt was ended
+        by `update_attempt`. One whose pass of the loop is left, by `break` or an error,
+        returns to the queue.
         """
         while (claimed := self._call("dequeue_rollout", worker_id, timeout_seconds=timeout_seconds)) is not None:
             attempt = cast(AttemptedRollout, claimed).attempt
@@ -122,8 +124,8 @@ class BlockingStore:
     def poll_new_spans(self, *, timeout_seconds: float = 0.0) -> list[Span]:
         """Return the spans that are new since the last call, in order of arrival.
 
-        Waits up to `timeout_seconds` for the first one. The position is kept by the store object that was given
-        (`LightningStore.poll_new_spans`), in memory.
+        Waits up to `timeout_seconds` for the first one. The position is kept by the store object
+        that was given (`LightningStore.poll_new_spans`), in memory.
         """
         found: list[Span] = []
         while page := self._call("poll_new_spans", timeout_seconds=0.0 if found else timeout_seconds).spans:
@@ -135,14 +137,18 @@ class BlockingStore:
         return _named(self._call("get_latest_resources"))
 
     def get_resources_by_id(self, resources_id: str, *, version: int | None = None) -> NamedResources:
-        """Return one version, as an agent takes it, by default the newest. Raise UnknownResources."""
+        """Return one version, as an agent takes it, by default the newest.
+
+        Raise UnknownResources.
+        """
         return self._call("get_resources_by_id", resources_id, version=version).resources
 
     def get_optimized_resources(self, group: str | None = None) -> NamedResources:
         """Return the released resources of a group, as an agent takes them.
 
-        group: a label, such as an arm. None: `canary`. `control`: `production`. If no version has the label, as
-            after the end of a canary, the one with the label `production` is returned.
+        group: a label, such as an arm. None: `canary`. `control`: `production`. If no
+            version has the label, as after the end of a canary, the one with the label
+            `production` is returned.
         Raise UnknownResources if no version has the label `production` either.
         """
         label = _PRODUCTION if group == CONTROL else group or _CANARY
@@ -194,17 +200,19 @@ class BlockingAlgorithm:
         algorithm: as `Trainer` takes it.
         agent: runs the rollouts of algorithms that need some.
         store: where the spans and their rollouts are; it is only read.
-        options: of the `Trainer`. `initial_resources` are by default those of `get_optimized_resources("control")`, or the latest.
+        options: of the `Trainer`. `initial_resources` are by default those of
+            `get_optimized_resources("control")`, or the latest.
         """
         self._algorithm, self._agent, self._recorded, self._options = algorithm, agent, store, options
 
     def optimize(self, new_data: Sequence[Span]) -> NamedResources:
-        """Train on recorded spans until the algorithm has ended, and return the resources that it has found.
+        """Train on recorded spans until the algorithm has ended, and return the resources
+        that it has found.
 
-        The tasks of their rollouts, each once, are both data sets. The training store has the rollouts with these spans,
-        so an algorithm can read recorded rewards and calls from it.
-        An `@algo` function returns the resources; the other algorithms' results name them.
-        Raise ConfigError for an algorithm whose result has no resources, and what the algorithm raises.
+        The tasks of their rollouts, each once, are both data sets. The training store has the
+        rollouts with these spans, so an algorithm can read recorded rewards and calls from it. An
+        `@algo` function returns the resources; the other algorithms' results name them. Raise
+        ConfigError for an algorithm whose result has no resources, and what the algorithm raises.
         """
         spans: dict[str, list[Span]] = {}
         for span in new_data:

@@ -20,7 +20,10 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the coroutine's result, or raise its error. An interrupted caller (Ctrl-C) cancels it."""
+        """Return the coroutine's result, or raise its error.
+
+        An interrupted caller (Ctrl-C) cancels it.
+        """
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return running.result()

@@ -35,10 +35,15 @@ _UNKNOWN_SECONDS = 900.0
 
 
 class Outbox:
-    """`put` may be called from any thread. `deliver` runs in one event loop until it is cancelled."""
+    """`put` may be called from any thread.
+
+    `deliver` runs in one event loop until it is cancelled.
+    """
 
     def __init__(self, store: LightningStore, path: Path | None, *, max_bytes: int) -> None:
-        """path: the file; None for one that is gone with this process. max_bytes: its largest size."""
+        """path: the file; None for one that is gone with this process.
+        max_bytes: its largest size.
+        """
         self._store = store
         self._spool: Spool[OutboxRecord] = Spool(path, max_bytes=max_bytes, items=_RECORDS)
         self._lock = threading.Lock()
@@ -54,7 +59,10 @@ class Outbox:
         return len(self._spool)
 
     def put(self, record: OutboxRecord) -> None:
-        """Keep a record. Raise StoreError if too many wait already, ConfigError if it is not JSON."""
+        """Keep a record.
+
+        Raise StoreError if too many wait already, ConfigError if it is not JSON.
+        """
         with self._lock:
             was_empty = not len(self._spool)
             if not self._spool.append([record]):
@@ -67,7 +75,9 @@ class Outbox:
             self._loop.call_soon_threadsafe(self._ready.set)
 
     def wait_until_empty(self, seconds: float) -> bool:
-        """Block until all records are delivered, for at most `seconds`, and return whether they are."""
+        """Block until all records are delivered, for at most `seconds`, and
+        return whether they are.
+        """
         return self._empty.wait(seconds)
 
     async def deliver(self) -> None:
@@ -106,7 +116,8 @@ class Outbox:
             self._spool.close()
 
     def _move_back(self, later: list[OutboxRecord], count: int) -> bool:
-        """Replace the first `count` records by `later` behind the others; False if the disk has no room for them.
+        """Replace the first `count` records by `later` behind the others; False if the disk
+        has no room for them.
 
         The bound does not count here, because these records were within it already.
         """
@@ -119,7 +130,10 @@ class Outbox:
         return True
 
     async def _write(self, batch: list[OutboxRecord]) -> list[OutboxRecord]:
-        """Write records, and return those that are to be tried again later. Raise StoreError if the store is away."""
+        """Write records, and return those that are to be tried again later.
+
+        Raise StoreError if the store is away.
+        """
         try:
             await self._add(batch)
         except StoreError:

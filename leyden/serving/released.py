@@ -1,7 +1,7 @@
 """What is released: labels, the resources of their versions and the shares of canaries.
 
-They are in memory, follow the store by its news, and are in a file for a start without the store. It
-knows no requests and moves no label.
+They are in memory, follow the store by its news, and are in a file for a start without the store.
+It knows no requests and moves no label.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 _CANARY_STATE = "canary"
 """The state of releases whose candidate serves users."""
 _NEWS_SECONDS = 2.0
-"""How long one wait for news lasts. A store that is cut off is noticed after at most twice that time."""
+"""How long one wait for news lasts. A store that is cut off is noticed after at
+most twice that time."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,10 @@ class Released:
 
 
 class ReleasedVersions:
-    """Follows what is released. `now` may be read from any thread; the rest runs in one event loop."""
+    """Follows what is released.
+
+    `now` may be read from any thread; the rest runs in one event loop.
+    """
 
     def __init__(self, store: LightningStore, path: Path | None) -> None:
         """path: the file that keeps the last state; None keeps nothing."""
@@ -52,7 +56,10 @@ class ReleasedVersions:
         """Whether the store could not be asked the last time."""
 
     async def begin(self, within_seconds: float) -> None:
-        """Read what is released, or take what the file has if the store is away. Raise StoreError if it has nothing."""
+        """Read what is released, or take what the file has if the store is away.
+
+        Raise StoreError if it has nothing.
+        """
         try:
             async with asyncio.timeout(within_seconds):
                 await self.read()
@@ -108,7 +115,9 @@ class ReleasedVersions:
         return {each.label: (each.resources_id, each.version) for each in await self._store.get_labels()}
 
     async def _shares(self, versions: set[VersionKey]) -> dict[VersionKey, CanaryShare]:
-        """Return the shares of these versions that the releases under way have set, by `start_canary`."""
+        """Return the shares of these versions that the releases under way have set,
+        by `start_canary`.
+        """
         releases = await self._store.query_releases(state_in=[_CANARY_STATE])
         given = {each.canary_version: _share_in(each.details) for each in releases if each.canary_version in versions}
         return {version: share for version, share in given.items() if share is not None}

@@ -1,8 +1,9 @@
 """`OnlineSession`: what a web application uses to serve users with released resources.
 
 No method waits for the network. What is released is in memory and follows the store behind the
-requests (`released`), as does whether the gateway is there (`addresses`); ids are made and signed here;
-records leave through the `outbox`. It knows no HTTP server (`app`) and does not decide on releases.
+requests (`released`), as does whether the gateway is there (`addresses`); ids are made and
+signed here; records leave through the `outbox`. It knows no HTTP server (`app`) and does not
+decide on releases.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Served:
     policy: str | None
     """The optimisation policy that the rule named."""
     resources: NamedResources
-    """The resources of the version. Models have the gateway's address and a key for this rollout alone."""
+    """The resources of the version. Models have the gateway's address and a key for
+    this rollout alone."""
     claim: str
     """The signed claim of the rollout. It ends the rollout in another process, too."""
     recorded: bool = True
@@ -65,7 +67,10 @@ class Served:
     began: float = field(default_factory=time.monotonic, repr=False)
 
     def llm(self) -> LLM:
-        """Return the only model among the resources. Raise ConfigError if there is not exactly one."""
+        """Return the only model among the resources.
+
+        Raise ConfigError if there is not exactly one.
+        """
         models = [resource for resource in self.resources.values() if isinstance(resource, LLM)]
         if len(models) != 1:
             raise ConfigError(
@@ -94,7 +99,8 @@ class SessionStatus:
 
 
 class OnlineSession:
-    """Serve requests with released resources, between `start` and `close` (or in `with` or `async with`).
+    """Serve requests with released resources, between `start` and `close` (or in
+    `with` or `async with`).
 
     All methods may be called from any thread and from coroutines: none waits for the network.
     """
@@ -114,15 +120,18 @@ class OnlineSession:
         timeout_seconds: float = LIVE_TIMEOUT_SECONDS,
     ) -> None:
         """
-        gateway: the address of a gateway that has the same `live_key`, such as http://127.0.0.1:4748.
+        gateway: the address of a gateway that has the same `live_key`, such as
+            http://127.0.0.1:4748.
         live_key: the secret that signs rollouts, and the key of the hash that assigns users.
         assignment: shares and rules; None: everybody gets the label `production`.
-        folder: where records wait while the store is away, and where the last released versions are kept for a start
-            without the store. One process uses a folder at a time. None: both are lost with this process.
+        folder: where records wait while the store is away, and where the last released versions are
+            kept for a start without the store. One process uses a folder at a time. None: both are
+            lost with this process.
         spool_bytes: the largest size of the waiting records.
-        refresh_seconds: how often the session looks whether the gateway is there, and whether a store that was away is back.
-            Promotions and rollbacks are heard of by the store's news.
-        fallback: while the gateway is away, give requests the models' own addresses (`models`), unrecorded and counted.
+        refresh_seconds: how often the session looks whether the gateway is there, and whether a
+            store that was away is back. Promotions and rollbacks are heard of by the store's news.
+        fallback: while the gateway is away, give requests the models' own addresses (`models`),
+            unrecorded and counted.
         models: by the name of a model, its own address and key, for `fallback`.
         timeout_seconds: how long a rollout may take until the store ends it, if nobody else does.
         Raise ConfigError.
@@ -185,7 +194,10 @@ class OnlineSession:
             raise
 
     def close(self, *, within_seconds: float = 5.0) -> None:
-        """Deliver what waits, for at most `within_seconds`, and stop. Records that are left stay in the folder."""
+        """Deliver what waits, for at most `within_seconds`, and stop.
+
+        Records that are left stay in the folder.
+        """
         if self._thread is None or self._outbox is None:
             return
         if self._tasks:
@@ -211,10 +223,11 @@ class OnlineSession:
         """Return what to serve one request with, and record that it began.
 
         input: the request, as JSON.
-        user: the key that decides on the arm; a user keeps the arm. Only its keyed hash is recorded,
-            as `metadata["user_hash"]`.
+        user: the key that decides on the arm; a user keeps the arm. Only its keyed hash is
+            recorded, as `metadata["user_hash"]`.
         task_type, quality: chosen by rules (`Assignment.rules`).
-        Raise ConfigError if nothing is released for the request, GatewayError if the gateway is away and `fallback` is not set.
+        Raise ConfigError if nothing is released for the request, GatewayError if the gateway is
+        away and `fallback` is not set.
         """
         outbox = self._running()
         released = self._released.now
@@ -264,7 +277,9 @@ class OnlineSession:
 
     @contextmanager
     def serve(self, input: Any, *, user: str, **options: Any) -> Generator[Served]:
-        """`begin`, and `end` behind the block: `failed` if it raises, with the error as the reason."""
+        """`begin`, and `end` behind the block: `failed` if it raises, with the
+        error as the reason.
+        """
         served = self.begin(input, user=user, **options)
         try:
             yield served
@@ -283,7 +298,8 @@ class OnlineSession:
         correction: Any = None,
         feedback_id: str | None = None,
     ) -> Feedback:
-        """Record one opinion about a rollout; it is on the disk when this returns, if the session has a folder.
+        """Record one opinion about a rollout; it is on the disk when this returns, if the
+        session has a folder.
 
         rollout: what `begin` returned, its claim or the rollout's id, at any later time.
         reward, label, correction: exactly one of them.
@@ -323,7 +339,10 @@ class OnlineSession:
         )
 
     def refresh(self) -> None:
-        """Read what is released now, without waiting for news. Raise StoreError if the store is away."""
+        """Read what is released now, without waiting for news.
+
+        Raise StoreError if the store is away.
+        """
         self._running()
         assert self._thread is not None
         self._thread.run(self._released.read())
@@ -338,7 +357,9 @@ class OnlineSession:
         self._tasks = [asyncio.create_task(work) for work in behind]
 
     def _put(self, outbox: Outbox, rollout: LiveRollout) -> None:
-        """Keep the beginning or the end of a rollout; a full spool loses it rather than the request."""
+        """Keep the beginning or the end of a rollout; a full spool loses it
+        rather than the request.
+        """
         try:
             outbox.put(rollout)
         except (StoreError, GatewayError):

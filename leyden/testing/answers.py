@@ -1,7 +1,7 @@
 """The answers of `FakeUpstream` in the format of each API, whole or as a stream.
 
-Written apart from `leyden.dialects`, so that it can judge its translations. To add an API, write its class and put it into
-`ANSWERS`.
+Written apart from `leyden.dialects`, so that it can judge its translations. To add an API, write
+its class and put it into `ANSWERS`.
 """
 
 from __future__ import annotations

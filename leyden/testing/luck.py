@@ -1,8 +1,10 @@
-"""`LuckGame`: a game of several moves whose true advantages are known, and whose first move is luck.
+"""`LuckGame`: a game of several moves whose true advantages are known, and whose
+first move is luck.
 
-It is for algorithms that credit single model calls. The reward of a whole game says little of the later moves,
-because the first one is worth more than all of them and cannot be learnt: which answer is lucky is the task, and
-the player does not see it. It knows no model and no agent; an answer is text, and its first character counts.
+It is for algorithms that credit single model calls. The reward of a whole game says little of the
+later moves, because the first one is worth more than all of them and cannot be learnt: which answer
+is lucky is the task, and the player does not see it. It knows no model and no agent; an answer is
+text, and its first character counts.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ def is_even(answer: str) -> bool:
 class LuckGame:
     """A game of `n_moves` answers.
 
-    The first answer earns `luck` points if it is even and `lucky` is true, or the other way round. Each later answer
-    earns up to one point, the more the larger its digit. So the best policy says 9, but for its first answer, which
-    does not matter: over many tasks, luck is even.
+    The first answer earns `luck` points if it is even and `lucky` is true, or the other way round.
+    Each later answer earns up to one point, the more the larger its digit. So the best policy says
+    9, but for its first answer, which does not matter: over many tasks, luck is even.
     """
 
     lucky: bool
@@ -38,7 +40,9 @@ class LuckGame:
     luck: float = 10.0
 
     def reward(self, answers: Sequence[str]) -> float:
-        """Return the points of some first answers; of `n_moves` answers they are the game's reward."""
+        """Return the points of some first answers; of `n_moves` answers they are
+        the game's reward.
+        """
         if not answers:
             return 0.0
         return self.luck * (is_even(answers[0]) == self.lucky) + sum(map(points_of, answers[1:]))

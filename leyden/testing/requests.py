@@ -1,7 +1,8 @@
 """What a request says, read as the servers of each API read it.
 
-Written apart from `leyden.dialects`, so that it can judge its translations: a request and its translation say the same if they
-become the same turns, and so the same tokens. Requests are trusted to be right; what is not raises KeyError or TypeError.
+Written apart from `leyden.dialects`, so that it can judge its translations: a request and its
+translation say the same if they become the same turns, and so the same tokens. Requests are trusted
+to be right; what is not raises KeyError or TypeError.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The tokens of `FakeUpstream`: one for each byte of UTF-8, and a few that no text contains.
 
-Small, total and reversible, with the trap that real tokenizers have: a character can be several tokens. The tokens that no
-text contains stand where chat templates have theirs: around reasoning and calls, and at the end of an answer. So the prompt of
-the next turn begins with this turn's prompt and answer, as long as the agent tells the answer as it was.
+Small, total and reversible, with the trap that real tokenizers have: a character can be several
+tokens. The tokens that no text contains stand where chat templates have theirs: around reasoning
+and calls, and at the end of an answer. So the prompt of the next turn begins with this turn's
+prompt and answer, as long as the agent tells the answer as it was.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Piece:
 
     kind: Literal["text", "reasoning", "call", "arguments", "nothing"]
     text: str = ""
-    """A character belongs to its last token. Of a `call`: the id and the name, with a line between them."""
+    """A character belongs to its last token. Of a `call`: the id and the name, with a
+    line between them."""
 
 
 def spoken(ids: Sequence[int]) -> Iterator[Piece]:

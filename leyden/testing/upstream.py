@@ -1,11 +1,12 @@
 """`FakeUpstream`: a small truthful server that speaks OpenAI's APIs and Anthropic's messages.
 
-Its answers follow from the request alone (and its `seed`), with real token ids and log-probabilities in vLLM's
-convention where the API has room for them, streamed or not, and it keeps the truth of every answer to compare with. On
-demand it misbehaves as real servers do.
+Its answers follow from the request alone (and its `seed`), with real token ids and
+log-probabilities in vLLM's convention where the API has room for them, streamed or not, and it
+keeps the truth of every answer to compare with. On demand it misbehaves as real servers do.
 
-It knows nothing of the gateway. What a request says is read in `requests`, what an answer looks like is in `answers`. To
-add a way to misbehave, add a field to `Misbehaviour` and honour it there or here.
+It knows nothing of the gateway. What a request says is read in `requests`, what an answer
+looks like is in `answers`. To add a way to misbehave, add a field to `Misbehaviour` and
+honour it there or here.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Reply:
 
 
 class FakeUpstream:
-    """Serves on a free loopback port of the running event loop, between `start` and `stop` (or in `async with`)."""
+    """Serves on a free loopback port of the running event loop, between `start` and `stop`
+    (or in `async with`).
+    """
 
     def __init__(
         self,
@@ -216,7 +219,9 @@ class FakeUpstream:
 
 
 def _begun(pieces: list[Piece]) -> tuple[Call, ...]:
-    """The calls of an answer that was cut short, the last one perhaps with half of its arguments."""
+    """The calls of an answer that was cut short, the last one perhaps with
+    half of its arguments.
+    """
     calls: list[Call] = []
     for piece in pieces:
         if piece.kind == "call":

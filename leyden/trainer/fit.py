@@ -235,8 +235,8 @@ class Fit:
                 raise
             if not isinstance(run.recorder, RunRecorder):
                 return RunSummary(self.directory)
-            # The store may hold rollouts of other runs, and calls of the algorithm itself. Without an
-            # algorithm, the work is another's.
+            # The store may hold rollouts of other runs, and calls of the algorithm itself. Without
+            # an algorithm, the work is another's.
             rollouts, failures = await count_rollouts(store, None if algorithm is None else run.run_id)
             metrics = metrics_of(run.recorder.rows)
             return RunSummary(

@@ -45,7 +45,8 @@ class ServedTasks(FastAlgorithm):
                     continue
                 done += 1
                 number = numbers[task.rollout_id] = numbers.get(task.rollout_id, 0) + 1
-                # a server gives a task again that was not reported in time, and a list its tasks after the last one
+                # a server gives a task again that was not reported in time, and a list its tasks
+                # after the last one
                 rollout_id = task.rollout_id if number == 1 else f"{task.rollout_id}#{number}"
                 group.create_task(self._run_one(task, rollout_id, update)).add_done_callback(lambda _: slots.release())
         return done

@@ -1,10 +1,12 @@
-"""`APO`: improve an agent's prompts by textual gradients and beam search (ProTeGi, arXiv:2305.03495).
+"""`APO`: improve an agent's prompts by textual gradients and beam search (ProTeGi,
+arXiv:2305.03495).
 
-One step is one round: each branch runs a parent prompt on a few tasks, has a model criticise what
-the agent did, and has a model rewrite the prompt. The new prompts and the beam are measured on the
-same validation tasks, and the best of them are the next beam. All branches of a round run at the
-same time. What depends on chance depends on the seed, the round and the branch alone, answers of the
-reflection model are kept, and scores are kept by content, so a killed run continues to the same end.
+One step is one round: each branch runs a parent prompt on a few tasks, has a model criticise
+what the agent did, and has a model rewrite the prompt. The new prompts and the beam are measured
+on the same validation tasks, and the best of them are the next beam. All branches of a round run
+at the same time. What depends on chance depends on the seed, the round and the branch alone,
+answers of the reflection model are kept, and scores are kept by content, so a killed run
+continues to the same end.
 """
 
 from __future__ import annotations
@@ -47,16 +49,17 @@ _STATE = "apo.json"
 class APO(PromptOptimiser, IterativeAlgorithm):
     """Improves the prompt templates among the initial resources.
 
-    Costs `beam_width * branch_factor * (2 * gradient_batch_size + val_batch_size) + n_val` rollouts a
-    round at most, and twice as many calls of the reflection models as a round has branches.
+    Costs `beam_width * branch_factor * (2 * gradient_batch_size + val_batch_size) + n_val` rollouts
+    a round at most, and twice as many calls of the reflection models as a round has branches.
 
-    async_openai_client: any OpenAI-compatible client, for the reflection models. None: models of the
-        gateway, which records these calls with tokens and cost.
+    async_openai_client: any OpenAI-compatible client, for the reflection models. None: models of
+        the gateway, which records these calls with tokens and cost.
     gradient_model: the model that criticises. None: `gpt-5-mini` with a client, otherwise the one
         model that the gateway serves.
     apply_edit_model: the model that rewrites. None: `gpt-4.1-mini`, or likewise.
     diversity_temperature: of the reflection models.
-    gradient_batch_size: training tasks on which a branch runs its parent; twice as many if it solves all.
+    gradient_batch_size: training tasks on which a branch runs its parent; twice as
+        many if it solves all.
     val_batch_size: validation tasks on which all candidates are compared, the same in each round.
     beam_width: prompts that survive a round.
     branch_factor: new prompts of each prompt in the beam.
@@ -68,7 +71,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     resource_name: the prompt to improve; None: all, those more often whose edits have helped.
     agent_model: the gateway's model that agents are given as `main_llm` if no initial resource is a
         model; None: the one that the gateway serves.
-    test_dataset: tasks on which the first and the best prompts are compared when all rounds are done.
+    test_dataset: tasks on which the first and the best prompts are compared when
+        all rounds are done.
     budget: limits the run's rollouts, tokens, cost and time.
     max_prompt_characters: the length of a prompt that is refused beyond.
     agent_version, failed_reward: see `Evaluator`; None: what the trainer knows of the agent.
@@ -203,7 +207,9 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return metrics
 
     async def validate(self, iteration: int) -> Metrics:
-        """Return the reward of the best prompts on the whole validation set; without any, measure the first ones."""
+        """Return the reward of the best prompts on the whole validation set; without any,
+        measure the first ones.
+        """
         search = self._search
         if search.best is None and await self._try_to_measure(search.first, range(len(self._val)), iteration):
             search.best = search.first
@@ -234,7 +240,9 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     async def evaluate_prompt_on_batch(
         self, prompt: Candidate, tasks: Sequence[Any], mode: RolloutMode = "val", *, keep_until: int | None = None
     ) -> Scores:
-        """Return the scores of a candidate on tasks; what is unfinished after `rollout_batch_timeout` counts as failed."""
+        """Return the scores of a candidate on tasks; what is unfinished after
+        `rollout_batch_timeout` counts as failed.
+        """
         found: list[Score] = []
         async for score in self.evaluator.scores(
             await self.publish(prompt),
@@ -262,10 +270,11 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     async def textual_gradient_and_apply_edit(
         self, prompt: Candidate, rollouts: Sequence[Score], *, name: str | None = None, place: Place | None = None
     ) -> Candidate | None:
-        """Return a new candidate: the prompt, rewritten by the edit model after a critique; None if there is none to use.
+        """Return a new candidate: the prompt, rewritten by the edit model after a critique; None if
+        there is none to use.
 
-        A text that lost or invented a placeholder, is too long or known is refused. The arguments are
-        those of `compute_textual_gradient`.
+        A text that lost or invented a placeholder, is too long or known is refused. The arguments
+        are those of `compute_textual_gradient`.
         """
         name = name or self._names[0]
         critique = await self.compute_textual_gradient(prompt, rollouts, name=name, place=place)
@@ -281,8 +290,8 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     def _affordable_branches(self, iteration: int) -> int:
         """Return how many branches the rollouts that are left allow, at their highest cost.
 
-        Tokens and cost allow about as many rollouts as they have paid for so far. A resumed round has
-        as many branches as it began with.
+        Tokens and cost allow about as many rollouts as they have paid for so far. A resumed round
+        has as many branches as it began with.
         """
         wanted, left = self.beam_width * self.branch_factor, self.collector.budget.rollouts_expected
         if left is None:
@@ -345,7 +354,9 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return True
 
     async def _choose(self, iteration: int, candidates: Sequence[Candidate], new: Sequence[Candidate]) -> None:
-        """Make the next beam of the first candidates, and keep the first one if it beats the best one."""
+        """Make the next beam of the first candidates, and keep the first one if it
+        beats the best one.
+        """
         search, leader = self._search, candidates[0]
         before, search.beam = search.best, list(candidates[: self.beam_width])
         search.count_edits(self._round.edits, self._sample)
@@ -385,7 +396,10 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         return metrics or self._metrics()
 
     def _report(self, iteration: int, candidates: Sequence[Candidate], n_new: int) -> None:
-        """Warn of a round that could not work. Raise ReflectionFailed if the reflection models are away."""
+        """Warn of a round that could not work.
+
+        Raise ReflectionFailed if the reflection models are away.
+        """
         counts = self._reflector.counts
         warnings = reflection_warnings(iteration + 1, counts, n_new)
         if iteration == 0 and (ignored := ignored_warning(candidates, self._search, self._sample, self._names)):

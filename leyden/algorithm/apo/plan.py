@@ -8,7 +8,8 @@ from leyden.algorithm.apo.search import Search
 from leyden.errors import ConfigError
 
 DRAWS = 2
-"""How many batches of training tasks a parent runs at most: another one if it has solved all tasks of the first."""
+"""How many batches of training tasks a parent runs at most: another one if it has solved all
+tasks of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,9 @@ class Costs:
 
     @property
     def reserve(self) -> int:
-        """Return what is kept for the first prompt of a beam on the whole validation set, and for the test set."""
+        """Return what is kept for the first prompt of a beam on the whole validation set,
+        and for the test set.
+        """
         return self.val - self.sample + 2 * self.test
 
     def check(self, limit: int | None) -> None:

@@ -20,7 +20,10 @@ class RequestTemplate:
     """A request to the reflection model, from a file with fields such as `$prompt`."""
 
     def __init__(self, path: str | Path, fields: Sequence[str]) -> None:
-        """Read the file. Raise ConfigError if it cannot be read, lacks a field, or has an unknown one."""
+        """Read the file.
+
+        Raise ConfigError if it cannot be read, lacks a field, or has an unknown one.
+        """
         try:
             text = Path(path).read_text("utf-8")
         except (OSError, ValueError) as error:

@@ -20,9 +20,11 @@ class Round:
     planned: int = 0
     """Scores that the round needs at most."""
     known_rewards: tuple[float, float] | None = None
-    """The lowest and the highest reward that a prompt in use had before the round; None: none was measured."""
+    """The lowest and the highest reward that a prompt in use had before the round; None:
+    none was measured."""
     edits: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
-    """The name of each prompt that was rewritten, and the keys of the parent and of the new candidate."""
+    """The name of each prompt that was rewritten, and the keys of the parent and of
+    the new candidate."""
     scores: int = 0
     failed: int = 0
     exceeded: str = ""
@@ -31,7 +33,9 @@ class Round:
     """The new best prompts against those before; None if the best ones have not changed."""
 
     def shows_nothing(self, scores: Scores) -> bool:
-        """Return whether a batch has the highest reward on every task, so that a critic would have to guess."""
+        """Return whether a batch has the highest reward on every task, so that a critic
+        would have to guess.
+        """
         if self.known_rewards is None:
             return False
         lowest, highest = self.known_rewards
@@ -44,7 +48,9 @@ class Round:
 
 
 def reflection_warnings(round_: int, counts: ReflectionCounts, n_new: int) -> list[str]:
-    """Return what to warn of after the reflection calls of a round. n_new: new prompts that could be used."""
+    """Return what to warn of after the reflection calls of a round. n_new: new prompts
+    that could be used.
+    """
     if counts.errors:
         shown = "; ".join(f"{count} x {error}" for error, count in counts.errors.most_common(3))
         return [f"round {round_}: {counts.errors.total()} reflection calls failed: {shown}"]
@@ -57,7 +63,9 @@ def reflection_warnings(round_: int, counts: ReflectionCounts, n_new: int) -> li
 def ignored_warning(
     candidates: Sequence[Candidate], search: Search, tasks: Sequence[int], names: Sequence[str]
 ) -> str | None:
-    """Return a warning if several candidates have the same rewards, task by task; None otherwise."""
+    """Return a warning if several candidates have the same rewards, task by
+    task; None otherwise.
+    """
     found = {tuple(search.rewards[each.key][task] for task in tasks) for each in candidates}
     if len(candidates) < 2 or len(found) > 1:
         return None

@@ -26,7 +26,8 @@ class Search:
     """The key of every candidate that was ever measured."""
 
     edits: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    """For the name of each prompt resource: how often it was rewritten, and how often the rewriting raised the mean reward."""
+    """For the name of each prompt resource: how often it was rewritten, and how often the rewriting
+    raised the mean reward."""
 
     def __post_init__(self) -> None:
         self.beam = self.beam or [self.first]
@@ -37,7 +38,9 @@ class Search:
         return set(tasks) <= self.rewards.get(candidate.key, {}).keys()
 
     def mean(self, candidate: Candidate, tasks: Sequence[int] | None = None) -> float:
-        """Return the candidate's mean reward on these tasks; None: on all that it was measured on."""
+        """Return the candidate's mean reward on these tasks; None: on all that
+        it was measured on.
+        """
         rewards = self.rewards[candidate.key]
         return statistics.fmean(rewards.values() if tasks is None else [rewards[task] for task in tasks])
 
@@ -65,10 +68,12 @@ class Search:
             self.edits[name] = (tried + 1, raised + is_better)
 
     def name_to_improve(self, names: Sequence[str], turn: int, seed: str) -> str:
-        """Return the prompt to rewrite: each in turn at first, then by how often that has helped so far.
+        """Return the prompt to rewrite: each in turn at first, then by how often that
+        has helped so far.
 
-        The choice is Thompson sampling: of each prompt's rate of success, which is Beta distributed, the
-        highest draw wins. So a prompt whose edits never help gets fewer and fewer, and is not given up.
+        The choice is Thompson sampling: of each prompt's rate of success, which is Beta
+        distributed, the highest draw wins. So a prompt whose edits never help gets fewer and fewer,
+        and is not given up.
         """
         if any(name not in self.edits for name in names):
             return names[turn % len(names)]
@@ -80,7 +85,9 @@ class Search:
         return max(names, key=lambda name: rates[name])
 
     def forget_rest(self, candidates: Sequence[Candidate]) -> None:
-        """Remember that these candidates were measured, and forget the rewards of those that are not in use."""
+        """Remember that these candidates were measured, and forget the rewards of those
+        that are not in use.
+        """
         self.known |= {candidate.key for candidate in candidates}
         in_use = {candidate.key for candidate in (self.first, *self.beam, self.best) if candidate is not None}
         self.rewards = {key: rewards for key, rewards in self.rewards.items() if key in in_use}

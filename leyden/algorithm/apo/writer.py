@@ -24,7 +24,9 @@ from leyden.options import check_several
 
 
 class PromptWriter:
-    """Writes new prompts. Which request it uses depends on the seed, the place and the parent alone.
+    """Writes new prompts.
+
+    Which request it uses depends on the seed, the place and the parent alone.
 
     gradient_model, apply_edit_model: the models that criticise and rewrite; None: the only one.
     critique_files, edit_files: files with requests; None: Leyden's own.
@@ -75,7 +77,8 @@ class PromptWriter:
         version: tuple[str, int],
         known: Collection[str],
     ) -> Candidate | None:
-        """Return a candidate with a new text of one prompt; None if the model wrote none that can be used.
+        """Return a candidate with a new text of one prompt; None if the model wrote
+        none that can be used.
 
         version: the parent's resources id and version. known: keys of candidates that are refused.
         """

@@ -1,4 +1,5 @@
-"""The functions that the package `gepa` calls in a thread of its own: evaluation, reflection, selection and callbacks.
+"""The functions that the package `gepa` calls in a thread of its own: evaluation, reflection,
+selection and callbacks.
 
 Each method hands its work to `Evolution` on the algorithm's loop and waits. The package is imported
 here and nowhere else; it has no types, so this module is where `Any` ends.

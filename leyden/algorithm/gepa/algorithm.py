@@ -1,9 +1,11 @@
-"""`GEPA`: improve an agent's prompts by reflection and a Pareto front over tasks (arXiv:2507.19457).
+"""`GEPA`: improve an agent's prompts by reflection and a Pareto front over tasks
+(arXiv:2507.19457).
 
-The search is that of the package `gepa`, which runs in a thread of its own. A resource is one of its
-components, a rollout a trajectory. Each rollout and each answer of the reflection model is kept, and
-what depends on chance depends on the seed alone. So a killed run starts again from its seed, is
-answered from what is kept until it comes to the point of the kill, and ends with the same prompt.
+The search is that of the package `gepa`, which runs in a thread of its own. A resource is one
+of its components, a rollout a trajectory. Each rollout and each answer of the reflection model
+is kept, and what depends on chance depends on the seed alone. So a killed run starts again
+from its seed, is answered from what is kept until it comes to the point of the kill, and ends
+with the same prompt.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ class GEPA(PromptOptimiser):
     reading what happened, runs the new one on the same tasks, and measures it on the validation set
     if it did better. Candidates that are the best on some validation task are the parents to come.
 
-    async_openai_client: any OpenAI-compatible client, for the reflection model. None: a model of the
-        gateway, which records these calls with tokens and cost.
+    async_openai_client: any OpenAI-compatible client, for the reflection model. None: a model of
+        the gateway, which records these calls with tokens and cost.
     reflection_model: the model that rewrites. None: `gpt-5-mini` with a client, otherwise the one
         model that the gateway serves.
     reflection_temperature: of its calls.
@@ -64,8 +66,8 @@ class GEPA(PromptOptimiser):
     candidate_selection: how the parent is chosen: "pareto", "current_best", "epsilon_greedy" or
         "top_k_pareto".
     component_selection: which prompt is rewritten, of several: "round_robin", or "all" of them.
-    frontier: what a candidate can be the best in: an "instance" (a task), an "objective" (a dimension
-        of the reward), "hybrid" (both) or "cartesian" (each dimension of each task).
+    frontier: what a candidate can be the best in: an "instance" (a task), an "objective" (a
+        dimension of the reward), "hybrid" (both) or "cartesian" (each dimension of each task).
     use_merge: also join two candidates that improved different prompts.
     race_error: the probability with which a candidate as good as the best may be stopped before it
         is measured on the whole validation set; None: all are measured on all of it.
@@ -186,7 +188,8 @@ class GEPA(PromptOptimiser):
         self._candidates: dict[str, Candidate] = {}
         """All candidates that were ever written, by `_key`."""
         self._pool: list[Candidate] = []
-        """Candidates that were measured on the whole validation set, in the order of the package."""
+        """Candidates that were measured on the whole validation set, in the
+        order of the package."""
         self._rewards: dict[str, Rewards] = {}
         """Their rewards, by the candidate's key."""
         self._step, self._failed_steps, self._stopped_early = 0, 0, 0

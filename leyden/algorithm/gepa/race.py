@@ -1,9 +1,10 @@
-"""The validation race: a candidate that is provably worse than the best one is not measured to the end.
+"""The validation race: a candidate that is provably worse than the best one is not
+measured to the end.
 
-Each candidate runs the validation tasks in a random order of its own, in growing stages. It is stopped
-after a stage if a sequential test refutes, wrongly with a probability of at most `error`, that its
-mean over the whole validation set reaches that of the best candidate, and if no task so far shows it
-above the Pareto front. So a specialist, which is better on some tasks, goes on.
+Each candidate runs the validation tasks in a random order of its own, in growing stages. It is
+stopped after a stage if a sequential test refutes, wrongly with a probability of at most `error`,
+that its mean over the whole validation set reaches that of the best candidate, and if no task so
+far shows it above the Pareto front. So a specialist, which is better on some tasks, goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from leyden.algorithm.prompts.comparison import Rewards
 from leyden.maths.sequential import ShortfallEvidence, observe_shortfall
 
 FIRST_STAGE = 6
-"""Tasks of the first stage. Fewer cannot refute anything at an error of 0.05; each stage is twice as long."""
+"""Tasks of the first stage. Fewer cannot refute anything at an error of 0.05; each
+stage is twice as long."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,9 @@ class Race:
 
 
 def stages(n_tasks: int, seed: str) -> Iterator[list[int]]:
-    """Yield the validation tasks in random order, in stages that double. seed: decides the order."""
+    """Yield the validation tasks in random order, in stages that double. seed:
+    decides the order.
+    """
     order = random.Random(seed).sample(range(n_tasks), n_tasks)
     start, size = 0, FIRST_STAGE
     while start < n_tasks:

@@ -1,4 +1,5 @@
-"""Records of rollouts for the reflection model: for each prompt, the calls that used it, and the rewards.
+"""Records of rollouts for the reflection model: for each prompt, the calls that used
+it, and the rewards.
 
 Pure functions of templates, scores and spans.
 """
@@ -22,7 +23,9 @@ from leyden.utils.text import as_json
 
 
 def reflective_record(score: Score, prompt: PromptTemplate) -> dict[str, Any]:
-    """Return what one rollout shows about one prompt: inputs, outputs and feedback, as `gepa` words them."""
+    """Return what one rollout shows about one prompt: inputs, outputs and feedback, as
+    `gepa` words them.
+    """
     spans = [] if score.result is None else list(score.result.spans)
     answered = [call for call in model_calls(spans) if call.output_messages]
     calls = calls_with(prompt, answered) or answered

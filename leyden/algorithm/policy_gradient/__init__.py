@@ -1,10 +1,10 @@
 """Train a policy on rollouts of any number of model calls.
 
 Lives here: `PolicyGradient` (fresh rollouts) with its named settings, and `SFT` and `DPO` (recorded
-rollouts). `base.py` is what they share; `reading.py` reads rollouts, `batch.py` makes a step's data of
-them, as pure functions, `preparation.py` adds what other models compute, `stream.py` runs groups ahead.
-The maths is `leyden.maths`; gradients are the policy backend's. To add an algorithm that differs in an
-estimator, a loss or an option, add a setting to `settings.py`.
+rollouts). `base.py` is what they share; `reading.py` reads rollouts, `batch.py` makes a step's data
+of them, as pure functions, `preparation.py` adds what other models compute, `stream.py` runs groups
+ahead. The maths is `leyden.maths`; gradients are the policy backend's. To add an algorithm that
+differs in an estimator, a loss or an option, add a setting to `settings.py`.
 """
 
 from leyden.algorithm.policy_gradient.algorithm import PolicyGradient

@@ -74,26 +74,31 @@ class PolicyGradient(PolicyAlgorithm):
     """Policy optimisation on groups of rollouts of any number of model calls.
 
     Each step samples `tasks_per_step` groups of `rollouts_per_task` rollouts, estimates advantages,
-    and minimises a loss of the tokens that the policy sampled. The named settings (`GRPO`, `PPO`, ...)
-    are this algorithm with other options. By default it is GRPO (arXiv:2402.03300) with the clip range
-    of DAPO (arXiv:2503.14476): loss = mean over rollouts of (mean over the rollout's tokens), so each
-    rollout weighs the same however many turns it took.
+    and minimises a loss of the tokens that the policy sampled. The named settings (`GRPO`, `PPO`,
+    ...) are this algorithm with other options. By default it is GRPO (arXiv:2402.03300) with the
+    clip range of DAPO (arXiv:2503.14476): loss = mean over rollouts of (mean over the rollout's
+    tokens), so each rollout weighs the same however many turns it took.
 
     backend: the policy.
-    tasks_per_step, rollouts_per_task: a step samples their product; the rollouts of one task are a group.
+    tasks_per_step, rollouts_per_task: a step samples their product; the rollouts of
+        one task are a group.
     minibatch_size: rollouts in each optimizer step, about; None: all rollouts of the step.
     epochs: passes over the step's rollouts.
-    advantages: estimator of the advantages, by name (`leyden.maths.ESTIMATORS`) or constants (`GAEAdvantages(lam=0.95)`).
-    loss: the loss of the sampled tokens, by name (`leyden.maths.LOSSES`) or constants (`PPOLoss(clip_high=0.2)`).
+    advantages: estimator of the advantages, by name (`leyden.maths.ESTIMATORS`) or constants
+        (`GAEAdvantages(lam=0.95)`).
+    loss: the loss of the sampled tokens, by name (`leyden.maths.LOSSES`) or constants
+        (`PPOLoss(clip_high=0.2)`).
     weighting: how tokens share the loss: "rollout", "token", or a number of tokens (`Weighting`).
-    max_staleness: a group may be trained on so many steps after the one at which it was enqueued. At
-        0, a step waits for its own rollouts. Above, the rollouts of later steps run while the policy
-        is trained, and a step takes the groups that finish first. A group that is older is
+    max_staleness: a group may be trained on so many steps after the one at which it was enqueued.
+        At 0, a step waits for its own rollouts. Above, the rollouts of later steps run while the
+        policy is trained, and a step takes the groups that finish first. A group that is older is
         cancelled and counted.
-    max_groups_per_step: replace groups without signal by further ones, up to so many groups in a step
-        (dynamic sampling, DAPO, arXiv:2503.14476, section 3.2). None: do not.
-    kl_in_reward: coefficient of a penalty, subtracted from each reward: the sum of log(policy / reference).
-    reference: the frozen policy that a KL term compares with. None: a second backend like `backend`, if there is such a term.
+    max_groups_per_step: replace groups without signal by further ones, up to so many groups in a
+        step (dynamic sampling, DAPO, arXiv:2503.14476, section 3.2). None: do not.
+    kl_in_reward: coefficient of a penalty, subtracted from each reward: the sum of
+        log(policy / reference).
+    reference: the frozen policy that a KL term compares with. None: a second backend like
+        `backend`, if there is such a term.
     critic: estimates values, for an estimator that needs them. None: the value head of `backend`.
     critic_optim: of the critic's optimizer; None: `optim`.
 
@@ -160,7 +165,8 @@ class PolicyGradient(PolicyAlgorithm):
         self._next_group: int | None = None
         """The number of the next group to enqueue; None: that of the step under way."""
         self._waiting: dict[int, int] = {}
-        """Groups that were under way when the checkpoint was written, each with the step at which it was enqueued."""
+        """Groups that were under way when the checkpoint was written, each with the step at
+        which it was enqueued."""
         self._generations: dict[int, int] = {}
         """How often a group was sampled anew, by number; 0 times if it is not there."""
         self._stream: GroupStream | None = None
@@ -254,7 +260,9 @@ class PolicyGradient(PolicyAlgorithm):
             raise CheckpointError(f"{file} cannot be read: {error}") from error
 
     async def finish(self) -> None:
-        """Warn of a run that could not learn, and leave the trained model in the run's directory."""
+        """Warn of a run that could not learn, and leave the trained model in
+        the run's directory.
+        """
         self._warn(self._watch.end(self.max_iters))
         await super().finish()
 
@@ -262,7 +270,9 @@ class PolicyGradient(PolicyAlgorithm):
 
     @property
     def _has_other_terms(self) -> bool:
-        """Return whether a term beside the advantages has a gradient, also where all rewards are equal."""
+        """Return whether a term beside the advantages has a gradient, also where all
+        rewards are equal.
+        """
         loss = self.loss
         of_loss = isinstance(loss, PolicyLoss) and (loss.kl_coefficient != 0 or loss.entropy_coefficient != 0)
         return of_loss or self.kl_in_reward > 0
@@ -385,7 +395,9 @@ class PolicyGradient(PolicyAlgorithm):
         return len(too_old)
 
     def _open_stream(self, iteration: int) -> GroupStream:
-        """Return the stream, which at first holds the groups that were under way at the checkpoint."""
+        """Return the stream, which at first holds the groups that were under way
+        at the checkpoint.
+        """
         if self._stream is None:
             self._stream = GroupStream(self.collector, self._requests_of, self._run_requests, self._forks_of)
             for number, step in sorted(self._waiting.items()):
@@ -396,7 +408,8 @@ class PolicyGradient(PolicyAlgorithm):
         return self._stream
 
     async def _take(self, stream: GroupStream, count: int, iteration: int) -> list[CollectedGroup]:
-        """Wait for groups, with as many enqueued as this step and `max_staleness` further ones need.
+        """Wait for groups, with as many enqueued as this step and `max_staleness`
+        further ones need.
 
         Groups of which every rollout had failed before a resume are sampled anew, under other ids,
         because the cause may have been fixed since.
@@ -416,7 +429,9 @@ class PolicyGradient(PolicyAlgorithm):
             stream.enqueue(numbers, step=iteration, keep_until=keep_until)
 
     def _requests_of(self, number: int) -> list[EnqueueRolloutRequest]:
-        """Return the requests of a group; the last one decodes greedily, if the estimator compares with it."""
+        """Return the requests of a group; the last one decodes greedily, if the
+        estimator compares with it.
+        """
         step, place_in_step = divmod(number, self.tasks_per_step)
         generation = self._generations.get(number, 0)
         task = self._train[epoch_place(len(self._train), number, self.seed)]
@@ -433,7 +448,9 @@ class PolicyGradient(PolicyAlgorithm):
         ]
 
     def _forks_of(self, collected: CollectedGroup) -> list[EnqueueRolloutRequest]:
-        """Return the requests of the forks that the estimator needs of a group whose rollouts have finished."""
+        """Return the requests of the forks that the estimator needs of a group whose
+        rollouts have finished.
+        """
         if not self.advantages.forks_per_call:
             return []
         group = self._read(collected.results, RolloutCounts(), self._reader())
@@ -491,7 +508,8 @@ class PolicyGradient(PolicyAlgorithm):
                 if self._trains_critic and self.critic is not None:
                     critic_losses.append((await self.critic.forward_backward(batch, ValueLoss())).loss)
                     await self.critic.optim_step(self._scaled(self.critic_optim, iteration))
-        # The learner's log-probabilities differ from the sampler's by rounding alone, before the first step.
+        # The learner's log-probabilities differ from the sampler's by rounding alone, before the
+        # first step.
         first = {"logprob_difference": results[0].metrics[_DIFFERENCE]} if _DIFFERENCE in results[0].metrics else {}
         names = [name for name in results[0].metrics if name != _DIFFERENCE]
         n_trained = sum(result.n_trained for result in results)

@@ -1,4 +1,5 @@
-"""`PolicyAlgorithm`: what all algorithms that train a policy have in common, whatever they learn from.
+"""`PolicyAlgorithm`: what all algorithms that train a policy have in common,
+whatever they learn from.
 
 It starts the policy, routes the gateway to it, gives it to agents as a resource, runs rollouts, and
 saves the policy. What a step learns from is the subclass's: fresh rollouts (`algorithm.py`) or
@@ -45,8 +46,8 @@ _PROGRESS_SECONDS = 0.5
 class PolicyAlgorithm(IterativeAlgorithm):
     """Trains a policy in steps. Override `step`.
 
-    backend: the policy: a backend, or a dict with its type ("embedded", "isolated", "vllm", or an import path) and
-        its options, such as {"type": "vllm", "model": FOLDER}.
+    backend: the policy: a backend, or a dict with its type ("embedded", "isolated", "vllm", or an
+        import path) and its options, such as {"type": "vllm", "model": FOLDER}.
     n_steps: steps in all.
     optim: of the optimizer; None: `OptimParams()`.
     warmup_steps: steps over which the learning rate rises from a fraction to its full value.
@@ -187,7 +188,9 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return rollout_metrics(counts, seconds=time.perf_counter() - started, success_reward=self.success_reward)
 
     async def save(self, path: Path) -> Callable[[], Awaitable[None]] | None:
-        """Write the policy's weights, optimizer and random state; a large one is written while training goes on."""
+        """Write the policy's weights, optimizer and random state; a large one is written
+        while training goes on.
+        """
         if await self.backend.snapshot_state(path):
             return partial(self.backend.state_written, path)
         return None
@@ -199,7 +202,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
             self._note_version(proxy)
 
     async def finish(self) -> None:
-        """Leave the trained model in the run's directory, as a Hugging Face folder that any library loads.
+        """Leave the trained model in the run's directory, as a Hugging Face folder that
+        any library loads.
 
         A policy with adapters leaves them too, in `adapter/`.
         """
@@ -247,7 +251,9 @@ class PolicyAlgorithm(IterativeAlgorithm):
         return version
 
     def _note_version(self, proxy: LLMProxy) -> None:
-        """Let the gateway record which weights a call has, if the sampler's endpoint does not report it."""
+        """Let the gateway record which weights a call has, if the sampler's endpoint
+        does not report it.
+        """
         if not self.backend.capabilities.reports_versions:
             proxy.set_policy_version(self.backend.model_name, self.backend.policy_version)
 
@@ -285,7 +291,8 @@ class PolicyAlgorithm(IterativeAlgorithm):
     ) -> AsyncGenerator[CollectedRollout]:
         """Run rollouts, and yield their results as they finish.
 
-        on_progress: called after each result, and between them; None shows how many of the requests are done.
+        on_progress: called after each result, and between them; None shows how many of the
+            requests are done.
         Raise EngineError if the policy has died, because its calls wait for the run to end.
         """
         look = asyncio.create_task(self.backend.statistics())
@@ -315,14 +322,18 @@ class PolicyAlgorithm(IterativeAlgorithm):
             await asyncio.gather(look, return_exceptions=True)
 
     async def _publish_policy(self, name: str, llm: LLM) -> str:
-        """Store the initial resources with a model under `resource_name`, and return the id of this run's resources."""
+        """Store the initial resources with a model under `resource_name`, and return the id of
+        this run's resources.
+        """
         resources_id = ids.derived_id("rs", self.get_run().run_id, name)
         resources = {**(self.get_initial_resources() or {}), self.resource_name: llm}
         await self.get_store().update_resources(resources_id, resources, author=self.get_run().run_id)
         return resources_id
 
     def _warn_of_learning_rate(self) -> None:
-        """Log a hint if the learning rate was left at its default and seldom fits the model's size."""
+        """Log a hint if the learning rate was left at its default and seldom
+        fits the model's size.
+        """
         counted = None if self._chose_optim else weights_of(self.trained_model())
         if counted is None:
             return

@@ -1,4 +1,5 @@
-"""The batch of one policy gradient step, as pure functions: its tasks, advantages, tokens and their weights.
+"""The batch of one policy gradient step, as pure functions: its tasks, advantages, tokens
+and their weights.
 
 They know no store, engine or torch. Everything is a function of the seed and the group's number, so
 a resumed run does what the killed one would have done. A further column that a loss reads is added
@@ -23,8 +24,8 @@ from leyden.types import TrainingSequence, Trajectory
 Weighting = Literal["rollout", "token"] | int
 """How the tokens of a minibatch share the loss. "rollout": each rollout weighs the same, and its
 tokens share its weight (GRPO, arXiv:2402.03300, eq. 3). "token": each token weighs the same (DAPO,
-arXiv:2503.14476, eq. 8). A number L: each token weighs 1/L of a rollout (Dr. GRPO, arXiv:2503.20783,
-section 3.1, where L is the most tokens that a rollout may have)."""
+arXiv:2503.14476, eq. 8). A number L: each token weighs 1/L of a rollout (Dr. GRPO,
+arXiv:2503.20783, section 3.1, where L is the most tokens that a rollout may have)."""
 
 
 def check_weighting(weighting: Weighting) -> None:
@@ -44,7 +45,8 @@ class RolloutData:
     trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
     """Empty if the rollout only counts in its group's baseline."""
     call_indices: list[int] = field(default_factory=list[int])
-    """Shape (C,): the gateway's number of each trained call (`leyden.call_index`); empty if the record has none."""
+    """Shape (C,): the gateway's number of each trained call (`leyden.call_index`); empty if
+    the record has none."""
     forked_returns: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     """Rewards of the forks that keep the first c trained calls, by c."""
 
@@ -102,7 +104,9 @@ class StepData:
 
 
 def epoch_place(n_items: int, number: int, seed: int) -> int:
-    """Return the item that has turn `number`: an epoch is a shuffled pass over all items, and turns take them in order."""
+    """Return the item that has turn `number`: an epoch is a shuffled pass over all items, and turns
+    take them in order.
+    """
     epoch, place = divmod(number, n_items)
     return _epoch_order(n_items, epoch, seed)[place]
 
@@ -141,9 +145,11 @@ def has_signal(group: Group, advantages: Advantages) -> bool:
 
 
 def build_step(groups: Sequence[Group], advantages: Advantages, *, keep_flat: bool = False) -> StepData:
-    """Return the rollouts of the groups that have signal, without advantages yet; count the other groups.
+    """Return the rollouts of the groups that have signal, without advantages yet;
+    count the other groups.
 
-    keep_flat: return those of flat groups too, for a loss with a term that does not depend on rewards.
+    keep_flat: return those of flat groups too, for a loss with a term that does not
+        depend on rewards.
     """
     step = StepData()
     for number, group in enumerate(groups):
@@ -168,8 +174,8 @@ def _all_equal(values: Sequence[object]) -> bool:
 def estimate_advantages(step: StepData, advantages: Advantages, *, penalties: Sequence[float] = ()) -> None:
     """Estimate the advantages of a step's rollouts, and write them into their sequences.
 
-    Sets the column `advantages` and, if the estimator has targets for a critic, `returns`. A critic's
-    estimates are read from the column `values`, at the first token of each call.
+    Sets the column `advantages` and, if the estimator has targets for a critic, `returns`. A
+    critic's estimates are read from the column `values`, at the first token of each call.
 
     penalties: subtracted from the rewards of `step.rollouts`, in their order; empty for none.
     """
@@ -185,7 +191,9 @@ def estimate_advantages(step: StepData, advantages: Advantages, *, penalties: Se
 
 
 def set_column(rollout: StepRollout, name: str, values_C: Sequence[float]) -> None:
-    """Write one value for each call into a column: at the tokens that the policy sampled in the call, 0.0 elsewhere."""
+    """Write one value for each call into a column: at the tokens that the policy sampled in the
+    call, 0.0 elsewhere.
+    """
     for sequence, trajectory, calls in _with_calls(rollout):
         column = [0.0] * len(sequence.token_ids)
         for (start, end), call in zip(trajectory.call_spans, calls, strict=True):
@@ -194,7 +202,9 @@ def set_column(rollout: StepRollout, name: str, values_C: Sequence[float]) -> No
 
 
 def number_calls(rollout: StepRollout) -> None:
-    """Set the column `calls`: the number of the call that sampled each token, for losses over whole calls."""
+    """Set the column `calls`: the number of the call that sampled each token, for
+    losses over whole calls.
+    """
     n_calls = sum(len(trajectory.call_spans) for trajectory in rollout.data.trajectories)
     set_column(rollout, "calls", [float(number) for number in range(n_calls)])
 
@@ -213,7 +223,10 @@ def _rewards(rollout: StepRollout, advantages: Advantages, penalty: float) -> Ro
 
 
 def _call_rewards(rollout: RolloutData) -> list[float]:
-    """Return the reward that followed each call, shape (C,). If none is matched to a call, the final one follows the last."""
+    """Return the reward that followed each call, shape (C,).
+
+    If none is matched to a call, the final one follows the last.
+    """
     calls = sorted(
         (number, reward or 0.0, reward is not None)
         for trajectory in rollout.trajectories
@@ -234,7 +247,9 @@ def _values(rollout: StepRollout) -> list[float]:
 
 
 def _with_calls(rollout: StepRollout) -> Iterator[tuple[TrainingSequence, Trajectory, list[int]]]:
-    """Yield each sequence with its trajectory and the places of its calls among all calls of the rollout."""
+    """Yield each sequence with its trajectory and the places of its calls among all
+    calls of the rollout.
+    """
     if not rollout.sequences:
         return
     numbers = sorted(number for trajectory in rollout.data.trajectories for number in trajectory.call_numbers)
@@ -249,7 +264,9 @@ def _with_calls(rollout: StepRollout) -> Iterator[tuple[TrainingSequence, Trajec
 def minibatches(
     rollouts: Sequence[StepRollout], *, size: int, seed: int, step: int, epoch: int, weighting: Weighting = "rollout"
 ) -> list[list[TrainingSequence]]:
-    """Return shuffled minibatches of about `size` rollouts each, whose weights say how the tokens share the loss."""
+    """Return shuffled minibatches of about `size` rollouts each, whose weights say how the
+    tokens share the loss.
+    """
     order = list(rollouts)
     random.Random(f"{seed}/minibatches/{step}/{epoch}").shuffle(order)
     n_batches = max(1, round(len(order) / size))

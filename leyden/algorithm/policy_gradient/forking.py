@@ -1,8 +1,9 @@
 """The forks of a group: which there are, and what they tell of the group's rollouts.
 
 Estimators that value the states between calls choose at which calls a rollout is forked
-(`Advantages.fork_places`). Forks are not trained on: their recorded calls are context, and their live
-ones estimate a value. This module knows rollouts and their forks; no engine and no estimator by name.
+(`Advantages.fork_places`). Forks are not trained on: their recorded calls are context, and their
+live ones estimate a value. This module knows rollouts and their forks; no engine and no
+estimator by name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class ForkCounts:
     diverged: list[str] = field(default_factory=list[str])
     """How each fork that left the record differed, in one line each. These have no return."""
     unnumbered: int = 0
-    """Rollouts of several calls that cannot be forked, because the gateway has not numbered their calls."""
+    """Rollouts of several calls that cannot be forked, because the gateway has not
+    numbered their calls."""
 
     def metrics(self) -> Metrics:
         """Return the metrics of a step whose rollouts are forked."""
@@ -39,7 +41,9 @@ class ForkCounts:
 def requests_of_forks(
     group: Group, results: Iterable[CollectedRollout], advantages: Advantages, *, resources_id: str
 ) -> list[EnqueueRolloutRequest]:
-    """Return the requests of a group's forks; none of a group without signal, because it is not trained on."""
+    """Return the requests of a group's forks; none of a group without signal, because it
+    is not trained on.
+    """
     if not has_signal(group, advantages):
         return []
     rollouts = {rollout.rollout_id: rollout for rollout in group.rollouts}
@@ -57,7 +61,9 @@ def requests_of_forks(
 def add_returns(
     group: Group, forks: Sequence[CollectedRollout], counts: ForkCounts, *, failed_reward: float | None
 ) -> None:
-    """Write what the forks came to into the rollouts of their group, and add the forks to the counts."""
+    """Write what the forks came to into the rollouts of their group, and add the
+    forks to the counts.
+    """
     finished = [fork for fork in forks if fork.status != "cancelled"]
     counts.forks += len(finished)
     counts.live_calls += sum(call.state != "replayed" for fork in finished for call in replayed_calls(fork.spans))

@@ -1,7 +1,9 @@
-"""`Preparation`: the forward passes that a step needs before its first gradient, and the advantages.
+"""`Preparation`: the forward passes that a step needs before its first gradient,
+and the advantages.
 
 A loss or an estimator says which columns it reads. This module knows which model computes each: the
-policy itself, a frozen reference, or a critic. To add a column, add a step to `Preparation.prepare`.
+policy itself, a frozen reference, or a critic. To add a column, add a step to
+`Preparation.prepare`.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Preparation:
         return metrics
 
     def _penalties(self, step: StepData) -> list[float]:
-        """Return the KL penalty of each rollout: the sum of log(policy / reference) over its sampled tokens (k1)."""
+        """Return the KL penalty of each rollout: the sum of log(policy / reference) over its
+        sampled tokens (k1).
+        """
         if not self.kl_in_reward:
             return []
         return [
@@ -85,7 +89,9 @@ def _log_ratio(sequence: TrainingSequence, place: int) -> float:
 
 
 def _differences(sequences: Sequence[TrainingSequence]) -> Metrics:
-    """Return how far the learner's log-probabilities are from the sampler's before the first gradient."""
+    """Return how far the learner's log-probabilities are from the sampler's before
+    the first gradient.
+    """
     found = [
         abs(s.columns["learner_logprobs"][place] - s.columns["logprobs"][place])
         for s in sequences

@@ -1,4 +1,5 @@
-"""From finished rollouts to training data: which calls can be trained on, what each rollout counts, what went wrong.
+"""From finished rollouts to training data: which calls can be trained on, what each rollout
+counts, what went wrong.
 
 It knows spans and triplets; no groups, advantages or engine.
 """
@@ -43,7 +44,8 @@ class RolloutCounts:
     continued_turns: int = 0
     """Calls that continue an earlier one by their messages."""
     merged_turns: int = 0
-    """Continued turns whose tokens continue the earlier call, too, so that both are one sequence."""
+    """Continued turns whose tokens continue the earlier call, too, so that
+    both are one sequence."""
     split_turn: SplitTurn | None = None
     """The first continued turn whose tokens do not continue the earlier call; None if all do."""
     answers: Answers = field(default_factory=Answers)
@@ -65,10 +67,11 @@ class RolloutReader:
     agent_match: re.Pattern[str] | None = None
 
     def read(self, result: CollectedRollout, counts: RolloutCounts) -> RolloutData | None:
-        """Return what a rollout counts in its group, and add it to the counts; None if it leaves its group.
+        """Return what a rollout counts in its group, and add it to the counts; None if
+        it leaves its group.
 
-        A rollout with a call that cannot be trained on keeps its reward, and has no trajectory: what
-        the policy did in that call would get no gradient.
+        A rollout with a call that cannot be trained on keeps its reward, and has no trajectory:
+        what the policy did in that call would get no gradient.
         """
         triplets = self._triplets(result.spans)
         counts.rollouts += 1
@@ -85,7 +88,9 @@ class RolloutReader:
         return RolloutData(result.rollout_id, reward, trajectories, _call_indices(trajectories, chosen, result.spans))
 
     def trajectories(self, spans: Sequence[Span], counts: RolloutCounts) -> list[Trajectory]:
-        """Return the trajectories of an attempt that can be trained on; empty if one of its calls cannot."""
+        """Return the trajectories of an attempt that can be trained on; empty if one
+        of its calls cannot.
+        """
         return self._merged(self._chosen(self._triplets(spans), spans, counts), spans, None, counts)
 
     def _chosen(self, triplets: list[Triplet], spans: Sequence[Span], counts: RolloutCounts) -> list[Triplet]:

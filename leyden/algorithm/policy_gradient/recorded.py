@@ -1,7 +1,8 @@
 """`SFT` and `DPO`: learn from rollouts that a store holds, from this run or an earlier one.
 
-Which rollouts are learned from is decided once, at the start, by pure functions of their rewards and
-groups (`best_of_groups`, `pairs_of_groups`). No rollout is run, except those of the validation set.
+Which rollouts are learned from is decided once, at the start, by pure functions of their
+rewards and groups (`best_of_groups`, `pairs_of_groups`). No rollout is run, except those of
+the validation set.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Pair:
 
 
 def best_of_groups(rollouts: Iterable[RecordedReward], *, min_reward: float | None = None) -> list[str]:
-    """Return the id of the best rollout of each group, the earliest of several; none below `min_reward`."""
+    """Return the id of the best rollout of each group, the earliest of several; none
+    below `min_reward`.
+    """
     best: dict[str, RecordedReward] = {}
     for rollout in rollouts:
         if rollout.group not in best or rollout.reward > best[rollout.group].reward:
@@ -74,7 +77,9 @@ def best_of_groups(rollouts: Iterable[RecordedReward], *, min_reward: float | No
 
 
 def pairs_of_groups(rollouts: Iterable[RecordedReward], *, min_margin: float = 0.0) -> list[Pair]:
-    """Return the best and the worst rollout of each group whose rewards differ by more than `min_margin`."""
+    """Return the best and the worst rollout of each group whose rewards differ by more
+    than `min_margin`.
+    """
     groups: dict[str, list[RecordedReward]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.group, []).append(rollout)
@@ -91,8 +96,8 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
 
     source: where the rollouts are: a store, or a run (its folder, its name or "latest"). None: the
         store of this run.
-    query: filters of `LightningStore.query_rollouts`, such as `{"mode_in": ["train"]}`. Only rollouts
-        that succeeded with a reward are learned from.
+    query: filters of `LightningStore.query_rollouts`, such as `{"mode_in": ["train"]}`. Only
+        rollouts that succeeded with a reward are learned from.
     items_per_step: how many rollouts, or pairs, each optimizer step learns from.
     weighting: how tokens share the loss: "rollout", "token", or a number of tokens.
 
@@ -150,7 +155,9 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
 
     @contextlib.asynccontextmanager
     async def _open_source(self) -> AsyncGenerator[LightningStore]:
-        """Yield the store that the rollouts are in; one that was opened for this is closed at the end."""
+        """Yield the store that the rollouts are in; one that was opened for this is
+        closed at the end.
+        """
         if self.source is None or isinstance(self.source, LightningStore):
             yield self.source or self.get_store()
             return
@@ -159,9 +166,11 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
             yield store
 
     async def _recorded(self, store: LightningStore) -> list[RecordedReward]:
-        """Return the rollouts that succeeded with a reward and match the query, in the order in which they were enqueued.
+        """Return the rollouts that succeeded with a reward and match the query, in the order in
+        which they were enqueued.
 
-        The validation rollouts of this run are left out, so that a resumed run learns from the same ones.
+        The validation rollouts of this run are left out, so that a resumed run learns
+        from the same ones.
         """
         found: list[RecordedReward] = []
         offset, run_id = 0, self.get_run().run_id
@@ -191,7 +200,10 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         return found
 
     def _nothing_learned(self, iteration: int) -> Metrics:
-        """Return the metrics of a step without an update. Raise NoTrainingData if there was none since the first step."""
+        """Return the metrics of a step without an update.
+
+        Raise NoTrainingData if there was none since the first step.
+        """
         if not self.backend.policy_version and iteration + 1 >= len(self._items) / self.items_per_step:
             raise NoTrainingData(
                 "none of the recorded rollouts can be trained on (the log has the reason); they must have been sampled "
@@ -216,7 +228,8 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
 
 
 class SFT(RecordedAlgorithm[str]):
-    """Supervised fine-tuning on recorded rollouts: maximise the likelihood of what the policy said in them.
+    """Supervised fine-tuning on recorded rollouts: maximise the likelihood of what the
+    policy said in them.
 
     loss = mean over rollouts of (mean over the rollout's sampled tokens of -log p). With the best
     rollout of each group, it is rejection-sampling fine-tuning (RAFT, arXiv:2304.06767, section 3).
@@ -260,16 +273,18 @@ class SFT(RecordedAlgorithm[str]):
 class DPO(RecordedAlgorithm[Pair]):
     """Direct preference optimisation on recorded rollouts (DPO, arXiv:2305.18290, eq. 7).
 
-    loss = mean over pairs of -log sigmoid(beta (log p(w) / ref(w) - log p(l) / ref(l))), where w is the
-    best and l the worst rollout of a group, and the log-probabilities are sums over all tokens that the
-    policy sampled in a rollout, however many calls it made.
+    loss = mean over pairs of -log sigmoid(beta (log p(w) / ref(w) - log p(l) / ref(l))), where w is
+    the best and l the worst rollout of a group, and the log-probabilities are sums over all tokens
+    that the policy sampled in a rollout, however many calls it made.
 
     beta: how strongly the policy is held near the reference; above 0.
-    label_smoothing: the share of pairs that are taken to be the wrong way round (conservative DPO); 0 to 0.5.
+    label_smoothing: the share of pairs that are taken to be the wrong way round
+        (conservative DPO); 0 to 0.5.
     min_margin: a pair's rewards differ by more than this.
     reference: the frozen policy; None: a second backend like `backend`.
 
-    Options of every algorithm on recorded rollouts: see `RecordedAlgorithm`. `weighting` has no effect here.
+    Options of every algorithm on recorded rollouts: see `RecordedAlgorithm`. `weighting`
+    has no effect here.
     """
 
     def __init__(
@@ -306,8 +321,9 @@ class DPO(RecordedAlgorithm[Pair]):
     async def learn(self, items: Sequence[Pair], store: LightningStore, iteration: int) -> Metrics:
         """Make one optimizer step on some pairs.
 
-        The gradient of a pair's loss is that of a likelihood whose weight follows from the margin, so
-        one forward pass gives the weights, and the two rollouts of a pair need not be trained together.
+        The gradient of a pair's loss is that of a likelihood whose weight follows from the
+        margin, so one forward pass gives the weights, and the two rollouts of a pair need not
+        be trained together.
         """
         found = await self._read((each for pair in items for each in (pair.chosen, pair.rejected)), store)
         pairs = [pair for pair in items if pair.chosen in found and pair.rejected in found]
@@ -335,12 +351,16 @@ class DPO(RecordedAlgorithm[Pair]):
         return {**metrics, "loss": dpo.loss, "pairs": len(pairs), "accuracy": dpo.accuracy, "margin": dpo.margin}
 
     async def _rollout_logprobs(self, learner: Learner, rollouts: Sequence[StepRollout]) -> list[float]:
-        """Return the log-probability of all that the policy sampled in each rollout, under a model."""
+        """Return the log-probability of all that the policy sampled in each
+        rollout, under a model.
+        """
         sequences = [sequence for rollout in rollouts for sequence in rollout.sequences]
         found = iter((await learner.forward(sequences, temperature=self.temperature)).logprobs)
         return [math.fsum(value for _ in rollout.sequences for value in next(found)) for rollout in rollouts]
 
 
 def _task_digest(rollout: Rollout) -> str:
-    """Return what rollouts of one task have in common, for rollouts that were not enqueued as a group."""
+    """Return what rollouts of one task have in common, for rollouts that were not
+    enqueued as a group.
+    """
     return json.dumps(rollout.input, sort_keys=True, default=str)

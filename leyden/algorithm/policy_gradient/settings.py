@@ -1,7 +1,7 @@
 """Named settings of `PolicyGradient`: the algorithms of the field, each with its source.
 
-A setting is `PolicyGradient` with other defaults, and takes the same options. To add one, add a class
-with its defaults, a line to `AlgorithmRegistry` and a page to docs/algorithm-zoo/.
+A setting is `PolicyGradient` with other defaults, and takes the same options. To add one, add a
+class with its defaults, a line to `AlgorithmRegistry` and a page to docs/algorithm-zoo/.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class _Setting(PolicyGradient):
 class GRPO(_Setting):
     """Group relative policy optimisation (arXiv:2402.03300).
 
-    Rewards are standardised within the rollouts of one task; each rollout weighs the same. The paper's
-    KL term is off, as in most recent recipes: `loss=PPOLoss(clip_high=0.2, kl_coefficient=0.04)` has it.
+    Rewards are standardised within the rollouts of one task; each rollout weighs the same. The
+    paper's KL term is off, as in most recent recipes:
+    `loss=PPOLoss(clip_high=0.2, kl_coefficient=0.04)` has it.
     """
 
     defaults: ClassVar[dict[str, Any]] = {"advantages": "grpo", "loss": _SYMMETRIC}
@@ -40,9 +41,9 @@ class GRPO(_Setting):
 class DrGRPO(_Setting):
     """GRPO without its two biases (Dr. GRPO, arXiv:2503.20783).
 
-    Rewards are centred and not divided by the deviation, so that tasks which are nearly always or nearly
-    never solved weigh no more than others. Each token weighs the same, so that long failures are not
-    excused; the paper's constant divisor is `weighting=L`.
+    Rewards are centred and not divided by the deviation, so that tasks which are nearly always or
+    nearly never solved weigh no more than others. Each token weighs the same, so that long failures
+    are not excused; the paper's constant divisor is `weighting=L`.
     """
 
     defaults: ClassVar[dict[str, Any]] = {"advantages": "dr_grpo", "loss": _SYMMETRIC, "weighting": "token"}
@@ -51,15 +52,16 @@ class DrGRPO(_Setting):
 class RLOO(_Setting):
     """REINFORCE with a leave-one-out baseline (RLOO, arXiv:2402.14740).
 
-    Each reward is compared with the mean of the other rollouts of its task. There is no clipping: use one
-    optimizer step for each batch of rollouts, which is the default.
+    Each reward is compared with the mean of the other rollouts of its task. There is no clipping:
+    use one optimizer step for each batch of rollouts, which is the default.
     """
 
     defaults: ClassVar[dict[str, Any]] = {"advantages": "rloo", "loss": ReinforceLoss()}
 
 
 class REINFORCEpp(_Setting):
-    """REINFORCE++ (arXiv:2501.03262): rewards are normalised over all rollouts of the step, without groups.
+    """REINFORCE++ (arXiv:2501.03262): rewards are normalised over all rollouts of the
+    step, without groups.
 
     The paper's KL penalty in the reward is off; `kl_in_reward=0.01` has it.
     """
@@ -75,8 +77,8 @@ class REINFORCEpp(_Setting):
 class ReMax(_Setting):
     """REINFORCE with the reward of a greedy rollout as its baseline (ReMax, arXiv:2310.10505).
 
-    Each task is run once more, at temperature 0, and that rollout is not trained on. An agent must sample
-    at `llm.sampling_parameters`, or both rollouts are alike.
+    Each task is run once more, at temperature 0, and that rollout is not trained on. An agent must
+    sample at `llm.sampling_parameters`, or both rollouts are alike.
     """
 
     defaults: ClassVar[dict[str, Any]] = {
@@ -88,11 +90,13 @@ class ReMax(_Setting):
 
 
 class VinePPO(_Setting):
-    """Proximal policy optimisation with Monte Carlo values in place of a critic (VinePPO, arXiv:2410.01679).
+    """Proximal policy optimisation with Monte Carlo values in place of a critic (VinePPO,
+    arXiv:2410.01679).
 
-    Each rollout of a group with signal runs again from the states between its calls, as forks whose
-    first calls are answered from the record. The advantage of a call is the difference of the mean
-    returns after and before it. Forks are not trained on. The agent's own code must be deterministic.
+    Each rollout of a group with signal runs again from the states between its calls, as forks
+    whose first calls are answered from the record. The advantage of a call is the difference
+    of the mean returns after and before it. Forks are not trained on. The agent's own code
+    must be deterministic.
     """
 
     defaults: ClassVar[dict[str, Any]] = {
@@ -104,11 +108,12 @@ class VinePPO(_Setting):
 
 
 class PPO(_Setting):
-    """Proximal policy optimisation with a critic (arXiv:1707.06347), generalised advantages over model calls.
+    """Proximal policy optimisation with a critic (arXiv:1707.06347), generalised
+    advantages over model calls.
 
-    Values are estimated before each call, and a reward that an agent emits after a call is credited to it
-    and to the calls before (GAE, arXiv:1506.02438). The critic is a value head of the policy, for which
-    the backend needs `value_head=True`, or a model of its own (`critic=`).
+    Values are estimated before each call, and a reward that an agent emits after a call is credited
+    to it and to the calls before (GAE, arXiv:1506.02438). The critic is a value head of the policy,
+    for which the backend needs `value_head=True`, or a model of its own (`critic=`).
     """
 
     defaults: ClassVar[dict[str, Any]] = {

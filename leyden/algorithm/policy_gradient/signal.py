@@ -1,4 +1,5 @@
-"""Whether a run can learn anything: warnings about groups without signal, a reward that never moves, and collapsed answers.
+"""Whether a run can learn anything: warnings about groups without signal, a reward that never
+moves, and collapsed answers.
 
 `learning_rate_hint` looks at the model before the first step, `SignalWatch.look` at each step. They
 are pure: they return the warnings that are due. To watch for something more, add a symptom to
@@ -25,7 +26,8 @@ _STANDARD_ERRORS = 2.0
 
 _SMALL, _SMALL_NEEDS, _SMALL_STARTS_AT = 10_000_000, 5e-4, 1e-3
 _LARGE, _LARGE_BEARS, _LARGE_STARTS_AT = 300_000_000, 2e-5, 1e-6
-"""Weights that count as small or large, the learning rate at which a hint begins, and the one to try (docs/training.md)."""
+"""Weights that count as small or large, the learning rate at which a hint begins, and the one to
+try (docs/training.md)."""
 
 
 def learning_rate_hint(learning_rate: float, *, n_trained: int, n_weights: int) -> str | None:
@@ -89,7 +91,8 @@ class _Symptom(NamedTuple):
 
 @dataclass(slots=True)
 class SignalWatch:
-    """Looks at every step, and warns once of each symptom that lasts; then after twice as many steps, and so on.
+    """Looks at every step, and warns once of each symptom that lasts; then after twice as
+    many steps, and so on.
 
     learning_rate: named among the causes.
     max_tokens: the limit that the algorithm suggests to agents; None if it suggests none.
@@ -131,7 +134,9 @@ class SignalWatch:
         return []
 
     def end(self, step: int) -> list[str]:
-        """Return the warning about a run that was too short for one, if each of its steps showed the symptom."""
+        """Return the warning about a run that was too short for one, if each of its steps
+        showed the symptom.
+        """
         all_steps = self._symptom is not None and step - self._first_step + 1 >= len(self._rewards) > 0
         return [self._newest] if all_steps and self._due == _PATIENCE else []
 
@@ -201,7 +206,9 @@ def _halves(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
 
 
 def _has_moved(rewards: Sequence[float]) -> bool:
-    """Whether the first quarter or half of the run differs from the rest by more than noise (two standard errors)."""
+    """Whether the first quarter or half of the run differs from the rest by more than noise
+    (two standard errors).
+    """
     for first, second in ((rewards[: len(rewards) // 4], rewards[len(rewards) // 4 :]), _halves(rewards)):
         error = math.sqrt(_variance(first) / len(first) + _variance(second) / len(second))
         rounding = 1e-9 * max(map(abs, rewards))

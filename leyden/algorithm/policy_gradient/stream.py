@@ -2,8 +2,8 @@
 
 It knows a collector and the requests of each group; not what a group is worth, nor when one is too
 old. Groups that are enqueued together are one collection. The number of a group says everything
-about its requests, so a resumed run asks for the same rollouts and finds those that have finished. The
-same holds for a group's forks, whose requests follow from its results.
+about its requests, so a resumed run asks for the same rollouts and finds those that have finished.
+The same holds for a group's forks, whose requests follow from its results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class CollectedGroup:
     results: list[CollectedRollout | None]
     """The result of each rollout, by its place in the group; None while the rollout runs."""
     forks: list[CollectedRollout | None] | None = None
-    """The result of each fork; None until all rollouts have finished, because the forks follow from them."""
+    """The result of each fork; None until all rollouts have finished, because the
+    forks follow from them."""
 
     @property
     def finished(self) -> bool:
@@ -54,7 +55,8 @@ class GroupStream:
     requests_of: Callable[[int], Sequence[EnqueueRolloutRequest]]
     """From the number of a group to its requests, which have ids."""
     collect: Callable[[Sequence[EnqueueRolloutRequest], int], AsyncGenerator[CollectedRollout]]
-    """From requests, and the step until which their rollouts are kept, to the results as they finish."""
+    """From requests, and the step until which their rollouts are kept, to the
+    results as they finish."""
     forks_of: Callable[[CollectedGroup], Sequence[EnqueueRolloutRequest]] = lambda group: ()
     """From a group whose rollouts have finished to the requests of its forks, which have ids."""
     groups: dict[int, CollectedGroup] = field(default_factory=dict[int, CollectedGroup])
@@ -124,7 +126,9 @@ class GroupStream:
             self._changed.set()
 
     def _forks(self, group: CollectedGroup) -> list[_Place]:
-        """Return the forks of a group whose rollouts have finished; none of a group that was dropped."""
+        """Return the forks of a group whose rollouts have finished; none of a
+        group that was dropped.
+        """
         requests = self.forks_of(group) if self.groups.get(group.number) is group else ()
         group.rollout_ids += [str(each.rollout_id) for each in requests]
         forks: list[CollectedRollout | None] = [None] * len(requests)

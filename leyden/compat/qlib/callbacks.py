@@ -41,16 +41,18 @@ class EarlyStopping(NativeEarlyStopping):
 
 
 class Checkpoint(Callback):
-    """Save the state of trainer and vessel in one file each time, for `torch.load` and `Trainer.fit(ckpt_path=...)`.
+    """Save the state of trainer and vessel in one file each time, for `torch.load` and
+    `Trainer.fit(ckpt_path=...)`.
 
-    filename: `{iter:03d}`, `{time}` and metrics are filled in. A name that no metric has is an error.
+    filename: `{iter:03d}`, `{time}` and metrics are filled in. A name that no
+        metric has is an error.
     save_latest: "link" or "copy": `latest.pth` is the newest file; None: there is no such file.
     every_n_iters: as in Qlib, after iterations n - 1, 2 n - 1, ...; with 1, after each.
     time_interval: seconds between saves; the first iteration saves.
     save_on_fit_end: save the last iteration, unless it is saved.
 
-    Files of earlier runs are overwritten, and none is removed. The link is relative, so the directory
-    can be moved. `leyden.loop.Checkpoint` keeps complete states and verifies them.
+    Files of earlier runs are overwritten, and none is removed. The link is relative, so the
+    directory can be moved. `leyden.loop.Checkpoint` keeps complete states and verifies them.
     """
 
     runs_last = 1

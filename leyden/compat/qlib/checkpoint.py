@@ -1,8 +1,8 @@
 """Read checkpoints that Qlib wrote, without executing code from them.
 
-Qlib's `Checkpoint` saves `trainer.state_dict()` with pickle: the policy's weights, counters, metrics
-and the states of callbacks and loggers. Only containers, numbers, NumPy scalars and tensors are read.
-Anything else in the file is refused by its name.
+Qlib's `Checkpoint` saves `trainer.state_dict()` with pickle: the policy's weights, counters,
+metrics and the states of callbacks and loggers. Only containers, numbers, NumPy scalars and tensors
+are read. Anything else in the file is refused by its name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _SAFE: Final[list[Any]] = [
     type(np.dtype(np.int64)),
     type(np.dtype(np.bool_)),
 ]
-"""What Qlib's states hold besides plain containers and tensors. None of it runs code of the file."""
+"""What Qlib's states hold besides plain containers and tensors. None of it
+runs code of the file."""
 
 _SCALAR_NAMES: Final = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
 """The function that makes a NumPy scalar, in NumPy 1 and 2."""
@@ -89,8 +90,8 @@ class QlibCheckpoint:
 def read_checkpoint(path: str | Path) -> QlibCheckpoint:
     """Read a `.pth` file of Qlib's `Checkpoint`, or a file of a policy's weights.
 
-    Raise CheckpointError for a file that cannot be read, that holds no weights, or that would execute
-    code: the message names what it would call.
+    Raise CheckpointError for a file that cannot be read, that holds no weights, or that would
+    execute code: the message names what it would call.
     """
     path = Path(path)
     try:

@@ -20,7 +20,8 @@ SEED_INTERATOR_MISSING: Final = "_missing_"
 class EnvWrapper(
     NativeEnvWrapper[parts.InitialStateType, parts.StateType, parts.ActType, parts.ObsType, parts.PolicyActType]
 ):
-    """One environment: `reset()` returns an observation, `step(action)` observation, reward, done, info.
+    """One environment: `reset()` returns an observation, `step(action)` observation,
+    reward, done, info.
 
     When its seed iterator has ended, `reset` returns the observation of `generate_nan_observation`.
     """
@@ -52,7 +53,8 @@ class EnvWrapper(
 
 
 class OldEnv(gymnasium.Env[Any, Any]):
-    """An environment with the interface of the old `gym`, or of Gymnasium, that ends by a NaN observation.
+    """An environment with the interface of the old `gym`, or of Gymnasium, that ends by
+    a NaN observation.
 
     Its observations are {"obs": observation, "ended": 1 after the last episode}.
     """

@@ -105,7 +105,9 @@ class LogWriter(NativeLogWriter):
 
 
 def _of_either_form(own: Callable[..., None], native: Callable[..., None]) -> Callable[..., None]:
-    """Return a `log_episode` for both callers: environments (one EpisodeStats) and subclasses (three values)."""
+    """Return a `log_episode` for both callers: environments (one EpisodeStats) and
+    subclasses (three values).
+    """
 
     @functools.wraps(own)
     def log_episode(self: Any, *values: Any, **named: Any) -> None:
@@ -121,7 +123,9 @@ LogWriter.log_episode = _of_either_form(LogWriter.__dict__["log_episode"].__wrap
 
 
 class LogBuffer(NativeLogBuffer):
-    """Keep the numbers of the newest episode and of the collect, and report each change to a callback."""
+    """Keep the numbers of the newest episode and of the collect, and report each
+    change to a callback.
+    """
 
     def collect_metrics(self) -> dict[str, float]:
         """Return each metric's sum over the episodes of this collect, divided by all of them."""

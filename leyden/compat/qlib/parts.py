@@ -1,8 +1,8 @@
 """The parts of an environment as Qlib has them.
 
-They differ from Leyden's in three ways. Spaces may be those of the old `gym`. `env` takes any object
-that has what the part reads, such as a named tuple in a test. `Simulator` takes keyword arguments,
-and a method that a simulator leaves out raises NotImplementedError when it is called.
+They differ from Leyden's in three ways. Spaces may be those of the old `gym`. `env` takes any
+object that has what the part reads, such as a named tuple in a test. `Simulator` takes keyword
+arguments, and a method that a simulator leaves out raises NotImplementedError when it is called.
 """
 
 from __future__ import annotations

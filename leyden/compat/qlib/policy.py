@@ -1,5 +1,5 @@
-"""Policies as Qlib's programs use them: tianshou's, which learn in their own library, and `PPO`, `DQN`
-and `AllOne`, which are Leyden's and can also be called with a batch.
+"""Policies as Qlib's programs use them: tianshou's, which learn in their own library, and `PPO`,
+`DQN` and `AllOne`, which are Leyden's and can also be called with a batch.
 
 tianshou is never imported here; a program that uses one of its policies has loaded it.
 """
@@ -78,7 +78,9 @@ class DQN(_Callable, native.DQN):
 
 
 def _plain(obs: Any) -> Any:
-    """Return observations of tianshou's Batch, or a list of them, as arrays in the structure of the space."""
+    """Return observations of tianshou's Batch, or a list of them, as arrays in the
+    structure of the space.
+    """
     if isinstance(obs, list) or getattr(getattr(obs, "dtype", None), "kind", "") == "O":
         rows: list[Any] = [_plain(row) for row in cast("Iterable[Any]", obs)]
         if isinstance(rows[0], dict):
@@ -175,7 +177,9 @@ class TianshouPolicy(Policy):
         return self.policy(*args, **kwargs)
 
     def act(self, obs: Any, *, explore: bool) -> PolicyOutput:
-        """Call the policy, with exploration noise if exploring, and map its actions to the space."""
+        """Call the policy, with exploration noise if exploring, and map its
+        actions to the space.
+        """
         batch = self._data.Batch(obs=copied(obs), info=self._data.Batch())
         with torch.no_grad():
             result = self.policy(batch, None)

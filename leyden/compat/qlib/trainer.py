@@ -21,7 +21,9 @@ class TrainingVesselBase(native.TrainingVesselBase[Any]):
     """A policy with everything that it needs to act and to learn."""
 
     def __init__(self, **parts: Any) -> None:
-        """Take the parts by keyword, or none: a subclass may set `policy`, `reward` and the others itself."""
+        """Take the parts by keyword, or none: a subclass may set `policy`, `reward` and
+        the others itself.
+        """
         names = ("simulator_fn", "state_interpreter", "action_interpreter", "policy")
         missing: dict[str, Any] = {name: None for name in names if name not in parts}
         super().__init__(**{**missing, **parts})
@@ -87,7 +89,9 @@ class Trainer(native.Trainer):
         super().__init__(finite_env_type=finite_env_type, env_options=env_options, **options)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a value of `state_dict`, or what `torch.load` reads from a file of `Checkpoint`."""
+        """Restore a value of `state_dict`, or what `torch.load` reads from a
+        file of `Checkpoint`.
+        """
         super().load_state_dict(with_arrays(dict(state)))
 
 
@@ -138,7 +142,9 @@ def backtest(
 
 
 def _give_old_environments(cls: type) -> None:
-    """Let the methods of stages that a class defines be given environments as tianshou takes them."""
+    """Let the methods of stages that a class defines be given environments as
+    tianshou takes them.
+    """
     for name in ("train", "validate", "test"):
         if (own := cls.__dict__.get(name)) is not None:
             setattr(cls, name, _with_old_environment(own))

@@ -85,7 +85,10 @@ class FiniteVectorEnv:
 
     @classmethod
     def over(cls, venv: native.FiniteVectorEnv) -> FiniteVectorEnv:
-        """Return a running vectorised environment of Leyden with this interface. Its owner closes it."""
+        """Return a running vectorised environment of Leyden with this interface.
+
+        Its owner closes it.
+        """
         self = cls.__new__(cls)
         self._writers = _Writers([])
         self._begin(venv)
@@ -118,7 +121,9 @@ class FiniteVectorEnv:
 
     @contextmanager
     def collector_guard(self) -> Generator[FiniteVectorEnv]:
-        """Call the writers' `on_env_all_ready`, run a collect to its StopIteration, and call `on_env_all_done`."""
+        """Call the writers' `on_env_all_ready`, run a collect to its StopIteration, and call
+        `on_env_all_done`.
+        """
         self._collector_guarded = True
         try:
             with self.native.collector_guard():
@@ -160,7 +165,9 @@ class FiniteVectorEnv:
         return self._observations(ids)
 
     def step(self, action: Any, id: Any = None) -> tuple[Any, Any, Any, Any]:
-        """Step the environments of `id` that are alive. Return observations, rewards, dones and infos of all of `id`.
+        """Step the environments of `id` that are alive.
+
+        Return observations, rewards, dones and infos of all of `id`.
 
         An environment without a seed keeps its last observation, and is never done.
         """
@@ -243,7 +250,8 @@ def vectorize_env(
 
 
 def worker_options(kind: str) -> dict[str, Any]:
-    """Return the options with which worker processes start as in Qlib: by a fork, where there is one.
+    """Return the options with which worker processes start as in Qlib: by a fork,
+    where there is one.
 
     So a script needs no `if __name__ == "__main__"`, and a worker does not import it again.
     """

@@ -109,32 +109,34 @@ class VLLMBackend(PolicyBackend):
     ) -> None:
         """
         model: a folder or a hub name, for learner and server.
-        url: of a server that runs already, such as "http://127.0.0.1:8000". None starts one, which ends with this
-            process.
+        url: of a server that runs already, such as "http://127.0.0.1:8000". None starts one, which
+            ends with this process.
         model_name: the name under which the server serves the policy.
         isolate: run the learner in a child process, so that training does not hold up the agents.
         lora: train adapters, and push these alone. The server is started with the model itself.
         dtype: of the weights, in learner and server; None is float32.
         max_length: the longest sequence; None is the model's context, at most 4,096.
-        untie: give a model with tied embeddings an output head of its own at the server, which costs the memory of
-            the embeddings. vLLM 0.32 on a CPU does not reload a tied head; the probes show whether another does.
-        tolerance: the largest difference between the server's and the learner's log-probabilities of the probes;
-            None is 1e-3 for float32, and 0.25 for bfloat16, which rounds that much.
-        exchange_dir: a directory that learner and server both read under this path; None makes a temporary one. A
-            directory in memory ("/dev/shm/policy") saves writing to a disk.
+        untie: give a model with tied embeddings an output head of its own at the server, which
+            costs the memory of the embeddings. vLLM 0.32 on a CPU does not reload a tied head; the
+            probes show whether another does.
+        tolerance: the largest difference between the server's and the learner's log-probabilities
+            of the probes; None is 1e-3 for float32, and 0.25 for bfloat16, which rounds that much.
+        exchange_dir: a directory that learner and server both read under this path; None makes a
+            temporary one. A directory in memory ("/dev/shm/policy") saves writing to a disk.
         max_requests: requests of `sample` that are at the server at once.
         api_key: that the server demands; a server that is started demands it.
         python: the interpreter that has vLLM; None is this one.
-        host, port: of a server that is started; port 0 takes a free one. The server's routes change its weights, so
-            it listens on loopback unless there is an api_key.
-        kv_cache_gib: memory for keys and values of a server on the CPU; None leaves vLLM's default. A GPU ignores it.
-        gpu_memory_utilization: share of the GPU's memory for the server; None leaves vLLM's default, which leaves no
-            room for a learner on the same GPU.
+        host, port: of a server that is started; port 0 takes a free one. The server's routes change
+            its weights, so it listens on loopback unless there is an api_key.
+        kv_cache_gib: memory for keys and values of a server on the CPU; None leaves vLLM's
+            default. A GPU ignores it.
+        gpu_memory_utilization: share of the GPU's memory for the server; None leaves vLLM's
+            default, which leaves no room for a learner on the same GPU.
         start_timeout_seconds: how long the server may take to come up.
         extra_arguments: of vLLM's command line, such as ("--tensor-parallel-size", "2").
         environment: further variables of the server.
-        learner: options of `EmbeddedBackend`: tokenizer, device, max_tokens_per_microbatch, value_head,
-            gradient_checkpointing, offload, seed, threads.
+        learner: options of `EmbeddedBackend`: tokenizer, device, max_tokens_per_microbatch,
+            value_head, gradient_checkpointing, offload, seed, threads.
         """
         if not isinstance(model, str | Path):
             raise ConfigError(
@@ -334,7 +336,10 @@ class VLLMBackend(PolicyBackend):
         return self._policy_version
 
     async def statistics(self) -> EngineStatistics:
-        """Return the server's counters. Raise EngineError if it has died, was started again, or reports no token ids."""
+        """Return the server's counters.
+
+        Raise EngineError if it has died, was started again, or reports no token ids.
+        """
         running = self._started()
         running.server.check()
         async with self._explained(running):
@@ -359,7 +364,10 @@ class VLLMBackend(PolicyBackend):
     # ---- weights -------------------------------------------------------------------------------------------------------
 
     async def _push(self, running: _Running) -> None:
-        """Give the server the learner's weights. Raise EngineError, naming weights, unless its probes agree."""
+        """Give the server the learner's weights.
+
+        Raise EngineError, naming weights, unless its probes agree.
+        """
         running.n_pushes += 1
         folder = running.exchange / f"push-{running.n_pushes}"
         if self._trains_adapter:

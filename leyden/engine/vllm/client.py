@@ -150,7 +150,9 @@ class VLLMClient:
         await self.post("/resume", {})
 
     async def reload(self, folder: str) -> None:
-        """Load the weights of a folder that the server's machine can read, and drop the prefix cache."""
+        """Load the weights of a folder that the server's machine can read, and
+        drop the prefix cache.
+        """
         await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
         await self.post("/reset_prefix_cache", {})
 
@@ -162,7 +164,9 @@ class VLLMClient:
         await self.post("/reset_prefix_cache", {})
 
     async def set_mark(self, mark: str) -> None:
-        """Give the loaded weights a name, which `mark` returns until the server is started again."""
+        """Give the loaded weights a name, which `mark` returns until the
+        server is started again.
+        """
         await self.post("/update_weight_version", {"new_version": mark})
 
     async def mark(self) -> str | None:
@@ -176,7 +180,10 @@ class VLLMClient:
         return _json(path, await self._text("GET", path, None))
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a JSON object and return the answer. Raise Unreachable, or EngineError for a refusal."""
+        """Send a JSON object and return the answer.
+
+        Raise Unreachable, or EngineError for a refusal.
+        """
         return _json(path, await self._text("POST", path, body))
 
     async def _text(self, method: str, path: str, body: Mapping[str, Any] | None) -> str:

@@ -111,7 +111,9 @@ def _write_tensor(path: Path, name: str, tensor: StoredTensor) -> None:
 
 
 def _add_to_index(folder: Path, n_bytes: int) -> None:
-    """Name the output head in the index of a model of several files; vLLM reads every file of a model without one."""
+    """Name the output head in the index of a model of several files; vLLM reads every file of a
+    model without one.
+    """
     path = folder / _INDEX
     if path.exists():
         index = json.loads(path.read_text())
@@ -121,7 +123,9 @@ def _add_to_index(folder: Path, n_bytes: int) -> None:
 
 
 def groups_of(folder: Path) -> dict[str, list[StoredTensor]]:
-    """Return the tensors by name, the layers of a model together: `model.layers.*.mlp.up_proj.weight`."""
+    """Return the tensors by name, the layers of a model together:
+    `model.layers.*.mlp.up_proj.weight`.
+    """
     groups: dict[str, list[StoredTensor]] = {}
     for tensor in stored_tensors(folder):
         groups.setdefault(re.sub(r"\.\d+\.", ".*.", tensor.name), []).append(tensor)
@@ -129,7 +133,9 @@ def groups_of(folder: Path) -> dict[str, list[StoredTensor]]:
 
 
 def copy_with_changed(folder: Path, target: Path, tensors: list[StoredTensor]) -> None:
-    """Copy a model folder to `target`, with every number of some tensors negated; a tensor of zeros becomes ones."""
+    """Copy a model folder to `target`, with every number of some tensors negated; a tensor of
+    zeros becomes ones.
+    """
     shutil.copytree(folder, target, dirs_exist_ok=True)
     for tensor in tensors:
         size = _ITEM_BYTES.get(tensor.dtype)

@@ -43,7 +43,9 @@ async def learner_scores(learner: Learner, probes: Sequence[Sequence[int]]) -> l
 
 
 def largest_difference(found: Sequence[Sequence[float]], wanted: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference of two lists of scores; infinity for one that is not a number."""
+    """Return the largest difference of two lists of scores; infinity for one
+    that is not a number.
+    """
     differences = [abs(a - b) for each in zip(found, wanted, strict=True) for a, b in zip(*each, strict=True)]
     return max((each if each == each else float("inf") for each in differences), default=0.0)
 
@@ -61,8 +63,9 @@ async def stale_weights(
     """Return the names of the weights that the server does not take from a folder.
 
     Each group of tensors is changed in a copy of the folder that the server loads. Its scores
-    change, unless it ignores that group. A tied output head has no tensor to change: it is stale if
-    the scores agree as soon as the folder has one. The server has the folder's own weights afterwards.
+    change, unless it ignores that group. A tied output head has no tensor to change: it is
+    stale if the scores agree as soon as the folder has one. The server has the folder's own
+    weights afterwards.
     work: a directory on the file system that the server reads; it is made and removed.
     wanted: the learner's scores of the probes.
     """

@@ -52,10 +52,15 @@ class ServerOptions:
 
 
 class StartedServer:
-    """`python -m vllm.entrypoints.openai.api_server` as a child process, which ends with this one."""
+    """`python -m vllm.entrypoints.openai.api_server` as a child process, which
+    ends with this one.
+    """
 
     def __init__(self, folder: Path, served_name: str, options: ServerOptions) -> None:
-        """Start the process. Raise EngineError if the port is taken. Call `wait_until_ready` next."""
+        """Start the process. Raise EngineError if the port is taken.
+
+        Call `wait_until_ready` next.
+        """
         self._options = options
         self._lines: deque[str] = deque(maxlen=40)
         """The last lines of the log that are no request, newest last."""
@@ -73,7 +78,10 @@ class StartedServer:
         )
 
     def wait_until_ready(self) -> None:
-        """Block until the server is healthy. Raise EngineError with its last lines, the cause and the setting."""
+        """Block until the server is healthy.
+
+        Raise EngineError with its last lines, the cause and the setting.
+        """
         try:
             self._command.wait_for_url(f"{self.url}/health", self._options.start_timeout_seconds)
         except ChildDied as error:
@@ -236,7 +244,9 @@ _CAUSES: Final[Sequence[tuple[str, str]]] = (
 
 
 def explain(log: str) -> str | None:
-    """Return the cause of a failure and the setting to change; None if the log shows none that is known."""
+    """Return the cause of a failure and the setting to change; None if the log shows
+    none that is known.
+    """
     return next((cause for pattern, cause in _CAUSES if re.search(pattern, log, re.IGNORECASE)), None)
 
 

@@ -22,13 +22,15 @@ class RolloutRewards:
     reward: float
     """Final reward, from which a KL penalty in the reward has been subtracted."""
     call_rewards: Sequence[float]
-    """Shape (C,): the reward that followed each call. They sum to `reward`, or all but the last are 0."""
+    """Shape (C,): the reward that followed each call. They sum to `reward`, or all
+    but the last are 0."""
     values: Sequence[float] | None = None
     """Shape (C,): a critic's estimate before each call; None without a critic."""
     baseline: float | None = None
     """Reward of the group's baseline rollout, which was decoded greedily; None without one."""
     forked_returns: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
-    """Rewards of the forks that keep the first c calls, by c, from 1 to C - 1; empty without forks."""
+    """Rewards of the forks that keep the first c calls, by c, from 1 to C - 1;
+    empty without forks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,16 @@ class Estimate:
     advantages: list[list[float]]
     """Shape (R, C_r): one number for each call."""
     returns: list[list[float]] | None = None
-    """Shape (R, C_r): what a critic should have estimated before each call; None from estimators without a critic."""
+    """Shape (R, C_r): what a critic should have estimated before each call; None from
+    estimators without a critic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """Base of the constants of a registered estimator. The type of the constants chooses the estimator."""
+    """Base of the constants of a registered estimator.
+
+    The type of the constants chooses the estimator.
+    """
 
     @property
     def uses_values(self) -> bool:
@@ -57,21 +63,29 @@ class Advantages:
 
     @property
     def uses_call_rewards(self) -> bool:
-        """Return whether the estimator reads `RolloutRewards.call_rewards`, beside how many they are."""
+        """Return whether the estimator reads `RolloutRewards.call_rewards`, beside
+        how many they are.
+        """
         return False
 
     @property
     def min_group(self) -> int:
-        """Return how many rollouts each group must have: 2 if the rollouts of a group are compared, else 1."""
+        """Return how many rollouts each group must have: 2 if the rollouts of a group
+        are compared, else 1.
+        """
         return 1
 
     @property
     def forks_per_call(self) -> int:
-        """Return how many forks there are at each call that `fork_places` chooses; 0 if rollouts are not forked."""
+        """Return how many forks there are at each call that `fork_places` chooses; 0 if
+        rollouts are not forked.
+        """
         return 0
 
     def fork_places(self, n_calls: int) -> list[int]:
-        """Return the calls at which a rollout with so many trained calls is forked, by their place."""
+        """Return the calls at which a rollout with so many trained calls is
+        forked, by their place.
+        """
         return []
 
 
@@ -97,9 +111,9 @@ ESTIMATORS: Registry[RegisteredEstimator] = Registry("advantages")
 def register_estimator(name: str, constants: type[A]) -> Callable[[EstimatorFunction[A]], EstimatorFunction[A]]:
     """Return a decorator that registers an estimator under a name, with the type of its constants.
 
-    The decorated function raises ConfigError for a rollout whose numbers are not finite or that lacks
-    what the constants need, and for a group smaller than `min_group`. The function need not check it.
-    Raise ConfigError for a name or a type that is registered already.
+    The decorated function raises ConfigError for a rollout whose numbers are not finite or that
+    lacks what the constants need, and for a group smaller than `min_group`. The function need not
+    check it. Raise ConfigError for a name or a type that is registered already.
     """
 
     def register(function: EstimatorFunction[A]) -> EstimatorFunction[A]:
@@ -115,7 +129,10 @@ def register_estimator(name: str, constants: type[A]) -> Callable[[EstimatorFunc
 
 
 def find_estimator(constants: Advantages) -> RegisteredEstimator:
-    """Return the estimator that these constants belong to. Raise ConfigError for any other value."""
+    """Return the estimator that these constants belong to.
+
+    Raise ConfigError for any other value.
+    """
     return ESTIMATORS.find(constants)
 
 

@@ -1,4 +1,6 @@
-"""The estimator that values the states between calls by the returns of forks, which begin there anew."""
+"""The estimator that values the states between calls by the returns of forks,
+which begin there anew.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ class VinePPOAdvantages(Advantages):
     n_forks: int = 4
     """Forks at each chosen call; at least 1. More make its advantage less noisy."""
     calls: tuple[int, ...] | None = None
-    """The calls at which a rollout is forked, by their place among its trained calls, each at least 1. None: all but
-    the first. A call between two chosen ones shares their difference of values."""
+    """The calls at which a rollout is forked, by their place among its trained calls, each at least
+    1. None: all but the first. A call between two chosen ones shares their difference of values."""
     whiten: bool = True
-    """Whether the advantages of the step are standardised, in which each rollout weighs the same."""
+    """Whether the advantages of the step are standardised, in which each
+    rollout weighs the same."""
     epsilon: float = 1e-8
     """Added to the variance; above 0."""
     ddof: float = 1.0
@@ -42,7 +45,9 @@ class VinePPOAdvantages(Advantages):
 
     @property
     def min_group(self) -> int:
-        """Return 2, because the value of the first state is the mean of a group's other rollouts."""
+        """Return 2, because the value of the first state is the mean of a
+        group's other rollouts.
+        """
         return 2
 
     @property
@@ -51,18 +56,22 @@ class VinePPOAdvantages(Advantages):
         return self.n_forks
 
     def fork_places(self, n_calls: int) -> list[int]:
-        """Return the calls at which a rollout with so many trained calls is forked, by their place."""
+        """Return the calls at which a rollout with so many trained calls is
+        forked, by their place.
+        """
         return [place for place in range(1, n_calls) if self.calls is None or place in self.calls]
 
 
 @register_estimator("vineppo", VinePPOAdvantages)
 def vineppo(rollouts: Sequence[RolloutRewards], constants: VinePPOAdvantages) -> Estimate:
-    """Return the differences of Monte Carlo values at consecutive calls (VinePPO, arXiv:2410.01679, section 4).
+    """Return the differences of Monte Carlo values at consecutive calls (VinePPO,
+    arXiv:2410.01679, section 4).
 
-    A_c = V_{c+1} - V_c, where V_c is the mean return of the forks that keep all calls before c, V_0 the mean
-    reward of the group's other rollouts, and V_C the rollout's own reward, which is exact. Rewards on the way are
-    part of each return, and nothing is discounted. A place without a fork's return has no value, and the calls
-    on both sides share the difference of the next values that there are. So a rollout of one call has RLOO's advantage.
+    A_c = V_{c+1} - V_c, where V_c is the mean return of the forks that keep all calls before c, V_0
+    the mean reward of the group's other rollouts, and V_C the rollout's own reward, which is exact.
+    Rewards on the way are part of each return, and nothing is discounted. A place without a fork's
+    return has no value, and the calls on both sides share the difference of the next values that
+    there are. So a rollout of one call has RLOO's advantage.
     """
     first_values = _mean_of_others(rollouts)
     rows = [_differences(rollout, first) for rollout, first in zip(rollouts, first_values, strict=True)]

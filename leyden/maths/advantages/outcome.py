@@ -1,4 +1,6 @@
-"""Estimators that read the final reward of each rollout and give each of its calls the same advantage."""
+"""Estimators that read the final reward of each rollout and give each of its calls
+the same advantage.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +87,8 @@ class RLOOAdvantages(Advantages):
 def rloo(rollouts: Sequence[RolloutRewards], constants: RLOOAdvantages) -> Estimate:
     """Return each reward less the mean of the group's other rewards (RLOO, arXiv:2402.14740).
 
-    A_i = r_i - mean of r_j over j != i = G / (G - 1) (r_i - mean(r)). The baseline does not depend on
-    the rollout itself, so the policy gradient has no bias.
+    A_i = r_i - mean of r_j over j != i = G / (G - 1) (r_i - mean(r)). The baseline does not depend
+    on the rollout itself, so the policy gradient has no bias.
     """
 
     def left_out(rewards_G: list[float]) -> list[float]:
@@ -121,11 +123,12 @@ class ReinforcePPAdvantages(Advantages):
 
 @register_estimator("reinforce_pp", ReinforcePPAdvantages)
 def reinforce_pp(rollouts: Sequence[RolloutRewards], constants: ReinforcePPAdvantages) -> Estimate:
-    """Return the rewards, standardised over all rollouts of the step (REINFORCE++, arXiv:2501.03262).
+    """Return the rewards, standardised over all rollouts of the step (REINFORCE++,
+    arXiv:2501.03262).
 
-    A_i = (x_i - mean(x)) / sqrt(var(x) + epsilon) over the whole step, where x is the reward, or the
-    reward less the mean of its group. The paper's penalty for leaving the reference policy is part of
-    the reward here.
+    A_i = (x_i - mean(x)) / sqrt(var(x) + epsilon) over the whole step, where x is the reward, or
+    the reward less the mean of its group. The paper's penalty for leaving the reference policy is
+    part of the reward here.
 
     Raise ConfigError unless the step has more than `ddof` rollouts.
     """
@@ -147,7 +150,9 @@ class ReMaxAdvantages(Advantages):
 
 @register_estimator("remax", ReMaxAdvantages)
 def remax(rollouts: Sequence[RolloutRewards], constants: ReMaxAdvantages) -> Estimate:
-    """Return each reward less the reward of a greedily decoded rollout (ReMax, arXiv:2310.10505, algorithm 1)."""
+    """Return each reward less the reward of a greedily decoded rollout (ReMax,
+    arXiv:2310.10505, algorithm 1).
+    """
     return repeated([rollout.reward - (rollout.baseline or 0.0) for rollout in rollouts], rollouts)
 
 

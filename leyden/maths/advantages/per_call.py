@@ -19,9 +19,11 @@ class GAEAdvantages(Advantages):
     gamma: float = 1.0
     """Discount of the reward of the next call; from 0 to 1."""
     lam: float = 1.0
-    """Weight of later estimates: 0 trusts the critic's next value, 1 the rewards alone; from 0 to 1."""
+    """Weight of later estimates: 0 trusts the critic's next value, 1 the rewards
+    alone; from 0 to 1."""
     whiten: bool = True
-    """Whether the advantages of the step are standardised, in which each rollout weighs the same."""
+    """Whether the advantages of the step are standardised, in which each
+    rollout weighs the same."""
     epsilon: float = 1e-8
     """Added to the variance; above 0."""
     ddof: float = 1.0
@@ -47,10 +49,12 @@ class GAEAdvantages(Advantages):
 
 @register_estimator("gae", GAEAdvantages)
 def gae(rollouts: Sequence[RolloutRewards], constants: GAEAdvantages) -> Estimate:
-    """Return generalised advantage estimates over the calls of each rollout (arXiv:1506.02438, eq. 16).
+    """Return generalised advantage estimates over the calls of each rollout
+    (arXiv:1506.02438, eq. 16).
 
-    A_c = delta_c + gamma * lam * A_{c+1} with delta_c = r_c + gamma * V_{c+1} - V_c, where both terms
-    of call c + 1 are 0 after the last call. The returns are A + V before the advantages are whitened.
+    A_c = delta_c + gamma * lam * A_{c+1} with delta_c = r_c + gamma * V_{c+1} - V_c, where
+    both terms of call c + 1 are 0 after the last call. The returns are A + V before the
+    advantages are whitened.
     """
     advantages: list[list[float]] = []
     returns: list[list[float]] = []
@@ -75,9 +79,9 @@ class ProcessAdvantages(Advantages):
     """Constants of the estimator `process`. Raise ConfigError for one out of its range."""
 
     baseline: str = "reward"
-    """What is centred within the group. `reward`: the reward of each call, before the sum, against the
-    rewards of all calls of the group. `position`: the sum of the rewards from each call on, against
-    the sums of the rollouts that reached the same call."""
+    """What is centred within the group. `reward`: the reward of each call, before the sum, against
+    the rewards of all calls of the group. `position`: the sum of the rewards from each call on,
+    against the sums of the rollouts that reached the same call."""
     gamma: float = 1.0
     """Discount of the reward of the next call; from 0 to 1."""
     scale: bool = True
@@ -107,15 +111,16 @@ class ProcessAdvantages(Advantages):
 
 @register_estimator("process", ProcessAdvantages)
 def process(rollouts: Sequence[RolloutRewards], constants: ProcessAdvantages) -> Estimate:
-    """Return credit for each call from the rewards that followed it (process supervision, arXiv:2402.03300, 4.1.3).
+    """Return credit for each call from the rewards that followed it (process supervision,
+    arXiv:2402.03300, 4.1.3).
 
-    With baseline="reward", A_c = sum over k >= c of gamma^(k - c) (r_k - mean(R)) / (std(R) + epsilon),
-    where R are the rewards of all calls of the group. A rollout counts once in mean and deviation, so
-    they are the paper's where all rollouts have equally many calls.
+    With baseline="reward", A_c = sum over k >= c of gamma^(k - c) (r_k - mean(R)) / (std(R) +
+    epsilon), where R are the rewards of all calls of the group. A rollout counts once in mean and
+    deviation, so they are the paper's where all rollouts have equally many calls.
 
-    With baseline="position", A_c = (G_c - mean(G_c)) / (std(G_c) + epsilon), where G_c = sum over k >= c
-    of gamma^(k - c) r_k, over the rollouts of the group that have a call c. A call that no other
-    rollout reached gets 0, because it has nothing to be compared with.
+    With baseline="position", A_c = (G_c - mean(G_c)) / (std(G_c) + epsilon), where G_c = sum over k
+    >= c of gamma^(k - c) r_k, over the rollouts of the group that have a call c. A call that no
+    other rollout reached gets 0, because it has nothing to be compared with.
     """
     advantages: list[list[float]] = [[] for _ in rollouts]
     for places in members(rollouts).values():
@@ -141,7 +146,9 @@ def _against_position(sums: Sequence[Sequence[float]], constants: ProcessAdvanta
 
 
 def _standardised(rows: Sequence[Sequence[float]], constants: ProcessAdvantages) -> list[list[float]]:
-    """Return the numbers of a group, less their mean and, with `scale`, divided by their deviation."""
+    """Return the numbers of a group, less their mean and, with `scale`, divided
+    by their deviation.
+    """
     middle, variance = centre_and_variance(rows, ddof=constants.ddof)
     divisor = math.sqrt(variance) + constants.epsilon if constants.scale else 1.0
     return [[(value - middle) / divisor for value in row] for row in rows]

@@ -26,10 +26,11 @@ def deviation(values_R: Sequence[float], *, ddof: float) -> float:
 
 
 def centre_and_variance(rows: Sequence[Sequence[float]], *, ddof: float) -> tuple[float, float]:
-    """Return mean and variance of the numbers of all calls, in which each rollout weighs 1 and each call 1 / C_r.
+    """Return mean and variance of the numbers of all calls, in which each rollout weighs 1 and
+    each call 1 / C_r.
 
-    rows: shape (R, C_r). ddof: the variance is multiplied by R / (R - ddof). With R <= ddof there is
-        nothing to correct by, and ddof counts as 0.
+    rows: shape (R, C_r). ddof: the variance is multiplied by R / (R - ddof). With R <= ddof there
+        is nothing to correct by, and ddof counts as 0.
     """
     n = len(rows)
     ddof = ddof if n > ddof else 0.0
@@ -39,7 +40,9 @@ def centre_and_variance(rows: Sequence[Sequence[float]], *, ddof: float) -> tupl
 
 
 def whitened(rows: Sequence[Sequence[float]], *, epsilon: float, ddof: float) -> list[list[float]]:
-    """Return (x - mean) / sqrt(variance + epsilon), with the mean and variance of `centre_and_variance`."""
+    """Return (x - mean) / sqrt(variance + epsilon), with the mean and variance of
+    `centre_and_variance`.
+    """
     middle, variance = centre_and_variance(rows, ddof=ddof)
     scale = math.sqrt(variance + epsilon)
     return [[(value - middle) / scale for value in row] for row in rows]

@@ -22,7 +22,9 @@ class Loss:
 
     @property
     def further_columns(self) -> tuple[str, ...]:
-        """Return the names of columns that these constants need besides those of the registration."""
+        """Return the names of columns that these constants need besides those
+        of the registration.
+        """
         return ()
 
     @property
@@ -32,12 +34,17 @@ class Loss:
 
     @property
     def uses_values(self) -> bool:
-        """Return whether the loss reads `TokenBatch.values_N`. Only a backend with a value head has them."""
+        """Return whether the loss reads `TokenBatch.values_N`.
+
+        Only a backend with a value head has them.
+        """
         return False
 
 
 class TokenBatch(NamedTuple):
-    """What a loss is computed from: the trained tokens of several sequences, one after the other."""
+    """What a loss is computed from: the trained tokens of several sequences,
+    one after the other.
+    """
 
     logprobs_N: Tensor
     """Log-probabilities of the tokens under the trained policy; gradients flow through them."""
@@ -50,10 +57,11 @@ class TokenBatch(NamedTuple):
     """The number of the sequence that each token belongs to, from 0. A sequence is never divided
     between two batches."""
     entropies_N: Tensor | None = None
-    """Entropy, in nats, of the distribution that each token was drawn from, under the trained policy;
-    None unless the loss `uses_entropies`."""
+    """Entropy, in nats, of the distribution that each token was drawn from, under the trained
+    policy; None unless the loss `uses_entropies`."""
     values_N: Tensor | None = None
-    """Estimates of the value head where each token was drawn; None unless the loss `uses_values`."""
+    """Estimates of the value head where each token was drawn; None unless the
+    loss `uses_values`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,8 @@ class LossTerms:
     objective_N: Tensor
     """To be maximised. The engine minimises - sum_t weight_t * objective_t."""
     sums: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
-    """Metrics by name, each summed over the N tokens (no dimension); reported as means over tokens."""
+    """Metrics by name, each summed over the N tokens (no dimension); reported as
+    means over tokens."""
     maxima: Mapping[str, Tensor] = field(default_factory=dict[str, "Tensor"])
     """Metrics by name, each the largest of the N tokens (no dimension); reported as maxima."""
 
@@ -109,7 +118,10 @@ def register_loss(
 
 
 def find_loss(loss: Loss) -> RegisteredLoss:
-    """Return the registered loss that these constants belong to. Raise ConfigError for any other value."""
+    """Return the registered loss that these constants belong to.
+
+    Raise ConfigError for any other value.
+    """
     return LOSSES.find(loss)
 
 

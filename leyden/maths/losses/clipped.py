@@ -1,4 +1,6 @@
-"""The clipped surrogate of PPO, with DAPO's asymmetric range and dual clipping, and an optional critic."""
+"""The clipped surrogate of PPO, with DAPO's asymmetric range and dual clipping, and
+an optional critic.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
 @named_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOLoss(PolicyLoss):
-    """Constants of the clipped surrogate objective, loss `ppo`. Raise ConfigError for one out of its range."""
+    """Constants of the clipped surrogate objective, loss `ppo`.
+
+    Raise ConfigError for one out of its range.
+    """
 
     clip_low: float = 0.2
     """The ratio is clipped below 1 - clip_low; at least 0."""
@@ -25,13 +30,14 @@ class PPOLoss(PolicyLoss):
     """The ratio is clipped above 1 + clip_high; at least 0. A bound that is wider than `clip_low`
     keeps exploration (DAPO, arXiv:2503.14476, section 3.1)."""
     dual_clip: float | None = None
-    """With a negative advantage the objective is at least dual_clip * A, so that a large ratio does not
-    dominate the step; above 1. None: no such bound."""
+    """With a negative advantage the objective is at least dual_clip * A, so that a large ratio does
+    not dominate the step; above 1. None: no such bound."""
     value_coefficient: float = 0.0
-    """Factor of the critic's squared error, which is subtracted from the objective; at least 0. Above 0,
-    the columns `returns` and `values` and a backend with a value head are needed."""
+    """Factor of the critic's squared error, which is subtracted from the objective; at least 0.
+    Above 0, the columns `returns` and `values` and a backend with a value head are needed."""
     value_clip: float | None = None
-    """How far a value may move from the one before the step, see `clipped_value_loss`; None: no limit."""
+    """How far a value may move from the one before the step, see
+    `clipped_value_loss`; None: no limit."""
 
     def __post_init__(self) -> None:
         PolicyLoss.__post_init__(self)
@@ -55,13 +61,16 @@ class PPOLoss(PolicyLoss):
 
 @register_loss("ppo", PPOLoss, columns=("logprobs", "advantages"))
 def ppo(batch: TokenBatch, constants: PPOLoss) -> LossTerms:
-    """Return min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (PPO, arXiv:1707.06347, eq. 7; DAPO, arXiv:2503.14476).
+    """Return min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (PPO, arXiv:1707.06347, eq. 7; DAPO,
+    arXiv:2503.14476).
 
-    With `dual_clip` and A < 0, the larger of that and dual_clip A (dual-clip PPO, arXiv:1912.09729, eq. 5).
-    With `value_coefficient`, less the critic's squared error. See `policy_terms` for the other terms.
+    With `dual_clip` and A < 0, the larger of that and dual_clip A (dual-clip PPO,
+    arXiv:1912.09729, eq. 5). With `value_coefficient`, less the critic's squared error. See
+    `policy_terms` for the other terms.
 
-    Metrics beside those of `policy_terms`: `clip_fraction`, the share of ratios outside the clip range;
-    `dual_clip_fraction`, the share of tokens at the bound of `dual_clip`; `value_error`, the squared error.
+    Metrics beside those of `policy_terms`: `clip_fraction`, the share of ratios outside the clip
+    range; `dual_clip_fraction`, the share of tokens at the bound of `dual_clip`; `value_error`,
+    the squared error.
     """
     advantages_N = batch.columns["advantages"]
     surrogate = clipped_surrogate(

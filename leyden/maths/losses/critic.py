@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 @named_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueLoss(Loss):
-    """Constants of the loss `value`, which trains a critic alone. Raise ConfigError for one out of its range."""
+    """Constants of the loss `value`, which trains a critic alone.
+
+    Raise ConfigError for one out of its range.
+    """
 
     value_coefficient: float = 0.5
     """Factor of the squared error; above 0."""
     value_clip: float | None = None
-    """How far a value may move from the one before the step, see `clipped_value_loss`; None: no limit."""
+    """How far a value may move from the one before the step, see
+    `clipped_value_loss`; None: no limit."""
 
     def __post_init__(self) -> None:
         check_number("value_coefficient", self.value_coefficient, above=0)
@@ -50,7 +54,8 @@ def check_value_clip(value_clip: float | None) -> None:
 def value_errors(batch: TokenBatch, *, clip: float | None) -> Tensor:
     """Return the squared error of each value estimate against the column `returns`, shape (N,).
 
-    clip: None, or how far the estimates may move from the column `values`, as in `clipped_value_loss`.
+    clip: None, or how far the estimates may move from the column `values`, as in
+        `clipped_value_loss`.
     """
     assert batch.values_N is not None, "the engine computes them because the loss uses_values"
     returns_N = batch.columns["returns"]
@@ -60,7 +65,8 @@ def value_errors(batch: TokenBatch, *, clip: float | None) -> Tensor:
 
 
 def clipped_value_loss(values_N: Tensor, returns_N: Tensor, before_N: Tensor, *, clip: float) -> Tensor:
-    """Return the squared error of each value estimate, clipped as in OpenAI's baselines and tianshou; shape (N,).
+    """Return the squared error of each value estimate, clipped as in OpenAI's baselines and
+    tianshou; shape (N,).
 
     max((v - R)^2, (before + clamp(v - before, -clip, clip) - R)^2): the larger of the error of the
     new value and the error of the new value kept within `clip` of the old one (`before_N`).

@@ -47,8 +47,8 @@ def reward_penalty(
 ) -> float:
     """Return what a KL penalty in the reward subtracts from the reward of one rollout.
 
-    coefficient * sum over T of the estimate, where T are the tokens that the policy drew in the rollout
-    (PPO for language models, arXiv:1909.08593, eq. 2, with k1).
+    coefficient * sum over T of the estimate, where T are the tokens that the policy drew in the
+    rollout (PPO for language models, arXiv:1909.08593, eq. 2, with k1).
     logprobs_T: under the policy that drew the tokens.
     Raise ConfigError for an unknown estimator, and for lists of unequal length.
     """

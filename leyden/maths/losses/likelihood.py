@@ -17,7 +17,8 @@ class ReinforceLoss(PolicyLoss):
 
 @register_loss("reinforce", ReinforceLoss, columns=("logprobs", "advantages"))
 def reinforce(batch: TokenBatch, constants: ReinforceLoss) -> LossTerms:
-    """Return A log pi (REINFORCE, Williams 1992, "Simple statistical gradient-following algorithms", eq. 4).
+    """Return A log pi (REINFORCE, Williams 1992, "Simple statistical gradient-following
+    algorithms", eq. 4).
 
     There is no ratio, so it is meant for one optimizer step on each batch of samples.
     """
@@ -30,9 +31,11 @@ class CISPOLoss(PolicyLoss):
     """Constants of the loss `cispo`. Raise ConfigError for one out of its range."""
 
     clip_low: float | None = None
-    """The ratio is clipped below 1 - clip_low; at least 0. None: no lower bound, as in the paper."""
+    """The ratio is clipped below 1 - clip_low; at least 0. None: no lower
+    bound, as in the paper."""
     clip_high: float = 4.0
-    """The ratio is clipped above 1 + clip_high; at least 0. The default caps the weight of a token at 5."""
+    """The ratio is clipped above 1 + clip_high; at least 0. The default caps the
+    weight of a token at 5."""
 
     def __post_init__(self) -> None:
         PolicyLoss.__post_init__(self)
@@ -42,11 +45,14 @@ class CISPOLoss(PolicyLoss):
 
 @register_loss("cispo", CISPOLoss, columns=("logprobs", "advantages"))
 def cispo(batch: TokenBatch, constants: CISPOLoss) -> LossTerms:
-    """Return sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (CISPO, MiniMax-M1, arXiv:2506.13585, eq. 4 and 5).
+    """Return sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (CISPO, MiniMax-M1,
+    arXiv:2506.13585, eq. 4 and 5).
 
-    sg stops the gradient: the ratio is a weight, and clipping it takes the gradient of no token away.
+    sg stops the gradient: the ratio is a weight, and clipping it takes the
+    gradient of no token away.
 
-    Metric beside those of `policy_terms`: `clip_fraction`, the share of ratios outside the clip range.
+    Metric beside those of `policy_terms`: `clip_fraction`, the share of ratios
+    outside the clip range.
     """
     ratio_N = (batch.logprobs_N - proximal_logprobs(batch, constants)).exp().detach()
     lowest = None if constants.clip_low is None else 1 - constants.clip_low

@@ -1,9 +1,10 @@
-"""What the losses of policy optimisation share: ratios of probabilities, and the terms beside the objective.
+"""What the losses of policy optimisation share: ratios of probabilities, and the terms
+beside the objective.
 
 Three policies occur. The *trained* policy has the gradient. The *proximal* policy is the one that
 ratios are taken to: the learner's at the start of the step. The *sampler* drew the tokens. Sampler
-and proximal policy are one unless the sampler computes with other kernels or older weights; truncated
-importance sampling corrects for the difference then.
+and proximal policy are one unless the sampler computes with other kernels or older weights;
+truncated importance sampling corrects for the difference then.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ class PolicyLoss(Loss):
     """Base of the constants of policy losses. Raise ConfigError for one out of its range."""
 
     kl_coefficient: float = 0.0
-    """Factor of the KL divergence from the reference policy, which is subtracted from the objective; at
-    least 0. Above 0, the column `reference_logprobs` is needed."""
+    """Factor of the KL divergence from the reference policy, which is subtracted from the
+    objective; at least 0. Above 0, the column `reference_logprobs` is needed."""
     kl_estimator: str = "k3"
-    """The divergence's estimate: `k1`, `k2` or `k3` (`leyden.maths.losses.kl`). The gradient of `k1` is 0
-    in expectation, so it belongs in the reward."""
+    """The divergence's estimate: `k1`, `k2` or `k3` (`leyden.maths.losses.kl`). The gradient of
+    `k1` is 0 in expectation, so it belongs in the reward."""
     entropy_coefficient: float = 0.0
     """Factor of the entropy, which is added to the objective; negative values lower the entropy."""
     importance_cap: float | None = None
-    """Largest weight of truncated importance sampling; above 0. With it the column `learner_logprobs` is
-    needed: log-probabilities under the proximal policy. None: the sampler is the proximal policy."""
+    """Largest weight of truncated importance sampling; above 0. With it the column
+    `learner_logprobs` is needed: log-probabilities under the proximal policy. None: the sampler is
+    the proximal policy."""
 
     def __post_init__(self) -> None:
         check_number("kl_coefficient", self.kl_coefficient, at_least=0)
@@ -66,23 +68,28 @@ def proximal_logprobs(batch: TokenBatch, constants: PolicyLoss) -> Tensor:
 
 
 def importance_weights(learner_N: Tensor, sampler_N: Tensor, *, cap: float) -> Tensor:
-    """Return min(exp(learner logp - sampler logp), cap), without a gradient (truncated importance sampling).
+    """Return min(exp(learner logp - sampler logp), cap), without a gradient (truncated
+    importance sampling).
 
-    Source: Ionides 2008, "Truncated importance sampling"; for a sampler with other kernels than the
-    learner, Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
+    Source: Ionides 2008, "Truncated importance sampling"; for a sampler with other kernels
+    than the learner, Yao et al. 2025, "Your efficient RL framework secretly brings you
+    off-policy RL training".
     """
     return (learner_N - sampler_N).exp().clamp(max=cap).detach()
 
 
 def token_entropies(logprobs_NV: Tensor) -> Tensor:
-    """Return the entropy of each distribution over V tokens, - sum_v p_v log p_v in nats, shape (N,)."""
+    """Return the entropy of each distribution over V tokens, - sum_v p_v log p_v
+    in nats, shape (N,).
+    """
     return -(logprobs_NV.exp() * logprobs_NV).nan_to_num().sum(-1)
 
 
 def policy_terms(
     batch: TokenBatch, constants: PolicyLoss, objective_N: Tensor, sums: Mapping[str, Tensor] | None = None
 ) -> LossTerms:
-    """Return the terms of a policy loss: the weighted objective, less KL penalty, plus entropy, with metrics.
+    """Return the terms of a policy loss: the weighted objective, less KL penalty, plus
+    entropy, with metrics.
 
     w_t objective_t - kl_coefficient KL_t + entropy_coefficient H_t, where w_t is 1 without `importance_cap`.
     Metrics: `kl`, the divergence of the proximal from the trained policy (k3); `ratio` and `max_ratio`, the
@@ -128,7 +135,9 @@ class Surrogate(NamedTuple):
         return (self.clipped_N != self.ratio_N).sum().float()
 
     def kl_sum(self) -> Tensor:
-        """Return the sum over N of (r - 1) - log r, an estimate of KL(behaviour || policy) (k3, Schulman 2020)."""
+        """Return the sum over N of (r - 1) - log r, an estimate of KL(behaviour || policy)
+        (k3, Schulman 2020).
+        """
         return (self.ratio_N - 1 - self.log_ratio_N).sum()
 
 

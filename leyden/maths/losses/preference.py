@@ -20,7 +20,10 @@ from leyden.options import check_number, named_options
 @named_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DPOLoss(Loss):
-    """Constants of the loss `dpo`, which `dpo_weights` takes. Raise ConfigError for one out of its range."""
+    """Constants of the loss `dpo`, which `dpo_weights` takes.
+
+    Raise ConfigError for one out of its range.
+    """
 
     beta: float = 0.1
     """How strongly the policy is held to the reference policy; above 0."""
@@ -33,11 +36,12 @@ class DPOLoss(Loss):
 
 @register_loss("dpo", DPOLoss, columns=("coefficients",))
 def dpo(batch: TokenBatch, constants: DPOLoss) -> LossTerms:
-    """Return coefficient * log pi, whose gradient is that of the DPO loss; its value is not (see `dpo_weights`).
+    """Return coefficient * log pi, whose gradient is that of the DPO loss; its value is not
+    (see `dpo_weights`).
 
-    The column `coefficients` holds the pair's weight at the tokens of a chosen answer, and minus the
-    weight at those of a rejected answer. With 1 / P as the weight of every token of P pairs, the
-    gradient is that of the mean loss. Each optimizer step needs weights of its own.
+    The column `coefficients` holds the pair's weight at the tokens of a chosen answer, and minus
+    the weight at those of a rejected answer. With 1 / P as the weight of every token of P pairs,
+    the gradient is that of the mean loss. Each optimizer step needs weights of its own.
     """
     return LossTerms(batch.columns["coefficients"] * batch.logprobs_N)
 
@@ -48,8 +52,8 @@ class DPOWeights(NamedTuple):
     loss: float
     """Mean over pairs."""
     weights_P: list[float]
-    """minus the derivative of a pair's loss with respect to the log-probability of its chosen answer; the
-    derivative for the rejected answer is its opposite."""
+    """minus the derivative of a pair's loss with respect to the log-probability of its chosen
+    answer; the derivative for the rejected answer is its opposite."""
     accuracy: float
     """Share of pairs with a margin above 0."""
     margin: float
@@ -65,10 +69,12 @@ def dpo_weights(
     beta: float,
     label_smoothing: float = 0.0,
 ) -> DPOWeights:
-    """Return the loss of pairs of answers and the weights of its gradient (DPO, arXiv:2305.18290, eq. 7).
+    """Return the loss of pairs of answers and the weights of its gradient (DPO,
+    arXiv:2305.18290, eq. 7).
 
     m = beta ((chosen - reference chosen) - (rejected - reference rejected)); the loss of a pair is
-    - (1 - e) log sigmoid(m) - e log sigmoid(-m) with e = label_smoothing (conservative DPO, Mitchell
+    - (1 - e) log sigmoid(m) - e log sigmoid(-m) with e = label_smoothing
+      (conservative DPO, Mitchell
     2023), and its weight beta ((1 - e) sigmoid(-m) - e sigmoid(m)).
     chosen_P, ...: log-probabilities of whole answers, each the sum over its tokens.
     Raise ConfigError without a pair, and for lists of unequal length.

@@ -19,8 +19,8 @@ class GSPOLoss(PolicyLoss):
     """Constants of the loss `gspo`. Raise ConfigError for one out of its range."""
 
     clip_low: float = 3e-4
-    """The ratio is clipped below 1 - clip_low; at least 0. The paper's value: the ratio is a geometric
-    mean over tokens, so it moves far less than a token's."""
+    """The ratio is clipped below 1 - clip_low; at least 0. The paper's value: the ratio is a
+    geometric mean over tokens, so it moves far less than a token's."""
     clip_high: float = 4e-4
     """The ratio is clipped above 1 + clip_high; at least 0. The paper's value."""
 
@@ -32,14 +32,16 @@ class GSPOLoss(PolicyLoss):
 
 @register_loss("gspo", GSPOLoss, columns=("logprobs", "advantages", "calls"))
 def gspo(batch: TokenBatch, constants: GSPOLoss) -> LossTerms:
-    """Return min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) (GSPO-token, arXiv:2507.18071, eq. 13 and 14).
+    """Return min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) (GSPO-token,
+    arXiv:2507.18071, eq. 13 and 14).
 
-    s_t = sg(s) pi_t / sg(pi_t), where sg stops the gradient and s = exp(mean of log r over the tokens of
-    one model call). The paper's sequence is one call: a sequence that holds several calls, which the
-    column `calls` numbers, has one ratio for each. If all tokens of a call have one advantage and one
-    weight, value and gradient are those of the sequence objective (eq. 5).
+    s_t = sg(s) pi_t / sg(pi_t), where sg stops the gradient and s = exp(mean of log r over the
+    tokens of one model call). The paper's sequence is one call: a sequence that holds several
+    calls, which the column `calls` numbers, has one ratio for each. If all tokens of a call have
+    one advantage and one weight, value and gradient are those of the sequence objective (eq. 5).
 
-    Metric beside those of `policy_terms`: `clip_fraction`, the share of tokens whose ratio is clipped.
+    Metric beside those of `policy_terms`: `clip_fraction`, the share of tokens
+    whose ratio is clipped.
     """
     log_ratio_N = batch.logprobs_N - proximal_logprobs(batch, constants)
     means_N = call_means(log_ratio_N.detach(), batch.sequence_N, batch.columns["calls"])
@@ -53,7 +55,8 @@ def gspo(batch: TokenBatch, constants: GSPOLoss) -> LossTerms:
 def call_means(values_N: Tensor, sequence_N: Tensor, calls_N: Tensor) -> Tensor:
     """Return for each token the mean of `values_N` over the tokens of its call, shape (N,).
 
-    sequence_N: number of each token's sequence. calls_N: number of its call within that sequence. The
+    sequence_N: number of each token's sequence. calls_N: number of its call within
+        that sequence. The
     tokens of one call are next to each other.
     """
     begins_N = (sequence_N.diff(prepend=sequence_N[:1]) != 0) | (calls_N.diff(prepend=calls_N[:1]) != 0)

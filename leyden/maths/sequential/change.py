@@ -1,11 +1,12 @@
 """Detection of a drop of a mean below a reference, at an unknown time: an e-detector.
 
-A Shiryaev-Roberts e-detector sums, over every possible time of the change, the capital of a bet that
-begins there. While the mean stays at or above the reference, the expected number of observations until
-the detector exceeds c is at least c. An alarm at c = 10,000 is therefore false once in 10,000
-observations at most, on average.
+A Shiryaev-Roberts e-detector sums, over every possible time of the change, the capital of a bet
+that begins there. While the mean stays at or above the reference, the expected number of
+observations until the detector exceeds c is at least c. An alarm at c = 10,000 is therefore false
+once in 10,000 observations at most, on average.
 
-Source: Shin, Ramdas and Rinaldo, arXiv:2203.03532 (Shiryaev-Roberts e-detectors and their mixtures).
+Source: Shin, Ramdas and Rinaldo, arXiv:2203.03532 (Shiryaev-Roberts e-detectors
+and their mixtures).
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ class ChangeEvidence:
 
     @property
     def log_e(self) -> float:
-        """Logarithm of the detector: of the weighted mean over the bets. Alarm when it exceeds log(run length)."""
+        """Logarithm of the detector: of the weighted mean over the bets.
+
+        Alarm when it exceeds log(run length).
+        """
         return average_log_e(self.log_sums, STAKES)
 
 
 def observe_change(evidence: ChangeEvidence, *, value: float, reference: float) -> ChangeEvidence:
-    """Return the evidence after one value: each detector R becomes (R + 1) * (1 + bet * (reference - value)).
+    """Return the evidence after one value: each detector R becomes (R + 1) * (1 + bet *
+    (reference - value)).
 
     value: in [0, 1]. reference: in (0, 1), the mean that is still acceptable.
     bet: a fraction of 1 / (1 - reference), the largest that keeps the factor at or above 0.

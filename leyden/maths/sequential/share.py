@@ -21,16 +21,19 @@ class ShareEvidence:
     """Evidence that the treated arm has another share than assumed."""
 
     log_capitals: tuple[float, ...] = (0.0,) * (2 * len(FRACTIONS))
-    """Logarithm of each bet's capital: on a larger share by each of `FRACTIONS`, then on a smaller one."""
+    """Logarithm of each bet's capital: on a larger share by each of `FRACTIONS`,
+    then on a smaller one."""
     peak: float = 0.0
     """Largest logarithm so far of the e-process, the mean of the capitals weighted by `STAKES`."""
 
 
 def observe_share(evidence: ShareEvidence, *, treated: bool, share: float) -> ShareEvidence:
-    """Return the evidence after one request that was assigned with the probability `share`, in (0, 1).
+    """Return the evidence after one request that was assigned with the probability
+    `share`, in (0, 1).
 
-    A bet on a larger share multiplies its capital by 1 + fraction (treated - share) / share, one on a
-    smaller share by 1 + fraction (share - treated) / (1 - share). Raise ConfigError for another share.
+    A bet on a larger share multiplies its capital by 1 + fraction (treated - share) / share,
+    one on a smaller share by 1 + fraction (share - treated) / (1 - share). Raise ConfigError
+    for another share.
     """
     if not 0 < share < 1:
         raise ConfigError(f"share is {share!r}; a comparison needs a probability between 0 and 1, both excluded")

@@ -1,4 +1,5 @@
-"""The families of `PromptSim`: one function each, from a source of chance and a difficulty to a setting.
+"""The families of `PromptSim`: one function each, from a source of chance and a
+difficulty to a setting.
 
 To add a family, write its function and put it into `FAMILIES`.
 """
@@ -16,7 +17,8 @@ from leyden.testing.promptsim.world import Kind, Pair, World
 
 _N_RULES = len(RULES)
 _NEEDED = tuple(place for place in range(_N_RULES) if place % 3 != 2)
-"""Places of the rules that simple families need; rules 4k to 4k + 3 belong to the k-th of three prompts."""
+"""Places of the rules that simple families need; rules 4k to 4k + 3 belong to the
+k-th of three prompts."""
 _DRIFTS_AT = 200
 
 
@@ -42,7 +44,9 @@ class _Draft:
     difficulty: float
 
     def kinds(self, **pools: Sequence[int]) -> tuple[Kind, ...]:
-        """Return four kinds for each cluster. pools: places of the rules from which a cluster's kinds draw."""
+        """Return four kinds for each cluster. pools: places of the rules from which a
+        cluster's kinds draw.
+        """
         n_needs = 2 + round(2 * self.difficulty)
         return tuple(
             Kind(cluster, frozenset(self.names[place] for place in self.chance.sample(pool, n_needs)))
@@ -136,7 +140,10 @@ FAMILIES: dict[str, Callable[[_Draft], Setting]] = {
 
 
 def setting_of(family: str, *, seed: int, difficulty: float, n_prompts: int) -> Setting:
-    """Return the setting of a family. Its vocabulary is the same for all seeds; what is needed is not."""
+    """Return the setting of a family.
+
+    Its vocabulary is the same for all seeds; what is needed is not.
+    """
     chance = random.Random(f"{family}/{seed}/{difficulty}")
     names = [rule.name for rule in RULES]
     chance.shuffle(names)

@@ -1,8 +1,9 @@
-"""The model that improves prompts: it reads symptoms in any text and writes clauses, not always the right ones.
+"""The model that improves prompts: it reads symptoms in any text and writes clauses, not
+always the right ones.
 
-It knows no optimiser. From a request it takes three things: the symptoms that are quoted anywhere, the
-current prompt, and the form in which the new prompt is wanted. To serve an optimiser with another
-form, add a pattern here.
+It knows no optimiser. From a request it takes three things: the symptoms that are quoted anywhere,
+the current prompt, and the form in which the new prompt is wanted. To serve an optimiser with
+another form, add a pattern here.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Skill:
 class ReflectionModel:
     """Improves prompts of one world. seed: together with the request, decides every draw.
 
-    known: sentences of the first prompts, to find the current prompt in a request without delimiters.
+    known: sentences of the first prompts, to find the current prompt in a request
+        without delimiters.
     """
 
     def __init__(self, world: World, skill: Skill, seed: str, *, known: Sequence[str] = ()) -> None:
@@ -53,14 +55,18 @@ class ReflectionModel:
         self._known = list(dict.fromkeys([*known, *clauses, *DISTRACTORS, *FLUFF]))
 
     def answer(self, text: str, *, replica: int = 0) -> str:
-        """Return a critique or a new prompt, whichever the text asks for, in the form that it asks for."""
+        """Return a critique or a new prompt, whichever the text asks for, in the
+        form that it asks for.
+        """
         if _REFUSES_PROMPT.search(text) or (_WANTS_CRITIQUE.search(text) and not _WANTS_PROMPT.search(text)):
             return _in_form(self.critique(text), text)
         chance = random.Random(f"{self._seed}\x1f{text}\x1f{replica}")
         return _in_form(self.rewrite(self.current_prompt(text), self.symptoms(text), chance), text)
 
     def symptoms(self, text: str) -> list[Rule]:
-        """Return the rules whose symptoms the text shows, the most frequent first, then in order of appearance."""
+        """Return the rules whose symptoms the text shows, the most frequent first, then in
+        order of appearance.
+        """
         flat = _flat(text).lower()
         places = {rule.name: flat.find(_flat(rule.symptom).lower()) for rule in self._world.rules}
         shown = [rule for rule in self._world.rules if places[rule.name] >= 0]
@@ -72,7 +78,9 @@ class ReflectionModel:
         return "\n".join(["These complaints are the most frequent:", *lines]) if lines else "The runs show no cause."
 
     def current_prompt(self, text: str) -> str:
-        """Return the prompt in tags or fences; without them, all known sentences in order of appearance."""
+        """Return the prompt in tags or fences; without them, all known sentences in
+        order of appearance.
+        """
         if quoted := _QUOTED.search(text):
             return quoted[2].strip()
         if fenced := _FENCED.search(text):
@@ -82,7 +90,8 @@ class ReflectionModel:
         return "\n".join(sorted((each for each in places if places[each] >= 0), key=lambda each: places[each]))
 
     def rewrite(self, prompt: str, symptoms: Sequence[Rule], chance: random.Random) -> str:
-        """Return the prompt with one more clause, and with the losses and the fluff of the model's skill.
+        """Return the prompt with one more clause, and with the losses and the fluff of
+        the model's skill.
 
         Without an unmet symptom, the clause is a guess among all rules and distractors.
         """
@@ -103,7 +112,9 @@ class ReflectionModel:
 
 
 def _in_form(answer: str, text: str) -> str:
-    """Return the answer in the tags, fences or fields that the request asks for; plain if in none."""
+    """Return the answer in the tags, fences or fields that the request asks
+    for; plain if in none.
+    """
     if tags := _TAGS.search(text):
         return f"<{tags[1]}>{answer}<{tags[2]}>"
     if _FENCES.search(text):

@@ -96,12 +96,16 @@ def _clauses(rules: Sequence[Rule]) -> str:
 
 
 def _keywords(rules: Sequence[Rule]) -> str:
-    """Return the shortest text that states the rules: keywords alone, all prohibitions in one statement."""
+    """Return the shortest text that states the rules: keywords alone, all
+    prohibitions in one statement.
+    """
     allowed = [" ".join(group[0] for group in rule.keywords) for rule in rules if not rule.forbids]
     forbidden = [group[0] for rule in rules if rule.forbids for group in rule.keywords]
     return ". ".join([*allowed, *([" ".join([_NOT, *forbidden])] if forbidden else [])])
 
 
 def _fewest_words(rules: Sequence[Rule]) -> int:
-    """Return the number of words that any text with these rules has at least; no keyword serves two groups."""
+    """Return the number of words that any text with these rules has at least; no keyword
+    serves two groups.
+    """
     return sum(len(rule.keywords) for rule in rules) + any(rule.forbids for rule in rules)

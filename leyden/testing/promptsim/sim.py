@@ -39,7 +39,8 @@ class Attempt:
     solved: bool
     """Whether every component succeeded."""
     reward: float
-    """What an optimiser sees: 0.0 if the rollout hangs; the opposite of the truth if it is flipped."""
+    """What an optimiser sees: 0.0 if the rollout hangs; the opposite of the
+    truth if it is flipped."""
     seconds: float
     """Simulated duration; infinite if the rollout hangs."""
 
@@ -50,8 +51,8 @@ class PromptSim:
     family: "additive", "clustered", "deceptive", "faulty_component", "flaky", "heavy_tailed",
         "scalar_only", "drifting", or a `Setting` of your own.
     seed: decides which rules are needed, the tasks and every draw.
-    difficulty: from 0 to 1. A larger one needs more rules for a task, shows fewer symptoms, and makes
-        the reflection model worse.
+    difficulty: from 0 to 1. A larger one needs more rules for a task, shows fewer symptoms, and
+        makes the reflection model worse.
     prompts: 1 or 3, how many prompts the agent has; None: 3 for "faulty_component", otherwise 1.
     Raise ConfigError if one of them is not possible.
     """
@@ -82,7 +83,10 @@ class PromptSim:
     # ---- what an optimiser is given ------------------------------------------------------------------------------------
 
     def tasks(self, count: int, *, start: int = 0) -> list[dict[str, Any]]:
-        """Return the tasks with the numbers from `start`. A task has the keys `world`, `number` and `text`."""
+        """Return the tasks with the numbers from `start`.
+
+        A task has the keys `world`, `number` and `text`.
+        """
         check_number("count", count, at_least=0, whole=True)
         check_number("start", start, at_least=0, whole=True)
         flips = {"flip_rate": self.behaviour.flip_rate} if self.behaviour.flip_rate else {}
@@ -121,7 +125,9 @@ class PromptSim:
         return expected_score(self.world, self._texts(prompts), self.world.kinds_at(at))
 
     def expected_reward(self, prompts: Prompts, *, at: int = 0) -> float:
-        """Return the mean reward that an optimiser sees: with wrong rewards, and 0 for rollouts that hang."""
+        """Return the mean reward that an optimiser sees: with wrong rewards, and 0 for
+        rollouts that hang.
+        """
         score, flips = self.expected_score(prompts, at=at), self.behaviour.flip_rate
         return (1 - self.behaviour.hang_rate) * (score * (1 - flips) + (1 - score) * flips)
 
@@ -130,7 +136,9 @@ class PromptSim:
         return self._optima(self.world.kinds_at(at))
 
     def normalised_score(self, prompts: Prompts, *, at: int = 0) -> float:
-        """Return the expected score on a scale on which the first prompts have 0 and the optimum has 1."""
+        """Return the expected score on a scale on which the first prompts have 0 and
+        the optimum has 1.
+        """
         first = self.expected_score(self.initial_prompts, at=at)
         return (self.expected_score(prompts, at=at) - first) / (self.optimum(at=at).score - first)
 
@@ -148,13 +156,16 @@ class PromptSim:
         return Attempt(answers, solved, grade(task, answers), seconds)
 
     def reflect(self, text: str, *, replica: int = 0) -> str:
-        """Return the reflection model's answer to any text: a critique or a new prompt, as the text asks."""
+        """Return the reflection model's answer to any text: a critique or a new
+        prompt, as the text asks.
+        """
         return self._reflection.answer(text, replica=replica)
 
     # ---- the models, as functions of FakeUpstream ----------------------------------------------------------------------
 
     def reply(self, body: dict[str, Any]) -> str:
-        """Answer a chat as the task model if its last message is a ticket, otherwise as the reflection model.
+        """Answer a chat as the task model if its last message is a ticket, otherwise as
+        the reflection model.
 
         The request's `seed` is the replica.
         """
@@ -165,7 +176,9 @@ class PromptSim:
         return self.reflect("\n\n".join(message["content"] for message in messages), replica=replica)
 
     def fault(self, body: dict[str, Any]) -> Misbehaviour | None:
-        """Return the delay of the task model's answer, which may be a day; None for other requests."""
+        """Return the delay of the task model's answer, which may be a day; None
+        for other requests.
+        """
         call = read_call(self.world, _messages(body), int(body.get("seed") or 0))
         return None if call is None else Misbehaviour(delay_seconds=min(self._tasks.seconds(call), _HANG_SECONDS))
 

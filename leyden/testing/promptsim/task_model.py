@@ -1,7 +1,7 @@
 """The model that works on tickets: it succeeds by chance, and says why not.
 
-Every draw is a hash of the seed, the prompt's words, the ticket and the replica. So outcomes are the
-same in every process and in any order.
+Every draw is a hash of the seed, the prompt's words, the ticket and the replica. So outcomes are
+the same in every process and in any order.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ class TaskModel:
         return kinds[-1]
 
     def answer(self, call: TaskCall) -> str:
-        """Return the answer: a solution, or a failure that may show a symptom. Each has a reference of its own."""
+        """Return the answer: a solution, or a failure that may show a symptom.
+
+        Each has a reference of its own.
+        """
         kind, stated = self.kind(call.number), self._stated(call.component, call.prompt)
         [chance] = self._world.chances(call.component, stated, len(words_of(call.prompt)), [kind])
         reference = f"Reference {int(self._draw('reference', call) * 16**8):08X}."

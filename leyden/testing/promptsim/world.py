@@ -1,7 +1,8 @@
-"""The world of `PromptSim`: latent rules, the tasks that need them, and the chance that a prompt succeeds.
+"""The world of `PromptSim`: latent rules, the tasks that need them, and the chance that
+a prompt succeeds.
 
-Pure data and functions. A prompt is read as the set of rules that it states and its number of words;
-nothing else of it matters. The module knows no model, no agent and no vocabulary.
+Pure data and functions. A prompt is read as the set of rules that it states and its number of
+words; nothing else of it matters. The module knows no model, no agent and no vocabulary.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def words_of(text: str) -> list[str]:
 
 
 def statements_of(text: str) -> list[frozenset[str]]:
-    """Return the set of words of each statement: of what ends with a line, a semicolon, a `.`, `!` or `?`."""
+    """Return the set of words of each statement: of what ends with a line, a semicolon,
+    a `.`, `!` or `?`.
+    """
     return [frozenset(words_of(statement)) for statement in _STATEMENT_END.split(text)]
 
 
@@ -126,7 +129,9 @@ class World:
         self._check_wordings()
 
     def _check_wordings(self) -> None:
-        """Raise ConfigError unless each clause states its own rule alone and no word serves two groups."""
+        """Raise ConfigError unless each clause states its own rule alone and no word
+        serves two groups.
+        """
         words = [word for rule in self.rules for group in rule.keywords for word in group]
         if twice := next((word for word in words if words.count(word) > 1), None):
             raise ConfigError(f"the keyword {twice!r} is used twice; a keyword must belong to one group of one rule")
@@ -152,13 +157,16 @@ class World:
         return frozenset(rule.name for rule in rules if any(map(rule.is_meant_by, statements)))
 
     def unmet(self, component: str, stated: Collection[str], kind: Kind) -> list[str]:
-        """Return the rules of a component whose lack a failed answer may show, in the world's order."""
+        """Return the rules of a component whose lack a failed answer may show, in
+        the world's order.
+        """
         helpful = {name for pair in self.pairs if pair.both > 0 for name in (pair.first, pair.second)}
         wanted = (kind.needs | helpful) & self._placed[component]
         return [rule.name for rule in self.rules if rule.name in wanted and rule.name not in stated]
 
     def chances(self, component: str, stated: Collection[str], n_words: int, kinds: Sequence[Kind]) -> list[float]:
-        """Return the probability that one prompt succeeds, for each kind of task: a logistic function.
+        """Return the probability that one prompt succeeds, for each kind of task: a
+        logistic function.
 
         A component whose rules no task of a kind needs counts as having all of them.
         """
