@@ -311,6 +311,8 @@ class Fit:
 
         async def interrupt() -> None:
             if isinstance(event, StopSignal):
+                event.set()
+                ready.set()  # runners that still wait for it end at once, because they see that the run is stopped
                 await event.end_runners()
             await self._release_claims()
 

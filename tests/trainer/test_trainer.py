@@ -450,3 +450,28 @@ async def test_two_trainers_do_not_work_with_the_same_strategy_or_runner_at_a_ti
         released.set()
         assert (await running).rollouts["succeeded"] == 1
         assert (await ly.Trainer(**options, store="memory").afit(double, [1])).rollouts["succeeded"] == 1
+
+
+async def test_a_run_whose_set_up_fails_ends_at_once_and_starts_no_rollout() -> None:
+    """Runners that wait for the algorithm are not given the time to finish what they have not begun."""
+    ran: list[int] = []
+
+    @ly.rollout
+    async def agent(task: int) -> float:
+        ran.append(task)
+        return 1.0
+
+    class Refused(ly.IterativeAlgorithm):
+        async def setup(self, train_dataset: Any, val_dataset: Any) -> None:
+            await self.get_store().enqueue_rollout(1)
+            raise ValueError("refused")
+
+        async def step(self, iteration: int) -> ly.Metrics:
+            return {}
+
+    trainer = ly.Trainer(algorithm=Refused(max_iters=1), store="memory", progress=False)
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="refused"):
+        await trainer.afit(agent, [1])
+    assert time.monotonic() - started < 1.5
+    assert ran == []
