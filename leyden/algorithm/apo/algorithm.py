@@ -30,11 +30,12 @@ from leyden.algorithm.policy_gradient.batch import epoch_place
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
 from leyden.algorithm.prompts.candidate import Candidate, Place, names_to_improve, ranked
 from leyden.algorithm.prompts.comparison import compare
+from leyden.algorithm.prompts.options import check_shared_options
 from leyden.algorithm.prompts.records import record_of
 from leyden.algorithm.prompts.reflector import ReflectionCounts
 from leyden.errors import BudgetExceeded, ConfigError
 from leyden.loop import Metrics
-from leyden.options import check_flag, check_number
+from leyden.options import check_flag
 from leyden.types import RolloutMode
 
 if TYPE_CHECKING:
@@ -105,19 +106,30 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         seed: int = 0,
         **loop_options: Any,
     ) -> None:
-        counts = {
-            "gradient_batch_size": gradient_batch_size,
-            "val_batch_size": val_batch_size,
-            "beam_width": beam_width,
-            "branch_factor": branch_factor,
-            "beam_rounds": beam_rounds,
-            "max_prompt_characters": max_prompt_characters,
-        }
-        for name, count in counts.items():
-            check_number(name, count, at_least=1, whole=True)
-        check_number("diversity_temperature", diversity_temperature, at_least=0)
-        check_number("rollout_batch_timeout", rollout_batch_timeout, above=0)
-        check_number("seed", seed, whole=True)
+        check_shared_options(
+            client=async_openai_client,
+            counts={
+                "gradient_batch_size": gradient_batch_size,
+                "val_batch_size": val_batch_size,
+                "beam_width": beam_width,
+                "branch_factor": branch_factor,
+                "beam_rounds": beam_rounds,
+                "max_prompt_characters": max_prompt_characters,
+            },
+            temperature=("diversity_temperature", diversity_temperature),
+            names={
+                "gradient_model": gradient_model,
+                "apply_edit_model": apply_edit_model,
+                "agent_model": agent_model,
+                "resource_name": resource_name,
+            },
+            rollout_batch_timeout=rollout_batch_timeout,
+            test_dataset=test_dataset,
+            budget=budget,
+            agent_version=agent_version,
+            failed_reward=failed_reward,
+            seed=seed,
+        )
         check_flag("run_initial_validation", run_initial_validation)
         super().__init__(
             max_iters=beam_rounds, val_every_n_iters=1, validate_first=run_initial_validation, **loop_options

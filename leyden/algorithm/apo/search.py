@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from leyden.algorithm.prompts.candidate import Candidate
+from leyden.algorithm.prompts.components import name_to_improve
 
 
 @dataclass(slots=True)
@@ -68,21 +68,8 @@ class Search:
             self.edits[name] = (tried + 1, raised + is_better)
 
     def name_to_improve(self, names: Sequence[str], turn: int, seed: str) -> str:
-        """Return the prompt to rewrite: each in turn at first, then by how often that
-        has helped so far.
-
-        The choice is Thompson sampling: of each prompt's rate of success, which is Beta
-        distributed, the highest draw wins. So a prompt whose edits never help gets fewer and fewer,
-        and is not given up.
-        """
-        if any(name not in self.edits for name in names):
-            return names[turn % len(names)]
-        chance = random.Random(f"{seed}/component")
-        rates: dict[str, float] = {}
-        for name in names:
-            tried, raised = self.edits[name]
-            rates[name] = chance.betavariate(1 + raised, 1 + tried - raised)
-        return max(names, key=lambda name: rates[name])
+        """Return the prompt to rewrite: see `components.name_to_improve`."""
+        return name_to_improve(names, self.edits, turn, seed)
 
     def forget_rest(self, candidates: Sequence[Candidate]) -> None:
         """Remember that these candidates were measured, and forget the rewards of those

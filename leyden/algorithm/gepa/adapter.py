@@ -55,6 +55,7 @@ class Evolution(Protocol):
     """The part of `GEPA` that runs on its loop."""
 
     def prompt(self, texts: Texts, name: str) -> PromptTemplate: ...
+    def component(self) -> str: ...
     async def evaluate(self, items: Sequence[tuple[Texts, Sequence[Item]]]) -> list[list[Score]]: ...
     async def reflect(self, jobs: Sequence[Job]) -> list[str | None]: ...
     async def race(self, proposals: Sequence[Proposal]) -> list[bool]: ...
@@ -77,7 +78,7 @@ def optimise(
     n_val: int,
     template: str | None,
     proposals_per_step: int,
-    component_selector: Any,
+    component_selection: str,
     **options: Any,
 ) -> None:
     """Run `gepa.optimize` until `is_over`, in this thread. options: of `gepa.optimize`."""
@@ -95,7 +96,7 @@ def optimise(
         reflection_strategy=_Reflection(evolution, bridge, template),
         selection_strategy=_Selection(evolution, bridge),
         sampling_strategy=strategy,
-        module_selector=component_selector,
+        module_selector=_BySuccess(evolution) if component_selection == "success" else component_selection,
         callbacks=[_Callbacks(evolution, bridge)],
         stop_callbacks=_Stopper(evolution),
         logger=SimpleNamespace(log=logger.debug),
@@ -178,6 +179,16 @@ class _Reflection:
                 "prompt_template": self._template,
             }
         )
+
+
+class _BySuccess:
+    """Chooses the prompt to rewrite by what rewriting has brought so far."""
+
+    def __init__(self, evolution: Evolution) -> None:
+        self._evolution = evolution
+
+    def __call__(self, *about_the_parent: Any, **more: Any) -> list[str]:
+        return [self._evolution.component()]
 
 
 class _Selection:

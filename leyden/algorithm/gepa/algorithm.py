@@ -27,6 +27,8 @@ from leyden.algorithm.gepa.race import Race, stages
 from leyden.algorithm.prompts.base import PromptOptimiser, gather_all
 from leyden.algorithm.prompts.candidate import Candidate, Place, names_to_improve
 from leyden.algorithm.prompts.comparison import Rewards, compare
+from leyden.algorithm.prompts.components import name_to_improve
+from leyden.algorithm.prompts.options import check_reward_range, check_shared_options
 from leyden.algorithm.prompts.records import record_of
 from leyden.algorithm.prompts.reflector import ReflectionCounts
 from leyden.algorithm.prompts.result import PromptResult
@@ -65,7 +67,9 @@ class GEPA(PromptOptimiser):
     minibatch_size: training tasks on which a candidate and its parent are compared.
     candidate_selection: how the parent is chosen: "pareto", "current_best", "epsilon_greedy" or
         "top_k_pareto".
-    component_selection: which prompt is rewritten, of several: "round_robin", or "all" of them.
+    component_selection: which prompt of a candidate is rewritten, of several: "round_robin" takes each
+        in turn; "success" prefers prompts whose rewriting has raised the reward, by Thompson sampling;
+        "all" rewrites each, with a call of the reflection model for each.
     frontier: what a candidate can be the best in: an "instance" (a task), an "objective" (a
         dimension of the reward), "hybrid" (both) or "cartesian" (each dimension of each task).
     use_merge: also join two candidates that improved different prompts.
@@ -97,7 +101,7 @@ class GEPA(PromptOptimiser):
         proposals_per_step: int = 1,
         minibatch_size: int = 3,
         candidate_selection: Literal["pareto", "current_best", "epsilon_greedy", "top_k_pareto"] = "pareto",
-        component_selection: Literal["round_robin", "all"] = "round_robin",
+        component_selection: Literal["round_robin", "success", "all"] = "round_robin",
         frontier: Literal["instance", "objective", "hybrid", "cartesian"] = "instance",
         use_merge: bool = False,
         race_error: float | None = 0.05,
@@ -112,28 +116,34 @@ class GEPA(PromptOptimiser):
         failed_reward: float = 0.0,
         seed: int = 0,
     ) -> None:
-        counts = {
-            "max_steps": max_steps,
-            "proposals_per_step": proposals_per_step,
-            "minibatch_size": minibatch_size,
-            "max_prompt_characters": max_prompt_characters,
-        }
-        for name, count in counts.items():
-            check_number(name, count, at_least=1, whole=True)
-        check_number("reflection_temperature", reflection_temperature, at_least=0)
+        check_shared_options(
+            client=async_openai_client,
+            counts={
+                "max_steps": max_steps,
+                "proposals_per_step": proposals_per_step,
+                "minibatch_size": minibatch_size,
+                "max_prompt_characters": max_prompt_characters,
+            },
+            temperature=("reflection_temperature", reflection_temperature),
+            names={
+                "reflection_model": reflection_model,
+                "agent_model": agent_model,
+                "resource_name": resource_name,
+            },
+            rollout_batch_timeout=rollout_batch_timeout,
+            test_dataset=test_dataset,
+            budget=budget,
+            agent_version=agent_version,
+            failed_reward=failed_reward,
+            seed=seed,
+        )
         check_number("race_error", race_error, above=0, at_most=0.5, or_none="no race")
-        check_number("rollout_batch_timeout", rollout_batch_timeout, above=0)
-        check_number("seed", seed, whole=True)
         check_flag("use_merge", use_merge)
         selections = ("pareto", "current_best", "epsilon_greedy", "top_k_pareto")
         check_choice("candidate_selection", candidate_selection, selections)
-        check_choice("component_selection", component_selection, ("round_robin", "all"))
+        check_choice("component_selection", component_selection, ("round_robin", "success", "all"))
         check_choice("frontier", frontier, ("instance", "objective", "hybrid", "cartesian"))
-        low, high = reward_range
-        if not low < high:
-            raise ConfigError(
-                f"reward_range is {reward_range!r}; give the lowest and the highest reward, as (0.0, 1.0)"
-            )
+        self.reward_range = check_reward_range(reward_range)
         self.configure(
             async_openai_client,
             resource_name=resource_name,
@@ -149,7 +159,7 @@ class GEPA(PromptOptimiser):
         self.max_steps, self.proposals_per_step, self.minibatch_size = max_steps, proposals_per_step, minibatch_size
         self.candidate_selection, self.component_selection = candidate_selection, component_selection
         self.frontier, self.use_merge = frontier, use_merge
-        self.race_error, self.reward_range = race_error, (float(low), float(high))
+        self.race_error = race_error
         self.max_prompt_characters, self.seed = max_prompt_characters, seed
         self._template = None if reflection_prompt_file is None else _request_template(Path(reflection_prompt_file))
 
@@ -194,6 +204,9 @@ class GEPA(PromptOptimiser):
         """Their rewards, by the candidate's key."""
         self._step, self._failed_steps, self._stopped_early = 0, 0, 0
         self._is_racing = self.race_error is not None
+        self._choices = 0
+        self._edits: dict[str, tuple[int, int]] = {}
+        """By the name of each prompt: how often it was rewritten, and how often the new candidate beat its parent."""
 
     async def _search(self) -> None:
         """Run the package in a thread. It ends early, with what it has, if the budget is spent."""
@@ -219,7 +232,7 @@ class GEPA(PromptOptimiser):
                 n_val=len(self._val),
                 template=self._template,
                 proposals_per_step=self.proposals_per_step,
-                component_selector=self.component_selection,
+                component_selection=self.component_selection,
                 candidate_selection_strategy=self.candidate_selection,
                 frontier_type=self.frontier,
                 reflection_minibatch_size=min(self.minibatch_size, len(self._train)),
@@ -235,6 +248,11 @@ class GEPA(PromptOptimiser):
     def prompt(self, texts: Texts, name: str) -> PromptTemplate:
         """Return one prompt of a candidate as a template."""
         return self._candidate(texts).prompts[name]
+
+    def component(self) -> str:
+        """Return the name of the prompt to rewrite next, for the selection by success."""
+        self._choices += 1
+        return name_to_improve(self._names, self._edits, self._choices - 1, f"{self.seed}/{self._choices}")
 
     async def evaluate(self, items: Sequence[tuple[Texts, Sequence[Item]]]) -> list[list[Score]]:
         """Return the scores of each candidate on its tasks; all run at the same time."""
@@ -324,6 +342,7 @@ class GEPA(PromptOptimiser):
 
         kept_at = f"{self._step}/{place}/{job.name}/{parent.key}"
         text = await self._reflector.ask("reflection", self.reflection_model, question, check, place=kept_at)
+        self._count_edit(job.name, 1, 0)
         if text is None:
             return None
         version = await self.publish(parent)
@@ -342,6 +361,8 @@ class GEPA(PromptOptimiser):
         before, after = figure(sum(proposal.before)), figure(sum(proposal.after))
         reason = f"on {len(proposal.after)} training tasks, the sum of rewards rose from {before} to {after}"
         self._candidates[self._key(proposal.texts)] = replace(candidate, reason=reason)
+        if candidate.edited is not None:
+            self._count_edit(candidate.edited, 0, 1)
         if not self._is_racing or self._best is None or self.race_error is None:
             return True
         pool = [self._rewards[each.key] for each in self._pool]
@@ -357,6 +378,10 @@ class GEPA(PromptOptimiser):
                 logger.info("step %d: a prompt is stopped after %d tasks", self._step + 1, len(race.rewards))
                 return False
         return True
+
+    def _count_edit(self, name: str, written: int, better: int) -> None:
+        before = self._edits.get(name, (0, 0))
+        self._edits[name] = (before[0] + written, before[1] + better)
 
     def _rules(self, prompt: PromptTemplate) -> str:
         placeholders = braced(placeholders_of(prompt), prompt)

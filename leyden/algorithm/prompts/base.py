@@ -56,12 +56,8 @@ class PromptOptimiser(Algorithm):
         """Set what `__init__` of a derived class was given; its docstring says what the options mean.
 
         evaluation_seconds: after which the unfinished rollouts of an evaluation count as failed.
-        Raises ConfigError for a client that is no OpenAI client.
+        `check_shared_options` has checked them.
         """
-        if client is not None and not hasattr(client, "chat"):
-            raise ConfigError(
-                f"async_openai_client is a {type(client).__name__}; give an openai.AsyncOpenAI, or None for the gateway"
-            )
         self._client = client
         self.resource_name, self.agent_model = resource_name, agent_model
         self.test_dataset, self.budget = test_dataset, budget

@@ -92,6 +92,31 @@ async def test_several_prompts_are_improved_and_several_proposals_are_made_at_on
     assert result.prompts["write"].template != "Write an answer."
 
 
+async def test_by_success_the_prompt_whose_rewriting_helps_is_chosen_most_often() -> None:
+    first = {"plan": "Make a plan.", "write": "Write an answer.", "check": "Check the answer."}
+    rewritten: list[str] = []
+
+    @ly.rollout
+    async def one_of_three(task: dict[str, Any], resources: ly.NamedResources) -> float:
+        prompt = resources["write"]
+        knows = isinstance(prompt, ly.PromptTemplate) and rules.RULES[task["topic"]] in prompt.template
+        ly.emit_message("Here is what to do." if knows else f"I do not know about {task['topic']}.")
+        return float(knows)
+
+    def reply(body: dict[str, Any]) -> Any:
+        text = str(body["messages"][0]["content"])
+        rewritten.extend(name for name, prompt in first.items() if f"```\n{prompt}" in text)
+        return evolving.reply(body)
+
+    async with FakeUpstream(reply=reply) as upstream:
+        options = {**evolving.OPTIONS, "max_steps": 25, "component_selection": "success"}
+        result, _ = await optimise(ly.GEPA(**options), upstream, agent=one_of_three, prompts=first)
+    assert all(rule in result.prompts["write"].template for rule in rules.RULES.values())
+    assert set(rewritten[:3]) == set(first)
+    found = rewritten.index("write") + 1  # until the last rule is found, its rewriting helps
+    assert rewritten[found:].count("write") > len(rewritten[found:]) / 3
+
+
 @pytest.mark.parametrize("answer", ["", "Answer the ticket: {ticket}", "no placeholder", "{task.__class__} {ticket}"])
 async def test_an_answer_that_cannot_be_used_costs_no_rollout(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     def reply(body: dict[str, Any]) -> Any:
