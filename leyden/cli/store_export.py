@@ -25,7 +25,7 @@ def export(
         list[str] | None, typer.Option(help="Only rollouts of this status; may be given several times.")
     ] = None,
 ) -> None:
-    """Write rollouts, attempts, spans and resources to Parquet files.
+    """Write rollouts, spans, resources, runs, feedback and releases to Parquet files.
 
     \b
     Examples:

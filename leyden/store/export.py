@@ -1,4 +1,4 @@
-"""`export_parquet`: what a store holds, as Parquet files for DuckDB, pandas or Polars.
+"""`export_parquet`: what a store holds, as Parquet files for DuckDB, pandas or Polars, and for `restore`.
 
 It knows the protocol and no kind of store; rows come in pages and leave in row groups, so memory stays small whatever the
 store holds. What has columns has columns; what may be any JSON (inputs, metadata, attributes, events) is JSON text, which
@@ -7,9 +7,13 @@ store holds. What has columns has columns; what may be any JSON (inputs, metadat
     rollouts.parquet    one row for each rollout, with the final reward of its latest attempt
     attempts.parquet    one row for each attempt
     spans.parquet       one row for each span of each attempt, tokens as lists
-    resources.parquet   the newest version of each
+    resources.parquet   one row for each version, in the order in which they were written
     runs.parquet        one row for each run
     metrics.parquet     one row for each metric of a run
+    feedback.parquet    one row for each opinion, in the order of arrival
+    labels.parquet      one row for each label, with the version that it is on
+    releases.parquet    one row for each release
+    audit.parquet       one row for each change of a label, a freeze or a release, in their order
 
 To add a column: its type in the table below, its value in the function behind it.
 """
@@ -34,8 +38,11 @@ from leyden.store.sql.rows import text_of
 from leyden.types import (
     Attempt,
     AttemptedRollout,
+    AuditRecord,
+    Feedback,
     MetricPoint,
     PaginatedResult,
+    Release,
     ResourcesUpdate,
     Rollout,
     RolloutStatus,
@@ -142,6 +149,46 @@ _COLUMNS = {
         "value": "float64",
         "time": "float64",
     },
+    "feedback": {
+        "sequence_id": "int64",
+        "feedback_id": "string",
+        "rollout_id": "string",
+        "source": "string",
+        "kind": "string",
+        "value": "string",
+        "given_time": "float64",
+        "received_time": "float64",
+        "resources_id": "string",
+        "version": "int64",
+        "arm": "string",
+    },
+    "labels": {
+        "label": "string",
+        "resources_id": "string",
+        "version": "int64",
+    },
+    "releases": {
+        "release_id": "string",
+        "state": "string",
+        "from_version": "string",
+        "canary_version": "string",
+        "details": "string",
+        "deadline": "float64",
+        "create_time": "float64",
+        "update_time": "float64",
+    },
+    "audit": {
+        "sequence_id": "int64",
+        "action": "string",
+        "time": "float64",
+        "label": "string",
+        "before": "string",
+        "after": "string",
+        "release_id": "string",
+        "state": "string",
+        "who": "string",
+        "why": "string",
+    },
 }
 """Each file, its columns and their types. Those named like a field of the noun hold that field."""
 
@@ -167,11 +214,11 @@ async def export_parquet(
     The directory appears when it is whole. A store that goes on meanwhile is exported as it is found: each rollout with its attempts
     and spans is of one moment or a little later, and one that is forgotten meanwhile is left out.
 
-    status_in: only rollouts that have one of these statuses; resources and runs are always whole.
+    status_in: only rollouts that have one of these statuses; everything else is always whole.
     on_progress: called with the rollouts done and the rollouts in all.
     Raises ConfigError where the directory is there already, or pyarrow is not installed.
     """
-    _arrow()
+    arrow_modules()
     directory = Path(directory)
     if directory.exists():
         raise ConfigError(f"{directory} is there already; export to a directory that is not")
@@ -187,6 +234,8 @@ async def export_parquet(
             await _write_rollouts(store, tables, status_in, on_progress)
             await _write_resources(store, tables["resources"])
             await _write_runs(store, tables["runs"], tables["metrics"])
+            await _write_feedback(store, tables["feedback"])
+            await _write_releases(store, tables)
         finally:
             for table in tables.values():
                 table.close()
@@ -228,9 +277,9 @@ async def _write_rollouts(
 
 async def _write_resources(store: LightningStore, table: _Table) -> None:
     async def ask(limit: int, offset: int) -> PaginatedResult[ResourcesUpdate]:
-        return await store.query_resources(sort_by="resources_id", limit=limit, offset=offset)
+        return await store.query_resources(all_versions=True, limit=limit, offset=offset)
 
-    async for updates, _ in _pages(ask, attrgetter("resources_id")):
+    async for updates, _ in _pages(ask, attrgetter("resources_id", "version")):
         table.add_many(_resources_row(update) for update in updates)
         await table.write_if_full()
 
@@ -253,6 +302,33 @@ async def _write_metrics(store: LightningStore, run_id: str, table: _Table) -> N
     async for points, _ in _pages(ask, attrgetter("iteration", "stage", "name")):
         table.add_many(vars(point) | {"run_id": run_id} for point in points)
         await table.write_if_full()
+
+
+async def _write_feedback(store: LightningStore, table: _Table) -> None:
+    async def ask(limit: int, offset: int) -> PaginatedResult[Feedback]:
+        return await store.query_feedback(limit=limit, offset=offset)
+
+    async for page, _ in _pages(ask, attrgetter("sequence_id")):
+        table.add_many(vars(one) | {"value": text_of(one.value, "the value of feedback")} for one in page)
+        await table.write_if_full()
+
+
+async def _write_releases(store: LightningStore, tables: dict[str, _Table]) -> None:
+    """Write labels, releases and the audit log. The log is read last, so it explains all that the others have."""
+
+    async def ask_releases(limit: int, offset: int) -> PaginatedResult[Release]:
+        return await store.query_releases(sort_order="asc", limit=limit, offset=offset)
+
+    async def ask_audit(limit: int, offset: int) -> PaginatedResult[AuditRecord]:
+        return await store.query_audit(sort_order="asc", limit=limit, offset=offset)
+
+    tables["labels"].add_many(vars(label) for label in await store.get_labels())
+    async for page, _ in _pages(ask_releases, attrgetter("release_id")):
+        tables["releases"].add_many(_release_row(release) for release in page)
+        await tables["releases"].write_if_full()
+    async for page, _ in _pages(ask_audit, attrgetter("sequence_id")):
+        tables["audit"].add_many(_audit_row(record) for record in page)
+        await tables["audit"].write_if_full()
 
 
 async def _pages(
@@ -356,6 +432,21 @@ def _resources_row(update: ResourcesUpdate) -> Row:
     }
 
 
+def _release_row(release: Release) -> Row:
+    return vars(release) | {
+        "from_version": text_of(release.from_version, "a version"),
+        "canary_version": text_of(release.canary_version, "a version"),
+        "details": text_of(release.details, "the details of a release"),
+    }
+
+
+def _audit_row(record: AuditRecord) -> Row:
+    return vars(record) | {
+        "before": text_of(record.before, "a version"),
+        "after": text_of(record.after, "a version"),
+    }
+
+
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -363,7 +454,7 @@ class _Table:
     """One Parquet file, written row group by row group."""
 
     def __init__(self, path: Path, columns: dict[str, str]) -> None:
-        arrow, parquet = _arrow()
+        arrow, parquet = arrow_modules()
         kinds = {
             "string": arrow.string(),
             "int32": arrow.int32(),
@@ -403,7 +494,7 @@ class _Table:
         self._writer.close()
 
     def _write(self) -> None:
-        arrow, _ = _arrow()
+        arrow, _ = arrow_modules()
         columns = zip(*self._rows, strict=True) if self._rows else [() for _ in self._names]
         arrays = [arrow.array(values, kind) for values, kind in zip(columns, self._schema.types, strict=True)]
         self._writer.write_table(arrow.table(arrays, schema=self._schema))
@@ -417,9 +508,9 @@ def _length(value: Any) -> int:
 
 
 @cache
-def _arrow() -> tuple[Any, Any]:
-    """The modules `pyarrow` and `pyarrow.parquet`. Raises ConfigError where they are not installed."""
+def arrow_modules() -> tuple[Any, Any]:
+    """Return the modules `pyarrow` and `pyarrow.parquet`. Raises ConfigError where they are not installed."""
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
-        raise ConfigError(f"an export to Parquet needs pyarrow ({error}); {install_extra('export')}") from error
+        raise ConfigError(f"Parquet files need pyarrow ({error}); {install_extra('export')}") from error

@@ -8,7 +8,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,31 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from leyden.errors import ConfigError, StoreError
-from leyden.store import InMemoryLightningStore, LightningStore, LightningStoreServer, SqliteLightningStore, export
+from leyden.errors import ConfigError, StoreError, VersionFrozen
+from leyden.store import (
+    InMemoryLightningStore,
+    LightningStore,
+    LightningStoreClient,
+    LightningStoreServer,
+    SqliteLightningStore,
+    export,
+)
 from leyden.store.export import export_parquet
+from leyden.store.restore import import_parquet
+from leyden.testing import audit_store
 from leyden.types import (
     LLM,
+    AuditRecord,
     EnqueueRolloutRequest,
+    Feedback,
+    Label,
+    LabelMove,
+    LiveRollout,
     MetricPoint,
     PaginatedResult,
     PromptTemplate,
+    Release,
+    ResourcesUpdate,
     Retention,
     Rollout,
     RolloutConfig,
@@ -36,6 +52,8 @@ from leyden.types import (
     reward_attributes,
 )
 from tests.contracts.store.support import claimed, ids, span_of
+from tests.store.conftest import STORES
+from tests.store.postgres_server import fresh_url
 
 ODD = 'π "quoted" \\ \n \x00 😀 \ud800'
 TOKENS = TokenRecord(
@@ -108,6 +126,41 @@ async def fill(store: LightningStore) -> None:
     )
     await store.start_rollout(None, run_id="run-1", group_id="g π")
     await store.enqueue_rollout("waits")
+    await release(store)
+
+
+async def release(store: LightningStore) -> None:
+    """Labels that moved, a release that was rolled back, a frozen version, and feedback of every kind."""
+    who: dict[str, Any] = {"who": "ada π", "why": ODD}
+    await store.set_label("production", "prompt", 1, **who)
+    await store.create_release(
+        "r1",
+        ("prompt", 2),
+        state="canary",
+        from_version=("prompt", 1),
+        details={"share": 0.25, "salt": ODD},
+        deadline=5.5,
+        labels=[LabelMove(label="canary", to=("prompt", 2), expected=None)],
+    )
+    live = {"resources_id": "prompt", "version": 2, "arm": "canary", "start_time": 5.0}
+    for number in range(2):
+        rollout = LiveRollout(rollout_id=f"lv-{number}", attempt_id="at", input=number, status="succeeded", **live)
+        await store.record_live_rollouts([rollout])
+    opinions: list[Any] = [("reward", 1 / 3), ("label", "thumbs_up"), ("correction", {"a": [ODD, None]})]
+    await store.add_many_feedback(
+        [Feedback(rollout_id="lv-0", source="user", kind=kind, value=value, given_time=6.5) for kind, value in opinions]
+    )
+    await store.advance_release(
+        "r1",
+        expected_state="canary",
+        state="rolled_back",
+        details={"verdict": None},
+        deadline=None,
+        labels=[LabelMove(label="canary", to=None, expected=("prompt", 2))],
+        freeze=[("prompt", 2)],
+        **who,
+    )
+    await store.create_release("r2", ("rs-1", 1), state="waiting")
 
 
 async def expected(store: LightningStore) -> dict[str, list[dict[str, Any]]]:
@@ -115,10 +168,9 @@ async def expected(store: LightningStore) -> dict[str, list[dict[str, Any]]]:
     rollouts: list[dict[str, Any]] = []
     attempts: list[dict[str, Any]] = []
     spans: list[dict[str, Any]] = []
-    rewards = {"succeeded": 1 / 3}
     for rollout in await store.query_rollouts():
         row = rollout.model_dump(mode="json", exclude={"attempt"})
-        rollouts.append(row | {"reward": rewards.get(rollout.status)})
+        rollouts.append(row | {"reward": 1 / 3 if (rollout.mode, rollout.status) == ("train", "succeeded") else None})
         for attempt in await store.query_attempts(rollout.rollout_id):
             attempts.append(attempt.model_dump(mode="json"))
             for span in await store.query_spans(rollout.rollout_id, attempt.attempt_id):
@@ -130,7 +182,7 @@ async def expected(store: LightningStore) -> dict[str, list[dict[str, Any]]]:
                     if tokens["logprobs"] is not None:
                         tokens["logprobs"] = [as_float32(value) for value in tokens["logprobs"]]
                 spans.append(row | tokens)
-    resources = [update.model_dump(mode="json") for update in await store.query_resources(sort_by="resources_id")]
+    resources = [update.model_dump(mode="json") for update in await store.query_resources(all_versions=True)]
     runs = [run.model_dump() for run in await store.query_runs(sort_by="run_id", sort_order="asc")]
     metrics = [
         m.model_dump() | {"run_id": run["run_id"]} for run in runs for m in await store.query_metrics(run["run_id"])
@@ -142,14 +194,20 @@ async def expected(store: LightningStore) -> dict[str, list[dict[str, Any]]]:
         "resources": resources,
         "runs": runs,
         "metrics": metrics,
+        "feedback": [one.model_dump(mode="json") for one in await store.query_feedback()],
+        "labels": [label.model_dump() for label in await store.get_labels()],
+        "releases": [each.model_dump(mode="json") for each in await store.query_releases(sort_order="asc")],
+        "audit": [each.model_dump(mode="json") for each in await store.query_audit(sort_order="asc")],
     }
 
 
 JSON = {"input", "config", "metadata", "rewards", "attributes", "events", "resource", "resources", "parent"}
+JSON |= {"value", "from_version", "canary_version", "details", "before", "after"}
 
 
 def parsed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: json.loads(value) if name in JSON else value for name, value in row.items()} for row in rows]
+    texts = JSON - {"value"} if rows and "iteration" in rows[0] else JSON
+    return [{name: json.loads(value) if name in texts else value for name, value in row.items()} for row in rows]
 
 
 async def test_every_field_comes_back_as_it_was(store: LightningStore, tmp_path: Path) -> None:
@@ -159,7 +217,8 @@ async def test_every_field_comes_back_as_it_was(store: LightningStore, tmp_path:
     for name, rows in want.items():
         assert parsed(read(tmp_path / "out", name)) == rows
     assert exported.rows == {name: len(rows) for name, rows in want.items()}
-    sizes = {"rollouts": 3, "attempts": 3, "spans": 4, "resources": 2, "runs": 2, "metrics": 6}
+    sizes = {"rollouts": 5, "attempts": 5, "spans": 4, "resources": 3, "runs": 2, "metrics": 6}
+    sizes |= {"feedback": 3, "labels": 1, "releases": 2, "audit": 7}
     assert exported.rows == sizes
     assert {"out"} <= names(tmp_path) <= {"out", "store.db", "store.db-wal", "store.db-shm", "store.db.lock"}
 
@@ -185,9 +244,9 @@ async def test_rollouts_are_chosen_by_status(tmp_path: Path) -> None:
     async with InMemoryLightningStore() as store:
         await fill(store)
         exported = await export_parquet(store, tmp_path / "out", status_in=["succeeded", "failed"])
-    assert exported.rows["rollouts"] == 1
-    assert exported.rows["attempts"] == 2
-    assert [row["status"] for row in read(tmp_path / "out", "rollouts")] == ["succeeded"]
+    assert exported.rows["rollouts"] == 3
+    assert exported.rows["attempts"] == 4
+    assert [row["status"] for row in read(tmp_path / "out", "rollouts")] == ["succeeded"] * 3
 
 
 async def test_pages_and_row_groups_meet_without_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,17 +355,74 @@ async def test_a_file_is_exported_while_its_owner_writes_it(tmp_path: Path) -> N
         await fill(owner)
         async with SqliteLightningStore(tmp_path / "x.db", read_only=True) as store:
             await owner.enqueue_rollout("later")
-            assert (await export_parquet(store, tmp_path / "out")).rows["rollouts"] == 4
+            assert (await export_parquet(store, tmp_path / "out")).rows["rollouts"] == 6
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+async def second(request: pytest.FixtureRequest, tmp_path: Path, postgres_server: str) -> AsyncIterator[LightningStore]:
+    """A new store."""
+    with fresh_url(postgres_server) as url:
+        async with STORES[request.param](tmp_path / "second.db", lambda: url) as store:
+            yield store
+
+
+async def test_what_is_released_survives_an_export_and_an_import(
+    store: LightningStore, second: LightningStore, tmp_path: Path
+) -> None:
+    await fill(store)
+    await export_parquet(store, tmp_path / "out")
+    imported = await import_parquet(second, tmp_path / "out")
+    assert imported.rows == {"resources": 3, "labels": 1, "releases": 2, "audit": 7, "feedback": 3}
+    before, after = await expected(store), await expected(second)
+    for name in imported.rows:
+        assert after[name] == before[name]
+    late = Feedback(rollout_id="lv-1", source="user", value=0.5)  # its rollout is not in the new store
+    (stored,) = await second.add_many_feedback([late])
+    assert (stored.resources_id, stored.version, stored.arm, stored.sequence_id) == ("prompt", 2, "canary", 4)
+    assert (await second.update_resources("prompt", {"prompt": PromptTemplate(template="next")})).version == 3
+    with pytest.raises(VersionFrozen):
+        await second.set_label("production", "prompt", 2)
+    await second.set_label("production", "prompt", 3, expected=("prompt", 1))
+    assert [each.sequence_id for each in await second.query_audit(sort_order="asc")] == list(range(1, 9))
+    assert (await second.statistics())["total_resources"] == 2
+    with pytest.raises(ConfigError, match="import into a new store"):
+        await import_parquet(second, tmp_path / "out")
+    assert await audit_store(second) == []
+
+
+async def test_an_import_that_cannot_be_adds_nothing(tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store, InMemoryLightningStore() as new:
+        await fill(store)
+        await export_parquet(store, tmp_path / "out")
+        async with LightningStoreServer(new) as server, LightningStoreClient(server.endpoint) as client:
+            with pytest.raises(ConfigError, match="the file or the database behind it"):
+                await import_parquet(client, tmp_path / "out")
+        with pytest.raises(ConfigError, match=r"nowhere.*cannot be read"):
+            await import_parquet(new, tmp_path / "nowhere")
+        audit, feedback = (tmp_path / "out" / f"{name}.parquet" for name in ("audit", "feedback"))
+        kept = audit.read_bytes()
+        audit.write_bytes(feedback.read_bytes())
+        with pytest.raises(ConfigError, match="lacks the columns action"):
+            await import_parquet(new, tmp_path / "out")
+        audit.write_bytes(kept)
+        table = pyarrow.parquet.read_table(feedback)
+        values = pyarrow.array(["1.0", '"x"', "NaN"])
+        place = table.column_names.index("value")
+        pyarrow.parquet.write_table(table.set_column(place, "value", values), feedback)
+        with pytest.raises(ConfigError, match=r"feedback\.parquet does not hold"):
+            await import_parquet(new, tmp_path / "out")
+        assert not await new.query_resources()
+        assert not await new.query_audit()
 
 
 @pytest.fixture
 def command() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`leyden store export` with these arguments."""
+    """`leyden store` with these arguments."""
     program = "import sys; from leyden.cli import main; main()"
     environment = {name: value for name, value in os.environ.items() if name != "LEYDEN_STORE_TOKEN"}
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-c", program, "store", "export", *map(str, arguments)]
+        words = [sys.executable, "-c", program, "store", *map(str, arguments)]
         return subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
 
     return run
@@ -317,15 +433,19 @@ async def test_the_command_exports_a_file_that_is_in_use_and_a_served_store(
 ) -> None:
     async with SqliteLightningStore(tmp_path / "x.db") as store:
         await fill(store)
-        done = await asyncio.to_thread(command, "--url", store.path, tmp_path / "one")
+        done = await asyncio.to_thread(command, "export", "--url", store.path, tmp_path / "one")
         assert (done.stderr, done.returncode) == ("", 0)
         assert done.stdout.startswith(
-            f"{tmp_path / 'one'}: 3 rollouts, 3 attempts, 4 spans, 2 resources, 2 runs, 6 metrics; "
+            f"{tmp_path / 'one'}: 5 rollouts, 5 attempts, 4 spans, 3 resources, 2 runs, 6 metrics, 3 feedback, 1 labels, "
         )
         async with LightningStoreServer(store, token="secret") as server:
-            words = ("--url", server.endpoint, "--token", "secret", "--status", "succeeded", tmp_path / "two")
-            assert "two: 1 rollouts, 2 attempts, 4 spans" in (await asyncio.to_thread(command, *words)).stdout
+            words = ("export", "--url", server.endpoint, "--token", "secret", "--status", "succeeded", tmp_path / "two")
+            assert "two: 3 rollouts, 4 attempts, 4 spans" in (await asyncio.to_thread(command, *words)).stdout
     assert read(tmp_path / "one", "spans") == read(tmp_path / "two", "spans")
+    done = await asyncio.to_thread(command, "import", "--url", tmp_path / "new.db", tmp_path / "one")
+    assert done.stdout == f"{tmp_path / 'new.db'}: 3 resources, 1 labels, 2 releases, 7 audit, 3 feedback\n"
+    async with SqliteLightningStore(tmp_path / "new.db") as new:
+        assert [label.label for label in await new.get_labels()] == ["production"]
 
 
 def test_the_command_says_what_is_wrong(
@@ -336,7 +456,7 @@ def test_the_command_says_what_is_wrong(
         (["--url", "memory://"], "read_only"),
         (["--url", tmp_path / "x.db", "--status", "done"], "possible: queuing"),
     ):
-        failed = command(*words, tmp_path / "out")
+        failed = command("export", *words, tmp_path / "out")
         assert message in failed.stderr
         assert "Traceback" not in failed.stderr
         assert failed.returncode == 1
@@ -349,6 +469,14 @@ def test_every_field_has_a_column() -> None:
 
     parts: Sequence[str] = ("tokens", "status")
     assert set(Rollout.model_fields) <= columns("rollouts")
-    assert set(RunRecord.model_fields) == columns("runs")
+    for name, noun in {
+        "resources": ResourcesUpdate,
+        "feedback": Feedback,
+        "labels": Label,
+        "releases": Release,
+        "audit": AuditRecord,
+        "runs": RunRecord,
+    }.items():
+        assert set(noun.model_fields) == columns(name)
     assert set(MetricPoint.model_fields) | {"run_id"} == columns("metrics")
     assert (set(Span.model_fields) - set(parts)) | set(TokenRecord.model_fields) <= columns("spans")

@@ -509,6 +509,16 @@ INSERT INTO releases (release_id, state, from_id, from_version, canary_id, canar
 VALUES (:release_id, :state, :from_id, :from_version, :canary_id, :canary_version, :details, :deadline, :now, :now)
 ON CONFLICT (release_id) DO NOTHING
 
+-- name: restore_release
+-- A release of another store, as it was there.
+INSERT INTO releases (release_id, state, from_id, from_version, canary_id, canary_version, details, deadline, create_time, update_time)
+VALUES (:release_id, :state, :from_id, :from_version, :canary_id, :canary_version, :details, :deadline, :create_time, :update_time)
+
+-- name: has_released
+-- One row if the store has resources, feedback, releases or an audit log.
+SELECT 1 WHERE EXISTS (SELECT 1 FROM resources) OR EXISTS (SELECT 1 FROM feedback)
+   OR EXISTS (SELECT 1 FROM releases) OR EXISTS (SELECT 1 FROM audit)
+
 -- name: advance_release
 -- A release goes from one state to the next; whoever comes second changes nothing.
 UPDATE releases SET state = :state, update_time = :now WHERE release_id = :release_id AND state = :expected_state

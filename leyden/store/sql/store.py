@@ -24,6 +24,7 @@ from leyden.store.sql.body import (
     outcomes,
     releases,
     resources,
+    restoring,
     rollouts,
     runs,
     samples,
@@ -35,6 +36,7 @@ from leyden.store.sql.body import (
     workers,
 )
 from leyden.store.sql.body import retention as forgetting
+from leyden.store.sql.body.restoring import Restored
 from leyden.store.sql.driver import Driver
 from leyden.store.waiting import WaitingStore
 from leyden.types import UNSET, AttemptedRollout, Retention, Rollout, SpanPage, Unset, current_run_id
@@ -174,6 +176,13 @@ class SqlLightningStore(WaitingStore):
     add_metrics = _writes(LightningStore.add_metrics, runs.add_metrics)
     query_metrics = _reads(LightningStore.query_metrics, runs.query_metrics)
     cut_metrics = _writes(LightningStore.cut_metrics, runs.cut_metrics)
+
+    async def restore(self, restored: Restored) -> None:
+        """Add what is released in another store to this one, which has nothing yet. Raise ConfigError if it has something.
+
+        `leyden.store.restore.import_parquet` reads it from files.
+        """
+        await self._driver.write(restoring.restore, (restored,), {})
 
     async def json_of(self, method: str, arguments: Mapping[str, Any], *, packed: bool) -> bytes:
         """`app.InJson`: no object is made of a span that goes to another process."""

@@ -1,0 +1,106 @@
+"""`import_parquet`: what an export knows of releases, in a new store.
+
+It reads resources with all versions, labels, releases, the audit log and feedback. Rollouts, attempts, spans, runs and
+metrics stay in the files, where DuckDB and its kin read them. Of live rollouts the store keeps what late feedback needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from leyden.errors import ConfigError
+from leyden.store.base import LightningStore
+from leyden.store.export import arrow_modules
+from leyden.store.sql.body.restoring import Restored
+from leyden.store.sql.store import SqlLightningStore
+from leyden.types import AuditRecord, Feedback, Label, Release, ResourcesUpdate
+
+M = TypeVar("M", bound=BaseModel)
+
+_JSON: dict[type[BaseModel], tuple[str, ...]] = {
+    ResourcesUpdate: ("resources", "parent"),
+    Release: ("from_version", "canary_version", "details"),
+    AuditRecord: ("before", "after"),
+    Feedback: ("value",),
+    Label: (),
+}
+"""The columns that are JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import added."""
+
+    rows: Mapping[str, int]
+    """By the name of the file without `.parquet`."""
+
+
+async def import_parquet(store: LightningStore, directory: str | Path) -> Imported:
+    """Add the resources, labels, releases, audit log and feedback of an export to `store`, in one transaction.
+
+    Times and the order stay; sequence ids are given anew, from 1.
+    store: a file, a database or memory, without resources, feedback and releases.
+    Raise ConfigError for a store that is served elsewhere or has some already, for files that are missing or do not fit,
+    and if pyarrow is not installed. Nothing is added then.
+    """
+    if not isinstance(store, SqlLightningStore):
+        raise ConfigError(
+            f"cannot import into {store.url}; give the file or the database behind it, while no server has it"
+        )
+    directory = Path(directory)
+    restored = Restored(
+        resources=_items(directory / "resources.parquet", ResourcesUpdate),
+        labels=_items(directory / "labels.parquet", Label),
+        releases=_items(directory / "releases.parquet", Release),
+        audit=_items(directory / "audit.parquet", AuditRecord),
+        feedback=_items(directory / "feedback.parquet", Feedback),
+        served=[
+            (row["rollout_id"], row["resources_id"], row["resources_version"], row["arm"])
+            for row in _rows(
+                directory / "rollouts.parquet", ["rollout_id", "mode", "resources_id", "resources_version", "arm"]
+            )
+            if row["mode"] == "live"
+        ],
+    )
+    await store.restore(restored)
+    names = ("resources", "labels", "releases", "audit", "feedback")
+    return Imported({name: len(getattr(restored, name)) for name in names})
+
+
+def _items(path: Path, model: type[M]) -> list[M]:
+    """Return the nouns in one file. Raise ConfigError for rows that are none."""
+    columns = _JSON[model]
+    try:
+        return [
+            model.model_validate({**row, **{name: json.loads(row[name], parse_constant=_refuse) for name in columns}})
+            for row in _rows(path, list(model.model_fields))
+        ]
+    except (ValidationError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} does not hold what `leyden store export` writes: {error}") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON value")
+
+
+def _rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+    arrow, parquet = arrow_modules()
+    try:
+        file = parquet.ParquetFile(path)
+    except (OSError, arrow.ArrowInvalid) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}; give a directory that `leyden store export` made"
+        ) from error
+    with file:
+        if missing := set(columns) - set(file.schema_arrow.names):
+            raise ConfigError(
+                f"{path} lacks the columns {', '.join(sorted(missing))}; was it made by an older version?"
+            )
+        for batch in file.iter_batches(columns=columns):
+            yield from batch.to_pylist()
