@@ -36,9 +36,9 @@ LIVE_KEY = "live-key"
 BEHAVIOUR = "0/0/16"
 """Of the model's server: no latency; see `peers/gateway_upstream.py`."""
 PAIRS = 5
-CALLS = 300
+CALLS = 200
 """In a slice with model calls."""
-REQUESTS = 400
+REQUESTS = 300
 """In a slice without."""
 PAUSE_MS = 2
 """Between two requests, so that records are delivered beside requests."""
@@ -218,7 +218,7 @@ class Application:
     def check(self) -> None:
         """Raise RuntimeError unless each request and its feedback is in the store."""
         found = self._side.ask("settle")
-        if (found["live"], found["feedback"]) != (self.n_requests, self.n_requests):
+        if (found["rollouts"], found["feedback"]) != (self.n_requests, self.n_requests):
             raise RuntimeError(f"{self.n_requests} requests were served, {self._store} has {found}")
 
     def _measured(self, do: str, n: int, helpers: Sequence[Process], *, through: bool, **how: object) -> Slice:

@@ -7,7 +7,7 @@ Commands come as lines of JSON on the standard input, each is answered by one li
     {"do": "open", "store": URL, "folder": PATH, "gateway": URL, "live_key": KEY}    a session over a store
     {"do": "requests", "n": N, "pause_ms": MS, "calls": true | false}    N requests, one behind the other: milliseconds of each
     {"do": "calls", "url": URL, "key": KEY, "n": N, "pause_ms": MS}    N calls without a session: milliseconds of each
-    {"do": "settle"}    returns when the store has everything, with its number of live rollouts
+    {"do": "settle"}    returns when the store has everything, with its numbers of rollouts and feedback
     {"do": "fill", "rollouts": N}    N finished live rollouts with feedback, in bulk
 
 A request is: `begin`, one call of the model (with `calls`), `end` and one feedback. The call is the same, whoever answers it.
@@ -39,6 +39,7 @@ class Application:
         self._stack = AsyncExitStack()
         self._store = None
         self._session = None
+        self._rollouts_before = 0
 
     async def open(self, *, store, folder, gateway, live_key):
         from leyden.serving import Assignment, OnlineSession
@@ -62,6 +63,7 @@ class Application:
             assignment=Assignment(canary_percent=20),
         )
         self._store = opened
+        self._rollouts_before = (await opened.statistics())["total_rollouts"]
         self._session = await self._stack.enter_async_context(session)
         return {}
 
@@ -98,8 +100,10 @@ class Application:
         if status.lost or status.refused:
             raise SystemExit(f"records were lost: {status}")
         return {
-            "live": (await store.query_rollouts(mode_in=["live"], limit=1)).total,
-            "feedback": (await store.query_feedback(limit=1)).total,
+            "rollouts": (await store.statistics())["total_rollouts"] - self._rollouts_before,
+            "feedback": max(
+                (one.sequence_id for one in await store.query_feedback(sort_order="desc", limit=1)), default=0
+            ),
         }
 
     async def fill(self, *, rollouts):
