@@ -17,6 +17,7 @@ from leyden import __version__
 from leyden.cli.demo import demo
 from leyden.cli.evaluate import evaluate
 from leyden.cli.gateway import gateway
+from leyden.cli.learning import learning_commands
 from leyden.cli.plot import plot
 from leyden.cli.prompts import prompts_commands
 from leyden.cli.replay import replay
@@ -60,6 +61,7 @@ app.add_typer(prompts_commands, name="prompts", short_help="Show the prompts tha
 app.add_typer(
     resources_commands, name="resources", short_help="Show versions of resources, promote them, roll them back."
 )
+app.add_typer(learning_commands, name="learning", short_help="Show and stop learning in production.")
 app.add_typer(rl_commands, name="rl")
 
 

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leyden.cli.operators import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
 from leyden.errors import ConfigError, LabelMoved
 
 if TYPE_CHECKING:
     from leyden.store import LightningStore
     from leyden.types import ResourcesUpdate, VersionKey
 
-T = TypeVar("T")
-
 resources_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
-_Store = Annotated[
-    str,
-    typer.Option(
-        envvar="LEYDEN_STORE", show_envvar=True, help="The store: http://HOST:PORT, postgresql://..., or a file."
-    ),
-]
-_Token = Annotated[
-    str | None,
-    typer.Option(
-        envvar="LEYDEN_OPERATOR_TOKEN",
-        show_envvar=True,
-        help="The operators' token of the store's server, to move labels.",
-    ),
-]
-_Who = Annotated[str | None, typer.Option(help="Who does it, for the audit log; your login name by default.")]
-_Why = Annotated[str | None, typer.Option(help="Why, for the audit log.")]
 _Label = Annotated[str, typer.Option(help="The label of the version in production.")]
 _Previous = Annotated[str, typer.Option(help="The label of the version before.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The id of the resources.")]
 _Version = Annotated[int, typer.Argument(metavar="VERSION", help="The number of the version.")]
-_DEFAULT = "http://127.0.0.1:4747"
 
 
 @resources_commands.callback()
@@ -59,8 +39,8 @@ def resources() -> None:
 
 @resources_commands.command("list")
 def list_versions(
-    store: _Store = _DEFAULT,
-    token: _Token = None,
+    store: StoreUrl = DEFAULT_STORE,
+    token: OperatorToken = None,
     audit: Annotated[bool, typer.Option("--audit", help="Show the changes of labels instead.")] = False,
     as_json: _Json = False,
 ) -> None:
@@ -83,7 +63,7 @@ def list_versions(
                 if as_json:
                     typer.echo(one.model_dump_json())
                     continue
-                moved = f"{_name(one.before)} -> {_name(one.after)}" if one.label else _name(one.after)
+                moved = f"{name_of(one.before)} -> {name_of(one.after)}" if one.label else name_of(one.after)
                 why = f": {one.why}" if one.why else ""
                 typer.echo(
                     f"{day(one.time)}  {one.action} {one.label or one.state or ''} {moved} by {one.who or 'unknown'}{why}"
@@ -106,11 +86,11 @@ def list_versions(
                     f"{update.resources_id} {update.version}  {day(update.update_time)}{by}  {' '.join(names)}".rstrip()
                 )
 
-    _with(store, token, read)
+    with_store(store, token, read)
 
 
 @resources_commands.command()
-def show(resources_id: _Id, version: _Version, store: _Store = _DEFAULT, token: _Token = None) -> None:
+def show(resources_id: _Id, version: _Version, store: StoreUrl = DEFAULT_STORE, token: OperatorToken = None) -> None:
     """Print one version as JSON; keys are left out.
 
     \b
@@ -119,7 +99,7 @@ def show(resources_id: _Id, version: _Version, store: _Store = _DEFAULT, token: 
     """
     import json
 
-    update = _with(store, token, lambda opened: opened.get_resources_by_id(resources_id, version=version))
+    update = with_store(store, token, lambda opened: opened.get_resources_by_id(resources_id, version=version))
     typer.echo(json.dumps(_content(update), indent=2, ensure_ascii=False))
 
 
@@ -128,8 +108,8 @@ def diff(
     resources_id: _Id,
     version: _Version,
     other: Annotated[int, typer.Argument(metavar="OTHER", help="The version to compare with.")],
-    store: _Store = _DEFAULT,
-    token: _Token = None,
+    store: StoreUrl = DEFAULT_STORE,
+    token: OperatorToken = None,
 ) -> None:
     """Print what differs between two versions, line by line.
 
@@ -144,7 +124,7 @@ def diff(
         after = await opened.get_resources_by_id(resources_id, version=other)
         return _lines(before), _lines(after)
 
-    before, after = _with(store, token, read)
+    before, after = with_store(store, token, read)
     changed = list(difflib.unified_diff(before, after, f"version {version}", f"version {other}", lineterm=""))
     typer.echo("\n".join(changed) if changed else "the two versions are equal")
 
@@ -155,10 +135,10 @@ def promote(
     version: _Version,
     label: _Label = "production",
     previous: _Previous = "previous",
-    who: _Who = None,
-    why: _Why = None,
-    store: _Store = _DEFAULT,
-    token: _Token = None,
+    who: Who = None,
+    why: Why = None,
+    store: StoreUrl = DEFAULT_STORE,
+    token: OperatorToken = None,
 ) -> None:
     """Put the label production on a version, and previous on the one that had it. One transaction.
 
@@ -173,14 +153,14 @@ def promote(
         labels = await _labels(opened)
         now = labels.get(label)
         if now == (resources_id, version):
-            raise ConfigError(f"{label} is on {_name(now)} already; nothing was changed")
+            raise ConfigError(f"{label} is on {name_of(now)} already; nothing was changed")
         moves = [LabelMove(label=label, to=(resources_id, version), expected=now)]
         if now is not None:
             moves.append(LabelMove(label=previous, to=now, expected=labels.get(previous)))
-        await _moved(opened.move_labels(moves, who=who or _login(), why=why))
-        typer.echo(f"{label}: {_name(now)} -> {_name((resources_id, version))}")
+        await _moved(opened.move_labels(moves, who=who or login(), why=why))
+        typer.echo(f"{label}: {name_of(now)} -> {name_of((resources_id, version))}")
 
-    _with(store, token, move)
+    with_store(store, token, move)
 
 
 @resources_commands.command()
@@ -188,10 +168,10 @@ def rollback(
     label: _Label = "production",
     previous: _Previous = "previous",
     freeze_it: Annotated[bool, typer.Option("--freeze", help="Freeze the version that is rolled back.")] = False,
-    who: _Who = None,
-    why: _Why = None,
-    store: _Store = _DEFAULT,
-    token: _Token = None,
+    who: Who = None,
+    why: Why = None,
+    store: StoreUrl = DEFAULT_STORE,
+    token: OperatorToken = None,
 ) -> None:
     """Put the label production back on the version with the label previous. One transaction.
 
@@ -206,15 +186,17 @@ def rollback(
         now, before = labels.get(label), labels.get(previous)
         if now is None or before is None:
             raise ConfigError(
-                f"there is no version to go back to: {label} is on {_name(now)}, {previous} on {_name(before)}"
+                f"there is no version to go back to: {label} is on {name_of(now)}, {previous} on {name_of(before)}"
             )
         if now == before:
-            raise ConfigError(f"{label} is on {_name(now)}, which is {previous} too; nothing was changed")
+            raise ConfigError(f"{label} is on {name_of(now)}, which is {previous} too; nothing was changed")
         moves = [LabelMove(label=label, to=before, expected=now)]
-        await _moved(opened.move_labels(moves, freeze=[now] if freeze_it else [], who=who or _login(), why=why))
-        typer.echo(f"{label}: {_name(now)} -> {_name(before)}" + (f"; {_name(now)} is frozen" if freeze_it else ""))
+        await _moved(opened.move_labels(moves, freeze=[now] if freeze_it else [], who=who or login(), why=why))
+        typer.echo(
+            f"{label}: {name_of(now)} -> {name_of(before)}" + (f"; {name_of(now)} is frozen" if freeze_it else "")
+        )
 
-    _with(store, token, move)
+    with_store(store, token, move)
 
 
 @resources_commands.command()
@@ -222,10 +204,10 @@ def freeze(
     resources_id: _Id,
     version: _Version,
     thaw: Annotated[bool, typer.Option("--undo", help="Allow labels on it again.")] = False,
-    who: _Who = None,
-    why: _Why = None,
-    store: _Store = _DEFAULT,
-    token: _Token = None,
+    who: Who = None,
+    why: Why = None,
+    store: StoreUrl = DEFAULT_STORE,
+    token: OperatorToken = None,
 ) -> None:
     """Freeze a version, so that no label can be put on it.
 
@@ -234,26 +216,12 @@ def freeze(
       leyden resources freeze rs-1 4 --why "leaks addresses"
       leyden resources freeze rs-1 4 --undo
     """
-    _with(
+    with_store(
         store,
         token,
-        lambda opened: opened.freeze_resources(resources_id, version, frozen=not thaw, who=who or _login(), why=why),
+        lambda opened: opened.freeze_resources(resources_id, version, frozen=not thaw, who=who or login(), why=why),
     )
-    typer.echo(f"{_name((resources_id, version))} {'may have labels again' if thaw else 'is frozen'}")
-
-
-def _with(url: str, token: str | None, work: Callable[[LightningStore], Awaitable[T]]) -> T:
-    import asyncio
-
-    from leyden.store import LightningStoreClient, open_store
-
-    async def run() -> T:
-        served = url.startswith(("http://", "https://"))
-        opened = LightningStoreClient(url, token=token) if served and token else open_store(url)
-        async with opened as store:
-            return await work(store)
-
-    return asyncio.run(run())
+    typer.echo(f"{name_of((resources_id, version))} {'may have labels again' if thaw else 'is frozen'}")
 
 
 async def _moved(moving: Awaitable[None]) -> None:
@@ -289,11 +257,3 @@ def _lines(update: ResourcesUpdate) -> list[str]:
             text = value if isinstance(value, str) else repr(value)
             lines += [f"{name}.{field}: {line}" for line in text.splitlines() or [""]]
     return lines
-
-
-def _name(key: VersionKey | None) -> str:
-    return "no version" if key is None else f"{key[0]} {key[1]}"
-
-
-def _login() -> str:
-    return os.environ.get("SUDO_USER") or getpass.getuser()

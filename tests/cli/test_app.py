@@ -37,6 +37,9 @@ COMMANDS = (
     "resources promote",
     "resources rollback",
     "resources freeze",
+    "learning list",
+    "learning stop",
+    "learning allow",
     "rl train",
     "rl backtest",
 )

@@ -1,0 +1,99 @@
+"""`leyden learning`: what `ContinualLearning` is doing, and its kill switch: list, stop, allow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leyden.cli.operators import DEFAULT_STORE, OperatorToken, StoreUrl, Who, Why, login, name_of, with_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from leyden.store import LightningStore
+    from leyden.types import Release
+
+learning_commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+@learning_commands.callback()
+def learning() -> None:
+    """Show the cycles of continual learning and their releases, stop them, and allow them again.
+
+    \b
+    Examples:
+      leyden learning list
+      leyden learning stop --why "users complain"
+      leyden learning allow --why "the prompt was repaired"
+    """
+
+
+@learning_commands.command("list")
+def list_releases(
+    store: StoreUrl = DEFAULT_STORE,
+    token: OperatorToken = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """List cycles and releases, the newest first: state, version, times, and why.
+
+    \b
+    Examples:
+      leyden learning list
+      leyden learning list --limit 1 --json
+    """
+    from datetime import UTC, datetime
+
+    from leyden.serving.continual import is_stopped
+
+    def day(seconds: float) -> str:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+    async def read(opened: LightningStore) -> None:
+        if not as_json and await is_stopped(opened):
+            typer.echo("learning is stopped; `leyden learning allow` allows it again")
+        for row in await opened.query_releases(sort_order="desc", limit=limit):
+            if as_json:
+                typer.echo(row.model_dump_json())
+                continue
+            records = await opened.query_audit(release_id=row.release_id, limit=1)
+            why = f": {records[0].why}" if records and records[0].why else ""
+            until = "" if row.deadline is None else f", until {day(row.deadline)}"
+            typer.echo(
+                f"{row.release_id}  {row.state}  {name_of(row.canary_version)}  since {day(row.update_time)}{until}{why}"
+            )
+
+    with_store(store, token, read)
+
+
+@learning_commands.command()
+def stop(who: Who = None, why: Why = None, store: StoreUrl = DEFAULT_STORE, token: OperatorToken = None) -> None:
+    """Roll back or refuse every open release, end training, and let nothing begin.
+
+    \b
+    Examples:
+      leyden learning stop --why "users complain"
+    """
+    from leyden.serving.continual import stop_learning
+
+    async def end(opened: LightningStore) -> Sequence[Release]:
+        return await stop_learning(opened, who=who or login(), why=why)
+
+    for row in with_store(store, token, end):
+        typer.echo(f"{row.release_id} is {row.state}")
+    typer.echo("learning is stopped")
+
+
+@learning_commands.command()
+def allow(who: Who = None, why: Why = None, store: StoreUrl = DEFAULT_STORE, token: OperatorToken = None) -> None:
+    """Allow learning again after `leyden learning stop`.
+
+    \b
+    Examples:
+      leyden learning allow --why "the prompt was repaired"
+    """
+    from leyden.serving.continual import allow_learning
+
+    with_store(store, token, lambda opened: allow_learning(opened, who=who or login(), why=why))
+    typer.echo("learning is allowed")

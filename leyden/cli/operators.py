@@ -1,0 +1,59 @@
+"""What the commands of operators share: the store, their token, and who does it and why."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from leyden.store import LightningStore
+    from leyden.types import VersionKey
+
+T = TypeVar("T")
+
+DEFAULT_STORE = "http://127.0.0.1:4747"
+StoreUrl = Annotated[
+    str,
+    typer.Option(
+        envvar="LEYDEN_STORE", show_envvar=True, help="The store: http://HOST:PORT, postgresql://..., or a file."
+    ),
+]
+OperatorToken = Annotated[
+    str | None,
+    typer.Option(
+        envvar="LEYDEN_OPERATOR_TOKEN",
+        show_envvar=True,
+        help="The operators' token of the store's server, to move labels.",
+    ),
+]
+Who = Annotated[str | None, typer.Option(help="Who does it, for the audit log; your login name by default.")]
+Why = Annotated[str | None, typer.Option(help="Why, for the audit log.")]
+
+
+def with_store(url: str, token: str | None, work: Callable[[LightningStore], Awaitable[T]]) -> T:
+    """Open the store, with the operators' token if it is a server, and return the work's result."""
+    import asyncio
+
+    from leyden.store import LightningStoreClient, open_store
+
+    async def run() -> T:
+        served = url.startswith(("http://", "https://"))
+        opened = LightningStoreClient(url, token=token) if served and token else open_store(url)
+        async with opened as store:
+            return await work(store)
+
+    return asyncio.run(run())
+
+
+def name_of(key: VersionKey | None) -> str:
+    """Return a version as an operator types it."""
+    return "no version" if key is None else f"{key[0]} {key[1]}"
+
+
+def login() -> str:
+    """Return the name of the person at the keyboard."""
+    return os.environ.get("SUDO_USER") or getpass.getuser()
