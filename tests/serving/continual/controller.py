@@ -1,7 +1,9 @@
-"""A controller of one cycle of learning that may be killed: `python -m tests.serving.continual.controller URL FOLDER OUTCOME [MOMENT N]`.
+"""A controller of one cycle of learning that may be killed, as a program.
 
-It works until the cycle has ended. MOMENT N has it kill itself at its N-th write to the store: `before` the request leaves, or
-`after` the store has answered. Others kill it at any time.
+    python -m tests.serving.continual.controller URL FOLDER OUTCOME [MOMENT N]
+
+It works until the cycle has ended. With MOMENT N it kills itself at its N-th write to the store:
+`before` the request leaves, or `after` the store has answered. The test kills it at any time.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ PATHS = {
 
 @dataclass
 class Users:
-    """Users who come one after the other, each with a thumb, and with a correction of what they do not want."""
+    """Users who come one after the other, with a thumb and a correction of what they do not want."""
 
     session: OnlineSession
     outcome: str
@@ -118,7 +118,10 @@ async def ends(session_id: int) -> None:
 async def killed_until_it_has_ended(
     url: str, store: LightningStore, folder: Path, outcome: str, *, kills: int, seed: int
 ) -> int:
-    """Kill so many controllers, at a write (the first one always) or at any moment, and let one finish. Return how many died."""
+    """Kill so many controllers, and let one finish. Return how many died.
+
+    The first one dies at a write, later ones at a write or at any moment.
+    """
     chance, died = random.Random(seed), 0
     while not await controller.ended(store):
         if died == kills:
