@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ pytest.importorskip("openai")
 import leyden as ly  # noqa: E402
 from leyden import semconv  # noqa: E402
 from leyden.algorithm.collector import CollectedRollout, RolloutCollector  # noqa: E402
+from leyden.algorithm.policy_gradient.batch import RolloutData, StepData, StepRollout  # noqa: E402
+from leyden.algorithm.policy_gradient.preparation import Preparation  # noqa: E402
 from leyden.algorithm.policy_gradient.stream import GroupStream  # noqa: E402
 from leyden.demo.run import WEIGHTS  # noqa: E402
 from leyden.errors import ConfigError, EngineError  # noqa: E402
 from leyden.maths.losses import PPOLoss  # noqa: E402
 from leyden.store import InMemoryLightningStore  # noqa: E402
-from leyden.types import EnqueueRolloutRequest  # noqa: E402
+from leyden.types import EnqueueRolloutRequest, TrainingSequence  # noqa: E402
 from tests.algorithm.asking import Rows, ask, backend  # noqa: E402
 
 SIZE = 2
@@ -268,6 +271,31 @@ async def test_a_kl_term_compares_with_the_policy_of_the_start() -> None:
     assert any(abs(value) > 1e-3 for value in kl[1:])
 
 
+@pytest.mark.parametrize(
+    ("estimator", "estimate"),
+    [("k1", lambda d: d), ("k2", lambda d: d * d / 2), ("k3", lambda d: math.exp(-d) - 1 + d)],
+)
+def test_a_kl_penalty_in_the_reward_is_the_sum_over_the_sampled_tokens(
+    estimator: str, estimate: Callable[[float], float]
+) -> None:
+    columns = {"logprobs": [0.0, -1.0, -2.0, -0.5], "reference_logprobs": [-9.0, -1.5, -1.0, -9.0]}
+    sequence = TrainingSequence([1, 2, 3, 4], [0.0, 0.5, 0.5, 0.0], columns)
+    step = StepData(
+        [StepRollout(RolloutData("of two tokens", 1.0), [sequence]), StepRollout(RolloutData("of none", 0.0), [])]
+    )
+    algorithm = noting(Rows(), kl_in_reward=0.1, kl_in_reward_estimator=estimator)
+    preparation = Preparation(
+        algorithm.backend,
+        algorithm.loss,
+        algorithm.advantages,
+        1.0,
+        kl_in_reward=algorithm.kl_in_reward,
+        kl_in_reward_estimator=algorithm.kl_in_reward_estimator,
+    )
+    wanted = [0.1 * (estimate(0.5) + estimate(-1.0)), 0.0]
+    assert preparation.penalties(step) == pytest.approx(wanted)
+
+
 async def test_groups_of_a_checkpoint_that_are_too_old_are_cancelled_and_not_run() -> None:
     rows = Rows()
 
@@ -310,6 +338,8 @@ async def test_what_is_saved_of_a_collection_is_what_is_loaded(tmp_path: Path) -
         ({"weighting": "rollouts"}, "weighting is 'rollouts'; did you mean 'rollout'"),
         ({"weighting": 0}, "weighting is 0"),
         ({"kl_in_reward": -0.1}, "kl_in_reward is -0.1"),
+        ({"kl_in_reward": 0.1, "kl_in_reward_estimator": "k4"}, "kl_in_reward_estimator is 'k4'"),
+        ({"kl_in_reward_estimator": "k3"}, "kl_in_reward_estimator is 'k3', and kl_in_reward is 0; set kl_in_reward"),
         ({"failed_reward": float("nan")}, "failed_reward is nan"),
         ({"schedule": "cosin"}, "cosin"),
         ({"advantages": "gae"}, "has no value head; make it with value_head=True, or give critic="),

@@ -41,8 +41,8 @@ from leyden.algorithm.policy_gradient.stream import CollectedGroup, GroupStream
 from leyden.engine.base import ForwardBackwardResult, OptimParams, PolicyBackend
 from leyden.errors import CheckpointError, ConfigError, NoTrainingData
 from leyden.maths.advantages import Advantages, find_estimator, make_advantages
-from leyden.maths.losses import Loss, PolicyLoss, ValueLoss, find_loss, make_loss
-from leyden.options import check_number
+from leyden.maths.losses import KL_ESTIMATORS, Loss, PolicyLoss, ValueLoss, find_loss, make_loss
+from leyden.options import check_choice, check_number
 from leyden.types import EnqueueRolloutRequest
 from leyden.utils import ids
 
@@ -95,8 +95,9 @@ class PolicyGradient(PolicyAlgorithm):
         cancelled and counted.
     max_groups_per_step: replace groups without signal by further ones, up to so many groups in a
         step (dynamic sampling, DAPO, arXiv:2503.14476, section 3.2). None: do not.
-    kl_in_reward: coefficient of a penalty, subtracted from each reward: the sum of
-        log(policy / reference).
+    kl_in_reward: coefficient of a penalty, subtracted from each reward: an estimate of
+        KL(policy / reference), summed over the rollout's sampled tokens.
+    kl_in_reward_estimator: that estimate: "k1", "k2" or "k3" (`leyden.maths.losses.kl`); None: "k1".
     reference: the frozen policy that a KL term compares with. None: a second backend like
         `backend`, if there is such a term.
     critic: estimates values, for an estimator that needs them. None: the value head of `backend`.
@@ -119,6 +120,7 @@ class PolicyGradient(PolicyAlgorithm):
         max_staleness: int = 0,
         max_groups_per_step: int | None = None,
         kl_in_reward: float = 0.0,
+        kl_in_reward_estimator: str | None = None,
         reference: PolicyBackend | None = None,
         critic: PolicyBackend | None = None,
         critic_optim: OptimParams | None = None,
@@ -136,6 +138,13 @@ class PolicyGradient(PolicyAlgorithm):
             "max_groups_per_step", max_groups_per_step, at_least=tasks_per_step, whole=True, or_none="no further groups"
         )
         check_number("kl_in_reward", kl_in_reward, at_least=0)
+        if kl_in_reward_estimator is not None:
+            check_choice("kl_in_reward_estimator", kl_in_reward_estimator, KL_ESTIMATORS)
+            if not kl_in_reward:
+                raise ConfigError(
+                    f"kl_in_reward_estimator is {kl_in_reward_estimator!r}, and kl_in_reward is 0; set kl_in_reward, or "
+                    "kl_estimator in the constants of the loss"
+                )
         check_weighting(weighting)
         self.advantages = make_advantages(advantages) if isinstance(advantages, str) else advantages
         self.loss = make_loss(loss) if isinstance(loss, str) else loss
@@ -156,7 +165,7 @@ class PolicyGradient(PolicyAlgorithm):
                 f"kl_in_reward is {kl_in_reward}, and the rewards of forks have no such penalty; set kl_coefficient in "
                 "the constants of the loss"
             )
-        self.kl_in_reward = kl_in_reward
+        self.kl_in_reward, self.kl_in_reward_estimator = kl_in_reward, kl_in_reward_estimator or "k1"
         self.reference = self._checked_reference(reference)
         self.critic, self.critic_optim = self._checked_critic(critic), critic_optim or self.optim
         self._greedy_resources_id = ""
@@ -486,7 +495,14 @@ class PolicyGradient(PolicyAlgorithm):
             return {"optimizer_steps": 0, "policy_version": self.backend.policy_version}
         started = time.perf_counter()
         preparation = Preparation(
-            self.backend, self.loss, self.advantages, self.temperature, self.reference, self.critic, self.kl_in_reward
+            self.backend,
+            self.loss,
+            self.advantages,
+            self.temperature,
+            self.reference,
+            self.critic,
+            self.kl_in_reward,
+            self.kl_in_reward_estimator,
         )
         prepared = await preparation.prepare(data)
         trained = time.perf_counter()

@@ -34,6 +34,8 @@ class Preparation:
     """Estimates the value before each call."""
     kl_in_reward: float = 0.0
     """The coefficient of the KL penalty that is subtracted from rewards."""
+    kl_in_reward_estimator: str = "k1"
+    """How the penalty is estimated, by a name of `leyden.maths.losses.KL_ESTIMATORS`."""
 
     async def prepare(self, step: StepData) -> Metrics:
         """Set every column that the loss and the estimator read. Return metrics."""
@@ -52,16 +54,14 @@ class Preparation:
             result = await self.critic.forward(sequences, temperature=self.temperature, values=True)
             _set(sequences, "values", result.values or [])
             metrics["value"] = _mean_of(sequences, lambda sequence, place: sequence.columns["values"][place])
-        estimate_advantages(step, self.advantages, penalties=self._penalties(step))
+        estimate_advantages(step, self.advantages, penalties=self.penalties(step))
         if "calls" in columns:
             for rollout in step.trained:
                 number_calls(rollout)
         return metrics
 
-    def _penalties(self, step: StepData) -> list[float]:
-        """Return the KL penalty of each rollout: the sum of log(policy / reference) over its
-        sampled tokens (k1).
-        """
+    def penalties(self, step: StepData) -> list[float]:
+        """Return the KL penalty of each rollout: the estimate's sum over its sampled tokens."""
         if not self.kl_in_reward:
             return []
         return [
@@ -69,6 +69,7 @@ class Preparation:
                 [s.columns["logprobs"][place] for s in rollout.sequences for place in _trained_places(s)],
                 [s.columns["reference_logprobs"][place] for s in rollout.sequences for place in _trained_places(s)],
                 coefficient=self.kl_in_reward,
+                estimator=self.kl_in_reward_estimator,
             )
             for rollout in step.rollouts
         ]
