@@ -1,8 +1,8 @@
 """`PromptOptimiser`: what APO and GEPA have in common as algorithms.
 
-It opens the reflection models and the budget, publishes candidates, labels the best one, and compares
-it with the user's prompts at the end. It does not know how candidates are found. To write another
-optimiser, derive from it and from `Algorithm` or `IterativeAlgorithm`.
+It opens the reflection models and the budget, publishes candidates, labels the best one, and
+compares it with the user's prompts at the end. It does not know how candidates are found. To write
+another optimiser, derive from it and from `Algorithm` or `IterativeAlgorithm`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class PromptOptimiser(Algorithm):
         failed_reward: float,
         evaluation_seconds: float,
     ) -> None:
-        """Set what `__init__` of a derived class was given; its docstring says what the options mean.
+        """Set what `__init__` of a derived class was given; its docstring says
+        what the options mean.
 
         evaluation_seconds: after which the unfinished rollouts of an evaluation count as failed.
         `check_shared_options` has checked them.
@@ -72,7 +73,8 @@ class PromptOptimiser(Algorithm):
     async def open_services(
         self, initial: NamedResources, *, models: Sequence[str | None], temperature: float
     ) -> dict[str, PromptTemplate]:
-        """Open budget, evaluator, journal and reflector, and return the prompts among the initial resources.
+        """Open budget, evaluator, journal and reflector, and return the prompts among the
+        initial resources.
 
         models: the reflection models' names. temperature: of their calls.
         Raises ConfigError if there is no model to ask.
@@ -108,7 +110,9 @@ class PromptOptimiser(Algorithm):
                 budget.spend([budget.call_of_own_client(place, tokens)])
 
     async def _with_model(self, others: NamedResources, models: Sequence[str | None]) -> NamedResources:
-        """Return the resources that stay as they are, with a model of the gateway if there is none."""
+        """Return the resources that stay as they are, with a model of the
+        gateway if there is none.
+        """
         proxy, name = self.get_llm_proxy(), type(self).__name__
         if proxy is None:
             if self._client is None:
@@ -147,7 +151,8 @@ class PromptOptimiser(Algorithm):
 
         run: read it from a run's folder or store (see `leyden.runs.open_run`), for example after a
             restart. None: the run of this object.
-        resource_name: which, if there are several. None: the only one that is improved, or the first.
+        resource_name: which, if there are several. None: the only one that is
+            improved, or the first.
         Raises ConfigError if there is none.
         """
         if run is None:
@@ -179,7 +184,8 @@ class PromptOptimiser(Algorithm):
     # ---- the end -------------------------------------------------------------------------------------------------------
 
     async def result(self, first: Candidate, rewards: dict[str, Rewards], *, n_compared: int) -> PromptResult:
-        """Return the best prompts, compared with the first ones, on the test set too if there is one.
+        """Return the best prompts, compared with the first ones, on the test set
+        too if there is one.
 
         rewards: on validation tasks, by the candidate's key.
         n_compared: candidates of which the best one was chosen by these rewards.
@@ -204,7 +210,9 @@ class PromptOptimiser(Algorithm):
         return result
 
     async def _test(self, first: Candidate, best: Candidate) -> tuple[float | None, Comparison | None]:
-        """Return the mean of the best prompts on the test set, and their comparison with the first ones."""
+        """Return the mean of the best prompts on the test set, and their comparison
+        with the first ones.
+        """
         if self.test_dataset is None or not len(self.test_dataset):
             return None, None
         tasks = [self.test_dataset[index] for index in range(len(self.test_dataset))]

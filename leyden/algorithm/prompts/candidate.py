@@ -104,7 +104,8 @@ def names_to_improve(resources: NamedResources, resource_name: str | None, *, al
 
 
 def ranked(candidates: Sequence[Candidate], means: Mapping[str, float]) -> list[Candidate]:
-    """Return the candidates with the highest mean first, each prompt once; of equal means, the earlier one first.
+    """Return the candidates with the highest mean first, each prompt once; of equal means, the
+    earlier one first.
 
     means: the mean reward by key.
     """

@@ -33,8 +33,8 @@ class Comparison:
 
     @property
     def chance(self) -> float:
-        """Return how probable so many better tasks are for one of `n_compared` candidates that are all
-        equally good, at most: a one-sided sign test with Bonferroni's correction.
+        """Return how probable so many better tasks are for one of `n_compared` candidates that are
+        all equally good, at most: a one-sided sign test with Bonferroni's correction.
         """
         n = self.better + self.worse
         return min(1.0, self.n_compared * sum(math.comb(n, k) for k in range(self.better, n + 1)) / 2**n)
@@ -59,11 +59,12 @@ class Comparison:
 def compare(first: Rewards, second: Rewards, *, n_compared: int = 1) -> Comparison:
     """Compare two candidates on the tasks that both have a reward for, at least one.
 
-    The pairs take the difficulty of the tasks out of the difference. The best of many candidates was
-    also lucky, so its interval and its sign test are those of `n_compared` simultaneous comparisons
-    (Bonferroni): all intervals hold together with 95 %.
+    The pairs take the difficulty of the tasks out of the difference. The best of many candidates
+    was also lucky, so its interval and its sign test are those of `n_compared` simultaneous
+    comparisons (Bonferroni): all intervals hold together with 95 %.
 
-    n_compared: candidates of which the second is the best by these rewards; 1: it was not chosen by them.
+    n_compared: candidates of which the second is the best by these rewards; 1: it was
+        not chosen by them.
     """
     differences = [second[task] - first[task] for task in sorted(first.keys() & second.keys())]
     return Comparison(

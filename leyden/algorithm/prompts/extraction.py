@@ -1,9 +1,10 @@
 """Find the prompts that an agent has hard-coded, in the model calls that were recorded of it.
 
-`extract_prompts` compares the system and user messages of many rollouts. Text that is the same in all
-of them becomes a template. A value of the task becomes a placeholder with the name of its field, an earlier answer
-of the model becomes `{answer_1}`, and whatever else differs `{value_1}`, `{value_2}` and so on. Each template, filled with the values
-of a rollout, is exactly the message that the rollout has sent.
+`extract_prompts` compares the system and user messages of many rollouts. Text that is the same in
+all of them becomes a template. A value of the task becomes a placeholder with the name of its
+field, an earlier answer of the model becomes `{answer_1}`, and whatever else differs `{value_1}`,
+`{value_2}` and so on. Each template, filled with the values of a rollout, is exactly the message
+that the rollout has sent.
 
 Pure functions of recorded calls: they know no store and no command line.
 """
@@ -24,13 +25,16 @@ from leyden.adapter.normalise import ModelCallView
 from leyden.types import PromptTemplate
 
 _LEAST_CHARACTERS = 8
-"""A template has at least so many letters and digits of its own; with fewer, the message was written by the user."""
+"""A template has at least so many letters and digits of its own; with fewer, the message was
+written by the user."""
 _ISLAND_CHARACTERS = 8
 """Text between two computed values that has fewer letters and digits is found in both by chance."""
 _LEAST_RUN = 12
-"""Two messages at the same place of a rollout are of one template if they have a piece of so many characters in common."""
+"""Two messages at the same place of a rollout are of one template if they have a piece of so many
+characters in common."""
 _ALIKE = 0.6
-"""Two messages at different places are of one template if they have so much of the shorter one's text in common."""
+"""Two messages at different places are of one template if they have so much of the shorter
+one's text in common."""
 _LEAST_SHARE = 0.1
 """A template is found in at least this share of the rollouts, so that chance remarks are none."""
 _MOST_FIELDS = 500
@@ -68,7 +72,8 @@ class Placeholder:
     """What stands in the place of a placeholder."""
 
     expression: str | None
-    """The Python expression of the value, where `task` is the rollout's input; None: it is no part of the input."""
+    """The Python expression of the value, where `task` is the rollout's input; None: it is no
+    part of the input."""
     description: str
     """Where the value comes from, in words."""
     examples: tuple[str, ...]
@@ -80,7 +85,8 @@ class ExtractedPrompt:
     """A prompt that an agent sends."""
 
     name: str
-    """A name for the resource: `prompt` if the agent has one, otherwise after its role, such as `system_prompt`."""
+    """A name for the resource: `prompt` if the agent has one, otherwise after its role, such
+    as `system_prompt`."""
     role: str
     template: PromptTemplate
     placeholders: Mapping[str, Placeholder]
@@ -92,7 +98,10 @@ class ExtractedPrompt:
 
 
 def conversation_of(task: Any, calls: Sequence[ModelCallView]) -> Conversation:
-    """Return what a rollout has sent in its model calls. A text that later calls repeat counts once."""
+    """Return what a rollout has sent in its model calls.
+
+    A text that later calls repeat counts once.
+    """
     found: dict[tuple[str, str], Message] = {}
     for number, call in enumerate(calls):
         for place, message in enumerate(call.input_messages):
@@ -144,7 +153,9 @@ class _Field:
 
 
 def _fields(conversation: Conversation) -> dict[_Field, str]:
-    """Return all values of a task as texts, the whole task among them, and the answers of the model."""
+    """Return all values of a task as texts, the whole task among them, and the
+    answers of the model.
+    """
     answers = {_Field(f"answer_{call + 1}", None, call): text for call, text in enumerate(conversation.answers)}
     return {**dict(islice(_walk("task", "task", conversation.task), _MOST_FIELDS)), **answers}
 
@@ -210,7 +221,10 @@ class _Masked:
 
 
 def _mask(text: str, fields: Mapping[_Field, str]) -> tuple[Token, ...]:
-    """Return the tokens of a text. The longest values are replaced first; those that are only space never are."""
+    """Return the tokens of a text.
+
+    The longest values are replaced first; those that are only space never are.
+    """
     pieces: list[str | _Field] = [text]
     for each, value in sorted(fields.items(), key=lambda item: -len(item[1])):
         if not value.strip():
@@ -248,7 +262,9 @@ class _Group:
 
 
 def _groups(messages: Sequence[_Masked]) -> list[_Group]:
-    """Group messages by template: equal ones first, then each with the group that it resembles most."""
+    """Group messages by template: equal ones first, then each with the group that
+    it resembles most.
+    """
     equal: dict[tuple[str, tuple[Token, ...]], _Group] = {}
     for each in messages:
         equal.setdefault((each.message.role, each.tokens), _Group(each.tokens, [])).members.append(each)
@@ -267,7 +283,9 @@ def _groups(messages: Sequence[_Masked]) -> list[_Group]:
 
 
 def _common(template: Sequence[Token], tokens: Sequence[Token]) -> tuple[Token, ...]:
-    """Return the tokens that both have in the same order, with a gap wherever one of them has others between."""
+    """Return the tokens that both have in the same order, with a gap wherever one of them
+    has others between.
+    """
     start = _shared_start(template, tokens)
     end = _shared_start(template[start:][::-1], tokens[start:][::-1])
     middle, other = template[start : len(template) - end], tokens[start : len(tokens) - end]
@@ -286,7 +304,9 @@ def _shared_start(one: Sequence[Token], other: Sequence[Token]) -> int:
 
 
 def _without_islands(template: Sequence[Token]) -> tuple[Token, ...]:
-    """Return the template with one gap in the place of two that have too little text between them."""
+    """Return the template with one gap in the place of two that have too little
+    text between them.
+    """
     found: list[Token] = []
     last_gap: int | None = None
     for token in template:
@@ -354,7 +374,8 @@ def _prompt_of(group: _Group) -> ExtractedPrompt | None:
 
 
 def _values_in(template: Sequence[Token], member: _Masked) -> list[str]:
-    """Return the text in the place of each field and gap of a template, which the member's tokens match.
+    """Return the text in the place of each field and gap of a template, which the
+    member's tokens match.
 
     A gap ends where the text behind it is found first.
     """
@@ -380,7 +401,9 @@ def _values_in(template: Sequence[Token], member: _Masked) -> list[str]:
 
 
 def _source(slot: Token, texts: Sequence[str], members: Sequence[_Masked]) -> _Field | _Gap | None:
-    """Return what a placeholder stands for: a field or a computed value; None if it is always the same text."""
+    """Return what a placeholder stands for: a field or a computed value; None if it is
+    always the same text.
+    """
     if len(set(texts)) == 1:
         return None
     if isinstance(slot, _Field):
@@ -396,7 +419,9 @@ def _source(slot: Token, texts: Sequence[str], members: Sequence[_Masked]) -> _F
 def _placeholders(
     sources: Sequence[_Field | _Gap | None], by_slot: Sequence[Sequence[str]]
 ) -> tuple[list[str | None], dict[str, Placeholder]]:
-    """Return the name for each slot, None for one that is fixed text, and what the names stand for."""
+    """Return the name for each slot, None for one that is fixed text, and what
+    the names stand for.
+    """
     names: list[str | None] = []
     found: dict[str, Placeholder] = {}
     for source, texts in zip(sources, by_slot, strict=True):

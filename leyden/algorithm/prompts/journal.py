@@ -15,7 +15,10 @@ from leyden.errors import CheckpointError
 
 
 class Journal:
-    """A file with one JSON object for each answer. None as its path keeps answers in memory alone."""
+    """A file with one JSON object for each answer.
+
+    None as its path keeps answers in memory alone.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         """Read the file. A last line that a crash has cut off is removed.
@@ -50,7 +53,9 @@ class Journal:
         return self._answers.get(place)
 
     def add(self, place: str, answer: str, **about: Any) -> None:
-        """Keep an answer; it is on disk when this returns. about: what else a reader of the file wants to know."""
+        """Keep an answer; it is on disk when this returns. about: what else a reader of the
+        file wants to know.
+        """
         self._answers[place] = answer
         if self._path is not None:
             with self._path.open("ab") as file:

@@ -1,7 +1,8 @@
 """The prompts of a run in its store: the best version's label, and what each round decided.
 
-Prompt optimisers write them; `leyden prompts` and `get_best_prompt(run)` read them, also from a run that
-has ended or crashed. A round's record is an attempt of the algorithm's own, as its model calls are.
+Prompt optimisers write them; `leyden prompts` and `get_best_prompt(run)` read them, also
+from a run that has ended or crashed. A round's record is an attempt of the algorithm's own,
+as its model calls are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`Reflector`: asks the reflection model, keeps its answers, and asks once more after one that cannot be used.
+"""`Reflector`: asks the reflection model, keeps its answers, and asks once more after one
+that cannot be used.
 
 It knows a client or a gateway's model. It does not know what is asked, nor what becomes of the
 answers.
@@ -58,7 +59,9 @@ class ReflectionCounts:
         }
 
     def check(self, what: str) -> None:
-        """Raise ReflectionFailed if calls were made and all of them failed. what: such as "round 1"."""
+        """Raise ReflectionFailed if calls were made and all of them failed. what:
+        such as "round 1".
+        """
         if self.errors and self.errors.total() == self.calls and not self.replayed:
             raise ReflectionFailed(
                 f"no reflection call of {what} succeeded: {next(iter(self.errors))}; check the key, the model and its "
@@ -100,8 +103,8 @@ class Reflector:
     ) -> T | None:
         """Return what `check` makes of the model's answer; None if there is no usable one.
 
-        An answer that cannot be used is returned to the model once, with the reason. An error of the
-        call is logged and counted.
+        An answer that cannot be used is returned to the model once, with the reason. An error of
+        the call is logged and counted.
 
         check: returns a value, or None and why there is none.
         place: under which the answer is kept; an empty one keeps none.
@@ -124,7 +127,9 @@ class Reflector:
         return None
 
     async def _answer(self, purpose: str, model: str | None, messages: list[Message], place: str) -> str | None:
-        """Return the answer that is kept for this place, or else the model's; None if the call failed."""
+        """Return the answer that is kept for this place, or else the model's; None
+        if the call failed.
+        """
         kept = self._journal.get(place) if place else None
         if kept is not None:
             self.counts.replayed += 1

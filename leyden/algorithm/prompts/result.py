@@ -19,7 +19,8 @@ class PromptResult:
     """The resources that have them, labelled `prompts/RUN_ID/best`."""
     version: int
     reward: float | None
-    """The mean over the validation tasks on which the best prompts were measured; None if they were not."""
+    """The mean over the validation tasks on which the best prompts were measured;
+    None if they were not."""
     against_first: Comparison | None
     """The best prompts compared with the user's, on validation tasks; None if both are the same."""
     test_reward: float | None

@@ -1,4 +1,5 @@
-"""What a reflection model reads of rollouts, and which of its answers can take the place of a prompt.
+"""What a reflection model reads of rollouts, and which of its answers can take the
+place of a prompt.
 
 Pure functions: they know prompts and finished rollouts, no model, no store and no optimiser.
 """
@@ -24,7 +25,8 @@ _FENCE = re.compile(r"\A```[\w-]*\n(.*)\n```\Z", re.DOTALL)
 _OTHER_ENGINES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 """Marks that Jinja and POML replace."""
 _STRAY = re.compile(r"\{\{|\}\}|\{%|%\}|\{#|#\}")
-"""Marks that must not be left beside expressions and tags, because they change how the text around them is read."""
+"""Marks that must not be left beside expressions and tags, because they change how the text
+around them is read."""
 _SECONDS = re.compile(r"  \d+\.\d\d s(?=  |\Z)")
 """A duration in a transcript: it differs in every run and says nothing about the prompt."""
 
@@ -60,7 +62,8 @@ def _cut(text: str, limit: int) -> str:
 
 
 def new_prompt_of(answer: str) -> str | None:
-    """Return the prompt that an answer holds: between its last tags, or else all of it; None if it was cut off.
+    """Return the prompt that an answer holds: between its last tags, or else all of it; None
+    if it was cut off.
 
     Of nested tags, the inner ones are in the text, which `problem_with` refuses.
     """
@@ -73,7 +76,8 @@ def new_prompt_of(answer: str) -> str | None:
 
 
 def problem_with(text: str | None, prompt: PromptTemplate, *, max_characters: int) -> str | None:
-    """Return why a text cannot take the place of a prompt, in words for the model that wrote it; None if it can.
+    """Return why a text cannot take the place of a prompt, in words for the model that wrote
+    it; None if it can.
 
     The new prompt must have the same placeholders, because the agent gives it the same values.
     """
@@ -101,7 +105,9 @@ def problem_with(text: str | None, prompt: PromptTemplate, *, max_characters: in
 
 
 def _problem_with_tags(text: str, template: str) -> str | None:
-    """Return why a text is no template of Jinja or POML with the tags of another one; None if it is."""
+    """Return why a text is no template of Jinja or POML with the tags of another
+    one; None if it is.
+    """
     wanted, found = _tags(template), _tags(text)
     if found != wanted:
         return f"its tags are {' '.join(found) or 'none'}, and must be {' '.join(wanted) or 'none'}, in this order"
@@ -119,7 +125,8 @@ def _strays(template: str) -> set[str]:
 
 
 def placeholders_of(prompt: PromptTemplate) -> set[str]:
-    """Return the placeholders' names; of another engine than `f-string`, its expressions as they are written.
+    """Return the placeholders' names; of another engine than `f-string`, its expressions
+    as they are written.
 
     Raises ConfigError for a template that cannot be formatted.
     """

@@ -27,8 +27,9 @@ class TraceToTripletBase(native.TraceAdapter[list[Any]]):
 class TracerTraceToTriplet(TraceToTripletBase):
     """Make a triplet of each model call of an attempt.
 
-    llm_call_match: a regular expression for the names of calls' spans. Agent Lightning's default,
-        `openai\\.chat\\.completion`, is that tracer's name of any call, so it selects every call here.
+    llm_call_match: a regular expression for the names of calls' spans. Agent Lightning's
+        default, `openai\\.chat\\.completion`, is that tracer's name of any call, so it
+        selects every call here.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class TraceToMessages(native.TraceToMessages):
 
 
 def as_spans(source: Sequence[SpanLike]) -> list[NativeSpan]:
-    """Return spans as Leyden has them; OpenTelemetry's own become spans of one attempt, in their order."""
+    """Return spans as Leyden has them; OpenTelemetry's own become spans of one
+    attempt, in their order.
+    """
     return [
         span if isinstance(span, NativeSpan) else Span.from_opentelemetry(span, LOCAL, LOCAL, number)
         for number, span in enumerate(source, 1)

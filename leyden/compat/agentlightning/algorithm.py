@@ -33,7 +33,9 @@ class Baseline(native.Baseline):
 
 
 def batch_iter_over_dataset(dataset: Dataset[Any], batch_size: int) -> Iterator[Sequence[Any]]:
-    """Yield shuffled batches for ever; the whole data set at a time if it is no larger than a batch."""
+    """Yield shuffled batches for ever; the whole data set at a time if it is no
+    larger than a batch.
+    """
     indices = list(range(len(dataset)))
     size = min(batch_size, len(indices))
     batch: list[int] = []
@@ -62,7 +64,8 @@ def with_llm_proxy(
 ) -> Callable[[Callable[..., Awaitable[Any]]], Callable[..., Awaitable[Any]]]:
     """Give a method of an algorithm the gateway as its first argument.
 
-    required: raise ValueError without a gateway. auto_start: start one that does not run, and stop it afterwards.
+    required: raise ValueError without a gateway. auto_start: start one that does not run, and
+        stop it afterwards.
     """
 
     def decorate(func: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

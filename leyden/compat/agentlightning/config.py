@@ -45,7 +45,8 @@ def _boolean(value: str) -> bool:
 
 
 def lightning_cli(*classes: type[Any]) -> Any:
-    """Make an object of each class, with the options of this program's command line: `--trainer.n-runners 4`.
+    """Make an object of each class, with the options of this program's command line:
+    `--trainer.n-runners 4`.
 
     Return the object, or a tuple of them for several classes.
     """

@@ -163,7 +163,9 @@ def get_message_value(span: SpanLike) -> str | None:
 
 
 def get_rewards_from_span(span: SpanLike) -> list[RewardPydanticModel]:
-    """Return all dimensions of a reward span, the primary one first; an empty list for other spans."""
+    """Return all dimensions of a reward span, the primary one first; an empty
+    list for other spans.
+    """
     attributes = agl_attributes(span.attributes or {})
     found = filter_and_unflatten_attributes(attributes, LightningSpanAttributes.REWARD.value)
     return [RewardPydanticModel.model_validate(dimension) for dimension in found]
@@ -201,7 +203,10 @@ def reward(fn: F) -> F:
 
 
 class OperationContext:
-    """A step of the agent's code: a context manager, and a decorator. Outside a trace the code runs unrecorded."""
+    """A step of the agent's code: a context manager, and a decorator.
+
+    Outside a trace the code runs unrecorded.
+    """
 
     def __init__(self, name: str, attributes: Mapping[str, Any], propagate: bool = True) -> None:
         self.name = name
@@ -283,7 +288,8 @@ class OperationContext:
 def operation(
     fn: Callable[..., Any] | None = None, *, propagate: bool = True, name: str | None = None, **attributes: Any
 ) -> Any:
-    """Record a function's calls, or a block: `@operation`, `@operation(kind="search")`, `with operation(user=1) as op`.
+    """Record a function's calls, or a block: `@operation`, `@operation(kind="search")`,
+    `with operation(user=1) as op`.
 
     attributes: further attributes of the step.
     """

@@ -22,7 +22,10 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 def resolve_bool_env_var(
     env_var: LightningEnvVar, override: bool | None = None, fallback: bool | None = None
 ) -> bool | None:
-    """Return the override, else the variable's value, else the fallback. Raise ValueError for another word."""
+    """Return the override, else the variable's value, else the fallback.
+
+    Raise ValueError for another word.
+    """
     if override is not None:
         return override
     text = os.environ.get(env_var.value)
@@ -37,7 +40,10 @@ def resolve_bool_env_var(
 def resolve_int_env_var(
     env_var: LightningEnvVar, override: int | None = None, fallback: int | None = None
 ) -> int | None:
-    """Return the override, else the variable's value, else the fallback. Raise ValueError for another text."""
+    """Return the override, else the variable's value, else the fallback.
+
+    Raise ValueError for another text.
+    """
     if override is not None:
         return override
     text = os.environ.get(env_var.value)

@@ -30,7 +30,10 @@ def full_qualified_name(obj: type) -> str:
 
 
 def get_tracer_provider(inspect: bool = True) -> TracerProvider:
-    """Return OpenTelemetry's global provider. Raise RuntimeError before a tracer of Leyden's has set one up."""
+    """Return OpenTelemetry's global provider.
+
+    Raise RuntimeError before a tracer of Leyden's has set one up.
+    """
     provider = otel_trace.get_tracer_provider()
     if isinstance(provider, otel_trace.ProxyTracerProvider):
         raise RuntimeError("no tracer is initialised, so a span would be lost; open a trace first")
@@ -169,7 +172,8 @@ def _with_lists(node: Any) -> Any:
 
 
 def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
-    """Return a value that a span can hold: a plain value, a list of one kind, or the JSON text of anything else.
+    """Return a value that a span can hold: a plain value, a list of one kind, or the JSON
+    text of anything else.
 
     force: write what JSON does not have as `str(value)`; otherwise raise ValueError for it.
     """
@@ -187,7 +191,10 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
 
 
 def sanitize_attributes(attributes: Mapping[str, Any], force: bool = True) -> dict[str, Any]:
-    """Return attributes with values that a span can hold. Raise ValueError that names the attribute."""
+    """Return attributes with values that a span can hold.
+
+    Raise ValueError that names the attribute.
+    """
     clean: dict[str, Any] = {}
     for key, value in attributes.items():
         try:

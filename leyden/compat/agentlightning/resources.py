@@ -14,7 +14,10 @@ class ProxyLLM(types.ProxyLLM):
     """A model behind the gateway, whose base URL carries an attempt's ids."""
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
-        """Return the base URL for an attempt; without ids, the gateway's own. Raise ValueError for one id alone."""
+        """Return the base URL for an attempt; without ids, the gateway's own.
+
+        Raise ValueError for one id alone.
+        """
         if rollout_id is None and attempt_id is None:
             return self.endpoint
         return super().get_base_url(rollout_id, attempt_id)
@@ -27,7 +30,9 @@ class ProxyLLM(types.ProxyLLM):
 
 
 class PromptTemplate(types.PromptTemplate):
-    """A prompt with placeholders; `jinja` and `poml` templates are rendered by their own packages."""
+    """A prompt with placeholders; `jinja` and `poml` templates are rendered by
+    their own packages.
+    """
 
     def format(self, **kwargs: Any) -> str:
         """Return the template with values in the place of its placeholders."""

@@ -1,10 +1,11 @@
 # pyright: reportIncompatibleMethodOverride=false, reportReturnType=false, reportAbstractUsage=false
-"""The REST interface as Agent Lightning 0.3's `LightningStoreClient` speaks it, over any store of Leyden.
+"""The REST interface as Agent Lightning 0.3's `LightningStoreClient` speaks it, over
+any store of Leyden.
 
-The paths are Leyden's own. `OldStoreApp` differs in the bodies: rollouts under a key, resources as the
-whole body, spans one by one with `links`, `context`, `parent` and `resource.schema_url`, and `null` for an
-unknown id. `EitherApp` serves both kinds of client at one address. It knows no socket; `serving` of this
-package and `agl store` open one.
+The paths are Leyden's own. `OldStoreApp` differs in the bodies: rollouts under a key, resources as
+the whole body, spans one by one with `links`, `context`, `parent` and `resource.schema_url`, and
+`null` for an unknown id. `EitherApp` serves both kinds of client at one address. It knows no
+socket; `serving` of this package and `agl store` open one.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ _PassedOn: Any = type("_PassedOn", (LightningStore,), {name: _passed_on(name) fo
 
 
 class NativeView(_PassedOn):
-    """A store with the answers that Leyden's clients expect, also where the store has Agent Lightning's."""
+    """A store with the answers that Leyden's clients expect, also where the store has
+    Agent Lightning's.
+    """
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store
@@ -153,7 +156,10 @@ class EitherApp:
 
 
 def _native_body(method: str, body: bytes) -> bytes:
-    """Return a body in Leyden's form. A body that is not in the old form is returned as it is, and refused later."""
+    """Return a body in Leyden's form.
+
+    A body that is not in the old form is returned as it is, and refused later.
+    """
     if method not in _BODIES:
         return body
     try:

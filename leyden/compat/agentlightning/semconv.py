@@ -1,7 +1,7 @@
 """Agent Lightning's span and attribute names, and the way from Leyden's names to them.
 
-`agl_attributes` renames what Leyden recorded, so that a program finds the names that it knows. Leyden
-reads both families of names, so nothing is renamed on the way into a store.
+`agl_attributes` renames what Leyden recorded, so that a program finds the names that it knows.
+Leyden reads both families of names, so nothing is renamed on the way into a store.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def agl_span_name(name: str) -> str:
 
 
 def agl_attributes(attributes: Mapping[str, V]) -> dict[str, V]:
-    """Return attributes of an emitted span under Agent Lightning's names, and others as they are."""
+    """Return attributes of an emitted span under Agent Lightning's names, and
+    others as they are.
+    """
     return {_agl_key(key): value for key, value in attributes.items()}
 
 

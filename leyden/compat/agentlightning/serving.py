@@ -149,8 +149,8 @@ class ClientServerExecutionStrategy(NativeClientServer):
     """A process for each runner.
 
     graceful_timeout: how long runners may take to finish. main_process, terminate_timeout,
-        allowed_exit_codes: of no effect; the algorithm is in the main process, and a process that a run
-        ended has done no wrong.
+        allowed_exit_codes: of no effect; the algorithm is in the main process, and a process that a
+        run ended has done no wrong.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 # pyright: reportIncompatibleMethodOverride=false, reportReturnType=false, reportIncompatibleVariableOverride=false
-"""Stores that return an empty answer for an unknown id, take the old arguments and show spans under the old names.
+"""Stores that return an empty answer for an unknown id, take the old arguments and show spans
+under the old names.
 
-`OldStore` is mixed into Leyden's stores, which keep doing the work. Statuses are the exception where
-a program may rely on none: a final status stays final.
+`OldStore` is mixed into Leyden's stores, which keep doing the work. Statuses are the exception
+where a program may rely on none: a final status stays final.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ class OldStore(LightningStore):
     async def query_rollouts(
         self, *, status: Sequence[Any] | None = None, rollout_ids: Sequence[str] | None = None, **options: Any
     ) -> PaginatedResult[Rollout]:
-        """Return rollouts. `status` and `rollout_ids` are the old names of `status_in` and `rollout_id_in`."""
+        """Return rollouts.
+
+        `status` and `rollout_ids` are the old names of `status_in` and `rollout_id_in`.
+        """
         if status is not None:
             options["status_in"] = status
         if rollout_ids is not None:
@@ -120,7 +124,9 @@ class OldStore(LightningStore):
         metadata: Any = UNSET,
         **options: Any,
     ) -> Rollout:
-        """Change a rollout. A queued one that is set to a status of work gets an attempt, as if it had been claimed.
+        """Change a rollout.
+
+        A queued one that is set to a status of work gets an attempt, as if it had been claimed.
 
         A status that a finished rollout cannot take any more is ignored.
         """
@@ -190,7 +196,10 @@ class OldStore(LightningStore):
         return {rollout_id: [Span.of(span) for span in spans] for rollout_id, spans in found.items()}
 
     def otlp_traces_endpoint(self) -> str:
-        """Return where the store takes OTLP traces. Raise NotImplementedError for a store without a server."""
+        """Return where the store takes OTLP traces.
+
+        Raise NotImplementedError for a store without a server.
+        """
         if not self.url.startswith("http"):
             raise NotImplementedError(f"{self.url} takes no OTLP; serve it with LightningStoreServer")
         return f"{self.url.rstrip('/')}/v1/traces"
@@ -264,7 +273,9 @@ class LightningStoreClient(OldStore, native.LightningStoreClient):
 
 
 class LightningStoreServer(native.LightningStoreServer):
-    """Serves a store to clients of Leyden and of Agent Lightning 0.3, and is used like one in its process."""
+    """Serves a store to clients of Leyden and of Agent Lightning 0.3, and is used like
+    one in its process.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """What stands for each public name of `agentlightning` 0.2.0 to 0.3.0, by module.
 
-A package of the peer that repeats the names of its modules has them joined in `_PACKAGES`. The test of
-`tests/compat/agentlightning.json`, the inventory of the peer's wheels, checks that no name is missing.
+A package of the peer that repeats the names of its modules has them joined in `_PACKAGES`.
+The test of `tests/compat/agentlightning.json`, the inventory of the peer's wheels, checks
+that no name is missing.
 """
 
 from __future__ import annotations
@@ -333,7 +334,8 @@ _PACKAGES: dict[str, str] = {
     "verl": "verl.async_server verl.daemon verl.dataset verl.entrypoint verl.trainer",
     "": "adapter algorithm client config emitter env_var execution litagent llm_proxy runner server store tracer trainer types",
 }
-"""Packages of the peer, and the modules whose names they repeat. The empty name is the peer itself."""
+"""Packages of the peer, and the modules whose names they repeat. The empty name
+is the peer itself."""
 
 _EXTRA: dict[str, Names] = {
     "emitter.reward": {

@@ -110,7 +110,9 @@ class Tracer(native.Tracer):
         rollout_id: str | None = None,
         attempt_id: str | None = None,
     ) -> TraceContext:
-        """Return a trace around a block, whose value records steps as an OpenTelemetry tracer does."""
+        """Return a trace around a block, whose value records steps as an
+        OpenTelemetry tracer does.
+        """
         if store is None and rollout_id is not None:
             store = self._workers_store()
         self.prepare()
@@ -222,7 +224,8 @@ class OtelTracer(Tracer, native.OtelTracer):
 
 
 class AgentOpsTracer(OtelTracer):
-    """Records what AgentOps's instrumentation sees; without the package, what OpenTelemetry's and the gateway see.
+    """Records what AgentOps's instrumentation sees; without the package, what OpenTelemetry's
+    and the gateway see.
 
     The arguments of Agent Lightning's tracer have no effect, because no AgentOps service is called.
     """
@@ -245,7 +248,10 @@ class AgentOpsTracer(OtelTracer):
 
 
 class WeaveTracer(Tracer, native.WeaveTracer):
-    """Records calls of `@weave.op` and of Weave's integrations. Nothing is sent to Weights & Biases."""
+    """Records calls of `@weave.op` and of Weave's integrations.
+
+    Nothing is sent to Weights & Biases.
+    """
 
     def __init__(self, *, project_name: str | None = None, **_: Any) -> None:
         native.WeaveTracer.__init__(self)

@@ -1,7 +1,7 @@
 """Spans and triplets as Agent Lightning has them, and its types that Leyden has no use for.
 
-`Span` and `Triplet` are Leyden's own with the old ones' fields and constructors added, so that every
-part of Leyden takes them.
+`Span` and `Triplet` are Leyden's own with the old ones' fields and constructors added, so that
+every part of Leyden takes them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

@@ -41,11 +41,14 @@ class ModelForward(Protocol):
         ...
 
     def hidden_at(self, sequences: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]) -> Tensor:
-        """Return differentiable hidden states (N, E), as the head reads them, of the tokens of `logits_at`."""
+        """Return differentiable hidden states (N, E), as the head reads them, of the
+        tokens of `logits_at`.
+        """
         ...
 
     def recompute_layers(self) -> None:
-        """From now on, compute the activations of each layer again for the gradient, and keep only its input.
+        """From now on, compute the activations of each layer again for the gradient, and
+        keep only its input.
 
         Raise ConfigError if the model's layers are not known.
         """

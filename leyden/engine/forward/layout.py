@@ -1,11 +1,12 @@
 """The fast path for the Llama layout (Llama, Mistral, Qwen2, Qwen3), written over the model's own
 sub-modules.
 
-What makes it fast: tokens of all rows side by side without padding, prefixes that rows share computed
-once for a gradient (`prefix_tree`), single tokens and new prompts in one pass, the last layer's MLP
-only for the tokens that somebody asked about, fused norms, and keys and values written where they
-stay. Projections are called as modules, so adapters (LoRA) and quantised layers inside them count.
-What it may not assume is refused in `__init__`, what it gets wrong is found by the probe (`choose`).
+What makes it fast: tokens of all rows side by side without padding, prefixes that rows share
+computed once for a gradient (`prefix_tree`), single tokens and new prompts in one pass, the last
+layer's MLP only for the tokens that somebody asked about, fused norms, and keys and values
+written where they stay. Projections are called as modules, so adapters (LoRA) and quantised
+layers inside them count. What it may not assume is refused in `__init__`, what it gets wrong is
+found by the probe (`choose`).
 
 Shapes: N tokens of a batch, B rows, S new tokens of a row, T tokens a row attends to, H heads,
     K key-value heads, G = H / K, D head size, U tokens of a prefix tree.
@@ -269,7 +270,8 @@ def _call(layer: Callable[..., Tensor], *arguments: Any) -> Tensor:
 def _attend_rows(q: Tensor, k: Tensor, v: Tensor, hidden_BQS: Tensor | None) -> Tensor:
     """Return (B, Q, H * D) from queries (B, Q, H, D), keys and values (B, S, K, D).
 
-    hidden_BQS: the places that a query may not see; None: queries and keys are the same tokens, and each
+    hidden_BQS: the places that a query may not see; None: queries and keys are the
+        same tokens, and each
     sees those before it. Rows are right-padded, so a real token never attends to padding.
     """
     groups = q.shape[2] // k.shape[2]

@@ -1,9 +1,10 @@
-"""Rows of tokens that begin alike as a tree, so that a token which several rows share is computed once.
+"""Rows of tokens that begin alike as a tree, so that a token which several rows
+share is computed once.
 
-In a causal model the state of a token depends on the tokens before it alone. Rows with one beginning
-therefore share its states, and everything but attention runs on the tree's tokens. Attention gathers
-the keys and values of the rows again. Where a row shares many tokens, its own tokens alone are
-queries. This module knows token ids and places; no model.
+In a causal model the state of a token depends on the tokens before it alone. Rows with one
+beginning therefore share its states, and everything but attention runs on the tree's tokens.
+Attention gathers the keys and values of the rows again. Where a row shares many tokens, its own
+tokens alone are queries. This module knows token ids and places; no model.
 
 Shapes: U tokens of the tree, B rows, S places of a row (padded to its block), Q queries of a row
 (padded likewise), N chosen tokens.
@@ -25,11 +26,13 @@ P = TypeVar("P")
 _NARROWEST = 0.75
 """Rows shorter than this share of a block's width are padded to a narrower block of their own."""
 _LEAST_SHARED = 96
-"""A row that shares fewer tokens has all of its tokens as queries, so that short rows need no mask."""
+"""A row that shares fewer tokens has all of its tokens as queries, so that short
+rows need no mask."""
 
 Attend = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""From queries (B, Q, ...), keys with values (B, S, ...) and the places that each query may not see (B, Q, S), to (B, Q, ...).
-None stands for a causal pass over rows whose queries are all of their tokens."""
+"""From queries (B, Q, ...), keys with values (B, S, ...) and the places that each query may
+not see (B, Q, S), to (B, Q, ...). None stands for a causal pass over rows whose queries are
+all of their tokens."""
 
 
 def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
@@ -47,7 +50,8 @@ class RowBlock:
     tokens_BS: Tensor
     """The tree's token at each place of each row."""
     queries_BQ: Tensor | None = None
-    """The tree's tokens that each row has and no row before it; None: all of its tokens are queries."""
+    """The tree's tokens that each row has and no row before it; None: all of its
+    tokens are queries."""
     hidden_BQS: Tensor | None = None
     """The places that a query may not see, because they come after it."""
 
@@ -107,7 +111,9 @@ class PrefixTree:
         )
 
     def in_rows(self, attend: Attend, queries_U: Tensor, keys_U: Tensor) -> Tensor:
-        """Return (U, ...): what `attend` makes of the queries (U, ...) and the keys and values (U, ...) of their rows."""
+        """Return (U, ...): what `attend` makes of the queries (U, ...) and the keys and values (U,
+        ...) of their rows.
+        """
 
         def gather(x_U: Tensor, places: Tensor) -> Tensor:
             return x_U.index_select(0, places.flatten()).reshape(*places.shape, *x_U.shape[1:])
@@ -124,7 +130,9 @@ class PrefixTree:
 
 
 def _whole_blocks(sources: Sequence[list[int]], device: torch.device) -> tuple[list[RowBlock], list[int | None]]:
-    """Return blocks of rows, longest first, all of whose tokens are queries; and the token at each query, None at padding."""
+    """Return blocks of rows, longest first, all of whose tokens are queries; and the token at each
+    query, None at padding.
+    """
     blocks: list[list[list[int]]] = []
     for source in sources:
         if not blocks or len(source) < _NARROWEST * len(blocks[-1][0]):
@@ -147,12 +155,16 @@ def _part_blocks(rows: Sequence[tuple[list[int], int]]) -> list[list[tuple[list[
 
 
 def _width_class(n: int) -> int:
-    """Return a number that differs for numbers of tokens of which the smaller is below `_NARROWEST` of the larger."""
+    """Return a number that differs for numbers of tokens of which the smaller is below
+    `_NARROWEST` of the larger.
+    """
     return int(math.log(n, 1 / _NARROWEST))
 
 
 def _part_block(rows: Sequence[tuple[list[int], int]], device: torch.device) -> tuple[RowBlock, list[int | None]]:
-    """Return a block of rows whose own tokens alone are queries, and the token at each query, None at padding."""
+    """Return a block of rows whose own tokens alone are queries, and the token at each
+    query, None at padding.
+    """
     own = [source[n_shared:] for source, n_shared in rows]
     length, n_queries = max(len(source) for source, _ in rows), max(map(len, own))
     # A query that is padding sees the first place, because a softmax over nothing is not a number.

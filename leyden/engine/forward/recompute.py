@@ -1,4 +1,5 @@
-"""Gradient checkpointing (arXiv:1604.06174): activations are computed again for the gradient, not kept.
+"""Gradient checkpointing (arXiv:1604.06174): activations are computed again for the
+gradient, not kept.
 
 It knows functions of tensors and layers of transformers' models, nothing of what they compute.
 """
@@ -19,7 +20,10 @@ T = TypeVar("T")
 
 
 def recomputed(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Return `function(*arguments)`; only its inputs are kept for the gradient. Without a gradient, just call it."""
+    """Return `function(*arguments)`; only its inputs are kept for the gradient.
+
+    Without a gradient, just call it.
+    """
     if not torch.is_grad_enabled():
         return function(*arguments, **named)
     checkpoint = cast(Callable[..., Any], torch.utils.checkpoint.checkpoint)  # pyright: ignore[reportUnknownMemberType] -- torch leaves it untyped

@@ -1,4 +1,5 @@
-"""The offline check of a candidate: production and candidate on the same tasks, and limits on the difference.
+"""The offline check of a candidate: production and candidate on the same tasks, and limits
+on the difference.
 
 `check` is a pure function of what was measured. This module knows no store; `jobs` measures.
 """
@@ -44,16 +45,18 @@ class GateSettings:
 
     A canary proves that it is better; the gate refuses what is clearly not worth trying.
 
-    tasks: the tasks to measure on; None: the held-out inputs of recorded requests (`DataSettings.held_out`).
+    tasks: the tasks to measure on; None: the held-out inputs of recorded requests
+        (`DataSettings.held_out`).
     n_tasks: how many of them at most.
     min_tasks: with fewer, nothing is learned, because nothing could be checked.
     replicas: how often each version runs each task.
-    min_gain: how much higher the mean reward must be, at least, paired by task. A failed task counts as 0.
-        None: rewards are not compared, for agents that give none.
-    sure: require a difference that is proven on these tasks (95 % interval above 0, and a sign test).
+    min_gain: how much higher the mean reward must be, at least, paired by task. A failed task
+        counts as 0. None: rewards are not compared, for agents that give none.
+    sure: require a difference that is proven on these tasks (95 % interval above
+        0, and a sign test).
     max_more_failures: how much higher the share of failed tasks may be.
-    max_slowdown, max_cost_rise: how often as large the mean duration and the mean cost may be; None: no limit.
-        A mean cost that nobody recorded is not compared.
+    max_slowdown, max_cost_rise: how often as large the mean duration and the mean cost may be;
+        None: no limit. A mean cost that nobody recorded is not compared.
     """
 
     tasks: Sequence[Any] | None = None
@@ -145,7 +148,9 @@ def _failures(outcomes: Sequence[TaskOutcome]) -> float:
 
 
 def _ratio(old: Sequence[TaskOutcome], new: Sequence[TaskOutcome], amount: Amount) -> float | None:
-    """Return how often as large the mean is over tasks that did not fail; None if it is unknown for a version."""
+    """Return how often as large the mean is over tasks that did not fail; None if it is
+    unknown for a version.
+    """
     before, after = (
         [value for outcome in each if not outcome.failed and (value := getattr(outcome, amount)) is not None]
         for each in (old, new)

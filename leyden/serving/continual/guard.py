@@ -1,20 +1,22 @@
-"""The verdict on a canary: pure functions from outcomes of requests to *continue*, *promote* or *roll back*.
+"""The verdict on a canary: pure functions from outcomes of requests to *continue*,
+*promote* or *roll back*.
 
 Every guarded metric has an e-process against "the canary is not worse", and one against what a
 promotion has to disprove (`leyden.maths.sequential`).
 
-- Roll back when the weighted mean of the first kind over all metrics reaches 1 / rollback_error. The mean
-  of e-processes is one, so a canary that is worse in nothing is rolled back with at most that probability.
-- Promote when *each* required metric reaches 1 / promotion_error. Each alone keeps the error, so all
-  together keep it too (intersection-union test), without a correction for their number.
+- Roll back when the weighted mean of the first kind over all metrics reaches 1 / rollback_error.
+  The mean of e-processes is one, so a canary that is worse in nothing is rolled back with at
+  most that probability.
+- Promote when *each* required metric reaches 1 / promotion_error. Each alone keeps the error, so
+  all together keep it too (intersection-union test), without a correction for their number.
 - A value that is missing is left out of its metric. Whether the share of missing values differs
   between the arms is tested for itself: the alarm blocks a promotion, because the values that are
   left are no fair sample then.
-- Whether the canary has the share of the requests that the test assumes is tested too, with the same
-  consequence, because the comparison is exact for the true share only.
+- Whether the canary has the share of the requests that the test assumes is tested too, with the
+  same consequence, because the comparison is exact for the true share only.
 
-Outcomes have to come in the order of the requests (`RequestOrder`), not of their feedback. This module
-knows no store and no clock.
+Outcomes have to come in the order of the requests (`RequestOrder`), not of their feedback. This
+module knows no store and no clock.
 """
 
 from __future__ import annotations
@@ -106,7 +108,10 @@ class GuardState:
 
 @dataclass(frozen=True, slots=True)
 class MetricReport:
-    """One metric as a person reads it. Means are on the metric's scale in [0, 1], more is better."""
+    """One metric as a person reads it.
+
+    Means are on the metric's scale in [0, 1], more is better.
+    """
 
     name: str
     canary_mean: float | None
@@ -141,7 +146,10 @@ def start(settings: GuardSettings) -> GuardState:
 
 
 def observe(settings: GuardSettings, state: GuardState, outcome: Outcome) -> GuardState:
-    """Return the state after one more request. Raise ConfigError for a share out of (0, 1) or a NaN value."""
+    """Return the state after one more request.
+
+    Raise ConfigError for a share out of (0, 1) or a NaN value.
+    """
     metrics = tuple(
         _observe_metric(metric, old, outcome) for metric, old in zip(settings.metrics, state.metrics, strict=True)
     )
@@ -158,7 +166,10 @@ def observe(settings: GuardSettings, state: GuardState, outcome: Outcome) -> Gua
 
 
 def decide(settings: GuardSettings, state: GuardState) -> Verdict:
-    """Return the verdict on all requests so far. Evidence for a rollback goes before evidence for a promotion."""
+    """Return the verdict on all requests so far.
+
+    Evidence for a rollback goes before evidence for a promotion.
+    """
     missing_alarm = state.missing_peak >= -math.log(settings.missing_error)
     share_alarm = state.share.peak >= -math.log(settings.share_error)
     reports = tuple(_report(metric, each) for metric, each in zip(settings.metrics, state.metrics, strict=True))

@@ -1,7 +1,8 @@
 """Work beside production: in a process of its own, with less priority, and limits that end it.
 
-The process writes its result into a file as its last act, so a result is there whole or not at all, and
-survives the process that waits for it. This module knows neither stores nor algorithms: a `Job` does.
+The process writes its result into a file as its last act, so a result is there whole or not at
+all, and survives the process that waits for it. This module knows neither stores nor
+algorithms: a `Job` does.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _RESULT: Final = "-result.json"
 _LAST_LINES: Final = 5
 _LAST_BYTES: Final = 4096
 _RESERVE_BYTES: Final = 16 * 2**20
-"""Memory that the process keeps free, to report why it ends. Nothing is written there, so it is not resident."""
+"""Memory that the process keeps free, to report why it ends. Nothing is written there, so
+it is not resident."""
 _HARD_SECONDS: Final = 10
 """How much CPU time a process that ignores its limit gets before the kernel kills it."""
 _COST_SECONDS: Final = 0.5
@@ -55,10 +57,12 @@ class Limits:
 
     nice: how much lower its priority is, from 0 to 19.
     cpu_seconds: CPU time of the process (`RLIMIT_CPU`). A process that it starts has as much again.
-    memory_bytes: memory that the process may reserve (`RLIMIT_DATA`); processes that it starts likewise.
+    memory_bytes: memory that the process may reserve (`RLIMIT_DATA`); processes that
+        it starts likewise.
     seconds: wall-clock time, also over restarts. It becomes the deadline of the cycle's row.
-    cost: of all model calls of a cycle that a gateway records (`Trainer(llm_proxy=...)`), in the unit of
-        `UpstreamModel.price_per_million`. Calls under way when it is reached are not taken back.
+    cost: of all model calls of a cycle that a gateway records (`Trainer(llm_proxy=...)`),
+        in the unit of `UpstreamModel.price_per_million`. Calls under way when it is reached
+        are not taken back.
     """
 
     nice: int = 10
@@ -79,11 +83,17 @@ class Job(Protocol):
     """Picklable work whose result is JSON, and not None."""
 
     async def run(self) -> Any:
-        """Return the result. A job that is started again continues where its folder shows it to be."""
+        """Return the result.
+
+        A job that is started again continues where its folder shows it to be.
+        """
         ...
 
     async def cost(self) -> float:
-        """Return what its calls have cost so far, also in earlier processes. Called while it runs."""
+        """Return what its calls have cost so far, also in earlier processes.
+
+        Called while it runs.
+        """
         ...
 
 
@@ -96,11 +106,13 @@ async def run_isolated(
     cost_left: float | None,
     go_on: Callable[[], Coroutine[Any, Any, bool]],
 ) -> Any:
-    """Run a job in a process of its own, and return its result, or None if `go_on` has said to stop.
+    """Run a job in a process of its own, and return its result, or None if
+    `go_on` has said to stop.
 
-    folder: gets the result as NAME-result.json, and what the process writes as NAME.log. A result that is there
-        already is returned at once.
-    go_on: awaited again and again while the job runs; it takes as long between two looks as it likes.
+    folder: gets the result as NAME-result.json, and what the process writes as NAME.log. A result
+        that is there already is returned at once.
+    go_on: awaited again and again while the job runs; it takes as long between two
+        looks as it likes.
     Raise ChildDied with the process's last words if it fails, dies or exceeds a limit.
     """
     result, log = folder / f"{name}{_RESULT}", folder / f"{name}.log"
@@ -160,7 +172,10 @@ def _last_words(code: int, limits: Limits, log: Path) -> str:
 
 
 def _work(parent: Parent, packed: bytes, result: Path, log: Path, limits: Limits, cost_left: float | None) -> None:
-    """Run the job and end the process. It does not return, so threads of agents do not hold it up."""
+    """Run the job and end the process.
+
+    It does not return, so threads of agents do not hold it up.
+    """
     code, reserve = 1, bytearray(0)
     try:
         result.parent.mkdir(parents=True, exist_ok=True)

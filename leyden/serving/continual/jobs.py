@@ -1,7 +1,9 @@
-"""The work of a cycle, as jobs for a process of their own: train a candidate, and measure two versions.
+"""The work of a cycle, as jobs for a process of their own: train a candidate, and
+measure two versions.
 
-A job runs through `Trainer`, with a run folder and a store of its own inside the cycle's folder. So it
-never writes to production's store, is watched like any run (`leyden show`), and continues after a crash.
+A job runs through `Trainer`, with a run folder and a store of its own inside the cycle's
+folder. So it never writes to production's store, is watched like any run (`leyden show`), and
+continues after a crash.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from leyden.utils import ids
 
 RESOURCES: Final[TypeAdapter[NamedResources]] = TypeAdapter(NamedResources)
 Choose = Callable[[RunSummary, NamedResources], NamedResources | None]
-"""Makes the candidate of a finished run and of what is in production; None if there is nothing to try."""
+"""Makes the candidate of a finished run and of what is in production; None if there
+is nothing to try."""
 RESERVED: Final = frozenset({"algorithm", "store", "run_dir", "initial_resources", "dev"})
 """Options of `Trainer` that a job sets itself."""
 
@@ -63,7 +66,10 @@ class _TrainerJob:
         return self._cost
 
     async def _fit(self, algorithm: Any, resources: NamedResources, train: Any, validation: Any = None) -> RunSummary:
-        """Run an algorithm, or continue its run if it can be continued. Return the summary of a finished run."""
+        """Run an algorithm, or continue its run if it can be continued.
+
+        Return the summary of a finished run.
+        """
         options: dict[str, Any] = {"progress": False, **self.options}
         trainer = Trainer(algorithm=algorithm, initial_resources=resources, run_dir=self.folder, **options)
         chosen = trainer.algorithm
@@ -83,7 +89,10 @@ class _TrainerJob:
 
 @dataclass
 class TrainJob(_TrainerJob):
-    """Train a candidate on recorded requests. The result has its resources under `candidate`, or None."""
+    """Train a candidate on recorded requests.
+
+    The result has its resources under `candidate`, or None.
+    """
 
     algorithm: Any
     production: NamedResources
@@ -104,7 +113,8 @@ class TrainJob(_TrainerJob):
     async def _candidate(self, result: Any) -> NamedResources | None:
         """Return production's resources with those that an algorithm has returned in their places.
 
-        A model is taken from a mapping alone: the address of one in the run's store ends with the run.
+        A model is taken from a mapping alone: the address of one in the run's store
+        ends with the run.
         """
         if result is None:
             return None
@@ -177,7 +187,9 @@ class _Measure(Algorithm):
         return Measurement(production=found["production"], candidate=found["candidate"])
 
     async def _served(self, resources: NamedResources) -> NamedResources:
-        """Return the resources with the gateway's models, if there is a gateway: its calls are recorded."""
+        """Return the resources with the gateway's models, if there is a gateway: its
+        calls are recorded.
+        """
         proxy = self.get_llm_proxy()
         if proxy is None:
             return resources
@@ -204,7 +216,10 @@ def _outcome(result: CollectedRollout) -> TaskOutcome:
 
 
 def _named(algorithm: FunctionalAlgorithm, train: Any, validation: Any) -> tuple[Any, Any]:
-    """Return the data sets that a function names. One that names no `val_dataset` is trained on all."""
+    """Return the data sets that a function names.
+
+    One that names no `val_dataset` is trained on all.
+    """
     named = inspect.signature(algorithm.function).parameters
     if "val_dataset" not in named and isinstance(train, RecordedTasks) and isinstance(validation, RecordedTasks):
         train, validation = RecordedTasks([*train.records, *validation.records]), None

@@ -1,12 +1,13 @@
 """`ContinualLearning`: agents that go on learning from the requests that they serve.
 
-One cycle is: a trigger, training on recorded requests, a check on held-out tasks, optionally answers in
-the shadow, a canary, and its promotion or rollback. Where a cycle is stands in the store alone: a row of
-the release table for the search of a candidate, and one for the candidate's release (`release`). So the
-controller holds nothing that matters: whoever opens the store next continues, or rolls back.
+One cycle is: a trigger, training on recorded requests, a check on held-out tasks, optionally
+answers in the shadow, a canary, and its promotion or rollback. Where a cycle is stands in the
+store alone: a row of the release table for the search of a candidate, and one for the candidate's
+release (`release`). So the controller holds nothing that matters: whoever opens the store next
+continues, or rolls back.
 
-This module knows no algorithm and runs none: `jobs` do, in processes of their own (`isolation`). To add
-a stage, add its state to `release.TRANSITIONS` and a method here.
+This module knows no algorithm and runs none: `jobs` do, in processes of their own (`isolation`). To
+add a stage, add its state to `release.TRANSITIONS` and a method here.
 """
 
 from __future__ import annotations
@@ -77,11 +78,12 @@ _NO_RANKS: Final = RankHistory()
 
 @dataclass(frozen=True, slots=True)
 class ShadowSettings:
-    """A candidate answers live tasks beside production, unseen by users, before any of them gets it.
+    """A candidate answers live tasks beside production, unseen by users, before
+    any of them gets it.
 
     requests: how many live requests are answered again, by both versions.
-    gate: limits, as for held-out tasks. Users give these answers no feedback, so rewards are compared only
-        if the agent itself returns one.
+    gate: limits, as for held-out tasks. Users give these answers no feedback, so rewards are
+        compared only if the agent itself returns one.
     deadline_seconds: a shadow without so many requests by then ends the release.
     """
 
@@ -99,7 +101,8 @@ class CycleStatus:
     """What `ContinualLearning.step` has found or done."""
 
     state: str
-    """The state of the row that is worked on; `idle` without one, `stopped` if the kill switch is on."""
+    """The state of the row that is worked on; `idle` without one, `stopped` if the
+    kill switch is on."""
     release_id: str | None
     said: str
     """One sentence for people."""
@@ -108,16 +111,18 @@ class CycleStatus:
 class ContinualLearning:
     """Learn from production, and release what was learned, cycle after cycle.
 
-    Production is never touched but by a canary's promotion: the algorithm runs in a process of its own,
-    within `limits`, on a store of its own; a failure there ends the cycle with its last words.
+    Production is never touched but by a canary's promotion: the algorithm runs in a process of its
+    own, within `limits`, on a store of its own; a failure there ends the cycle with its last words.
 
-    `async with` takes the folder, `run()` works until it is cancelled, and `step()` does what is due now.
-    A crash loses nothing: the next `run()` on the same store continues in the state of the row, with the
-    training where the folder shows it to be. Stop it, from any process, with `stop_learning(store)`.
+    `async with` takes the folder, `run()` works until it is cancelled, and `step()` does what is
+    due now. A crash loses nothing: the next `run()` on the same store continues in the state of the
+    row, with the training where the folder shows it to be. Stop it, from any process, with
+    `stop_learning(store)`.
 
-    algorithm: as for `Trainer`, picklable: an instance, class, import path, name or dict. Its result becomes
-        the candidate: named resources, the result of a prompt optimiser, or None for nothing to try.
-        It gets recorded requests as `train_dataset` and `val_dataset` (`RecordedTasks`).
+    algorithm: as for `Trainer`, picklable: an instance, class, import path, name or dict. Its
+        result becomes the candidate: named resources, the result of a prompt optimiser, or None for
+        nothing to try. It gets recorded requests as `train_dataset` and `val_dataset`
+        (`RecordedTasks`).
     agent: runs tasks for the algorithm and for the checks, as for `Trainer.fit`; picklable.
     store: where sessions record requests, and whose labels they follow.
     folder: the cycles' run folders, logs and results. One process uses it at a time.
@@ -191,7 +196,10 @@ class ContinualLearning:
             self._lock = None
 
     async def run(self) -> None:
-        """Learn until cancelled. A store that is away is waited for; a training under way goes on meanwhile."""
+        """Learn until cancelled.
+
+        A store that is away is waited for; a training under way goes on meanwhile.
+        """
         if self._lock is None:
             async with self:
                 return await self.run()
@@ -401,7 +409,10 @@ class ContinualLearning:
     # ---- work ------------------------------------------------------------------------------------------------------------
 
     async def _measure(self, release: Release, name: str, tasks: list[Any], gate: GateSettings) -> GateReport | None:
-        """Return the report on a candidate; None if the release has ended meanwhile. A dead process fails the check."""
+        """Return the report on a candidate; None if the release has ended meanwhile.
+
+        A dead process fails the check.
+        """
         base, candidate = [
             (await self._store.get_resources_by_id(version[0], version=version[1])).resources
             for version in (release.from_version, release.canary_version)
@@ -416,7 +427,9 @@ class ContinualLearning:
         return None if found is None else check(gate, Measurement.model_validate(found))
 
     async def _run(self, job: Job, name: str, row: Release) -> Any:
-        """Return a job's result; None if the row has ended meanwhile, the switch is on or the time is over."""
+        """Return a job's result; None if the row has ended meanwhile, the switch is on
+        or the time is over.
+        """
 
         async def go_on() -> bool:
             await asyncio.sleep(self._every)
@@ -435,7 +448,10 @@ class ContinualLearning:
         return await run_isolated(job, folder, name=name, limits=self._limits, cost_left=left, go_on=go_on)
 
     async def _publish(self, cycle: Release, production: NamedResources, found: Any) -> tuple[Version | None, str]:
-        """Write a candidate as the next version of what is in production. Return None and why, if there is none."""
+        """Write a candidate as the next version of what is in production.
+
+        Return None and why, if there is none.
+        """
         if found is None:
             return None, "the algorithm has found nothing to try"
         candidate = RESOURCES.validate_python(found)
@@ -534,7 +550,9 @@ class _Rewards:
         self._latest.append((feedback.rollout_id, feedback.received_time or 0.0, number))
 
     async def changed_at(self, store: LightningStore) -> float:
-        """Return when the first request after a drop of the reward reached the store, most likely."""
+        """Return when the first request after a drop of the reward reached the
+        store, most likely.
+        """
         rollout_id, received, _ = self._latest[drop_at([reward for _, _, reward in self._latest])]
         try:
             return (await store.get_rollout_by_id(rollout_id)).start_time

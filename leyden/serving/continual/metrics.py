@@ -1,7 +1,7 @@
 """Guarded metrics: what a canary is judged by, as numbers in [0, 1] of which more is better.
 
-A metric says which values it has, which direction is better, and what a promotion requires of it. The
-module knows no request and no test.
+A metric says which values it has, which direction is better, and what a promotion requires of it.
+The module knows no request and no test.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from leyden.options import check_choice, check_number
 class Bounded:
     """Values in a known range, such as rewards, or 0 and 1 for failures. The test compares means.
 
-    A value outside the range counts as its nearest end, so the mean of the clipped values is compared.
+    A value outside the range counts as its nearest end, so the mean of the clipped
+    values is compared.
     """
 
     low: float = 0.0
@@ -32,7 +33,10 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Exceeds:
-    """Unbounded values with a limit, such as a latency objective. The test compares how often it is exceeded."""
+    """Unbounded values with a limit, such as a latency objective.
+
+    The test compares how often it is exceeded.
+    """
 
     limit: float
 
@@ -42,7 +46,10 @@ class Exceeds:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Unbounded values without a limit, such as cost. The test compares mean ranks among earlier values."""
+    """Unbounded values without a limit, such as cost.
+
+    The test compares mean ranks among earlier values.
+    """
 
 
 Scale: TypeAlias = Bounded | Exceeds | Ranked
@@ -56,12 +63,12 @@ class Metric:
     name: key of its value in `Outcome.values`.
     better: the direction of improvement.
     scale: how values become numbers in [0, 1].
-    promotion: what a promotion has to prove. `better`: the mean has improved. `not_worse`: it has not
-        worsened by `tolerance` or more. None: nothing; the metric can only roll back.
+    promotion: what a promotion has to prove. `better`: the mean has improved. `not_worse`: it has
+        not worsened by `tolerance` or more. None: nothing; the metric can only roll back.
     tolerance: for `not_worse`, in (0, 1) of the scale: a part of the range, of all requests
         that may exceed the limit, or of the ranks.
-    weight: part of the rollback error that this metric receives, relative to the other metrics. A metric
-        with twice the weight of another one needs half as much evidence.
+    weight: part of the rollback error that this metric receives, relative to the other metrics. A
+        metric with twice the weight of another one needs half as much evidence.
     """
 
     name: str
@@ -110,7 +117,8 @@ class Metric:
 
 
 REWARD = Metric("reward", promotion="better", weight=3.0)
-"""Rewards in [0, 1]; a promotion requires an improvement. Beside `FAILURE`, `LATENCY` and `COST` it has half of the weight."""
+"""Rewards in [0, 1]; a promotion requires an improvement. Beside `FAILURE`, `LATENCY` and `COST` it
+has half of the weight."""
 FAILURE = Metric("failure", better="lower")
 """1 for a failed request, else 0."""
 LATENCY = Metric("latency", better="lower", scale=Ranked())

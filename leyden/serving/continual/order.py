@@ -1,9 +1,10 @@
-"""Requests in the order in which they were assigned, released as soon as all earlier ones are settled.
+"""Requests in the order in which they were assigned, released as soon as all
+earlier ones are settled.
 
-Feedback arrives in any order, and bad answers often get theirs sooner. A test that took values as they
-arrive would see too many bad ones early. So a request is released only after every earlier one, and one
-whose values have not come within the waiting time is released without them. The order of release then
-does not depend on when values arrive.
+Feedback arrives in any order, and bad answers often get theirs sooner. A test that took values as
+they arrive would see too many bad ones early. So a request is released only after every earlier
+one, and one whose values have not come within the waiting time is released without them. The order
+of release then does not depend on when values arrive.
 
 Arms are drawn once for each key (a user, a session), so only the *first* request of each key is
 released: later ones have the same arm with certainty, and are no draws of their own.
@@ -51,7 +52,10 @@ class RequestOrder:
         return len(self._requests)
 
     def assign(self, request_id: str, *, key: str, canary: bool, share: float, time: float) -> None:
-        """Add the next request, in the order of assignment. A request that is known already has no effect."""
+        """Add the next request, in the order of assignment.
+
+        A request that is known already has no effect.
+        """
         if request_id in self._requests:
             return
         if key in self._keys:
@@ -69,7 +73,9 @@ class RequestOrder:
             request.values[metric] = value
 
     def release(self, now: float) -> Iterator[Outcome]:
-        """Yield the outcomes of the requests that are settled and have only settled ones before them."""
+        """Yield the outcomes of the requests that are settled and have only
+        settled ones before them.
+        """
         while self._requests:
             request_id, request = next(iter(self._requests.items()))
             if not self._metrics <= request.values.keys() and now < request.time + self._waiting_seconds:

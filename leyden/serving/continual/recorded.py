@@ -1,7 +1,7 @@
 """What a cycle learns from: recorded live requests with their rewards, split once and for all.
 
-A request's part is decided by a hash of its input: the tasks that the gate measures a candidate on are
-never trained on, in no cycle. This module reads the store. It does not train.
+A request's part is decided by a hash of its input: the tasks that the gate measures a candidate on
+are never trained on, in no cycle. This module reads the store. It does not train.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class RecordedTask(BaseModel):
 
 
 class RecordedTasks(Sequence[Any]):
-    """A data set of inputs, as every algorithm takes it. `records` has their rewards and feedback too."""
+    """A data set of inputs, as every algorithm takes it.
+
+    `records` has their rewards and feedback too.
+    """
 
     def __init__(self, records: Sequence[RecordedTask]) -> None:
         self.records = list(records)
@@ -64,14 +67,15 @@ class RecordedTasks(Sequence[Any]):
 class DataSettings:
     """Which recorded requests a cycle learns from.
 
-    new_tasks: how many new requests at most; the newest count, and come first. After a drift, the requests
-        since the reward has dropped are new, otherwise those since the cycle before.
-    replayed: the part of older requests among those that are trained on, in [0, 1), so that what was
-        learned is not forgotten.
+    new_tasks: how many new requests at most; the newest count, and come first. After a drift, the
+        requests since the reward has dropped are new, otherwise those since the cycle before.
+    replayed: the part of older requests among those that are trained on, in [0, 1), so that what
+        was learned is not forgotten.
     validation: the part of all inputs that the algorithm gets as `val_dataset`.
     held_out: the part of all inputs that no algorithm ever sees, for the gate.
     read: how many of the newest live requests are read at most.
-    values: metrics of one request, as for `CanarySettings`; requests without a `reward` are left out.
+    values: metrics of one request, as for `CanarySettings`; requests without a
+        `reward` are left out.
     """
 
     new_tasks: int = 1000
@@ -103,8 +107,8 @@ async def read_data(
 ) -> LearningData:
     """Return what a cycle learns from: finished live requests that have a reward.
 
-    since: requests that reached the store before are older ones. before: later ones are left out, so
-        that a cycle that is continued reads what it has read before.
+    since: requests that reached the store before are older ones. before: later ones are left out,
+        so that a cycle that is continued reads what it has read before.
     """
     page = await store.query_rollouts(mode_in=["live"], sort_by="start_time", sort_order="desc", limit=settings.read)
     rollouts = [each for each in page if each.finished and each.start_time < before]

@@ -1,10 +1,11 @@
 """The life of a release, as a table: states, events, and what each transition does to labels.
 
 A release brings one version of resources, the *candidate*, from an offline check over a canary into
-production, or out. Before it, a cycle of learning looks for the candidate; it is a row of the same table,
-whose version is the one that it starts from. `next_state` and `effects` are pure; `advance` writes one transition with its label
-moves in one transaction of the store. So a crash leaves a release in the state before or after a
-transition, never between, and whoever opens it next continues from there.
+production, or out. Before it, a cycle of learning looks for the candidate; it is a row of the same
+table, whose version is the one that it starts from. `next_state` and `effects` are pure; `advance`
+writes one transition with its label moves in one transaction of the store. So a crash leaves a
+release in the state before or after a transition, never between, and whoever opens it next
+continues from there.
 
 To add a state: its rows in TRANSITIONS, and its row in `effects`. This module does not decide which
 event happens (`guard`), and knows no traffic.
@@ -23,13 +24,16 @@ from leyden.types import LabelMove, Release
 State: TypeAlias = Literal[
     "training", "trained", "abandoned", "gating", "shadow", "canary", "promoted", "refused", "rolled_back"
 ]
-"""`training`: a cycle looks for a candidate. It ends `trained`, when the release of its candidate is a row of
-its own, or `abandoned`. `gating`: the candidate is measured on held-out tasks. `shadow`: it answers live
-tasks, unseen by users. `canary`: it serves a share of the traffic. All others are final.
+"""`training`: a cycle looks for a candidate. It ends `trained`, when the release of its
+candidate is a row of
+its own, or `abandoned`. `gating`: the candidate is measured on held-out tasks. `shadow`: it answers
+live tasks, unseen by users. `canary`: it serves a share of the traffic. All others are final.
 """
 Event: TypeAlias = Literal["propose", "give_up", "observe", "release", "refuse", "better", "worse", "deadline", "stop"]
-"""`propose`, `give_up`: a cycle has found a candidate, or has not. `observe`, `release`: a check has passed;
-answer in the shadow, or serve. `refuse`: a check has failed. `better`, `worse`: the canary's verdict.
+"""`propose`, `give_up`: a cycle has found a candidate, or has not. `observe`, `release`:
+a check has passed;
+answer in the shadow, or serve. `refuse`: a check has failed. `better`, `worse`:
+the canary's verdict.
 `deadline`: no result in time. `stop`: a person or the kill switch.
 """
 
@@ -79,7 +83,10 @@ class Effects:
 
 
 def next_state(state: State, event: Event) -> State:
-    """Return the state that follows. Raise IllegalTransition if the event cannot happen in this state."""
+    """Return the state that follows.
+
+    Raise IllegalTransition if the event cannot happen in this state.
+    """
     if event not in TRANSITIONS[state]:
         possible = ", ".join(sorted(TRANSITIONS[state])) or "none, because it is final"
         raise IllegalTransition(f"a release that is {state!r} knows no event {event!r}; possible: {possible}")
@@ -90,7 +97,8 @@ def effects(entered: State, *, candidate: Version, production: Version | None) -
     """Return what entering a state changes.
 
     production: version in production when the release began; None if there was none.
-    Each label is moved by compare-and-set, so a label that somebody else has moved stops the transition.
+    Each label is moved by compare-and-set, so a label that somebody else has moved
+    stops the transition.
     """
     match entered:
         case "canary":
@@ -110,7 +118,10 @@ def effects(entered: State, *, candidate: Version, production: Version | None) -
 
 
 def state_of(release: Release) -> State:
-    """Return the state of a stored release. Raise ConfigError for one that the table does not know."""
+    """Return the state of a stored release.
+
+    Raise ConfigError for one that the table does not know.
+    """
     if release.state not in get_args(State):
         raise ConfigError(
             f"release {release.release_id!r} is {release.state!r}, which is no state of continual learning; "
@@ -166,11 +177,10 @@ async def advance(
     """Write the transition of an event, with its label moves and freezes, in one transaction.
 
     deadline: Unix seconds at which the new state ends without a verdict; None for none.
-    A release that ends without a promotion leaves labels alone that a person has moved, and does not
-    freeze a candidate that a person has given another label.
-    Raise IllegalTransition for an event that the state does not know, ReleaseAdvanced if another
-    process has advanced the release, LabelMoved if a label is not where the release left it. Nothing is
-    changed then. Safe to retry.
+    A release that ends without a promotion leaves labels alone that a person has moved, and does
+    not freeze a candidate that a person has given another label. Raise IllegalTransition for an
+    event that the state does not know, ReleaseAdvanced if another process has advanced the release,
+    LabelMoved if a label is not where the release left it. Nothing is changed then. Safe to retry.
     """
     state = next_state(state_of(release), event)
     candidate = release.canary_version
@@ -205,10 +215,12 @@ async def open_releases(store: LightningStore) -> Sequence[Release]:
 
 
 async def stop_learning(store: LightningStore, *, who: str | None = None, why: str | None = None) -> Sequence[Release]:
-    """Roll back or refuse every open release, and let none begin until `allow_learning`. Return those it ended.
+    """Roll back or refuse every open release, and let none begin until `allow_learning`.
 
-    The switch is the label `learning-stopped` on the version in production, so it is in the audit log,
-    survives restarts and holds for all processes. Safe to retry, and to call from any process.
+    Return those it ended.
+
+    The switch is the label `learning-stopped` on the version in production, so it is in the audit
+    log, survives restarts and holds for all processes. Safe to retry, and to call from any process.
     Raise ConfigError if no version is in production, because there is nothing to return to.
     """
     labels = await _labels(store)

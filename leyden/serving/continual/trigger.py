@@ -1,7 +1,7 @@
 """When to learn: enough new rewards, enough time, or a drop of the reward.
 
-Pure functions over a small state, fed with the rewards of what is in production. This module knows no
-store and does not train.
+Pure functions over a small state, fed with the rewards of what is in production. This module knows
+no store and does not train.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Drift:
 
     tolerance: how far the mean may drop, in (0, 1). It also covers the error of the measured level.
     reference_count: rewards after the release whose mean is the level.
-    run_length: false alarms are this many rewards apart on average, at least, while the mean is at or
-        above the level less the tolerance.
+    run_length: false alarms are this many rewards apart on average, at least, while the mean is at
+        or above the level less the tolerance.
     """
 
     tolerance: float = 0.1
@@ -107,7 +107,8 @@ def is_drop(drift: Drift, state: TriggerState) -> bool:
 def drop_at(rewards: Sequence[float]) -> int:
     """Return the place of the first reward after a drop of the mean, if there was one.
 
-    It is the split into two parts with the least squares, among those whose second mean is lower; 0 if none is.
+    It is the split into two parts with the least squares, among those whose second mean is
+    lower; 0 if none is.
     """
     total, before, place, most = sum(rewards), 0.0, 0, 0.0
     for count in range(1, len(rewards)):

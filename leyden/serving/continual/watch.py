@@ -1,8 +1,8 @@
 """A canary's traffic as the store has it, and the step that acts on the verdict.
 
 `judge` reads the live rollouts of both arms with their feedback and computes the verdict anew each
-time, so a restarted process reaches the same one. Values that reach the store after the waiting time
-never count, so a later look sees the same outcomes. `step` advances the release by it.
+time, so a restarted process reaches the same one. Values that reach the store after the waiting
+time never count, so a later look sees the same outcomes. `step` advances the release by it.
 
 This module knows how requests are recorded: a rollout of mode `live` with an arm, `control` or
 `canary`. It does not assign requests to arms.
@@ -31,10 +31,12 @@ GOOD_LABELS, BAD_LABELS = frozenset({"thumbs_up", "good"}), frozenset({"thumbs_d
 
 
 def request_values(rollout: Rollout, feedback: Sequence[Feedback]) -> dict[str, float]:
-    """Return the metrics of one request that are known by now: reward, failure, latency (seconds), cost.
+    """Return the metrics of one request that are known by now: reward, failure,
+    latency (seconds), cost.
 
-    The reward is the mean of what each source's last feedback says: its number, or 1 and 0 for the labels
-    in `GOOD_LABELS` and `BAD_LABELS`. Without feedback it is the reward that the agent recorded.
+    The reward is the mean of what each source's last feedback says: its number, or 1 and 0
+    for the labels in `GOOD_LABELS` and `BAD_LABELS`. Without feedback it is the reward that
+    the agent recorded.
     """
     values: dict[str, float] = {}
     rewards = [number for each in feedback if (number := reward_of(each)) is not None]
@@ -55,8 +57,8 @@ def request_values(rollout: Rollout, feedback: Sequence[Feedback]) -> dict[str, 
 def user_of(rollout: Rollout) -> str:
     """Return the key by which the request was assigned.
 
-    It is `metadata["user_hash"]`, which `OnlineSession` records, or `metadata["user"]`. Without either,
-    it is the rollout's id, so that each request counts as a user of its own.
+    It is `metadata["user_hash"]`, which `OnlineSession` records, or `metadata["user"]`. Without
+    either, it is the rollout's id, so that each request counts as a user of its own.
     """
     user = rollout.metadata.get("user_hash", rollout.metadata.get("user"))
     return rollout.rollout_id if user is None else str(user)
@@ -66,14 +68,16 @@ def user_of(rollout: Rollout) -> str:
 class CanarySettings:
     """How a canary is run and judged.
 
-    share: part of the users who get the canary, in (0, 1), from `start_canary` on. The sessions read it from the release.
-    waiting_seconds: how long a missing value is awaited, from the arrival of the request's record at the
-        store. Values that arrive later never count.
-    deadline_seconds: a canary without a verdict by then is rolled back, also one without any traffic.
-    settle_seconds: requests this soon after the start do not count, because some sessions do not know
-        of the canary yet. At least the time in which sessions refresh their labels.
-    lag_seconds: requests younger than this are not read yet, because records of older ones may be on
-        their way.
+    share: part of the users who get the canary, in (0, 1), from `start_canary` on. The sessions
+        read it from the release.
+    waiting_seconds: how long a missing value is awaited, from the arrival of the request's record
+        at the store. Values that arrive later never count.
+    deadline_seconds: a canary without a verdict by then is rolled back, also one
+        without any traffic.
+    settle_seconds: requests this soon after the start do not count, because some sessions do not
+        know of the canary yet. At least the time in which sessions refresh their labels.
+    lag_seconds: requests younger than this are not read yet, because records of older ones
+        may be on their way.
     values: metrics of one request from its rollout and the feedback that counts.
     key: what the request was assigned by.
     """
@@ -157,11 +161,13 @@ async def judge(
 async def step(
     store: LightningStore, release_id: str, settings: CanarySettings, *, now: float | None = None
 ) -> tuple[Release, Verdict | None]:
-    """Look at a release once, and promote it, roll it back or leave it. Safe to repeat, from any process.
+    """Look at a release once, and promote it, roll it back or leave it.
 
-    The kill switch goes before the verdict, and the verdict before the deadline. Return the release as
-    it is then, and the verdict; None if the release is no canary.
-    Raise ReleaseAdvanced or LabelMoved if a person has intervened; the release is unchanged then.
+    Safe to repeat, from any process.
+
+    The kill switch goes before the verdict, and the verdict before the deadline. Return the release
+    as it is then, and the verdict; None if the release is no canary. Raise ReleaseAdvanced or
+    LabelMoved if a person has intervened; the release is unchanged then.
     """
     now = time.time() if now is None else now
     release = await store.get_release(release_id)
@@ -188,8 +194,8 @@ async def step(
 async def _requests(store: LightningStore, release: Release, since: float, before: float) -> Sequence[Rollout]:
     """Return the live requests of both versions in the order in which they reached the store.
 
-    A session that is cut off from the store may not know of the canary. So the requests that it marks,
-    and those that were served before `since` and reported later, are left out.
+    A session that is cut off from the store may not know of the canary. So the requests that it
+    marks, and those that were served before `since` and reported later, are left out.
     """
     of_release: list[Rollout] = []
     for arm, version in ((CANARY, release.canary_version), (CONTROL, release.from_version)):
@@ -221,7 +227,9 @@ async def _feedback_on(
 
 
 def _counted(feedback: Sequence[Feedback], last: float) -> Sequence[Feedback]:
-    """Return what counts of the feedback that arrived until `last`: the last of each source and kind."""
+    """Return what counts of the feedback that arrived until `last`: the last of
+    each source and kind.
+    """
     in_time = [each for each in feedback if each.received_time is None or each.received_time <= last]
     return list({(each.source, each.kind): each for each in in_time}.values())
 
@@ -237,7 +245,9 @@ def _known_at(rollout: Rollout, last: float) -> Rollout:
 
 
 def reward_of(feedback: Feedback) -> float | None:
-    """Return what feedback counts as a reward: its number, or 1 and 0 for a good and a bad label; None if it is neither."""
+    """Return what feedback counts as a reward: its number, or 1 and 0 for a good and a bad label;
+    None if it is neither.
+    """
     if feedback.kind == "reward":
         return float(feedback.value)
     if feedback.kind == "label" and feedback.value in GOOD_LABELS | BAD_LABELS:
