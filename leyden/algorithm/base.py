@@ -85,7 +85,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return inspect.iscoroutinefunction(self.run)
 
     def planned_resources(self) -> NamedResources | None:
-        """What rollouts will be given, as far as it is known before the run; None: unknown.
+        """Return the resources that rollouts will get, or None if unknown before the run.
 
         The trainer refuses at once an agent that needs something else.
         """
@@ -101,16 +101,16 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return self.run(*args, **kwargs)
 
     def set_ready(self, ready: Latch) -> None:
-        """Give the gate that runners wait behind."""
+        """Set the latch that runners wait for before their first claim."""
         self._ready = ready
 
     def announce_ready(self) -> None:
-        """Let the runners claim."""
+        """Allow the runners to claim rollouts."""
         if self._ready is not None:
             self._ready.set()
 
     def set_interrupt(self, interrupt: Callable[[], Awaitable[None]]) -> None:
-        """Give what ends the runners of this run, for `interrupt_runners`."""
+        """Set the function with which `interrupt_runners` stops the runners of this run."""
         self._interrupt = interrupt
 
     async def interrupt_runners(self) -> None:
@@ -124,18 +124,18 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
             await self._interrupt()
 
     def set_trainer(self, trainer: Any) -> None:
-        """Remember the trainer, weakly; for users, no part of Leyden reads it."""
+        """Keep a weak reference to the trainer, for users' code. Leyden does not read it."""
         self._trainer = weakref.ref(trainer)
 
     def get_trainer(self) -> Any:
-        """The trainer, while it lives."""
+        """Return the trainer. Raise ConfigError if it was not set or does not exist any more."""
         trainer = self._trainer() if self._trainer else None
         if trainer is None:
             raise self._not_set("trainer")
         return trainer
 
     def set_store(self, store: LightningStore) -> None:
-        """Give the store."""
+        """Set the store that `get_store` returns."""
         self._store, self._collector = store, None
 
     def get_store(self) -> LightningStore:
@@ -145,7 +145,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return self._store
 
     def set_adapter(self, adapter: TraceAdapter[Any]) -> None:
-        """Give the adapter."""
+        """Set the adapter that `get_adapter` returns."""
         self._adapter = adapter
 
     def get_adapter(self) -> TraceAdapter[Any]:
@@ -163,8 +163,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return self._llm_proxy
 
     async def publish_endpoint(self, llm: Model) -> Model:
-        """Tell the store where a model of this run listens, and return the model
-        without its address.
+        """Store the address of a model of this run, and return the model without its address.
 
         The returned resource names the run instead. An attempt gets the address of the moment at
         which it starts, so rollouts that were enqueued before a restart find the gateway of the new
@@ -249,11 +248,14 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return f"{self._agent_version} with models {self._llm_proxy.models_digest()}"
 
     def set_run(self, run: Run) -> None:
-        """Say where this run keeps what outlives it."""
+        """Set the run that `get_run` returns."""
         self._run, self._collector = run, None
 
     def get_run(self) -> Run:
-        """Where this run keeps what outlives it."""
+        """Return the run: its id, its folder and what to resume.
+
+        Raise ConfigError outside a run.
+        """
         if self._run is None:
             raise self._not_set("run")
         return self._run

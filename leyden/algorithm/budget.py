@@ -83,7 +83,7 @@ class Budget:
             if total is None and each is not None:
                 raise ConfigError(f"{name}_per_attempt={each:g} is not used without {name}=; give both")
 
-    # ---- what is left --------------------------------------------------------------------------------------------------
+    # ---- what is left ----------------------------------------------------------------------------
 
     @property
     def is_unlimited(self) -> bool:
@@ -189,7 +189,7 @@ class Budget:
         self._used_cost = max(self._used_cost, _whole(spent.get("cost", 0.0)))
         self.earlier_seconds = max(self.earlier_seconds, spent["seconds"])
 
-    # ---- rollouts ------------------------------------------------------------------------------------------------------
+    # ---- rollouts --------------------------------------------------------------------------------
 
     def take(self, rollouts: int, *, unsent: int = 0) -> None:
         """Count `rollouts` more.
@@ -216,7 +216,7 @@ class Budget:
         """Count `rollouts` less: they were never enqueued."""
         self.used -= rollouts
 
-    # ---- tokens and cost -----------------------------------------------------------------------------------------------
+    # ---- tokens and cost -------------------------------------------------------------------------
 
     @property
     def reserved(self) -> frozenset[str]:
@@ -270,7 +270,7 @@ class Budget:
     def call_of_own_client(self, key: str, tokens: int) -> Attempt:
         """Return the attempt of a call past the gateway.
 
-        Nobody knows its price, so it costs its limit.
+        Its price is unknown, so it counts with its limit.
         """
         fixed: dict[str, Any] = {"rollout_id": key, "attempt_id": key, "sequence_id": 1, "start_time": 0.0}
         ended = {"status": "succeeded", "response_tokens": tokens, "cost": self.cost_per_attempt}
@@ -311,9 +311,9 @@ class _Measure:
     total: int
     used: int
     reserved: int
-    """Attempts."""
+    """Number of attempts whose limit is reserved."""
     limit: int
-    """Of one attempt."""
+    """Most that one attempt may use, which is reserved before it starts."""
 
     @property
     def left(self) -> int:

@@ -401,7 +401,7 @@ class RolloutCollector:
         self._kept.clear()
         await self._write_pins()
 
-    # ---- enqueuing -----------------------------------------------------------------------------------------------------
+    # ---- enqueuing -------------------------------------------------------------------------------
 
     def _named(self, request: EnqueueRolloutRequest) -> EnqueueRolloutRequest:
         return request.model_copy(update={"rollout_id": request.rollout_id or ids.rollout_id(), "pin": self._pin})
@@ -476,7 +476,7 @@ class RolloutCollector:
                 self._sent.add(rollout.rollout_id)
         return rollouts
 
-    # ---- the budget ----------------------------------------------------------------------------------------------------
+    # ---- the budget ------------------------------------------------------------------------------
 
     async def _pay(self, requests: Sequence[EnqueueRolloutRequest]) -> None:
         """Count the requests that the budget has not counted yet.
@@ -580,7 +580,7 @@ class RolloutCollector:
             self._warned.add(problem)
             logger.warning("the budget cannot be kept exactly: %s", problem)
 
-    # ---- pins ----------------------------------------------------------------------------------------------------------
+    # ---- pins ------------------------------------------------------------------------------------
 
     def _consume(self, rollout_id: str, keep_until: int | None) -> None:
         """The caller has asked for what comes after this rollout's result."""
@@ -696,8 +696,8 @@ def _config(request: EnqueueRolloutRequest) -> RolloutConfig:
 
 
 def _attempts_at_most(rollout: Rollout, attempts: Sequence[Attempt]) -> int:
-    """Return how many attempts an unfinished rollout can come to; those that were
-    interrupted are made again.
+    """Return the largest number of attempts that an unfinished rollout can have. An interrupted
+    attempt is repeated.
     """
     return max(len(attempts), rollout.config.max_attempts + sum(attempt.interrupted for attempt in attempts))
 

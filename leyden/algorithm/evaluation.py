@@ -47,7 +47,7 @@ class Estimate:
 
     mean: float
     low: float | None
-    """None: a single task tells nothing of the spread."""
+    """Lower end of the interval; None for a single task, which shows no spread."""
     high: float | None
     method: str
     """How the interval was computed: `Wilson`, `bootstrap`, or `none`."""
@@ -69,9 +69,9 @@ class EvaluatedRollout:
     repeat: int
     status: str
     reward: float | None
-    """None: the rollout failed."""
+    """The final reward; None if the rollout failed."""
     reason: str | None
-    """Why it failed."""
+    """Why the rollout failed; None if it succeeded."""
     input: Any
     model_calls: int
     prompt_tokens: int
@@ -90,7 +90,7 @@ class EvaluationResult:
     rollouts: list[EvaluatedRollout]
     seconds: float = 0.0
     cost: float | None = None
-    """None: no price was given."""
+    """Cost of the model calls, in the currency of the prices; None without prices."""
 
     def __repr__(self) -> str:
         reward = "no reward" if self.reward is None else f"reward {self.reward}"

@@ -49,7 +49,7 @@ class Score:
     task: int
     """The task's place in the argument of `scores`."""
     replica: int
-    """From 0."""
+    """Number of the repetition of the task, from 0."""
     reward: float
     """`failed_reward` if the rollout failed."""
     reason: str | None
@@ -196,7 +196,7 @@ class Evaluator:
                 requests[place] = requests[place].model_copy(update={"rollout_id": fresh})
             wanted = again
 
-    # ---- one evaluation ------------------------------------------------------------------------------------------------
+    # ---- one evaluation --------------------------------------------------------------------------
 
     def _request(
         self, resources: ResourcesUpdate, task: Any, replica: int, mode: RolloutMode, metadata: dict[str, Any]
@@ -281,7 +281,7 @@ class Evaluator:
         for warning in self._usage.observe(resources, result.spans, self.watched_prompts):
             logger.warning("%s", warning)
 
-    # ---- what a score depends on ---------------------------------------------------------------------------------------
+    # ---- what a score depends on -----------------------------------------------------------------
 
     def _identity(self) -> str:
         """Return what stands for the agent in ids."""

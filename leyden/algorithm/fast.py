@@ -34,10 +34,10 @@ details = logging.getLogger(f"{__name__}.details")
 """Takes the spans of each rollout, which are too many for the log of a run."""
 
 _STAGES: tuple[Stage, ...] = ("val", "train")
-"""In the order in which an epoch reports them: a train row ends the iteration."""
+"""The stages in the order in which an epoch reports them: a train row ends the iteration."""
 _EARLY = 16
-"""If all of the first so many rollouts fail, a warning says so at once; the summary of the run
-would come too late."""
+"""Warn at once if all of the first so many rollouts fail, because the run's summary comes too
+late."""
 SpanVerbosity = Literal["none", "keys", "key_values"]
 
 

@@ -87,7 +87,7 @@ class ForkReturns:
 def fork_returns(
     results: Iterable[CollectedRollout], *, failure_reward: float | None = None
 ) -> dict[tuple[str, str], ForkReturns]:
-    """Return what forks came to, by the ids of the rollout and the attempt that they fork.
+    """Return the returns of forks, by the ids of the rollout and the attempt that they fork.
 
     Other rollouts are left out.
 
@@ -131,7 +131,7 @@ class CallAdvantage:
     """A `leyden.call_index`."""
     advantage: float
     low: float | None
-    """None: too few forks for an interval."""
+    """Lower end of the interval; None with too few forks for one."""
     high: float | None
     method: str
     """How the interval was computed: `Newcombe`, `Welch`, or `none`."""

@@ -105,11 +105,11 @@ class IterativeAlgorithm(Algorithm):
         return error is not None or self._loop.current_iter < self.max_iters
 
     def progress(self, done: int, total: int, **counts: float) -> None:
-        """Say how far the stage under way is, for whoever watches."""
+        """Report the progress of the current stage to progress bars and other callbacks."""
         self._loop.progress(done, total, **counts)
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
-        """Set up, resume where the run says so, step, always tear down.
+        """Set up, resume if the run asks for it, step, and always tear down.
 
         An algorithm with a result returns it.
         """

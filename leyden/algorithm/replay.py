@@ -25,7 +25,7 @@ from leyden.utils.attempt_key import NO_TOKEN
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What a replay came to."""
+    """The result of a replay."""
 
     rollout: CollectedRollout
     calls: list[ReplayedCall]

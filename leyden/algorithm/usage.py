@@ -69,7 +69,7 @@ class _Count:
 
     rollouts: int = 0
     used: int = 0
-    """Those in which a call has the text."""
+    """Rollouts of which at least one model call contains the text."""
 
 
 class PromptUsage:
@@ -77,7 +77,7 @@ class PromptUsage:
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, _Count]] = {}
-        """By the prompt's name and text."""
+        """Counts by the prompt's name, then by its text."""
         self._warned: set[str] = set()
 
     def observe(
@@ -86,8 +86,8 @@ class PromptUsage:
         """Count one rollout, and return a warning for each prompt that the agent is now
         known to ignore, once.
 
-        A rollout without recorded model calls tells nothing, and neither does a
-        prompt of a few letters.
+        A rollout without recorded model calls does not count, and neither does a prompt of a few
+        letters.
 
         resources: what the agent was given. names: of the prompts that are watched; None: all.
         """

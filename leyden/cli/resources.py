@@ -228,7 +228,7 @@ async def _moved(moving: Awaitable[None]) -> None:
     try:
         await moving
     except LabelMoved as error:
-        raise LabelMoved(f"somebody else was faster: {error}. See `leyden resources list --audit`") from error
+        raise LabelMoved(f"another process was faster: {error}. See `leyden resources list --audit`") from error
 
 
 async def _labels(store: LightningStore) -> dict[str, VersionKey]:

@@ -31,8 +31,7 @@ TABLES: Mapping[str, str] = MappingProxyType(
         "qlib": "leyden.compat.qlib.table:MODULES",
     }
 )
-"""Where the table of each foreign package is: a mapping from full module names
-to `ForeignModule`."""
+"""The place of each foreign package's table, which maps full module names to `ForeignModule`."""
 
 SHADOW = Path(__file__).parent / "shadow"
 """A folder for `sys.path`: importing a foreign package from it installs the finder."""
@@ -54,12 +53,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class ForeignModule:
-    """A module of another package: its names, and what stands for each."""
+    """A module of another package: its names, and Leyden's replacement for each."""
 
     names: Mapping[str, str | Answer] = field(default_factory=dict[str, "str | Answer"])
-    """For each name "leyden.module:attribute", "leyden.module" for a whole module, or an Answer."""
+    """The replacement of each name: "leyden.module:attribute", "leyden.module" for a whole module,
+    or an Answer."""
     public: Sequence[str] | None = None
-    """What `from module import *` binds. None: every name that has no Answer."""
+    """The names that `from module import *` binds. None: every name that has no Answer."""
     instead: str | None = None
     """Importing the module raises ForeignNameError with this sentence. None: it can be imported."""
     only_if_missing: bool = False

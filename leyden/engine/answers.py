@@ -29,7 +29,7 @@ class Choice:
     calls: Sequence[Json] = ()
     """Tool calls, as the wire format has them."""
     begins: bool = True
-    """It is the first chunk of its choice."""
+    """Whether this is the first chunk of its choice."""
     first_call: int = 0
     """The number of the first of `calls` within its choice."""
 

@@ -35,7 +35,8 @@ class SamplingParams:
     """End the response after one of these, besides the model's own end-of-turn tokens; it is part
     of the response."""
     seed: int | None = None
-    """In a deterministic backend, equal prompts, weights and seeds give equal responses."""
+    """Seed of the response. In a deterministic backend, equal prompts, weights and seeds give equal
+    responses. None: a random seed."""
 
     def __post_init__(self) -> None:
         check_number("max_tokens", self.max_tokens, at_least=1, whole=True)
@@ -70,7 +71,7 @@ class OptimParams:
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this norm; that of a value head apart from the policy's."""
     value_learning_rate: float | None = None
-    """Of the value head's own parameters; None takes `learning_rate`."""
+    """Learning rate of the value head's own parameters; None takes `learning_rate`."""
 
     def __post_init__(self) -> None:
         check_number("learning_rate", self.learning_rate, at_least=0)

@@ -33,7 +33,7 @@ def check_sequences(
     """Raise ConfigError, naming the sequence, if no gradient of the loss can be
     computed from a sequence.
 
-    loss: its name. columns: those that it needs; a forward pass alone needs none.
+    loss: the name of the loss. columns: the columns that the loss needs; a forward pass needs none.
     """
     for index, sequence in enumerate(sequences):
         n = len(sequence.token_ids)

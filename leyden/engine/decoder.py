@@ -328,7 +328,7 @@ class Decoder:
 def _do(chore: Callable[[], Any], future: Future[Any]) -> None:
     try:
         result = chore()
-    except BaseException as error:  # noqa: BLE001 -- it belongs to whoever asked for the chore
+    except BaseException as error:  # noqa: BLE001 -- the future raises it in the caller
         future.set_exception(error)
     else:
         future.set_result(result)
@@ -339,7 +339,7 @@ def _notify_waiting(by_loop: dict[asyncio.AbstractEventLoop, list[Generation]]) 
     for loop, generations in by_loop.items():
         try:
             loop.call_soon_threadsafe(_notify_all, generations)
-        except RuntimeError:  # the loop is closed: nobody is waiting any more
+        except RuntimeError:  # the loop is closed, so no coroutine is waiting any more
             continue
 
 

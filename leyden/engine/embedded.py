@@ -123,8 +123,8 @@ class EmbeddedBackend(PolicyBackend):
             one that reads what the chat template writes.
         host, port: of the endpoint; port 0 takes a free one. Any address but loopback needs
             `api_key`.
-        control_key: also serve training, to whoever has this key (how `IsolatedBackend` drives its
-            child).
+        control_key: also serve training, to clients with this key. `IsolatedBackend` drives its
+            child process with it.
         """
         check_token("api_key", api_key, host=host)
         check_number("max_batch_rows", max_batch_rows, at_least=1, whole=True)

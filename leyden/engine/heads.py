@@ -1,4 +1,4 @@
-"""From hidden states to the numbers that a loss reads: log-probabilities, entropies and values.
+"""Compute what a loss reads from hidden states: log-probabilities, entropies and values.
 
 A large vocabulary is worked on in chunks of tokens, so that memory does not grow with tokens
 times vocabulary: the logits of one chunk exist at a time, and are computed again for the
@@ -36,7 +36,7 @@ class TokenOutputs(NamedTuple):
     logprobs_N: Tensor
     entropies_N: Tensor
     values_N: Tensor | None = None
-    """None without a value head."""
+    """Value estimates; None without a value head."""
 
 
 class TokenReader:

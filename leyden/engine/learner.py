@@ -50,7 +50,8 @@ class TorchLearner:
         """See `EmbeddedBackend` for the options."""
         self._forward = forward
         self.max_tokens = max_tokens_per_microbatch
-        """What a micro-batch may hold (`held_tokens`); lowered when one did not fit into memory."""
+        """Largest size of a micro-batch in tokens (`held_tokens`), lowered after
+        running out of memory."""
         embeddings = model.get_input_embeddings().weight
         self._n_vocabulary = int(embeddings.shape[0])
         self._device: torch.device = embeddings.device

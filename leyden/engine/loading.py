@@ -51,8 +51,9 @@ class LoadedPolicy:
 def load_policy(model: Any, tokenizer: Any, *, device: str | None, dtype: str | None) -> LoadedPolicy:
     """Load a model and its tokenizer.
 
-    Raise EngineError, with the cause, if one cannot be loaded, and ConfigError for a tokenizer of
-    another model, as far as its size shows it.
+    Raise EngineError, with the cause, if the model or the tokenizer cannot be loaded. Raise
+    ConfigError if the tokenizer has more tokens than the model's embeddings, because it
+    belongs to another model.
     """
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     wanted = _dtype(dtype)

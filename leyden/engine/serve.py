@@ -36,7 +36,7 @@ def main() -> None:
         answer: dict[str, Any] = {
             "ok": {"port": int(backend.endpoint().endpoint.rsplit(":", 1)[1].removesuffix("/v1"))}
         }
-    except Exception as error:  # noqa: BLE001 -- the parent is told, whatever it is
+    except Exception as error:  # noqa: BLE001 -- every error is reported to the parent
         answer = describe_error(error)
     print(json.dumps(answer), file=answers, flush=True)
     answers.close()

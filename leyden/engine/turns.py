@@ -14,8 +14,8 @@ message. All of this must hold:
 - The template's text of any other response is the text that the client was given, but for white
   space at its ends, which some templates and agents trim.
 
-Anything else stays as the template writes it. Two responses to one prompt with one text and
-different ids cannot be told apart: the newer one is put back.
+Anything else stays as the template writes it. Two responses to one prompt that have the same text
+and different ids look alike in the next request: the newer one is put back.
 """
 
 from __future__ import annotations

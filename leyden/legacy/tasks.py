@@ -102,8 +102,9 @@ class TaskQueue:
     async def resources(self, resources_id: str | None) -> ResourcesUpdate | None:
         """Return resources, None for the latest; None if there are none.
 
-        A ProxyLLM becomes an LLM: that of the attempt if the id belongs to a claim, and one whose
-        calls the gateway cannot tell apart otherwise, because this protocol has no attempts.
+        A ProxyLLM becomes an LLM. If the id belongs to a claim, its calls are recorded for
+        that attempt. Otherwise the gateway cannot assign them to an attempt, because this
+        protocol has none.
         """
         asked, attempted = resources_id, self._claimed.get(resources_id or "")
         if attempted is not None:

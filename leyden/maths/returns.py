@@ -1,6 +1,6 @@
 """Returns and advantages of episodes on NumPy arrays, and running statistics to scale them by.
 
-NumPy is loaded by whoever imports this module. It knows no policy and no buffer: shapes are (T,
+Importing this module imports NumPy. It knows no policy and no buffer: shapes are (T,
 N), time-major, with a mask of what happened, so that episodes may end, begin and leave an
 environment idle anywhere.
 """
@@ -95,7 +95,7 @@ class RunningMoments:
     def __init__(self) -> None:
         self.mean = 0.0
         self.variance = 1.0
-        """Of the population; 1 until something has been seen."""
+        """Variance of the population; 1.0 before the first value."""
         self.count = 0
 
     def update(self, values: Floats) -> None:

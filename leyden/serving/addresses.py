@@ -1,5 +1,4 @@
-"""Where the models of a request listen: at the gateway, or at their own addresses while
-the gateway is away.
+"""Addresses of a request's models: the gateway's, or the models' own while the gateway is away.
 
 It knows resources and an HTTP address, no store and no assignment.
 """

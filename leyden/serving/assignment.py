@@ -19,7 +19,10 @@ CONTROL = "control"
 
 @dataclass(frozen=True)
 class Rule:
-    """What requests of one kind run with. The first rule that fits a request counts."""
+    """Versions and policies for requests of one kind.
+
+    The first rule that fits a request applies.
+    """
 
     task_type: str | None = None
     """The task type that it is for; None for any."""
@@ -50,7 +53,7 @@ class CanaryShare:
 
 @dataclass(frozen=True)
 class Assigned:
-    """What one request runs with."""
+    """The arm, version and policy that one request was assigned to."""
 
     arm: str
     """`control`, or the label of the canary."""

@@ -104,7 +104,7 @@ class BlockingStore:
     def add_span(
         self, rollout_id: str, spans: Span | Sequence[Span], metadata: Mapping[str, Any] | None = None
     ) -> Sequence[Span]:
-        """Add spans to the latest attempt of a rollout, and return those that were new.
+        """Add spans to the latest attempt of a rollout, and return the new ones.
 
         The spans get the ids of the rollout and the attempt.
         metadata: attributes of each of the spans; what is None is left out.

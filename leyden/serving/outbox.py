@@ -130,7 +130,7 @@ class Outbox:
         return True
 
     async def _write(self, batch: list[OutboxRecord]) -> list[OutboxRecord]:
-        """Write records, and return those that are to be tried again later.
+        """Write records, and return the ones to retry later.
 
         Raise StoreError if the store is away.
         """

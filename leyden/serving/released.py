@@ -1,4 +1,4 @@
-"""What is released: labels, the resources of their versions and the shares of canaries.
+"""The released versions: labels, the resources of their versions and the shares of canaries.
 
 They are in memory, follow the store by its news, and are in a file for a start without the store.
 It knows no requests and moves no label.

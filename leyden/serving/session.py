@@ -49,7 +49,9 @@ _START_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Served:
-    """What one request is served with. All of it comes from one version."""
+    """The resources that one request is served with, all of one version, and the
+    ids of its rollout.
+    """
 
     rollout_id: str
     attempt_id: str
@@ -81,7 +83,7 @@ class Served:
 
 @dataclass(frozen=True)
 class SessionStatus:
-    """How a session is doing."""
+    """Status of a session: what it serves, and what is away, waiting or lost."""
 
     labels: Mapping[str, VersionKey]
     store_is_away: bool
@@ -123,7 +125,7 @@ class OnlineSession:
         gateway: the address of a gateway that has the same `live_key`, such as
             http://127.0.0.1:4748.
         live_key: the secret that signs rollouts, and the key of the hash that assigns users.
-        assignment: shares and rules; None: everybody gets the label `production`.
+        assignment: shares and rules; None: every user gets the label `production`.
         folder: where records wait while the store is away, and where the last released versions are
             kept for a start without the store. One process uses a folder at a time. None: both are
             lost with this process.
@@ -133,8 +135,9 @@ class OnlineSession:
         fallback: while the gateway is away, give requests the models' own addresses (`models`),
             unrecorded and counted.
         models: by the name of a model, its own address and key, for `fallback`.
-        timeout_seconds: how long a rollout may take until the store ends it, if nobody else does.
-        Raise ConfigError.
+        timeout_seconds: how long a rollout may take until the store ends it, unless
+            it is ended before.
+        Raise ConfigError for an option that is out of its range.
         """
         if not live_key:
             raise ConfigError("live_key is empty; give the secret that the gateway has as live_key (LEYDEN_LIVE_KEY)")
@@ -160,7 +163,7 @@ class OnlineSession:
         self._thread: LoopThread | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    # ---- life --------------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self.start()
@@ -209,7 +212,7 @@ class OnlineSession:
             logger.warning("%d records have not reached %s; they are %s", len(self._outbox), self._store.url, where)
         self._outbox.close()
 
-    # ---- requests ----------------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------
 
     def begin(
         self,
@@ -347,14 +350,14 @@ class OnlineSession:
         assert self._thread is not None
         self._thread.run(self._released.read())
 
-    # ---- behind the requests -------------------------------------------------------------------------------------------
+    # ---- behind the requests ---------------------------------------------------------------------
 
     async def _begin(self, outbox: Outbox) -> None:
         await self._released.begin(_START_SECONDS)
         await self._addresses.look()
         pause_seconds = self._refresh_seconds
-        behind = (outbox.deliver(), self._released.follow(pause_seconds), self._addresses.watch(pause_seconds))
-        self._tasks = [asyncio.create_task(work) for work in behind]
+        background = (outbox.deliver(), self._released.follow(pause_seconds), self._addresses.watch(pause_seconds))
+        self._tasks = [asyncio.create_task(work) for work in background]
 
     def _put(self, outbox: Outbox, rollout: LiveRollout) -> None:
         """Keep the beginning or the end of a rollout; a full spool loses it

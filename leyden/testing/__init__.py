@@ -1,13 +1,14 @@
 """Things that stand in for the outside world in tests and examples, truthfully.
 
-- `FakeUpstream`: a server of OpenAI's and Anthropic's APIs that knows the true tokens of every
-  answer it gave, and can be told what to say (`Reply`, `Call`) and to misbehave. It reads and
-  writes the formats by itself, apart from `leyden.dialects`, and knows nothing of Leyden's parts.
+- `FakeUpstream`: a server of OpenAI's and Anthropic's APIs that knows the true tokens of
+  every answer it gave. A test sets its answers (`Reply`, `Call`) and its faults
+  (`Misbehaviour`). It reads and writes the formats by itself, apart from `leyden.dialects`,
+  and knows nothing of Leyden's parts.
 - `PromptSim`: a world for prompt optimisation whose best prompt is known, with a model that works
   and one that reflects.
 - `LuckGame`: a game whose true advantages are known, for algorithms that credit single calls.
-- `audit_store`: what is wrong with a store's records, for whoever writes a store or had an
-  accident with one.
+- `audit_store`: lists inconsistent records of a store, after an accident or for a
+  new kind of store.
 
 They are part of the package so that an agent's own tests can use them.
 """

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Misbehaviour:
-    """What goes wrong with one answer."""
+    """Faults of one answer."""
 
     status: int | None = None
     """Answer with this HTTP status and an error object."""
@@ -64,7 +64,7 @@ class ServedCall:
     """Shape (R,); multiples of 1/64, which 32-bit floats hold exactly."""
     text: str
     finish_reason: str
-    """In chat's words."""
+    """The reason in the vocabulary of chat completions: stop, length or tool_calls."""
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
 
@@ -95,7 +95,7 @@ class _OpenAIAnswer:
         wished = request.get("logprobs")
         self._with_logprobs = wished is not None and wished is not False
         self._echo = str(request.get("prompt")) if request.get("echo") and not (chat or self._with_ids) else ""
-        """As vLLM has it: an answer with token ids leaves the echo out."""
+        """The echoed prompt. Like vLLM, an answer with token ids leaves it out."""
         self._with_usage = bool(cast(Json, request.get("stream_options") or {}).get("include_usage"))
         self._policy_version = policy_version
         self._head = {
@@ -376,7 +376,7 @@ def _item_added(item: Json, index: int) -> list[Json]:
 
 
 def _without_secret(item: Json) -> Json:
-    """What is encrypted comes with the end of an item."""
+    """Return an item without its encrypted content, which is sent when the item ends."""
     return {name: value for name, value in item.items() if name != "encrypted_content"}
 
 
@@ -411,4 +411,4 @@ ANSWERS: dict[str, type[Answer]] = {
     "messages": _MessagesAnswer,
     "responses": _ResponsesAnswer,
 }
-"""By route."""
+"""The class of answers for each route."""

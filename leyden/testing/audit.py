@@ -20,7 +20,8 @@ _OPEN = ("preparing", "running")
 async def audit_store(store: LightningStore) -> list[str]:
     """Return what is wrong with the store, one line for each fault; an empty list if nothing is.
 
-    Nobody may write to it meanwhile, because what is read first is compared with what is read last.
+    No process may write to the store meanwhile, because rows that are read first are compared with
+    rows that are read last.
     """
     rollouts = await store.query_rollouts()
     attempts: dict[str, Sequence[Attempt]] = {}
@@ -80,7 +81,7 @@ def _of_rollout(rollout: Rollout, attempts: Sequence[Attempt]) -> Iterator[str]:
     if rollout.status == "requeuing" and latest is None:
         yield "it is 'requeuing' and was never tried"
     if rollout.status in _OPEN and (latest is None or latest.finished):
-        yield f"it is {rollout.status!r} and nobody works on it: {latest and latest.status!r}"
+        yield f"it is {rollout.status!r} and no attempt is open: {latest and latest.status!r}"
     if latest is not None and latest.status == "succeeded" and not rollout.finished:
         yield f"it is {rollout.status!r} and its latest attempt succeeded"
 

@@ -1,4 +1,4 @@
-"""What a request says, read as the servers of each API read it.
+"""Parse requests as the servers of each API read them.
 
 Written apart from `leyden.dialects`, so that it can judge its translations: a request and its
 translation say the same if they become the same turns, and so the same tokens. Requests are trusted

@@ -3,7 +3,7 @@
 Small, total and reversible, with the trap that real tokenizers have: a character can be several
 tokens. The tokens that no text contains stand where chat templates have theirs: around reasoning
 and calls, and at the end of an answer. So the prompt of the next turn begins with this turn's
-prompt and answer, as long as the agent tells the answer as it was.
+prompt and answer, as long as the agent sends the answer back unchanged.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Call:
 
     name: str
     arguments: str = "{}"
-    """As the model writes them: JSON, if it is any good."""
+    """The arguments as the model writes them: JSON, unless the model makes a mistake."""
     call_id: str = ""
     """Empty in a reply: the server makes one up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What somebody said. Only an assistant reasons and calls."""
+    """One message of a conversation. Only an assistant has reasoning and tool calls."""
 
     role: str
     """`tool` and the id of its call, for a result."""
@@ -61,7 +61,7 @@ def prompt_ids_of(turns: Sequence[Turn], tools: str = "") -> list[int]:
 
 
 def response_ids_of(turn: Turn) -> list[int]:
-    """What the model samples to say this."""
+    """Return the token ids that the model samples for this turn."""
     ids = [_THINK, *encode(turn.reasoning), _THOUGHT] if turn.reasoning else []
     ids += encode(turn.text)
     for call in turn.calls:
@@ -72,7 +72,7 @@ def response_ids_of(turn: Turn) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one token adds to an answer."""
+    """The part of an answer that one token adds."""
 
     kind: Literal["text", "reasoning", "call", "arguments", "nothing"]
     text: str = ""
@@ -81,7 +81,7 @@ class Piece:
 
 
 def spoken(ids: Sequence[int]) -> Iterator[Piece]:
-    """What each token of an answer adds; an unfinished character is left out."""
+    """Yield the part of the answer that each token adds; an unfinished character is left out."""
     kind: Literal["text", "reasoning", "call", "arguments"] = "text"
     head = ""
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")

@@ -38,7 +38,7 @@ _IDS = {"chat/completions": "chatcmpl-", "completions": "cmpl-", "messages": "ms
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model says."""
+    """The answer of the model."""
 
     text: str = ""
     reasoning: str = ""
@@ -68,7 +68,7 @@ class FakeUpstream:
         """
         self.model = model
         self.calls: deque[ServedCall] = deque(maxlen=_KEPT)
-        """What was answered, newest last."""
+        """The calls that were answered, newest last."""
         self.requests: deque[Json] = deque(maxlen=_KEPT)
         """The body of each request that was JSON, answered or not, newest last."""
         self.cancelled = 0
@@ -103,7 +103,7 @@ class FakeUpstream:
         self._next.extend(misbehaviours)
 
     def truth(self, response_id: str) -> ServedCall:
-        """What was answered under this id. Raises KeyError."""
+        """Return the call that was answered under this id. Raise KeyError for an unknown id."""
         for call in reversed(self.calls):
             if call.response_id == response_id:
                 return call
@@ -131,7 +131,7 @@ class FakeUpstream:
             await self._runner.cleanup()
             self._runner = None
 
-    # ---- routes ------------------------------------------------------------------------------------------------------
+    # ---- routes ----------------------------------------------------------------------------------
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
@@ -170,7 +170,7 @@ class FakeUpstream:
         if delay := fault.delay_seconds or self._delay_seconds:
             await asyncio.sleep(delay)
         if fault.status is not None:
-            return _error(path, fault.status, f"told to answer {fault.status}", fault.headers)
+            return _error(path, fault.status, f"this answer was set to fail with status {fault.status}", fault.headers)
         if fault.body is not None:
             return web.Response(body=fault.body, content_type=fault.content_type)
         if body.get("model") != self.model:

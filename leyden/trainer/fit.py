@@ -132,7 +132,7 @@ class Fit:
         if not self._strategy.runs_algorithm:
             async with run_store.attached(self._store):
                 await self._work(None)
-            return RunSummary(self.directory)  # the algorithm's side counts what became of its rollouts
+            return RunSummary(self.directory)  # the algorithm's process counts the results of its rollouts
         nothing_started = self._is_new_folder
         try:
             async with run_store.attached(self._store):
@@ -478,7 +478,7 @@ def _begin_dev(config: FitConfig, algorithm: Algorithm | None, resume: bool) -> 
 
 
 async def _nothing_started(recorder: RunRecorder, store: LightningStore) -> bool:
-    """Return whether the run has neither a row nor a rollout; False if the store cannot tell."""
+    """Return whether the run has neither a row nor a rollout; False if the store cannot be read."""
     if recorder.rows:
         return False
     try:

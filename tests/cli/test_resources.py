@@ -132,7 +132,7 @@ async def test_of_two_operators_one_wins(served: LightningStoreServer) -> None:
         done = await asyncio.gather(*running)
     assert sorted(code for code, _ in done) == [0, 1]
     (error,) = [error for code, error in done if code]
-    assert "somebody else was faster" in error
+    assert "another process was faster" in error
 
 
 _TOGETHER = """

@@ -64,12 +64,12 @@ async def test_an_error_of_the_model_is_one_of_anthropics(
     import anthropic
 
     upstream.misbehave(Misbehaviour(status=status, headers={"retry-after": "7"}))
-    with pytest.raises(getattr(anthropic, name), match=f"told to answer {status}") as caught:
+    with pytest.raises(getattr(anthropic, name), match=f"set to fail with status {status}") as caught:
         await anthropic_client.messages.create(**asked(), stream=stream)
     assert caught.value.response.headers["retry-after"] == "7"
     assert caught.value.body["type"] == "error"
     span = await caller.span()
-    assert f"told to answer {status}" in str(span.status.description)
+    assert f"set to fail with status {status}" in str(span.status.description)
 
 
 async def test_an_anthropic_client_is_told_of_a_broken_stream(

@@ -40,10 +40,10 @@ async def test_an_error_of_the_model_passes_with_status_body_and_headers(
     assert caught.value.status_code == status
     assert caught.value.response.headers["retry-after"] == "7"
     assert caught.value.response.headers["x-ratelimit-limit-requests"] == "1"
-    assert f"told to answer {status}" in caught.value.message
+    assert f"set to fail with status {status}" in caught.value.message
     error = await recorded_error(caller)
     assert f"{status}" in error
-    assert f"told to answer {status}" in error
+    assert f"set to fail with status {status}" in error
 
 
 async def test_a_client_that_tries_again_is_recorded_each_time(caller: Caller, upstream: FakeUpstream) -> None:

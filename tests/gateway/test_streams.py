@@ -123,9 +123,9 @@ async def test_an_error_in_place_of_a_buffered_answer_reaches_the_agent(
         upstream.misbehave(Misbehaviour(lost_response_ids=1), Misbehaviour(status=429, delay_seconds=delay))
         async with caller.client:
             await ask(caller, "chat")
-            with pytest.raises(error, match="told to answer 429"):
+            with pytest.raises(error, match="set to fail with status 429"):
                 await ask(caller, "chat")
-        assert "told to answer 429" in str((await caller.spans())[1].status.description)
+        assert "set to fail with status 429" in str((await caller.spans())[1].status.description)
 
 
 async def test_a_whole_answer_to_a_client_that_wants_a_stream_becomes_one(

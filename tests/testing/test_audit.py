@@ -17,7 +17,7 @@ DAMAGE = {
     "UPDATE rollouts SET end_time = 1 WHERE status = 'succeeded'": "before its start",
     "UPDATE rollouts SET status = 'queuing' WHERE rollout_id = 'busy'": "it is 'queuing' and has an attempt",
     "UPDATE rollouts SET status = 'requeuing' WHERE rollout_id = 'waiting'": "was never tried",
-    "UPDATE rollouts SET status = 'running' WHERE rollout_id = 'waiting'": "nobody works on it",
+    "UPDATE rollouts SET status = 'running' WHERE rollout_id = 'waiting'": "no attempt is open",
     "UPDATE rollouts SET status = 'running', end_time = NULL WHERE rollout_id = 'done'": "its latest attempt succeeded",
     "UPDATE rollouts SET attempts = 1 WHERE rollout_id = 'busy'": "and its latest attempt is",
     "UPDATE attempts SET end_time = NULL WHERE status = 'succeeded'": "it is 'succeeded' and its end_time is None",

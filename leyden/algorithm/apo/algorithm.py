@@ -168,10 +168,12 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         self._search = Search(Candidate({}))
         self._round = Round()
 
-    # ---- the loop's points ---------------------------------------------------------------------------------------------
+    # ---- the loop's points -----------------------------------------------------------------------
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Check data, prompts, models and budget, and begin with the prompts that the user gave."""
+        """Validate data, prompts, models and budget, and start the search from
+        the user's prompts.
+        """
         if train_dataset is None or not len(train_dataset):
             raise ConfigError("APO needs tasks to learn from; pass a train_dataset with at least one")
         if val_dataset is None or not len(val_dataset):
@@ -180,7 +182,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         size = min(self.val_batch_size, len(val_dataset))
         self._sample = sorted(random.Random(f"{self.seed}/val").sample(range(len(val_dataset)), size))
         if len(val_dataset) == 1:
-            logger.warning("the validation set has one task, which tells prompts apart badly; give at least ten")
+            logger.warning("the validation set has one task, too few to compare prompts; give at least ten")
         initial = dict(self.get_initial_resources() or {})
         self._names = names_to_improve(initial, self.resource_name, algorithm="APO")
         models = (self._writer.gradient_model, self._writer.apply_edit_model)
@@ -247,7 +249,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         search = self._search
         return await self.result(search.first, dict(search.rewards), n_compared=max(1, len(search.known) - 1))
 
-    # ---- the parts of a round, for users and subclasses ----------------------------------------------------------------
+    # ---- the parts of a round, for users and subclasses ------------------------------------------
 
     async def evaluate_prompt_on_batch(
         self, prompt: Candidate, tasks: Sequence[Any], mode: RolloutMode = "val", *, keep_until: int | None = None
@@ -297,7 +299,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         known = self._search.known
         return await self._writer.rewrite(self._reflector, prompt, name, critique, place, version=version, known=known)
 
-    # ---- one round -----------------------------------------------------------------------------------------------------
+    # ---- one round -------------------------------------------------------------------------------
 
     def _affordable_branches(self, iteration: int) -> int:
         """Return how many branches the rollouts that are left allow, at their highest cost.

@@ -17,9 +17,9 @@ class Costs:
     """Numbers of rollouts."""
 
     gradient: int
-    """Of a parent, for one batch of training tasks."""
+    """Rollouts that run a parent prompt on one batch of training tasks."""
     sample: int
-    """Of a new prompt, on the tasks on which all are compared."""
+    """Rollouts that measure a new prompt on the tasks on which all prompts are compared."""
     val: int
     """Tasks of the whole validation set."""
     test: int

@@ -3,9 +3,8 @@
 
 The search is that of the package `gepa`, which runs in a thread of its own. A resource is one
 of its components, a rollout a trajectory. Each rollout and each answer of the reflection model
-is kept, and what depends on chance depends on the seed alone. So a killed run starts again
-from its seed, is answered from what is kept until it comes to the point of the kill, and ends
-with the same prompt.
+is kept, and all randomness follows from the seed. So a killed run starts again from its seed, takes
+the kept answers until it reaches the point of the kill, and ends with the same prompt.
 """
 
 from __future__ import annotations
@@ -193,7 +192,7 @@ class GEPA(PromptOptimiser):
         if val_dataset is None or not len(val_dataset):
             raise ConfigError("GEPA needs tasks to compare prompts on; pass a val_dataset with at least one")
         if len(val_dataset) == 1:
-            logger.warning("the validation set has one task, which tells prompts apart badly; give at least ten")
+            logger.warning("the validation set has one task, too few to compare prompts; give at least ten")
         self._train, self._val = train_dataset, val_dataset
         self._candidates: dict[str, Candidate] = {}
         """All candidates that were ever written, by `_key`."""
@@ -243,7 +242,7 @@ class GEPA(PromptOptimiser):
         except Stopped:
             pass  # `bridge.error` says why
 
-    # ---- what the package calls ----------------------------------------------------------------------------------------
+    # ---- what the package calls ------------------------------------------------------------------
 
     def prompt(self, texts: Texts, name: str) -> PromptTemplate:
         """Return one prompt of a candidate as a template."""
@@ -314,7 +313,7 @@ class GEPA(PromptOptimiser):
         """Return whether no step follows after so many."""
         return step >= self.max_steps or self.collector.budget.seconds_left == 0
 
-    # ---- one candidate -------------------------------------------------------------------------------------------------
+    # ---- one candidate ---------------------------------------------------------------------------
 
     async def _scores(self, candidate: Candidate, items: Sequence[Item]) -> list[Score]:
         mode = items[0].mode
@@ -405,7 +404,7 @@ class GEPA(PromptOptimiser):
         )
         self._is_racing = False
 
-    # ---- candidates and texts ------------------------------------------------------------------------------------------
+    # ---- candidates and texts --------------------------------------------------------------------
 
     def _texts(self, candidate: Candidate) -> dict[str, str]:
         return {name: candidate.prompts[name].template for name in self._names}

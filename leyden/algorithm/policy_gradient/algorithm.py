@@ -65,7 +65,7 @@ class _Collected:
     counts: RolloutCounts = field(default_factory=RolloutCounts)
     forks: ForkCounts = field(default_factory=ForkCounts)
     staleness: list[int] = field(default_factory=list[int])
-    """Of each group: the steps between the one at which it was enqueued and this one."""
+    """Steps between the enqueuing of each group and this step."""
     stale: int = 0
     """Groups that were cancelled because they were too old."""
 
@@ -181,7 +181,7 @@ class PolicyGradient(PolicyAlgorithm):
         self._stream: GroupStream | None = None
         self._warned_of_split_turns = self._warned_of_forks = False
 
-    # ---- the loop's points ---------------------------------------------------------------------------------------------
+    # ---- the loop's points -----------------------------------------------------------------------
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
         """Start the policy, and the reference and the critic if there are some."""
@@ -275,7 +275,7 @@ class PolicyGradient(PolicyAlgorithm):
         self._warn(self._watch.end(self.max_iters))
         await super().finish()
 
-    # ---- options -------------------------------------------------------------------------------------------------------
+    # ---- options ---------------------------------------------------------------------------------
 
     @property
     def _has_other_terms(self) -> bool:
@@ -372,7 +372,7 @@ class PolicyGradient(PolicyAlgorithm):
         for warning in warnings:
             logger.warning("%s", warning)
 
-    # ---- rollouts ------------------------------------------------------------------------------------------------------
+    # ---- rollouts --------------------------------------------------------------------------------
 
     async def _collect(self, iteration: int) -> _Collected:
         """Take groups until enough have signal; have the next steps' groups run meanwhile."""
@@ -488,7 +488,7 @@ class PolicyGradient(PolicyAlgorithm):
         read = [reader.read(result, counts) for result in results]
         return Group([rollout for rollout in read if rollout is not None], baseline)
 
-    # ---- the gradient --------------------------------------------------------------------------------------------------
+    # ---- the gradient ----------------------------------------------------------------------------
 
     async def _update(self, iteration: int, data: StepData) -> Metrics:
         if not data.trained:

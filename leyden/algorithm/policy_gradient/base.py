@@ -142,7 +142,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         self._llm: LLM | None = None
         self._val: Dataset[Any] | None = None
 
-    # ---- the loop's points ---------------------------------------------------------------------------------------------
+    # ---- the loop's points -----------------------------------------------------------------------
 
     def planned_resources(self) -> NamedResources:
         """Return the initial resources, and the policy under `resource_name`."""
@@ -212,7 +212,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
                 await self.backend.save_adapter(directory / "adapter")  # first: it needs no second copy of the model
             await self.backend.save_pretrained(directory / "model")
 
-    # ---- for subclasses ------------------------------------------------------------------------------------------------
+    # ---- for subclasses --------------------------------------------------------------------------
 
     def _optim_at(self, iteration: int) -> OptimParams:
         """Return the options of the optimizer in one step."""

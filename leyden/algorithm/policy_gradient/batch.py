@@ -116,7 +116,7 @@ def _epoch_order(n_items: int, epoch: int, seed: int) -> list[int]:
     return random.Random(f"{seed}/tasks/{epoch}").sample(range(n_items), n_items)
 
 
-# ---- groups ----------------------------------------------------------------------------------------------------------
+# ---- groups --------------------------------------------------------------------------------------
 
 
 def is_small(group: Group, advantages: Advantages) -> bool:
@@ -168,7 +168,7 @@ def _all_equal(values: Sequence[object]) -> bool:
     return all(value == values[0] for value in values)
 
 
-# ---- advantages ------------------------------------------------------------------------------------------------------
+# ---- advantages ----------------------------------------------------------------------------------
 
 
 def estimate_advantages(step: StepData, advantages: Advantages, *, penalties: Sequence[float] = ()) -> None:
@@ -258,7 +258,7 @@ def _with_calls(rollout: StepRollout) -> Iterator[tuple[TrainingSequence, Trajec
         yield sequence, trajectory, [place_of[number] for number in trajectory.call_numbers]
 
 
-# ---- minibatches -----------------------------------------------------------------------------------------------------
+# ---- minibatches ---------------------------------------------------------------------------------
 
 
 def minibatches(

@@ -1,4 +1,4 @@
-"""The forks of a group: which there are, and what they tell of the group's rollouts.
+"""The forks of a group: their requests, and the values that they estimate for the group's rollouts.
 
 Estimators that value the states between calls choose at which calls a rollout is forked
 (`Advantages.fork_places`). Forks are not trained on: their recorded calls are context, and their
@@ -61,9 +61,7 @@ def requests_of_forks(
 def add_returns(
     group: Group, forks: Sequence[CollectedRollout], counts: ForkCounts, *, failed_reward: float | None
 ) -> None:
-    """Write what the forks came to into the rollouts of their group, and add the
-    forks to the counts.
-    """
+    """Add the forks' returns to the rollouts of their group, and the forks to the counts."""
     finished = [fork for fork in forks if fork.status != "cancelled"]
     counts.forks += len(finished)
     counts.live_calls += sum(call.state != "replayed" for fork in finished for call in replayed_calls(fork.spans))

@@ -1,9 +1,9 @@
 """`GroupStream`: numbered groups of rollouts, enqueued ahead of their use and taken as they finish.
 
 It knows a collector and the requests of each group; not what a group is worth, nor when one is too
-old. Groups that are enqueued together are one collection. The number of a group says everything
-about its requests, so a resumed run asks for the same rollouts and finds those that have finished.
-The same holds for a group's forks, whose requests follow from its results.
+old. Groups that are enqueued together are one collection. The number of a group determines its
+requests, so a resumed run asks for the same rollouts and finds the finished ones. A group's results
+likewise determine the requests of its forks.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class GroupStream:
 
     collector: RolloutCollector
     requests_of: Callable[[int], Sequence[EnqueueRolloutRequest]]
-    """From the number of a group to its requests, which have ids."""
+    """Return the requests of the group with this number; each request has an id."""
     collect: Callable[[Sequence[EnqueueRolloutRequest], int], AsyncGenerator[CollectedRollout]]
-    """From requests, and the step until which their rollouts are kept, to the
-    results as they finish."""
+    """Run requests and yield their results as they finish. The integer is the step until which the
+    rollouts are kept."""
     forks_of: Callable[[CollectedGroup], Sequence[EnqueueRolloutRequest]] = lambda group: ()
-    """From a group whose rollouts have finished to the requests of its forks, which have ids."""
+    """Return the requests of a finished group's forks; each request has an id."""
     groups: dict[int, CollectedGroup] = field(default_factory=dict[int, CollectedGroup])
     """Groups that are enqueued and not taken, by their number."""
     _waves: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])

@@ -68,7 +68,7 @@ class PromptOptimiser(Algorithm):
         """Resources that are not improved."""
         self._best: Candidate | None = None
 
-    # ---- the beginning -------------------------------------------------------------------------------------------------
+    # ---- the beginning ---------------------------------------------------------------------------
 
     async def open_services(
         self, initial: NamedResources, *, models: Sequence[str | None], temperature: float
@@ -134,7 +134,7 @@ class PromptOptimiser(Algorithm):
             return others  # the gateway serves several: agents that need one of them are refused by name
         return {**others, "main_llm": await self.publish_endpoint(llm)}
 
-    # ---- candidates ----------------------------------------------------------------------------------------------------
+    # ---- candidates ------------------------------------------------------------------------------
 
     async def publish(self, candidate: Candidate) -> ResourcesUpdate:
         """Write a candidate's resources to the store; safe to repeat."""
@@ -181,7 +181,7 @@ class PromptOptimiser(Algorithm):
             pin=f"{self.pin}, decisions",
         )
 
-    # ---- the end -------------------------------------------------------------------------------------------------------
+    # ---- the end ---------------------------------------------------------------------------------
 
     async def result(self, first: Candidate, rewards: dict[str, Rewards], *, n_compared: int) -> PromptResult:
         """Return the best prompts, compared with the first ones, on the test set

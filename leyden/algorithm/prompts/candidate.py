@@ -76,7 +76,7 @@ class Candidate:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Candidate:
-        """Return the candidate that `as_json` has described."""
+        """Return the candidate whose `as_json` is `stored`."""
         read: dict[str, Any] = {**stored}
         read["prompts"] = {name: PromptTemplate.model_validate(prompt) for name, prompt in stored["prompts"].items()}
         read["parent"] = None if stored["parent"] is None else tuple(stored["parent"])

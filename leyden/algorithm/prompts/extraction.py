@@ -57,7 +57,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What one rollout was given and has sent."""
+    """The input of one rollout, and the messages that its model calls have sent."""
 
     task: Any
     """The rollout's input."""
@@ -69,7 +69,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """What stands in the place of a placeholder."""
+    """The value that a placeholder stands for."""
 
     expression: str | None
     """The Python expression of the value, where `task` is the rollout's input; None: it is no
@@ -90,7 +90,7 @@ class ExtractedPrompt:
     role: str
     template: PromptTemplate
     placeholders: Mapping[str, Placeholder]
-    """By name, in order of appearance."""
+    """Each placeholder by its name, in order of appearance."""
     rollouts: tuple[int, ...]
     """The places of the conversations that have it."""
     call: int
@@ -121,8 +121,8 @@ def formatting_call(prompt: ExtractedPrompt) -> str:
 def extract_prompts(conversations: Sequence[Conversation]) -> list[ExtractedPrompt]:
     """Return the prompts that at least two conversations, and a tenth of them, have in common.
 
-    They are in the order in which an agent sends them. A field of the task is told from fixed text
-    only if it has different values, so give rollouts of different tasks.
+    They are in the order in which an agent sends them. A field of the task is distinguished from
+    fixed text only if it has different values, so give rollouts of different tasks.
     """
     masked = [_Masked(number, message, fields) for number, message, fields in _with_fields(conversations)]
     needed = max(2, _LEAST_SHARE * len(conversations))
@@ -134,7 +134,7 @@ def extract_prompts(conversations: Sequence[Conversation]) -> list[ExtractedProm
     return _named(sorted(found, key=lambda each: (each.call, each.role != "system")))
 
 
-# ---- values of the task ------------------------------------------------------------------------------------------------
+# ---- values of the task --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class _Field:
 
     name: str
     expression: str | None
-    """In Python; None for an answer of the model."""
+    """The Python expression of the value; None for an answer of the model."""
     call: int = 0
     """The number of the call that was answered, from 0."""
 
@@ -193,7 +193,7 @@ def _with_fields(conversations: Sequence[Conversation]) -> Iterator[tuple[int, M
             yield number, message, fields
 
 
-# ---- messages as tokens ------------------------------------------------------------------------------------------------
+# ---- messages as tokens --------------------------------------------------------------------------
 
 
 class _Gap:
@@ -223,7 +223,7 @@ class _Masked:
 def _mask(text: str, fields: Mapping[_Field, str]) -> tuple[Token, ...]:
     """Return the tokens of a text.
 
-    The longest values are replaced first; those that are only space never are.
+    The longest values are replaced first. Values that are only white space are not replaced.
     """
     pieces: list[str | _Field] = [text]
     for each, value in sorted(fields.items(), key=lambda item: -len(item[1])):
@@ -246,7 +246,7 @@ def _split(text: str, pattern: re.Pattern[str], mark: _Field) -> Iterator[str | 
             yield piece
 
 
-# ---- messages of one template ------------------------------------------------------------------------------------------
+# ---- messages of one template --------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -342,7 +342,7 @@ def _longest_run(tokens: Iterable[Token]) -> int:
     return longest
 
 
-# ---- a template of a group ---------------------------------------------------------------------------------------------
+# ---- a template of a group -----------------------------------------------------------------------
 
 
 def _prompt_of(group: _Group) -> ExtractedPrompt | None:

@@ -29,7 +29,7 @@ class CandidateRecord(BaseModel):
     """One candidate of a round, and what the round decided about it."""
 
     round: int
-    """From 1; 0: the prompts that the user gave."""
+    """Number of the round, from 1; 0 for the prompts that the user gave."""
     branch: int
     resources_id: str
     version: int

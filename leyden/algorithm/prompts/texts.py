@@ -58,7 +58,7 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]} ... ({len(text):,} characters in all)"
 
 
-# ---- answers -----------------------------------------------------------------------------------------------------------
+# ---- answers -------------------------------------------------------------------------------------
 
 
 def new_prompt_of(answer: str) -> str | None:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class _OldAgent(native.LitAgent[Any]):
-    """What Agent Lightning's agents have beyond Leyden's."""
+    """Attributes and methods of Agent Lightning's agents that Leyden's agents lack."""
 
     trained_agents: str | None = None
 

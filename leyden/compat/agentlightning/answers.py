@@ -1,4 +1,4 @@
-"""What to write instead of the names that Leyden does not have, one sentence each."""
+"""Replacements for the names that Leyden does not have, in one sentence each."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _store_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="0.0.0.0 for other machines: whoever reaches it may do all, unless LEYDEN_STORE_TOKEN is set",
+        help="0.0.0.0 for other machines: any client may do anything, unless LEYDEN_STORE_TOKEN is set",
     )
     parser.add_argument("--port", type=int, default=4747, help="0 takes a free one (default: %(default)s)")
     parser.add_argument(

@@ -26,7 +26,7 @@ class ModelConfig(TypedDict):
 
 @dataclass
 class PythonServerLauncherArgs:
-    """Where and how a server listens. Leyden's servers use `port`, `host` and `access_host`."""
+    """Options of a server. Leyden's servers use `port`, `host` and `access_host` alone."""
 
     port: int | None = None
     host: str | None = None

@@ -34,7 +34,7 @@ QUEUED = ("queuing", "requeuing")
 
 
 class LightningStoreCapabilities(TypedDict, total=False):
-    """What a store can do."""
+    """Capabilities of a store."""
 
     thread_safe: bool
     async_safe: bool

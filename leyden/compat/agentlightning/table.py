@@ -1,4 +1,4 @@
-"""What stands for each public name of `agentlightning` 0.2.0 to 0.3.0, by module.
+"""Leyden's replacement for each public name of `agentlightning` 0.2.0 to 0.3.0, by module.
 
 A package of the peer that repeats the names of its modules has them joined in `_PACKAGES`.
 The test of `tests/compat/agentlightning.json`, the inventory of the peer's wheels, checks

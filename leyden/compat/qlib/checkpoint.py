@@ -31,8 +31,8 @@ _SAFE: Final[list[Any]] = [
     type(np.dtype(np.int64)),
     type(np.dtype(np.bool_)),
 ]
-"""What Qlib's states hold besides plain containers and tensors. None of it
-runs code of the file."""
+"""Types that Qlib's states hold besides plain containers and tensors. None of them runs code of
+the file."""
 
 _SCALAR_NAMES: Final = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
 """The function that makes a NumPy scalar, in NumPy 1 and 2."""

@@ -1,5 +1,5 @@
-"""What stands for each public name of `qlib.rl` in pyqlib 0.9.7, and for the few names around it
-that its programs import from `qlib`.
+"""Leyden's replacement for each public name of `qlib.rl` in pyqlib 0.9.7, and for the few names
+around it that its programs import from `qlib`.
 
 The names come from `inventory.json`, and a test checks that none is missing. An installed pyqlib
 keeps everything outside `qlib.rl`.
@@ -160,8 +160,8 @@ _AROUND: dict[str, Names] = {
     "log": _same(f"{_HERE}.around", "set_log_with_config") | {"get_module_logger": f"{_HERE}.log:module_logger"},
     "typehint": _same("typing", "Literal TypedDict Protocol final"),
 }
-"""What programs for `qlib.rl` import from elsewhere in Qlib. An installed pyqlib
-serves it instead."""
+"""Names that programs for `qlib.rl` import from elsewhere in Qlib. An installed pyqlib takes
+precedence."""
 
 
 def _modules() -> Mapping[str, ForeignModule]:

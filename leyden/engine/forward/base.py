@@ -47,8 +47,7 @@ class ModelForward(Protocol):
         ...
 
     def recompute_layers(self) -> None:
-        """From now on, compute the activations of each layer again for the gradient, and
-        keep only its input.
+        """Recompute each layer's activations for the gradient from now on, and keep only its input.
 
         Raise ConfigError if the model's layers are not known.
         """

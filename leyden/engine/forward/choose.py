@@ -23,7 +23,7 @@ from leyden.errors import EngineError
 logger = logging.getLogger("leyden.engine")
 
 CANDIDATES: list[Callable[..., ModelForward]] = [LayoutForward, CachedForward, UncachedForward]
-"""In order of preference."""
+"""Implementations of the forward pass, in order of preference."""
 
 _PROBE_ROWS = 4
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}

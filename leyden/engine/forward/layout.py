@@ -3,7 +3,7 @@ sub-modules.
 
 What makes it fast: tokens of all rows side by side without padding, prefixes that rows share
 computed once for a gradient (`prefix_tree`), single tokens and new prompts in one pass, the last
-layer's MLP only for the tokens that somebody asked about, fused norms, and keys and values
+layer's MLP only for the tokens that the caller asks about, fused norms, and keys and values
 written where they stay. Projections are called as modules, so adapters (LoRA) and quantised
 layers inside them count. What it may not assume is refused in `__init__`, what it gets wrong is
 found by the probe (`choose`).

@@ -51,7 +51,7 @@ class ToolParser(ABC):
     """One way of writing calls."""
 
     name: ClassVar[str]
-    """In the registry."""
+    """The parser's name in the registry."""
     markers: ClassVar[tuple[str, ...]]
     """Texts of which one begins a call."""
     tokens: ClassVar[tuple[str, ...]]

@@ -29,7 +29,7 @@ _PYTHON = {"True": True, "False": False, "None": None}
 
 
 class Qwen3Coder(ToolParser):
-    """A tag for the function and one for each argument."""
+    """Reads Qwen3-Coder's tool calls: a tag for the function and one for each argument."""
 
     name = "qwen3_coder"
     markers = (_BEGIN, _FUNCTION)

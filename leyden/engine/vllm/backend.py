@@ -195,7 +195,7 @@ class VLLMBackend(PolicyBackend):
     def policy_version(self) -> int:
         return self._policy_version
 
-    # ---- life ----------------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         if self._running is not None:
@@ -265,7 +265,7 @@ class VLLMBackend(PolicyBackend):
         await self._verify(running, initial)
         await self._mark(running)
 
-    # ---- the learner ---------------------------------------------------------------------------------------------------
+    # ---- the learner -----------------------------------------------------------------------------
 
     async def forward(
         self, sequences: Sequence[TrainingSequence], *, temperature: float = 1.0, values: bool = False
@@ -308,7 +308,7 @@ class VLLMBackend(PolicyBackend):
         self._started()
         await self._learner.save_adapter(path)
 
-    # ---- the sampler ---------------------------------------------------------------------------------------------------
+    # ---- the sampler -----------------------------------------------------------------------------
 
     def endpoint(self) -> LLM:
         running = self._started()
@@ -361,7 +361,7 @@ class VLLMBackend(PolicyBackend):
             extra={"waiting": counters.get("num_requests_waiting", 0.0), "pushes": float(running.n_pushes)},
         )
 
-    # ---- weights -------------------------------------------------------------------------------------------------------
+    # ---- weights ---------------------------------------------------------------------------------
 
     async def _push(self, running: _Running) -> None:
         """Give the server the learner's weights.

@@ -1,4 +1,4 @@
-"""The HTTP routes of a vLLM server: OpenAI's, with token ids, and those that change its weights.
+"""Client of a vLLM server: OpenAI's routes, with token ids, and the routes that change its weights.
 
 It knows requests and answers, and returns an answer that lacks what was requested as an error. It
 knows no process: the caller explains why a server cannot be reached.
@@ -51,7 +51,7 @@ class VLLMClient:
         """Close the connections of every event loop."""
         await self._sessions.close()
 
-    # ---- tokens --------------------------------------------------------------------------------------------------------
+    # ---- tokens ----------------------------------------------------------------------------------
 
     async def sample(
         self,
@@ -139,7 +139,7 @@ class VLLMClient:
             sums[name] = sums.get(name, 0.0) + float(value)
         return sums
 
-    # ---- weights -------------------------------------------------------------------------------------------------------
+    # ---- weights ---------------------------------------------------------------------------------
 
     async def pause(self) -> None:
         """Let the requests under way end, and hold the others."""
@@ -173,7 +173,7 @@ class VLLMClient:
         """Return the name of the loaded weights."""
         return (await self.get("/weight_info")).get("weight_version")
 
-    # ---- requests ------------------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------
 
     async def get(self, path: str) -> dict[str, Any]:
         """Return the JSON object at a path. Raise Unreachable, or EngineError for a refusal."""

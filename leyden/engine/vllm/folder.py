@@ -35,7 +35,7 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    """Of its bytes, from the start of the file."""
+    """Offset of the tensor's first byte from the start of the file."""
     end: int
 
 

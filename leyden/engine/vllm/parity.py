@@ -1,7 +1,7 @@
 """Fixed probes: whether a server samples with the learner's weights, to the log-probability.
 
 A reload that fails on one tensor leaves a server that answers 200 and samples from other weights
-than those that are trained. After each push, the server and the learner therefore score the same
+than the learner trains. After each push, the server and the learner therefore score the same
 token ids. It knows log-probabilities and folders; no HTTP, no process.
 """
 

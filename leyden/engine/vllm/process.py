@@ -125,7 +125,7 @@ class StartedServer:
 
 
 class FoundServer:
-    """A server at a URL that somebody else started."""
+    """A server at a URL that another program started."""
 
     def __init__(self, url: str) -> None:
         self.url = url

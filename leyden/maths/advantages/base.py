@@ -1,4 +1,4 @@
-"""What an advantage estimator is given and returns, and the registry of estimators by name."""
+"""Input and result of advantage estimators, and the registry of estimators by name."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class Advantages:
 
 A = TypeVar("A", bound=Advantages)
 EstimatorFunction = Callable[[Sequence[RolloutRewards], A], Estimate]
-"""From the rollouts of one step, all of its groups, and the constants to the advantages."""
+"""Return the advantages of all rollouts of one step, with all of its groups. The second argument
+holds the estimator's constants."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,9 +79,9 @@ class ProcessAdvantages(Advantages):
     """Constants of the estimator `process`. Raise ConfigError for one out of its range."""
 
     baseline: str = "reward"
-    """What is centred within the group. `reward`: the reward of each call, before the sum, against
-    the rewards of all calls of the group. `position`: the sum of the rewards from each call on,
-    against the sums of the rollouts that reached the same call."""
+    """Which number is centred within the group. `reward`: the reward of each call, before the sum,
+    against the rewards of all calls of the group. `position`: the sum of the rewards from each call
+    on, against the sums of the rollouts that reached the same call."""
     gamma: float = 1.0
     """Discount of the reward of the next call; from 0 to 1."""
     scale: bool = True

@@ -1,4 +1,4 @@
-"""What a loss is computed from and returns, and the registry of losses by name."""
+"""Input and result of losses, and the registry of losses by name."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RegisteredLoss:
 
     name: str
     function: Callable[[TokenBatch, Any], LossTerms]
-    """From the tokens and the constants to the terms."""
+    """Return the terms of the loss for a batch of tokens and the loss's constants."""
     constants: type[Loss]
     columns: tuple[str, ...]
     """The columns that each sequence must have, whatever the constants."""

@@ -25,9 +25,9 @@ class RankHistory:
     """The latest values of both arms."""
 
     latest: tuple[float, ...] = ()
-    """In the order of their arrival, at most 500."""
+    """The latest values in order of arrival, at most 500."""
     ordered: tuple[float, ...] = ()
-    """The same values in ascending order."""
+    """The values of `latest` in ascending order."""
 
 
 def observe_rank(history: RankHistory, value: float) -> tuple[float, RankHistory]:

@@ -7,7 +7,7 @@
 - `trigger`: when to learn.
 - `watch`: a canary's traffic as the store has it, and the step that acts on the verdict.
 - `learning`: `ContinualLearning`, the whole cycle.
-- `recorded`: the recorded requests that a cycle learns from, and those that it is checked on.
+- `recorded`: the recorded requests that a cycle learns from, and the held-out ones for its checks.
 - `gate`: the offline check of a candidate.
 - `jobs`, `isolation`: training and measuring, in a process of its own with limits.
 

@@ -21,12 +21,12 @@ Amount: TypeAlias = Literal["seconds", "cost"]
 
 
 class TaskOutcome(BaseModel):
-    """What one version came to on one task."""
+    """Result of one version on one task."""
 
     task: int
     """Place of the task."""
     reward: float | None = None
-    """None if the agent gave no reward."""
+    """The final reward; None if the agent gave none."""
     failed: bool = False
     seconds: float | None = None
     cost: float | None = None
@@ -41,7 +41,7 @@ class Measurement(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class GateSettings:
-    """What a candidate must show on held-out tasks before any user gets it.
+    """Requirements that a candidate must meet on held-out tasks before any user gets it.
 
     A canary proves that it is better; the gate refuses what is clearly not worth trying.
 
@@ -56,7 +56,7 @@ class GateSettings:
         0, and a sign test).
     max_more_failures: how much higher the share of failed tasks may be.
     max_slowdown, max_cost_rise: how often as large the mean duration and the mean cost may be;
-        None: no limit. A mean cost that nobody recorded is not compared.
+        None: no limit. A mean cost that was not recorded is not compared.
     """
 
     tasks: Sequence[Any] | None = None
@@ -87,7 +87,7 @@ class GateReport:
     reason: str
     """One sentence for the audit log."""
     numbers: dict[str, float]
-    """For the release's details."""
+    """The measured numbers by name, for the release's details."""
 
 
 def check(settings: GateSettings, measured: Measurement) -> GateReport:

@@ -44,7 +44,7 @@ _NONE, _UNRANKED, _ASSIGNED = Evidence(), RankHistory(), ShareEvidence()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one request came to."""
+    """Result of one request."""
 
     canary: bool
     """Whether the canary answered it."""
@@ -141,7 +141,7 @@ class Verdict:
 
 
 def start(settings: GuardSettings) -> GuardState:
-    """Return the state before the first request."""
+    """Return the initial state, before the first request."""
     return GuardState(tuple(MetricState() for _ in settings.metrics))
 
 

@@ -53,7 +53,7 @@ _COST_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one piece of work in a cycle (training, a check) may take beside production.
+    """Limits on the resources of one piece of work in a cycle (training, a check).
 
     nice: how much lower its priority is, from 0 to 19.
     cpu_seconds: CPU time of the process (`RLIMIT_CPU`). A process that it starts has as much again.
@@ -168,7 +168,7 @@ def _last_words(code: int, limits: Limits, log: Path) -> str:
     return said if not lines else f"{said}, after: {' | '.join(lines)}"
 
 
-# ---- in the process --------------------------------------------------------------------------------------------------
+# ---- in the process ------------------------------------------------------------------------------
 
 
 def _work(parent: Parent, packed: bytes, result: Path, log: Path, limits: Limits, cost_left: float | None) -> None:

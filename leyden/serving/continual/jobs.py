@@ -50,7 +50,7 @@ RESERVED: Final = frozenset({"algorithm", "store", "run_dir", "initial_resources
 class _TrainerJob:
     agent: LitAgent[Any]
     options: Mapping[str, Any]
-    """Of `Trainer`."""
+    """Options of `Trainer`."""
     folder: Path
     """The run's folder."""
     _trainer: Trainer | None = field(default=None, init=False)
@@ -111,7 +111,7 @@ class TrainJob(_TrainerJob):
         return {"candidate": None if candidate is None else RESOURCES.dump_python(candidate, mode="json")}
 
     async def _candidate(self, result: Any) -> NamedResources | None:
-        """Return production's resources with those that an algorithm has returned in their places.
+        """Return production's resources, replaced where the algorithm has returned new ones.
 
         A model is taken from a mapping alone: the address of one in the run's store
         ends with the run.

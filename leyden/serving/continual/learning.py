@@ -3,7 +3,7 @@
 One cycle is: a trigger, training on recorded requests, a check on held-out tasks, optionally
 answers in the shadow, a canary, and its promotion or rollback. Where a cycle is stands in the
 store alone: a row of the release table for the search of a candidate, and one for the candidate's
-release (`release`). So the controller holds nothing that matters: whoever opens the store next
+release (`release`). So a crash of the controller loses nothing: the next one that opens the store
 continues, or rolls back.
 
 This module knows no algorithm and runs none: `jobs` do, in processes of their own (`isolation`). To
@@ -98,7 +98,7 @@ class ShadowSettings:
 
 @dataclass(frozen=True, slots=True)
 class CycleStatus:
-    """What `ContinualLearning.step` has found or done."""
+    """Result of one call of `ContinualLearning.step`."""
 
     state: str
     """The state of the row that is worked on; `idle` without one, `stopped` if the
@@ -174,7 +174,7 @@ class ContinualLearning:
         self._rewards = _Rewards(trigger)
         self._lock: int | None = None
 
-    # ---- life ----------------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> ContinualLearning:
         """Take the folder. Raise ConfigError if another process has it."""
@@ -214,7 +214,7 @@ class ContinualLearning:
                     logger.warning("%s is away; learning waits: %s", self._store.url, error)
                 away = True
             except ReleaseAdvanced as error:
-                logger.info("somebody else was faster: %s", error)
+                logger.info("another controller was faster: %s", error)
             else:
                 away = False
                 if status != last:
@@ -233,7 +233,7 @@ class ContinualLearning:
         own = [row for row in rows if self._is_own(row)]
         if not own:
             if rows:
-                return CycleStatus("idle", None, f"release {rows[0].release_id!r} of somebody else is open")
+                return CycleStatus("idle", None, f"another controller's release {rows[0].release_id!r} is open")
             return await self._begin_if_due()
         row = own[0]
         match row.state:
@@ -246,7 +246,7 @@ class ContinualLearning:
             case _:
                 return await self._watch(row)
 
-    # ---- the states ------------------------------------------------------------------------------------------------------
+    # ---- the states ------------------------------------------------------------------------------
 
     async def _begin_if_due(self) -> CycleStatus:
         store, now = self._store, time.time()
@@ -373,7 +373,7 @@ class ContinualLearning:
             return await self._advance(release, "stop", str(error))
         return _status(release, "ended" if verdict is None else verdict.reason)
 
-    # ---- transitions -----------------------------------------------------------------------------------------------------
+    # ---- transitions -----------------------------------------------------------------------------
 
     async def _give_to_canary(self, release: Release, why: str, details: Mapping[str, Any]) -> CycleStatus:
         try:
@@ -406,7 +406,7 @@ class ContinualLearning:
         )
         return _status(row, why)
 
-    # ---- work ------------------------------------------------------------------------------------------------------------
+    # ---- work ------------------------------------------------------------------------------------
 
     async def _measure(self, release: Release, name: str, tasks: list[Any], gate: GateSettings) -> GateReport | None:
         """Return the report on a candidate; None if the release has ended meanwhile.

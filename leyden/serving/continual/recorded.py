@@ -1,4 +1,4 @@
-"""What a cycle learns from: recorded live requests with their rewards, split once and for all.
+"""Recorded live requests with their rewards, split once and for all, from which a cycle learns.
 
 A request's part is decided by a hash of its input: the tasks that the gate measures a candidate on
 are never trained on, in no cycle. This module reads the store. It does not train.
@@ -30,10 +30,10 @@ class RecordedTask(BaseModel):
     reward: float
     resources_id: str
     version: int
-    """With `resources_id`, what it was served with."""
+    """The version of `resources_id` with which the request was served."""
     arm: str | None = None
     feedback: list[Feedback] = []
-    """What counts of the feedback about it, with labels and corrections."""
+    """The feedback about the request that counts, with labels and corrections."""
     replayed: bool = False
     """Whether an earlier cycle may have learned from it already."""
 
@@ -67,10 +67,11 @@ class RecordedTasks(Sequence[Any]):
 class DataSettings:
     """Which recorded requests a cycle learns from.
 
-    new_tasks: how many new requests at most; the newest count, and come first. After a drift, the
-        requests since the reward has dropped are new, otherwise those since the cycle before.
-    replayed: the part of older requests among those that are trained on, in [0, 1), so that what
-        was learned is not forgotten.
+    new_tasks: how many new requests at most; the newest count, and come first. After a
+        drift, the requests since the reward has dropped are new, otherwise the requests
+        since the cycle before.
+    replayed: the share of older requests in the training data, in [0, 1), so that earlier learning
+        is not forgotten.
     validation: the part of all inputs that the algorithm gets as `val_dataset`.
     held_out: the part of all inputs that no algorithm ever sees, for the gate.
     read: how many of the newest live requests are read at most.

@@ -4,7 +4,7 @@ A release brings one version of resources, the *candidate*, from an offline chec
 production, or out. Before it, a cycle of learning looks for the candidate; it is a row of the same
 table, whose version is the one that it starts from. `next_state` and `effects` are pure; `advance`
 writes one transition with its label moves in one transaction of the store. So a crash leaves a
-release in the state before or after a transition, never between, and whoever opens it next
+release in the state before or after a transition, never between, and the next process that opens it
 continues from there.
 
 To add a state: its rows in TRANSITIONS, and its row in `effects`. This module does not decide which
@@ -75,7 +75,7 @@ Version: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a transition changes besides the state, in the same transaction."""
+    """Changes that a transition makes besides the state, in the same transaction."""
 
     labels: tuple[LabelMove, ...] = ()
     freeze: tuple[Version, ...] = ()
@@ -97,8 +97,8 @@ def effects(entered: State, *, candidate: Version, production: Version | None) -
     """Return what entering a state changes.
 
     production: version in production when the release began; None if there was none.
-    Each label is moved by compare-and-set, so a label that somebody else has moved
-    stops the transition.
+    Each label is moved by compare-and-set, so a label that another process has moved stops the
+    transition.
     """
     match entered:
         case "canary":
@@ -211,7 +211,7 @@ async def open_releases(store: LightningStore) -> Sequence[Release]:
     return await store.query_releases(state_in=list(OPEN_STATES), sort_order="asc")
 
 
-# ---- the kill switch -------------------------------------------------------------------------------------------------
+# ---- the kill switch -----------------------------------------------------------------------------
 
 
 async def stop_learning(store: LightningStore, *, who: str | None = None, why: str | None = None) -> Sequence[Release]:

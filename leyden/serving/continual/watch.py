@@ -195,7 +195,7 @@ async def _requests(store: LightningStore, release: Release, since: float, befor
     """Return the live requests of both versions in the order in which they reached the store.
 
     A session that is cut off from the store may not know of the canary. So the requests that it
-    marks, and those that were served before `since` and reported later, are left out.
+    marks, and requests that were served before `since` and reported later, are left out.
     """
     of_release: list[Rollout] = []
     for arm, version in ((CANARY, release.canary_version), (CONTROL, release.from_version)):

@@ -28,14 +28,14 @@ class Setting:
 
     world: World
     initial_prompts: Mapping[str, str]
-    """By component."""
+    """The initial prompt of each component, by its name."""
     behaviour: Behaviour = field(default_factory=Behaviour)
     skill: Skill = field(default_factory=Skill)
 
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What every family starts from."""
+    """The starting point of every family of settings."""
 
     names: Sequence[str]
     """The rules, shuffled."""
@@ -73,7 +73,7 @@ class _Draft:
 
 
 def _additive(draft: _Draft) -> Setting:
-    """Every rule that a task needs helps, whatever else the prompt says; four rules help nobody."""
+    """Each rule that a task needs helps on its own; four rules help no task."""
     return draft.setting(draft.kinds(shop=_NEEDED))
 
 

@@ -1,5 +1,5 @@
-"""The model that improves prompts: it reads symptoms in any text and writes clauses, not
-always the right ones.
+"""A simulated model that improves prompts: it reads symptoms and writes clauses,
+sometimes wrong ones.
 
 It knows no optimiser. From a request it takes three things: the symptoms that are quoted anywhere,
 the current prompt, and the form in which the new prompt is wanted. To serve an optimiser with

@@ -35,12 +35,11 @@ class Attempt:
     """One simulated rollout."""
 
     answers: tuple[str, ...]
-    """Of each component, in order; empty if the rollout hangs."""
+    """The answer of each component, in order; empty if the rollout hangs."""
     solved: bool
     """Whether every component succeeded."""
     reward: float
-    """What an optimiser sees: 0.0 if the rollout hangs; the opposite of the
-    truth if it is flipped."""
+    """The reward that an optimiser sees: 0.0 if the rollout hangs, inverted if it is flipped."""
     seconds: float
     """Simulated duration; infinite if the rollout hangs."""
 
@@ -80,7 +79,7 @@ class PromptSim:
         self._reflection = ReflectionModel(self.world, setting.skill, self.name, known=known)
         self._optima = functools.cache(functools.partial(optimum, self.world))
 
-    # ---- what an optimiser is given ------------------------------------------------------------------------------------
+    # ---- what an optimiser is given --------------------------------------------------------------
 
     def tasks(self, count: int, *, start: int = 0) -> list[dict[str, Any]]:
         """Return the tasks with the numbers from `start`.
@@ -114,7 +113,7 @@ class PromptSim:
             )
         return agents[names]
 
-    # ---- the truth -----------------------------------------------------------------------------------------------------
+    # ---- the truth -------------------------------------------------------------------------------
 
     def expected_score(self, prompts: Prompts, *, at: int = 0) -> float:
         """Return the exact probability that a rollout that ends is solved.
@@ -142,7 +141,7 @@ class PromptSim:
         first = self.expected_score(self.initial_prompts, at=at)
         return (self.expected_score(prompts, at=at) - first) / (self.optimum(at=at).score - first)
 
-    # ---- the models, as plain functions --------------------------------------------------------------------------------
+    # ---- the models, as plain functions ----------------------------------------------------------
 
     def attempt(self, prompts: Prompts, task: Mapping[str, Any], *, replica: int = 0) -> Attempt:
         """Return one rollout of the agent, without an agent. Equal arguments have equal results."""
@@ -161,7 +160,7 @@ class PromptSim:
         """
         return self._reflection.answer(text, replica=replica)
 
-    # ---- the models, as functions of FakeUpstream ----------------------------------------------------------------------
+    # ---- the models, as functions of FakeUpstream ------------------------------------------------
 
     def reply(self, body: dict[str, Any]) -> str:
         """Answer a chat as the task model if its last message is a ticket, otherwise as

@@ -49,7 +49,7 @@ class Rule:
     keywords: tuple[tuple[str, ...], ...]
     """Groups of synonyms, single words in lower case. A statement has a word of every group."""
     symptom: str
-    """What a failed answer says if a prompt lacks the rule."""
+    """The sentence in a failed answer that shows that the prompt lacks the rule."""
     forbids: bool = False
     """Whether the statement must be negated; the statement of any other rule must not be."""
 
