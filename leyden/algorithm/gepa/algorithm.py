@@ -66,9 +66,9 @@ class GEPA(PromptOptimiser):
     minibatch_size: training tasks on which a candidate and its parent are compared.
     candidate_selection: how the parent is chosen: "pareto", "current_best", "epsilon_greedy" or
         "top_k_pareto".
-    component_selection: which prompt of a candidate is rewritten, of several: "round_robin" takes each
-        in turn; "success" prefers prompts whose rewriting has raised the reward, by Thompson sampling;
-        "all" rewrites each, with a call of the reflection model for each.
+    component_selection: which prompt of a candidate is rewritten, of several: "round_robin" takes
+        each in turn; "success" prefers prompts whose rewriting has raised the reward, by Thompson
+        sampling; "all" rewrites each, with a call of the reflection model for each.
     frontier: what a candidate can be the best in: an "instance" (a task), an "objective" (a
         dimension of the reward), "hybrid" (both) or "cartesian" (each dimension of each task).
     use_merge: also join two candidates that improved different prompts.
@@ -205,7 +205,8 @@ class GEPA(PromptOptimiser):
         self._is_racing = self.race_error is not None
         self._choices = 0
         self._edits: dict[str, tuple[int, int]] = {}
-        """By the name of each prompt: how often it was rewritten, and how often the new candidate beat its parent."""
+        """By the name of each prompt: how often it was rewritten, and how often the new
+        candidate beat its parent."""
 
     async def _search(self) -> None:
         """Run the package in a thread. It ends early, with what it has, if the budget is spent."""

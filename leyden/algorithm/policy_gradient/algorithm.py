@@ -97,7 +97,8 @@ class PolicyGradient(PolicyAlgorithm):
         step (dynamic sampling, DAPO, arXiv:2503.14476, section 3.2). None: do not.
     kl_in_reward: coefficient of a penalty, subtracted from each reward: an estimate of
         KL(policy / reference), summed over the rollout's sampled tokens.
-    kl_in_reward_estimator: that estimate: "k1", "k2" or "k3" (`leyden.maths.losses.kl`); None: "k1".
+    kl_in_reward_estimator: that estimate: "k1", "k2" or "k3"
+        (`leyden.maths.losses.kl`); None: "k1".
     reference: the frozen policy that a KL term compares with. None: a second backend like
         `backend`, if there is such a term.
     critic: estimates values, for an estimator that needs them. None: the value head of `backend`.

@@ -1,12 +1,12 @@
 """Parts that all searches for better prompts share.
 
-Lives here: the base class (`base.py`: models, budget, the best prompts), candidates (`candidate.py`)
-and how they compare (`comparison.py`), the calls of reflection models and their replay
-(`reflector.py`, `journal.py`), what these models read and which of their answers can be used
+Lives here: the base class (`base.py`: models, budget, the best prompts), candidates
+(`candidate.py`) and how they compare (`comparison.py`), the calls of reflection models and their
+replay (`reflector.py`, `journal.py`), what these models read and which of their answers can be used
 (`texts.py`), which of several prompts is rewritten (`components.py`), the checks of options
-(`options.py`), and what a store keeps of a run (`records.py`, `result.py`). `extraction.py` finds the
-prompts of an agent that has them in its code. It knows no optimiser: how
-candidates are found and which are kept is decided in `algorithm/apo` and `algorithm/gepa`.
+(`options.py`), and what a store keeps of a run (`records.py`, `result.py`). `extraction.py` finds
+the prompts of an agent that has them in its code. It knows no optimiser: how candidates are found
+and which are kept is decided in `algorithm/apo` and `algorithm/gepa`.
 """
 
 from leyden.algorithm.prompts.base import PromptOptimiser

@@ -1,4 +1,5 @@
-"""The options that all prompt optimisers have, checked in one place, so that each refuses the same values.
+"""The options that all prompt optimisers have, checked in one place, so that each
+refuses the same values.
 
 To add an option of all optimisers, add it here and to `PromptOptimiser.configure`.
 """
@@ -26,7 +27,8 @@ def check_shared_options(
     failed_reward: object,
     seed: object,
 ) -> None:
-    """Raise ConfigError, with the option's name and a remedy, for the first value that is impossible.
+    """Raise ConfigError, with the option's name and a remedy, for the first value
+    that is impossible.
 
     client: for the reflection models. counts: whole numbers of at least 1, by the option's name.
     temperature: its option's name and value. names: of models and resources, None among them.
@@ -51,7 +53,10 @@ def check_shared_options(
 
 
 def check_reward_range(value: Any) -> tuple[float, float]:
-    """Return the lowest and the highest reward. Raise ConfigError unless they are two finite numbers in this order."""
+    """Return the lowest and the highest reward.
+
+    Raise ConfigError unless they are two finite numbers in this order.
+    """
     if isinstance(value, str) or not isinstance(value, Sequence) or len(cast("Sequence[Any]", value)) != 2:
         raise ConfigError(f"reward_range is {value!r}; give the lowest and the highest reward, as (0.0, 1.0)")
     low, high = cast("Sequence[Any]", value)
