@@ -12,6 +12,7 @@ from typing import Any
 
 import leyden as ly
 from leyden.testing import Reply
+from tests.algorithm.killing import SECONDS
 
 RULES = {
     "refund": "Refunds take five days.",
@@ -76,7 +77,7 @@ OPTIONS: dict[str, Any] = {
 def main(directory: Path, port: int, rollouts: int, *, resume: bool) -> None:
     proxy = ly.LLMProxy(model_list=[{"model_name": "fake", "endpoint": f"http://127.0.0.1:{port}/v1"}])
     trainer = ly.Trainer(
-        algorithm=ly.APO(**OPTIONS, budget=ly.Budget(rollouts=rollouts)),
+        algorithm=ly.APO(**OPTIONS, budget=ly.Budget(rollouts=rollouts, seconds=SECONDS)),
         llm_proxy=proxy,
         initial_resources={"prompt": ly.PromptTemplate(template=SEED)},
         run_dir=directory,

@@ -13,6 +13,7 @@ from typing import Any
 import leyden as ly
 from leyden.testing import Reply
 from tests.algorithm.apo import rules
+from tests.algorithm.killing import SECONDS
 
 _COMPLAINT = re.compile(r"I do not know about (\w+)")
 _PROMPT = re.compile(r"```\n(.*?)\n```", re.DOTALL)
@@ -34,7 +35,7 @@ OPTIONS: dict[str, Any] = {"max_steps": 12, "minibatch_size": 4, "seed": 3}
 def main(directory: Path, port: int, rollouts: int, *, resume: bool) -> None:
     proxy = ly.LLMProxy(model_list=[{"model_name": "fake", "endpoint": f"http://127.0.0.1:{port}/v1"}])
     trainer = ly.Trainer(
-        algorithm=ly.GEPA(**OPTIONS, budget=ly.Budget(rollouts=rollouts)),
+        algorithm=ly.GEPA(**OPTIONS, budget=ly.Budget(rollouts=rollouts, seconds=SECONDS)),
         llm_proxy=proxy,
         initial_resources={"prompt": ly.PromptTemplate(template=rules.SEED)},
         run_dir=directory,
