@@ -367,7 +367,7 @@ class RolloutCollector:
             del self._calls[key]
             lost = Attempt(rollout_id=key, attempt_id=key, sequence_id=1, start_time=0.0, status="cancelled")
             self._warn(self.budget.settle(key, ended or [lost]))
-            self._tell_freed()
+            self._notify_freed()
 
     async def cancel(self, rollout_ids: Collection[str] | None = None) -> int:
         """Cancel rollouts that this collector has enqueued and that have not
@@ -562,7 +562,7 @@ class RolloutCollector:
                 attempts = await self._attempts_of(rollout)
                 self._warn(self.budget.settle(rollout.rollout_id, attempts))
                 self._sent.discard(rollout.rollout_id)
-                self._tell_freed()
+                self._notify_freed()
 
     async def _attempts_of(self, rollout: Rollout) -> Sequence[Attempt]:
         if not isinstance(rollout, AttemptedRollout):
@@ -571,7 +571,7 @@ class RolloutCollector:
             return (rollout.attempt,)
         return await self._store.query_attempts(rollout.rollout_id)
 
-    def _tell_freed(self) -> None:
+    def _notify_freed(self) -> None:
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()
 

@@ -199,6 +199,9 @@ def _advantage(call: int, before: _Side, after: _Side) -> CallAdvantage:
 
 
 def _welch_half_width(before: _Side, after: _Side) -> float:
+    """Return half the width of Welch's 95 % interval of the difference of two means (Welch 1947).
+    The degrees of freedom are Satterthwaite's; a side whose mean is exact adds no variance.
+    """
     variance = before.squared_error + after.squared_error
     if variance == 0.0:
         return 0.0

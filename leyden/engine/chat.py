@@ -100,7 +100,10 @@ class Chat:
         return Reply(StreamedText(self._text, request.stops, kept), Reader(parser, request.schemas), new_id)
 
     def ended(self, request: CompletionRequest, prompt: Prompt, response_ids: Sequence[int], reply: Reply) -> None:
-        """Remember a response, unless something that the client did not see ended it,
+        """Store the ids of a response, so that a later prompt that contains its
+        text continues them.
+
+        Do nothing if the response ended at something that the client did not get,
         such as a stop string.
         """
         end = self._ends.get(response_ids[-1], "")

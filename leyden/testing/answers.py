@@ -75,11 +75,11 @@ class Answer(Protocol):
     def __init__(self, call: ServedCall, fault: Misbehaviour, *, policy_version: int | None) -> None: ...
 
     def whole(self) -> Json:
-        """The answer to a request without `stream`."""
+        """Return the answer to a request without `stream`."""
         ...
 
     def events(self) -> list[bytes]:
-        """The answer to a request with `stream`."""
+        """Return the server-sent events of the answer to a request with `stream`."""
         ...
 
 
@@ -121,7 +121,9 @@ class _OpenAIAnswer:
         return answer
 
     def events(self) -> list[bytes]:
-        """The role, one chunk for each token, and the usage if it was asked for."""
+        """Return the server-sent events: the role, a chunk for each token, and the
+        usage if requested.
+        """
         events = [b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n" for chunk in self._chunks()]
         return [*events, b"data: [DONE]\n\n"]
 

@@ -17,12 +17,12 @@ Json = dict[str, Any]
 
 
 def prompt_ids(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-    """The tokens of a chat prompt. tools: as a chat request has them."""
+    """Return the token ids of a chat prompt. tools: as a chat request has them."""
     return request_prompt_ids("chat/completions", {"messages": messages, "tools": tools})
 
 
 def request_prompt_ids(path: str, request: Mapping[str, Any]) -> list[int]:
-    """The tokens of any request's prompt. path: the route below `/v1/`."""
+    """Return the token ids of any request's prompt. path: the route below `/v1/`."""
     if path == "completions":
         prompt = request["prompt"]
         return list(prompt) if isinstance(prompt, list) else encode(str(prompt))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType] -- JSON

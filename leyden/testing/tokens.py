@@ -20,12 +20,15 @@ _FIRST_BYTE = 16
 
 
 def encode(text: str) -> list[int]:
-    """The ids of `text`."""
+    """Return the token ids of `text`."""
     return [byte + _FIRST_BYTE for byte in text.encode()]
 
 
 def decode(ids: Sequence[int]) -> str:
-    """The text of `ids`; special ids have none, and an unfinished character becomes U+FFFD."""
+    """Return the text of token ids.
+
+    Special ids have none; an unfinished character becomes U+FFFD.
+    """
     return bytes(id_ - _FIRST_BYTE for id_ in ids if id_ >= _FIRST_BYTE).decode("utf-8", "replace")
 
 
@@ -52,7 +55,9 @@ class Turn:
 
 
 def prompt_ids_of(turns: Sequence[Turn], tools: str = "") -> list[int]:
-    """The chat template: tools and turns, ready for the assistant to go on."""
+    """Return the prompt's token ids by the chat template: tools and turns, then the
+    assistant's begin.
+    """
     ids = encode(f"<tools>{tools}</>") if tools else []
     for turn in turns:
         ids += encode(f"<{turn.role}>")

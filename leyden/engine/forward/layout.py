@@ -292,8 +292,8 @@ def _norm(module: Any, x: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding; x (..., heads, D), cos and sin (..., D), the first half of sin
-    negated.
+    """Apply the rotary position embedding to x (..., heads, D). cos and sin have shape (..., D);
+    the first half of sin is negated.
     """
     return torch.addcmul(x * cos[..., None, :], x.roll(x.shape[-1] // 2, dims=-1), sin[..., None, :])
 

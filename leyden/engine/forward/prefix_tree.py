@@ -58,7 +58,9 @@ class RowBlock:
 
 @dataclass(slots=True)
 class PrefixTree:
-    """The tokens of a batch, each once, and where the rows find them."""
+    """A batch whose rows share prefixes: each distinct token once (U of them), and its
+    place in each row.
+    """
 
     ids_U: Tensor
     positions_U: Tensor

@@ -19,7 +19,7 @@ _NAME = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
 
 
 class Mistral(ToolParser):
-    """JSON after a special token."""
+    """Reads Mistral's tool calls: JSON after a special token."""
 
     name = "mistral"
     markers = (_MARKER,)
@@ -43,6 +43,8 @@ class Mistral(ToolParser):
         return Found(known, end) if known and len(known) == len(calls) else "not a call"
 
     def grammar(self, arguments: Mapping[str, str], literal: Callable[[str], str], *, many: bool) -> dict[str, str]:
-        """Return rules for the older form, which old and new models can continue."""
+        """Return the grammar of the older form, a list of calls, which old and
+        new models can write.
+        """
         calls = 'call (", " call)*' if many else "call"
         return {"calls": f'{literal(_MARKER)} "[" {calls} "]"', **json_calls(arguments, "arguments")}

@@ -142,11 +142,11 @@ class VLLMClient:
     # ---- weights ---------------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Let the requests under way end, and hold the others."""
+        """Wait until the running requests end, and hold new requests until `resume`."""
         await self.post("/pause?mode=wait", {})
 
     async def resume(self) -> None:
-        """Let the requests that wait go on."""
+        """Continue with the requests that `pause` holds."""
         await self.post("/resume", {})
 
     async def reload(self, folder: str) -> None:
@@ -176,13 +176,15 @@ class VLLMClient:
     # ---- requests --------------------------------------------------------------------------------
 
     async def get(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at a path. Raise Unreachable, or EngineError for a refusal."""
+        """Return the JSON object at a path. Raise Unreachable if the server does not answer, and
+        EngineError if it refuses the request.
+        """
         return _json(path, await self._text("GET", path, None))
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a JSON object and return the answer.
 
-        Raise Unreachable, or EngineError for a refusal.
+        Raise Unreachable if the server does not answer, and EngineError if it refuses the request.
         """
         return _json(path, await self._text("POST", path, body))
 

@@ -100,7 +100,7 @@ class Metric:
         return -(self.tolerance or 0.0)
 
     def scaled(self, value: float, ranks: RankHistory) -> tuple[float, RankHistory]:
-        """Return the value as a number in [0, 1], more is better, and the next history of ranks.
+        """Return the value scaled to [0, 1], where larger is better, and the next history of ranks.
 
         Raise ConfigError for NaN.
         """
