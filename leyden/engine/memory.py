@@ -44,11 +44,11 @@ class OffloadedOptimizer:
         self._optimizer, self._masters, self._device = optimizer, masters, device
 
     def load(self) -> None:
-        """Move everything to the accelerator."""
+        """Move the moments and masters to the accelerator, before a step."""
         self._move(self._device)
 
     def store(self) -> None:
-        """Move everything to the CPU, and free the accelerator's memory."""
+        """Move the moments and masters to the CPU, and free the accelerator's memory."""
         self._move(torch.device("cpu"))
         if self._device.type != "cpu":
             free_cached_memory()

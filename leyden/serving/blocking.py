@@ -37,7 +37,7 @@ _CANARY, _PRODUCTION = "canary", "production"
 
 
 class QueuedRollout(AttemptedRollout):
-    """A claimed rollout, with the short names that a loop reads."""
+    """A claimed rollout with two shorter names, `id` and `group`, for a loop that runs the queue."""
 
     @property
     def id(self) -> str:

@@ -1,4 +1,4 @@
-"""An algorithm that fails is started again: how often, after how long, and after which failures.
+"""When a failed algorithm is restarted: how often, after how long, and after which failures.
 
 It knows no strategy and no checkpoint: the trainer runs both sides again, and the algorithm resumes
 as it would in a new process.

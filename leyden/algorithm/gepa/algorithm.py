@@ -200,7 +200,7 @@ class GEPA(PromptOptimiser):
         """Candidates that were measured on the whole validation set, in the
         order of the package."""
         self._rewards: dict[str, Rewards] = {}
-        """Their rewards, by the candidate's key."""
+        """Rewards of the candidates in the pool, by the candidate's key."""
         self._step, self._failed_steps, self._stopped_early = 0, 0, 0
         self._is_racing = self.race_error is not None
         self._choices = 0

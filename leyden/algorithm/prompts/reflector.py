@@ -157,6 +157,7 @@ class Reflector:
             return answer, tokens
 
     async def _complete(self, client: Any, model: str | None, messages: list[Message]) -> tuple[str, int]:
+        """Return the text of a model's answer, empty if it has none, and the tokens of the call."""
         answer: Any = await client.chat.completions.create(
             model=model, messages=messages, temperature=self._temperature
         )

@@ -85,19 +85,22 @@ class FunctionalLitAgent(_OldAgent, native.FunctionalLitAgent):
 
 
 def rollout(func: Callable[..., Any]) -> FunctionalLitAgent:
-    """Make an agent of a function, which is given what its parameters name."""
+    """Turn a function into an agent. Its parameters get the task, resource or rollout of their name."""
     return FunctionalLitAgent(func)
 
 
 def llm_rollout(func: Callable[..., Any] | None = None, *, strip_proxy: bool = True) -> Any:
-    """Make an agent of a function with `task` and `llm`."""
+    """Turn a function of `task` and `llm` into an agent.
+
+    strip_proxy: give the function an `LLM` with the address of the attempt instead of a `ProxyLLM`.
+    """
     if func is None:
         return functools.partial(llm_rollout, strip_proxy=strip_proxy)
     return FunctionalLitAgent(func, strip_proxy=strip_proxy, needs="llm")
 
 
 def prompt_rollout(func: Callable[..., Any] | None = None) -> Any:
-    """Make an agent of a function with `task` and `prompt_template`."""
+    """Turn a function of `task` and `prompt_template` into an agent."""
     if func is None:
         return prompt_rollout
     return FunctionalLitAgent(func, needs="prompt_template")
@@ -111,7 +114,7 @@ def is_v0_1_rollout_api(func: Callable[..., Any]) -> bool:
 
 
 class LitAgentRunner(native_runner.LitAgentRunner[T]):
-    """Runs an agent on whatever the queue holds, one rollout at a time.
+    """Runs an agent on the rollouts of the queue, one at a time.
 
     poll_interval, interval_jitter: of no effect, because a claim returns as soon as there is work.
     heartbeat_launch_mode, heartbeat_include_gpu: of no effect; the monitor reads the GPU.

@@ -36,7 +36,7 @@ def as_gymnasium(space: Any) -> Any:
 def fill_invalid(obj: Any) -> Any:
     """Return `obj` with NaN for every float, and the largest value for every integer.
 
-    Raise ConfigError (a ValueError) for what is neither a number, an array nor a container of them.
+    Raise ConfigError (a ValueError) for any value but numbers, arrays and containers of them.
     """
     if isinstance(obj, dict):
         return {name: fill_invalid(part) for name, part in cast("dict[Any, Any]", obj).items()}

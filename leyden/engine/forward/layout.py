@@ -88,7 +88,7 @@ class LayoutForward:
         self._store.clear()
 
     def _attend(self, index: int, q_NHD: Tensor, batch: _Batch) -> Tensor:
-        """(N, H * D): single tokens come first in a batch, then the prompts."""
+        """Return the attention's output (N, H * D) of a batch: its single tokens, then its prompts."""
         parts: list[Tensor] = []
         if batch.single is not None:
             parts.append(self._attend_single(index, q_NHD[: batch.n_single], batch.single))
@@ -107,6 +107,10 @@ class LayoutForward:
         return attended.reshape(n, n_heads * size)
 
     def _attend_prompts(self, index: int, q_NHD: Tensor, rows: _Prompts) -> Tensor:
+        """Return the attention's output (N, H * D) of the N tokens of several prompts.
+
+        Queries are padded to (B, K, G, S, D): K key heads, each shared by G query heads.
+        """
         keys, values = self._store.read(index, rows.rows_B, rows.length)
         n_heads, size = q_NHD.shape[1:]
         n_kv = keys.shape[2]

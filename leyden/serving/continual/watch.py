@@ -161,7 +161,7 @@ async def judge(
 async def step(
     store: LightningStore, release_id: str, settings: CanarySettings, *, now: float | None = None
 ) -> tuple[Release, Verdict | None]:
-    """Look at a release once, and promote it, roll it back or leave it.
+    """Judge a release once, and promote it, roll it back or leave it.
 
     Safe to repeat, from any process.
 
