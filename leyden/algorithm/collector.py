@@ -583,7 +583,7 @@ class RolloutCollector:
     # ---- pins ------------------------------------------------------------------------------------
 
     def _consume(self, rollout_id: str, keep_until: int | None) -> None:
-        """The caller has asked for what comes after this rollout's result."""
+        """Mark a rollout's result as consumed, because the caller has asked for the next one."""
         if rollout_id not in self._unread:
             return  # closed meanwhile
         self._unread[rollout_id] -= 1
@@ -662,7 +662,7 @@ class _Window:
         """Whether there are no more requests."""
 
     def room(self, unfinished: int) -> int | None:
-        """Return how many more may be enqueued; None: all."""
+        """Return how many more rollouts may be enqueued; None for no limit."""
         return None if self._most is None else max(0, self._most - unfinished)
 
     async def widen(self, store: LightningStore) -> None:

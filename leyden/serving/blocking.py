@@ -37,7 +37,9 @@ _CANARY, _PRODUCTION = "canary", "production"
 
 
 class QueuedRollout(AttemptedRollout):
-    """A claimed rollout with two shorter names, `id` and `group`, for a loop that runs the queue."""
+    """A claimed rollout with two shorter names, `id` and `group`, for a loop
+    that runs the queue.
+    """
 
     @property
     def id(self) -> str:

@@ -180,7 +180,9 @@ class OnlineSession:
         await asyncio.shield(asyncio.to_thread(self.close))
 
     def start(self) -> None:
-        """Read what is released and begin to deliver. Calling it again does nothing.
+        """Load the released versions, and start to send records to the store.
+
+        Calling it again does nothing.
 
         If the store is away, the session begins with the versions that its folder has.
         Raise StoreError if there are none, ConfigError for a folder that another process uses.

@@ -250,7 +250,7 @@ class GEPA(PromptOptimiser):
         return self._candidate(texts).prompts[name]
 
     def component(self) -> str:
-        """Return the name of the prompt to rewrite next, for the selection by success."""
+        """Return the name of the prompt to rewrite next with `component_selection="success"`."""
         self._choices += 1
         return name_to_improve(self._names, self._edits, self._choices - 1, f"{self.seed}/{self._choices}")
 

@@ -85,7 +85,10 @@ class FunctionalLitAgent(_OldAgent, native.FunctionalLitAgent):
 
 
 def rollout(func: Callable[..., Any]) -> FunctionalLitAgent:
-    """Turn a function into an agent. Its parameters get the task, resource or rollout of their name."""
+    """Turn a function into an agent.
+
+    Its parameters get the task, resource or rollout of their name.
+    """
     return FunctionalLitAgent(func)
 
 

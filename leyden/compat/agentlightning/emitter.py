@@ -129,7 +129,10 @@ def _tracer(propagate: bool, what: str) -> Tracer:
 
 
 def encode_object(object: Any) -> dict[str, Any]:
-    """Return the attributes that hold a value. Raise RuntimeError if JSON does not have it."""
+    """Return the attributes that hold a value.
+
+    Raise RuntimeError if it cannot be encoded as JSON.
+    """
     if isinstance(object, bytes):
         return {_OBJECT_TYPE: "bytes", _OBJECT_LITERAL: base64.b64encode(object).decode()}
     if isinstance(object, str | int | float | bool):

@@ -70,12 +70,12 @@ class NativeView(_PassedOn):
 
     @property
     def url(self) -> str:
-        """The store's own."""
+        """Return this property of the wrapped store."""
         return self._store.url
 
     @property
     def capabilities(self) -> Any:
-        """The store's own."""
+        """Return this property of the wrapped store."""
         return self._store.capabilities
 
     @property
@@ -96,12 +96,12 @@ class OldView(OldStore, _PassedOn):
 
     @property
     def url(self) -> str:
-        """The store's own."""
+        """Return this property of the wrapped store."""
         return self.native.url
 
     @property
     def capabilities(self) -> Any:
-        """The store's own."""
+        """Return this property of the wrapped store."""
         return self.native.capabilities
 
     async def query_spans(

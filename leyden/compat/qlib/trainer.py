@@ -40,7 +40,7 @@ class TrainingVesselBase(native.TrainingVesselBase[Any]):
         return {**super().state_dict(), **_learning_state(self.policy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a value of `state_dict`. One with only weights is enough."""
+        """Continue from a value of `state_dict`. A state that has only weights is accepted."""
         super().load_state_dict(state)
         _load_learning_state(self.policy, state)
 
@@ -75,7 +75,7 @@ class TrainingVessel(native.TrainingVessel[Any]):
         return {**super().state_dict(), **_learning_state(self.policy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a value of `state_dict`. One with only weights is enough."""
+        """Continue from a value of `state_dict`. A state that has only weights is accepted."""
         super().load_state_dict(state)
         _load_learning_state(self.policy, state)
 

@@ -1,5 +1,4 @@
-"""How logits are computed: through the model's own forward, or by a faster step that is proven
-equal to it.
+"""Forward passes of a model: its own, or a faster one after a check that both give equal numbers.
 
 `base` is the protocol, `cached` runs any causal model of transformers through its own `forward`,
 `layout` is the fast path for the Llama and Qwen family, `prefix_tree` finds the tokens that rows

@@ -88,7 +88,9 @@ class LayoutForward:
         self._store.clear()
 
     def _attend(self, index: int, q_NHD: Tensor, batch: _Batch) -> Tensor:
-        """Return the attention's output (N, H * D) of a batch: its single tokens, then its prompts."""
+        """Return the attention's output (N, H * D) of a batch: its single
+        tokens, then its prompts.
+        """
         parts: list[Tensor] = []
         if batch.single is not None:
             parts.append(self._attend_single(index, q_NHD[: batch.n_single], batch.single))

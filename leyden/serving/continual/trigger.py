@@ -100,7 +100,7 @@ def learned(state: TriggerState, now: float) -> TriggerState:
 
 
 def is_drop(drift: Drift, state: TriggerState) -> bool:
-    """Return whether the evidence of a drop is enough."""
+    """Return whether the evidence suffices to report that the reward has dropped."""
     return state.change.log_e >= math.log(drift.run_length)
 
 
