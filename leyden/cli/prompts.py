@@ -35,6 +35,7 @@ def prompts() -> None:
       leyden prompts history latest --full
       leyden prompts diff latest
       leyden prompts export latest --out prompts
+      leyden prompts apply latest agent.py --dry-run
       leyden prompts extract latest
     """
 
@@ -158,6 +159,43 @@ def export(
         path = out / f"{name}.txt"
         path.write_text(prompt.template, "utf-8")
         typer.echo(path)
+
+
+@prompts_commands.command(name="apply")
+def apply_(
+    run: _Run,
+    file: Annotated[Path, typer.Argument(help="The file that has the first prompts: .py, .json or any text.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")] = False,
+    run_id: _RunId = None,
+) -> None:
+    """Put the best prompts of a run into a file, in the place of the prompts with which the run began.
+
+    The first text of each prompt that the run has changed must be in the file once: in Python source and
+    in JSON as one string, in other files as it is. The changes are printed line by line.
+
+    \b
+    Examples:
+      leyden prompts apply latest agent.py --dry-run
+      leyden prompts apply latest prompts.json
+    """
+    import difflib
+
+    from leyden.cli.prompts_apply import with_prompts, write_whole
+    from leyden.errors import ConfigError
+
+    opened = _opened(run, run_id)
+    first = _prompts(_resources(opened, _history(opened)[0].resources_id))
+    pairs = {name: (first[name].template, each.template) for name, each in _prompts(_best(opened)).items()}
+    try:
+        with file.open(encoding="utf-8", newline="") as opened_file:
+            before = opened_file.read()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    after = with_prompts(before, file.suffix, pairs, path=str(file))
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), str(file), str(file), lineterm="")
+    typer.echo("\n".join(lines) or f"{file} stays as it is: the first prompts are the best")
+    if not dry_run and after != before:
+        write_whole(file, after)
 
 
 @prompts_commands.command()

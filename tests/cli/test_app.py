@@ -29,6 +29,7 @@ COMMANDS = (
     "prompts history",
     "prompts diff",
     "prompts export",
+    "prompts apply",
     "prompts extract",
     "serve",
     "resources list",

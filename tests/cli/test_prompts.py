@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import sys
@@ -9,11 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 import leyden as ly
 from leyden.algorithm.evaluation import Evaluation
 from leyden.cli import main
+from leyden.cli.prompts_apply import with_prompts
 from leyden.gateway import UpstreamModel
 from leyden.testing import FakeUpstream
 from tests.algorithm.apo import rules
@@ -115,6 +119,69 @@ def test_a_run_without_prompts_is_named(leyden: Callable[..., tuple[int, str, st
         assert (code, "has measured no prompts" in error) == (1, True)
     code, _, error = leyden("prompts", "best", str(tmp_path / "base"))
     assert (code, "has no best prompt" in error) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("agent.py", f"# é\nPROMPT = '{rules.SEED}'  # the prompt\nprint(PROMPT)\n"),
+        ("prompts.json", json.dumps({"other": "x", "prompt": rules.SEED}, indent=2)),
+        ("prompt.txt", f"{rules.SEED}\r\n"),
+    ],
+)
+def test_the_best_prompt_is_put_into_a_file(
+    run: Path, leyden: Callable[..., tuple[int, str, str]], tmp_path: Path, name: str, before: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(before.encode())
+    file.chmod(0o755)
+    _, best, _ = leyden("prompts", "best", str(run))
+    best = best.rstrip("\n")
+    code, printed, _ = leyden("prompts", "apply", str(run), str(file), "--dry-run")
+    assert (code, file.read_bytes().decode()) == (0, before)
+    assert any(line.startswith("+") and rules.RULES["refund"] in line for line in printed.splitlines()) == (
+        rules.RULES["refund"] in best
+    )
+    assert any(line.startswith("+") and "+++" not in line for line in printed.splitlines())
+    assert leyden("prompts", "apply", str(run), str(file))[0] == 0
+    after = file.read_bytes().decode()
+    if name == "agent.py":
+        values: dict[str, Any] = {}
+        exec(after, values)
+        assert values["PROMPT"] == best
+        assert after.startswith("# é\n") and after.endswith("  # the prompt\nprint(PROMPT)\n")
+    elif name == "prompts.json":
+        assert json.loads(after) == {"other": "x", "prompt": best}
+    else:
+        assert after == f"{best}\r\n"
+    assert file.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("agent.py", "x = 1\n", "does not have the text with which the run began for the prompt 'prompt'"),
+        ("agent.py", f"a = '{rules.SEED}'\nb = '{rules.SEED}'\n", "has 2 times the text"),
+        ("agent.py", "x = (", "agent.py cannot be read"),
+        ("prompts.json", "{", "prompts.json cannot be read"),
+    ],
+)
+def test_a_file_without_the_first_prompt_is_refused_and_stays(
+    run: Path, leyden: Callable[..., tuple[int, str, str]], tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    code, _, error = leyden("prompts", "apply", str(run), str(file))
+    assert (code, message in error, file.read_text()) == (1, True, text)
+
+
+@given(st.text(), st.text())
+def test_any_prompt_becomes_a_string_of_python_and_of_json(old: str, new: str) -> None:
+    changed = with_prompts(f"p = {old!r}", ".py", {"p": (old, new)}, path="a.py")
+    assert ast.literal_eval(changed.removeprefix("p = ")) == new
+    changed = with_prompts(json.dumps([old]), ".json", {"p": (old, new)}, path="a.json")
+    assert json.loads(changed) == [new]
 
 
 @pytest.fixture(scope="module")
