@@ -99,6 +99,12 @@ def sloppy_reply(game: Game, rng: random.Random, *, attention: float) -> str:
     return str(rng.randrange(NUMBERS))
 
 
+def sloppy_probability(game: Game, reply: str, *, attention: float) -> float:
+    """Return the probability with which `sloppy_reply` gives a reply: a number from 0 to NUMBERS - 1."""
+    listening = 1 / (game.high - game.low + 1) if game.low <= int(reply) <= game.high else 0.0
+    return attention * listening + (1 - attention) / NUMBERS
+
+
 def _whole_number(text: str) -> int | None:
     try:
         return int(text)

@@ -1,15 +1,15 @@
 """Make the demo's starting policy: a tokenizer and a tiny Qwen2 that imitates a sloppy player of the game.
 
-    python -m leyden.demo.make_weights --out leyden/demo/weights --seed 0
+    python -m leyden.demo.make_weights --out FOLDER --seed 0
+
+The player's games are recorded in a store, with the tokens of each reply, and `SFT` learns from the store. To start
+from another task, give `conversation` and `record_games` another game and teacher.
 
 The result is an ordinary Hugging Face folder, read by `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer`'s.
 The policy knows the form of the game (one digit, end of turn) and listens to the answers as seldom as its teacher does:
-it wins 43 % of its games and leaves the rest to reinforcement learning. The same seed, machine and versions of
-torch and transformers give the same bytes; other processors round differently, so the files in `weights/` are the
-reference.
-
-B games, T tokens, V entries in the vocabulary. This module knows the game, and nothing of Leyden's training. To start
-from another task, give `conversation` another game and teacher.
+it wins 43 % of its games and leaves the rest to reinforcement learning. The same seed, machine and versions of torch
+and transformers give the same bytes. The files in `weights/` are the reference for every other run: a new folder plays
+as well, and has other bytes.
 """
 
 # torch and transformers leave some parameters of their public functions without a type:
@@ -18,20 +18,29 @@ from another task, give `conversation` another game and teacher.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import math
 import random
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from torch.nn import functional
 from transformers import AddedToken, GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from leyden.demo.game import NUMBERS, Game, sloppy_reply
+from leyden import semconv
+from leyden.algorithm import SFT
+from leyden.demo.agent import play
+from leyden.demo.game import NUMBERS, Game, sloppy_probability, sloppy_reply
+from leyden.engine import EmbeddedBackend, OptimParams
+from leyden.loop import LogWriter, MetricsRow, Row
+from leyden.store import LightningStore, open_store
+from leyden.trainer import Trainer
+from leyden.types import AttemptedRollout, Attributes, Span, TokenRecord, reward_attributes
+from leyden.utils import ids
 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 PAD_ID, END_ID = 0, 2  # the tokenizer's trainer numbers its special tokens first, in order
@@ -56,19 +65,9 @@ MAX_LENGTH = 512
 Message = dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedGame:
-    """A whole game as one sequence of T tokens."""
-
-    ids: list[int]
-    """Shape (T,)."""
-    by_player: list[bool]
-    """Shape (T,): the player said this token; the other tokens are the game's and the template's."""
-
-
-def conversation(rng: random.Random) -> list[Message]:
-    """One game of the sloppy player as chat messages, from the first prompt to the player's last reply."""
-    game = Game(rng.randrange(NUMBERS))
+def conversation(secret: int, rng: random.Random) -> list[Message]:
+    """Return one game of the sloppy player as chat messages, from the first prompt to the player's last reply."""
+    game = Game(secret)
     messages: list[Message] = []
     text = game.prompt()
     while not game.done:
@@ -117,23 +116,6 @@ def prompt_ids(tokenizer: Qwen2Tokenizer, messages: Sequence[Message]) -> list[i
     return tokenizer.encode(cast(str, text), add_special_tokens=False)
 
 
-def tokenize(tokenizer: Qwen2Tokenizer, messages: Sequence[Message]) -> TokenizedGame:
-    """A finished conversation as one sequence, made turn by turn as an engine would see it.
-
-    Raises ValueError when a turn's prompt does not begin with the tokens of all turns before it.
-    """
-    ids: list[int] = []
-    by_player: list[bool] = []
-    for turn in range(0, len(messages), 2):
-        prompt = prompt_ids(tokenizer, messages[: turn + 1])
-        if prompt[: len(ids)] != ids:
-            raise ValueError(f"turn {turn // 2} does not extend the turns before it: {messages[: turn + 1]}")
-        reply = tokenizer.encode(messages[turn + 1]["content"] + END, add_special_tokens=False)
-        by_player += [False] * (len(prompt) - len(ids)) + [True] * len(reply)
-        ids = prompt + reply
-    return TokenizedGame(ids, by_player)
-
-
 def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
     """A Qwen2 of about 100,000 parameters in float32, with random weights drawn from `seed`."""
     hidden_size = 64
@@ -167,48 +149,85 @@ def build_model(tokenizer: Qwen2Tokenizer, *, seed: int) -> Qwen2ForCausalLM:
     return model
 
 
-def fit(
-    model: Qwen2ForCausalLM,
-    games: Sequence[TokenizedGame],
-    *,
-    steps: int,
-    rng: random.Random,
-    batch_games: int = 48,
-    learning_rate: float = 3e-3,
-) -> float:
-    """Teach the model what the player said in `games` (cross-entropy on its tokens alone).
+async def record_games(
+    store: LightningStore, tokenizer: Qwen2Tokenizer, games: Iterable[tuple[int, Sequence[Message]]]
+) -> None:
+    """Record games of the teacher as rollouts: the tokens of each reply, and the reward 1.0 of a game that was won.
 
-    Returns the last step's loss, in nats.
+    games: the secret and the conversation of each.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    # 20 steps of warm-up, then down to a tenth.
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 20) * (1.0 - 0.9 * step / steps)
+    for secret, messages in games:
+        game = Game(secret)
+        rollout = await store.start_rollout({"secret": secret}, mode="train")
+        spans: list[Span] = []
+        for turn in range(0, len(messages), 2):
+            reply = messages[turn + 1]["content"]
+            response = tokenizer.encode(reply + END, add_special_tokens=False)
+            logprob = math.log(sloppy_probability(game, reply, attention=ATTENTION))
+            tokens = TokenRecord(
+                prompt_ids=prompt_ids(tokenizer, messages[: turn + 1]),
+                response_ids=response,
+                logprobs=[logprob] + [0.0] * (len(response) - 1),  # the teacher always ends its turn
+            )
+            spans.append(_span(rollout, semconv.MODEL_CALL, tokens=tokens))
+            game.guess(reply)
+        spans.append(_span(rollout, semconv.REWARD, reward_attributes({semconv.PRIMARY_REWARD: float(game.won)})))
+        await store.add_many_spans(spans)
+        await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
+
+
+async def imitate(
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, store: LightningStore, *, steps: int, seed: int
+) -> float:
+    """Teach the model what the player said in all games of the store, won and lost.
+
+    Returns the last step's loss, in nats a token.
+    """
+    losses = _Losses()
+    backend = EmbeddedBackend(
+        model, tokenizer=tokenizer, device="cpu", threads=1, max_length=MAX_LENGTH, max_tokens_per_microbatch=4096
     )
-    loss_value = float("nan")
-    for _ in range(steps):
-        ids_BT, by_player_BT = collate(rng.sample(games, batch_games))
-        logits_BTV = model(input_ids=ids_BT, use_cache=False).logits[:, :-1]
-        targets_BT, wanted_BT = ids_BT[:, 1:], by_player_BT[:, 1:]
-        loss = functional.cross_entropy(logits_BTV[wanted_BT], targets_BT[wanted_BT])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        loss_value = loss.item()
-    return loss_value
+    algorithm = SFT(
+        backend,
+        source=store,
+        select="all",
+        items_per_step=48,
+        weighting="token",
+        n_steps=steps,
+        warmup_steps=min(20, steps - 1),
+        schedule="linear",
+        final_fraction=0.1,
+        optim=OptimParams(learning_rate=3e-3, betas=(0.9, 0.95)),
+        seed=seed,
+        writers=[losses],
+    )
+    await Trainer(algorithm=algorithm, store="memory", progress=False).afit(play, None)
+    return losses.newest
 
 
-def collate(games: Sequence[TokenizedGame]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and player's mask, each (B, T), padded on the right, where causal attention never looks."""
-    longest = max(len(game.ids) for game in games)
-    ids_BT = torch.full((len(games), longest), PAD_ID)
-    by_player_BT = torch.zeros(len(games), longest, dtype=torch.bool)
-    for row, game in enumerate(games):
-        ids_BT[row, : len(game.ids)] = torch.tensor(game.ids)
-        by_player_BT[row, : len(game.ids)] = torch.tensor(game.by_player)
-    return ids_BT, by_player_BT
+def _span(
+    rollout: AttemptedRollout, name: str, attributes: Attributes | None = None, tokens: TokenRecord | None = None
+) -> Span:
+    return Span(
+        rollout_id=rollout.rollout_id,
+        attempt_id=rollout.attempt.attempt_id,
+        sequence_id=0,
+        trace_id=ids.trace_id(),
+        span_id=ids.span_id(),
+        name=name,
+        attributes=attributes or {},
+        tokens=tokens,
+    )
+
+
+class _Losses(LogWriter):
+    """Keeps the loss of the newest step."""
+
+    newest = math.nan
+
+    def write(self, row: Row) -> None:
+        if isinstance(row, MetricsRow):
+            self.newest = float(row.metrics.get("loss", self.newest))
 
 
 def success_rate(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, *, games: int, seed: int) -> float:
@@ -249,11 +268,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)  # two threads add in another order, and are slower at this size
     rng = random.Random(options.seed)
     started = time.process_time()
-    conversations = [conversation(rng) for _ in range(options.games)]
-    tokenizer = build_tokenizer(_texts(conversations))
+    games: list[tuple[int, list[Message]]] = []
+    for _ in range(options.games):
+        secret = rng.randrange(NUMBERS)
+        games.append((secret, conversation(secret, rng)))
+    tokenizer = build_tokenizer(_texts(messages for _, messages in games))
     model = build_model(tokenizer, seed=options.seed)
-    games = [tokenize(tokenizer, messages) for messages in conversations]
-    loss = fit(model, games, steps=options.steps, rng=rng)
+    loss = asyncio.run(_train(model, tokenizer, games, steps=options.steps, seed=options.seed))
     seeds = range(options.rounds)
     rate = sum(success_rate(model, tokenizer, games=1000, seed=seed) for seed in seeds) / len(seeds)
     model.save_pretrained(options.out)
@@ -262,6 +283,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{options.out}: {model.num_parameters():,} parameters, vocabulary {len(tokenizer)}, loss {loss:.3f}, "
         f"wins {rate:.3f} of {options.rounds},000 games; {time.process_time() - started:.0f} s CPU"
     )
+
+
+async def _train(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    games: Iterable[tuple[int, Sequence[Message]]],
+    *,
+    steps: int,
+    seed: int,
+) -> float:
+    async with open_store("memory://") as store:
+        await record_games(store, tokenizer, games)
+        return await imitate(model, tokenizer, store, steps=steps, seed=seed)
 
 
 def _texts(conversations: Iterable[Sequence[Message]]) -> Iterable[str]:

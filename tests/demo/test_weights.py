@@ -12,9 +12,12 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from leyden.adapter import TraceToTrajectory
 from leyden.demo import make_weights
-from leyden.demo.game import NUMBERS, Game, sloppy_reply
-from leyden.demo.make_weights import conversation, prompt_ids, success_rate, tokenize
+from leyden.demo.game import NUMBERS, Game, sloppy_probability, sloppy_reply
+from leyden.demo.make_weights import conversation, prompt_ids, record_games, success_rate
+from leyden.store import open_store
+from leyden.types import AttemptedRollout
 
 FOLDER = Path(make_weights.__file__).parent / "weights"
 
@@ -92,10 +95,37 @@ def test_each_turn_extends_the_last_prompt_and_reply_token_by_token(tokenizer, s
         seen = prompt + tokenizer.encode(reply) + [tokenizer.eos_token_id]
         messages.append({"role": "assistant", "content": reply})
         text = game.guess(reply).text
-    tokenized = tokenize(tokenizer, messages)
-    assert tokenized.ids == seen
-    said = [token for token, by_player in zip(tokenized.ids, tokenized.by_player, strict=True) if by_player]
-    assert tokenizer.decode(said, skip_special_tokens=True) == "".join(message["content"] for message in messages[1::2])
+
+
+async def test_a_recorded_game_is_one_sequence_in_which_the_players_tokens_are_trained(tokenizer) -> None:
+    rng = random.Random(0)
+    games = [(secret, conversation(secret, rng)) for secret in range(NUMBERS)]
+    async with open_store("memory://") as store:
+        await record_games(store, tokenizer, games)
+        rollouts = [each for each in await store.query_rollouts() if isinstance(each, AttemptedRollout)]
+        spans_of = await store.query_spans_of([each.rollout_id for each in rollouts])
+    won = {each.input["secret"]: each.attempt.reward for each in rollouts}
+    for rollout in rollouts:
+        secret, messages = games[rollout.input["secret"]]
+        [trajectory] = TraceToTrajectory().adapt(spans_of[rollout.rollout_id])
+        assert trajectory.token_ids == [
+            *prompt_ids(tokenizer, messages[:-1]),
+            *tokenizer.encode(messages[-1]["content"]),
+            tokenizer.eos_token_id,
+        ]
+        said = [token for token, mask in zip(trajectory.token_ids, trajectory.loss_mask, strict=True) if mask]
+        assert tokenizer.decode(said, skip_special_tokens=True) == "".join(each["content"] for each in messages[1::2])
+        assert won[secret] == float(messages[-1]["content"] == str(secret))
+    assert set(won.values()) == {0.0, 1.0}
+
+
+def test_the_teachers_probabilities_are_its_frequencies() -> None:
+    rng, game = random.Random(0), Game(7)
+    game.guess("3")
+    replies = [sloppy_reply(game, rng, attention=0.25) for _ in range(20_000)]
+    for reply in map(str, range(NUMBERS)):
+        expected = sloppy_probability(game, reply, attention=0.25)
+        assert replies.count(reply) / len(replies) == pytest.approx(expected, abs=0.01)
 
 
 def test_the_policy_wins_about_as_often_as_its_teacher(model, tokenizer) -> None:
@@ -119,5 +149,5 @@ def test_the_same_seed_makes_the_same_bytes(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_the_teacher_speaks_in_turns() -> None:
-    messages = conversation(random.Random(0))
+    messages = conversation(3, random.Random(0))
     assert [message["role"] for message in messages] == ["user", "assistant"] * (len(messages) // 2)
