@@ -127,10 +127,10 @@ async def killed_until_it_has_ended(
         if died == kills:
             assert await one_life(url, folder, outcome) == 0
         elif not died or chance.random() < 0.5:
-            kill = chance.choice(["before", "after"]), chance.randint(1, 3)
+            kill = chance.choice(["before", "after"]), chance.randint(1, 2)
             died += await one_life(url, folder, outcome, *kill) != 0
         else:
-            died += await one_life(url, folder, outcome, after_seconds=chance.uniform(0.5, 9)) != 0
+            died += await one_life(url, folder, outcome, after_seconds=chance.uniform(0.3, 2.5)) != 0
     return died
 
 
