@@ -7,6 +7,7 @@ answers.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leyden.algorithm.collector import RolloutCollector
 from leyden.algorithm.prompts.journal import Journal
-from leyden.errors import LeydenError, ReflectionFailed
+from leyden.errors import BudgetExceeded, LeydenError, ReflectionFailed
 from leyden.types import LLM
 from leyden.utils.text import describe_error
 
@@ -136,7 +137,7 @@ class Reflector:
             return kept
         self.counts.calls += 1
         try:
-            answer, tokens = await self._call(purpose, model, messages, place)
+            answer, tokens = await self._call_in_time(purpose, model, messages, place)
         except LeydenError:
             raise
         except Exception as error:  # noqa: BLE001 -- a client of any package; the other branches go on
@@ -145,6 +146,23 @@ class Reflector:
         if place:
             self._journal.add(place, answer, purpose=purpose, tokens=tokens)
         return answer
+
+    async def _call_in_time(
+        self, purpose: str, model: str | None, messages: list[Message], place: str
+    ) -> tuple[str, int]:
+        """Do as `_call`. Raise BudgetExceeded when the budget's time is over, before the call or during it."""
+        budget = self._collector.budget
+        try:
+            if budget.seconds_left != 0:
+                async with asyncio.timeout(budget.seconds_left):
+                    return await self._call(purpose, model, messages, place)
+        except TimeoutError:
+            if budget.seconds_left != 0:  # the client's own limit
+                raise
+        raise BudgetExceeded(
+            f"the time of Budget(seconds={budget.seconds:g}) is over, and a reflection call has not been answered; "
+            "give a larger budget"
+        )
 
     async def _call(self, purpose: str, model: str | None, messages: list[Message], place: str) -> tuple[str, int]:
         """Return the answer, and its tokens with those of the question."""

@@ -312,6 +312,32 @@ async def test_a_budget_of_time_ends_the_run_with_its_best_prompt(caplog: pytest
     assert row.metrics["budget_seconds_left"] == 0
 
 
+@pytest.mark.parametrize("has_client", [True, False])
+async def test_a_reflection_model_that_is_silent_ends_with_the_time_of_the_budget(
+    has_client: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fault(body: dict[str, Any]) -> Misbehaviour | None:
+        return Misbehaviour(delay_seconds=60) if "<prompt>" in str(body["messages"][0]["content"]) else None
+
+    async with FakeUpstream(reply=rules.reply, fault=fault) as upstream:
+        client = openai.AsyncOpenAI(base_url=upstream.endpoint, api_key="none") if has_client else None
+        apo = ly.APO(client, **SMALL, budget=ly.Budget(seconds=2))
+        async with asyncio.timeout(20):
+            result, _ = await optimise(apo, None if has_client else upstream)
+    assert result.prompts["prompt"].template == rules.SEED
+    assert result.reward == 0.0
+    assert "the run ends after round 1 with its best prompt" in caplog.text
+
+
+async def test_a_slow_reflection_model_is_waited_for() -> None:
+    def fault(body: dict[str, Any]) -> Misbehaviour | None:
+        return Misbehaviour(delay_seconds=1.5) if "<prompt>" in str(body["messages"][0]["content"]) else None
+
+    async with FakeUpstream(reply=rules.reply, fault=fault) as upstream:
+        result, _ = await optimise(ly.APO(**SMALL, budget=ly.Budget(seconds=60)), upstream)
+    assert result.reward is not None and result.reward > 0
+
+
 async def test_a_measurement_that_the_budget_has_cut_off_is_missing_and_made_after_a_resume_with_more_time(
     tmp_path: Path,
 ) -> None:

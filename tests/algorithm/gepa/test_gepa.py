@@ -131,6 +131,19 @@ async def test_an_answer_that_cannot_be_used_costs_no_rollout(answer: str, caplo
     assert "no prompt that can be used" in caplog.text
 
 
+async def test_a_reflection_model_that_is_silent_ends_with_the_time_of_the_budget(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fault(body: dict[str, Any]) -> Misbehaviour | None:
+        return Misbehaviour(delay_seconds=60) if "new instruction" in str(body["messages"][0]["content"]) else None
+
+    async with FakeUpstream(reply=evolving.reply, fault=fault) as upstream:
+        async with asyncio.timeout(20):
+            result, _ = await optimise(ly.GEPA(**evolving.OPTIONS, budget=ly.Budget(seconds=2)), upstream)
+    assert result.prompts["prompt"].template == rules.SEED
+    assert "the run ends after step 0 with its best prompt: the time of Budget(seconds=2) is over" in caplog.text
+
+
 async def test_a_reflection_model_that_is_away_ends_the_run_with_a_clear_error() -> None:
     def fault(body: dict[str, Any]) -> Misbehaviour | None:
         return Misbehaviour(status=400) if "new instruction" in str(body["messages"][0]["content"]) else None
