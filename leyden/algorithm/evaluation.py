@@ -132,7 +132,7 @@ class Evaluation(Algorithm):
     llms: for each resource that is a model, its name, the model's name among those, and suggested
         sampling parameters.
     resources: other resources, such as prompt templates.
-    timeout_seconds: of each rollout; None: no limit.
+    timeout_seconds: time limit of each rollout; None for none.
     price_per_million: what a million tokens of prompts and of responses cost.
     """
 
@@ -274,7 +274,7 @@ class Evaluation(Algorithm):
 def estimate(rewards: Sequence[Sequence[float]], *, n_compared: int = 1) -> Estimate:
     """Return the mean over tasks of each task's mean reward, with a 95 % confidence interval.
 
-    rewards: those of each task, at least one task and one reward for each.
+    rewards: the rewards of each task; at least one task, and one reward for each.
     n_compared: means that are estimated together; their intervals all hold with 95 % (Bonferroni).
 
     The tasks are the sample, because rollouts of one task are not independent. Rewards of 0 and 1,

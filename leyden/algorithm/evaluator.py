@@ -39,7 +39,7 @@ from leyden.utils import ids
 logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.2
-"""How often an evaluation with a deadline looks at the clock."""
+"""Interval at which an evaluation with a deadline checks the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +166,9 @@ class Evaluator:
 
         resources: the newest version under its id, as `publish` returns it.
         tasks: JSON values. Equal tasks have one rollout for each replica.
-        deadline_seconds: from now; None: no deadline.
+        deadline_seconds: time limit from now on; None for none.
         keep_until: see `RolloutCollector.collect`.
-        metadata: of each new rollout.
+        metadata: the metadata of each new rollout.
         Raises BudgetExceeded, and enqueues nothing, if the budget has too few rollouts for what is
         new; and after the finished scores if its time, tokens or cost are used up before the last.
         """

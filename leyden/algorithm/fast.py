@@ -137,7 +137,7 @@ class Baseline(FastAlgorithm):
         return self.get_initial_resources() or {}
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
-        """Enqueue everything, wait for it, log it.
+        """Enqueue a rollout for each task, wait for all of them, and log their rewards.
 
         Raises ConfigError when there is no data at all.
         """

@@ -50,7 +50,7 @@ class FewShot(FunctionalAlgorithm):
     instructions: further templates with the placeholders of the given prompt, tried in turn.
     min_reward: a rollout with at least this reward is a demonstration.
     resource_name: the prompt to improve; None: the only one.
-    seed: of the choice of demonstrations.
+    seed: seed of the choice of demonstrations.
     """
 
     def __init__(

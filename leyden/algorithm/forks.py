@@ -147,7 +147,8 @@ def call_advantages(
     Forks at k and at k + 1 are needed for call k; calls without both are left out. Rewards on the
     way are part of the return, and nothing is discounted.
 
-    returns: by k, the returns of the forks whose first k calls were kept (`ForkReturns.by_call`).
+    returns: for each k, the returns of the forks that keep the first k calls
+        (`ForkReturns.by_call`).
     n_calls: the number of calls of the original, whose own return, `own_return`, is exact for forks
         that keep all of them.
 

@@ -46,7 +46,7 @@ class Replay(Algorithm):
     """Run one recorded rollout again, and return a `ReplayResult`.
 
     rollout: with the attempt that is repeated.
-    spans: those of the attempt.
+    spans: the spans of the attempt.
     resources: what the agent was given. Models are replaced by the gateway, under their names.
     n_calls: how many calls are answered from the record; None: all of them.
     backend: a model that is loaded here for the calls after that.

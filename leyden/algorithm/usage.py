@@ -23,7 +23,7 @@ _OTHER_ENGINES = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 _LEAST_ROLLOUTS = 8
 """After so many rollouts with model calls, a prompt that none of them has sent is ignored."""
 _MOST_ROLLOUTS = 32
-"""Rollouts that are looked at for each text of a prompt."""
+"""Rollouts that are read for each text of a prompt."""
 _LEAST_ROLLOUTS_OF_NEW_TEXT = 4
 """After so many, the agent is known to ignore a new text, if it sends another one of that
 prompt in most rollouts."""
@@ -102,7 +102,7 @@ class PromptUsage:
     def _open_counts(
         self, resources: NamedResources, names: Collection[str] | None
     ) -> Iterator[tuple[PromptTemplate, _Count]]:
-        """Yield the prompts of which more rollouts are looked at, because reading
+        """Yield the prompts of which more rollouts are read, because reading
         their calls takes time.
         """
         for name, prompt in resources.items():

@@ -44,7 +44,7 @@ class Chat:
 
     def __init__(self, text: Text, *, model: str, eos_ids: frozenset[int], tool_parser: str | None) -> None:
         """
-        model: its name, for errors.
+        model: the model's name, for errors.
         eos_ids: the tokens that end a turn.
         tool_parser: the name of a parser of tool calls; None takes the one that reads what the
             template writes.

@@ -93,8 +93,8 @@ class EmbeddedBackend(PolicyBackend):
         tokenizer: the same for the tokenizer; None takes the one beside the model. A model object
             without one is sampled by token ids.
         device: "cpu" or "cuda"; None takes CUDA where there is one.
-        dtype: of the weights, "float32" or "bfloat16"; None is float32, or the model object's own.
-            The optimizer's weights are float32.
+        dtype: type of the weights, "float32" or "bfloat16"; None is float32, or the model object's
+            own. The optimizer's weights are float32.
         max_batch_rows: how many requests are decoded at once; others wait.
         max_length: the longest sequence; None is the model's context, at most 4,096 (the cache
             grows to what is used).
@@ -115,13 +115,13 @@ class EmbeddedBackend(PolicyBackend):
         deterministic: a response depends on weights, prompt and seed alone. Requests are decoded
             one by one, each must have a seed. Without it a seed is honoured up to rounding: other
             rows in the batch change the last bits of a probability.
-        seed: of the sampler, for requests that have none.
-        threads: of torch, for decoding and for training each. "auto" takes one for a model of less
-            than 16 million parameters, else the machine's cores, all but one from four on; None
-            leaves torch's default. `statistics().extra["threads"]` says how many.
+        seed: seed of the sampler, for requests that have none.
+        threads: torch's threads, for decoding and for training each. "auto" takes one for a model
+            of less than 16 million parameters, else the machine's cores, all but one from four on;
+            None leaves torch's default. `statistics().extra["threads"]` says how many.
         tool_parser: the form in which the model writes tool calls, such as "hermes"; None takes the
             one that reads what the chat template writes.
-        host, port: of the endpoint; port 0 takes a free one. Any address but loopback needs
+        host, port: address of the endpoint; port 0 takes a free one. Any address but loopback needs
             `api_key`.
         control_key: also serve training, to clients with this key. `IsolatedBackend` drives its
             child process with it.

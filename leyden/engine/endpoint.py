@@ -79,7 +79,7 @@ class Endpoint:
     ) -> None:
         """
         text: the tokenizer; None serves token ids only.
-        handlers: of further paths, for POST requests with the control key.
+        handlers: handlers of further paths, for POST requests with the control key.
         """
         self._decoder = decoder
         self._text = text

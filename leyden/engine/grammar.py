@@ -66,8 +66,8 @@ class Grammars:
     def constraints(self, request: CompletionRequest, parser: ToolParser | None) -> list[Constraint]:
         """Return a constraint for each choice of a request that is `constrained`.
 
-        Raise Refusal if there can be none.
-        It can take a second the first time, and some milliseconds for each new grammar.
+        Raise Refusal if a schema cannot be enforced. The first call can take a second, a new
+        grammar some milliseconds.
         """
         grammar = self._grammar(request, parser)
         with self._lock:

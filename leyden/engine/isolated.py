@@ -68,7 +68,7 @@ class IsolatedBackend(PolicyBackend):
     def __init__(self, model: str | Path, *, model_name: str = "policy", **options: Any) -> None:
         """
         model: a folder or a hub name; an object cannot go to another process.
-        options: those of `EmbeddedBackend`, JSON values only.
+        options: options of `EmbeddedBackend`, JSON values only.
         """
         for name, value in (("model", model), ("tokenizer", options.get("tokenizer"))):
             if not (isinstance(value, str | Path) or (value is None and name == "tokenizer")):

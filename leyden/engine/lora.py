@@ -25,7 +25,7 @@ _WEIGHTS = "adapter_model.safetensors"
 def add_adapter(model: Any, lora: LoRA, *, seed: int) -> Any:
     """Return `model` with adapters that begin as nothing, or as those in the folder `lora.adapter`.
 
-    seed: of the random half of new adapters.
+    seed: seed of the random half of new adapters.
     Raise ConfigError if the model has none of the target modules, or the folder belongs to another
     model; EngineError if peft is missing.
     """

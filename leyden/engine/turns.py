@@ -105,8 +105,8 @@ class Turns:
     ) -> None:
         """Remember a response.
 
-        answer: its content and calls.
-        end: the text of its end-of-turn token, if it has one.
+        answer: content and calls of the response.
+        end: the text of the response's end-of-turn token, if it has one.
         before: the turn before it in the conversation. That one is forgotten first from now on,
             because only a branch of the conversation can use it.
         """
@@ -126,7 +126,7 @@ class Turns:
         in `text` they end.
 
         text: the prompt as the chat template writes it.
-        keys: of the assistant's messages, in order.
+        keys: keys of the assistant's messages, in order.
         read: content and calls of the text of a response that called tools.
         """
         for key in reversed(keys):

@@ -51,14 +51,14 @@ class ModelAddresses:
         return {name: self._at_own_address(resource, version) for name, resource in resources.items()}, False
 
     async def watch(self, pause_seconds: float) -> None:
-        """Look every `pause_seconds` whether the gateway is there."""
+        """Check every `pause_seconds` whether the gateway answers."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_SECONDS)) as http:
             while True:
                 await asyncio.sleep(pause_seconds)
                 await self._look(http)
 
-    async def look(self) -> None:
-        """Look once whether the gateway is there."""
+    async def check(self) -> None:
+        """Check once whether the gateway answers."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_SECONDS)) as http:
             await self._look(http)
 

@@ -101,11 +101,11 @@ class Assignment:
         task_type: str | None = None,
         quality: float | None = None,
     ) -> Assigned:
-        """Return what a request of `user` runs with.
+        """Return the arm, the version and the policy for a request of `user`.
 
         key: the secret of the hash.
         labels: where each label is now.
-        shares: of the versions that a release gives to users. At least `min_control_percent`
+        shares: percentages of users for the versions of a release. At least `min_control_percent`
             stay with the control.
         Raise ConfigError if no rule fits, or if the label of the rule that fits is on no version.
         """

@@ -202,7 +202,7 @@ class BlockingAlgorithm:
         algorithm: as `Trainer` takes it.
         agent: runs the rollouts of algorithms that need some.
         store: where the spans and their rollouts are; it is only read.
-        options: of the `Trainer`. `initial_resources` are by default those of
+        options: options of the `Trainer`. `initial_resources` are by default those of
             `get_optimized_resources("control")`, or the latest.
         """
         self._algorithm, self._agent, self._recorded, self._options = algorithm, agent, store, options

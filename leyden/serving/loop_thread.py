@@ -14,7 +14,7 @@ class LoopThread:
     """Runs coroutines for callers in any other thread, until `stop`."""
 
     def __init__(self, name: str) -> None:
-        """name: the thread's."""
+        """Start the thread under a name."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

@@ -42,7 +42,7 @@ class Outbox:
 
     def __init__(self, store: LightningStore, path: Path | None, *, max_bytes: int) -> None:
         """path: the file; None for one that is gone with this process.
-        max_bytes: its largest size.
+        max_bytes: the largest size of the spool.
         """
         self._store = store
         self._spool: Spool[OutboxRecord] = Spool(path, max_bytes=max_bytes, items=_RECORDS)

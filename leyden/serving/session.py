@@ -130,11 +130,11 @@ class OnlineSession:
             kept for a start without the store. One process uses a folder at a time. None: both are
             lost with this process.
         spool_bytes: the largest size of the waiting records.
-        refresh_seconds: how often the session looks whether the gateway is there, and whether a
+        refresh_seconds: how often the session checks whether the gateway answers, and whether a
             store that was away is back. Promotions and rollbacks are heard of by the store's news.
         fallback: while the gateway is away, give requests the models' own addresses (`models`),
             unrecorded and counted.
-        models: by the name of a model, its own address and key, for `fallback`.
+        models: the own address and key of each model by its name, for `fallback`.
         timeout_seconds: how long a rollout may take until the store ends it, unless
             it is ended before.
         Raise ConfigError for an option that is out of its range.
@@ -356,7 +356,7 @@ class OnlineSession:
 
     async def _begin(self, outbox: Outbox) -> None:
         await self._released.begin(_START_SECONDS)
-        await self._addresses.look()
+        await self._addresses.check()
         pause_seconds = self._refresh_seconds
         background = (outbox.deliver(), self._released.follow(pause_seconds), self._addresses.watch(pause_seconds))
         self._tasks = [asyncio.create_task(work) for work in background]

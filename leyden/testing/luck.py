@@ -54,7 +54,7 @@ class LuckGame:
     def value(self, answers: Sequence[str], probabilities: Mapping[str, float]) -> float:
         """Return the expected reward after some answers.
 
-        probabilities: of each answer that the player gives, the same at every move.
+        probabilities: probability of each answer of the player, the same at every move.
         """
         if not answers:
             return sum(p * self.value([answer], probabilities) for answer, p in probabilities.items())

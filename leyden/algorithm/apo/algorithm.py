@@ -58,7 +58,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     gradient_model: the model that criticises. None: `gpt-5-mini` with a client, otherwise the one
         model that the gateway serves.
     apply_edit_model: the model that rewrites. None: `gpt-4.1-mini`, or likewise.
-    diversity_temperature: of the reflection models.
+    diversity_temperature: sampling temperature of the reflection models.
     gradient_batch_size: training tasks on which a branch runs its parent; twice as
         many if it solves all.
     val_batch_size: validation tasks on which all candidates are compared, the same in each round.
@@ -77,7 +77,7 @@ class APO(PromptOptimiser, IterativeAlgorithm):
     budget: limits the run's rollouts, tokens, cost and time.
     max_prompt_characters: the length of a prompt that is refused beyond.
     agent_version, failed_reward: see `Evaluator`; None: what the trainer knows of the agent.
-    seed: of tasks, parents and requests.
+    seed: seed of the choice of tasks, parents and requests.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class GEPA(PromptOptimiser):
         the gateway, which records these calls with tokens and cost.
     reflection_model: the model that rewrites. None: `gpt-5-mini` with a client, otherwise the one
         model that the gateway serves.
-    reflection_temperature: of its calls.
+    reflection_temperature: sampling temperature of the reflection model.
     reflection_prompt_file: the request to it, with `<curr_param>` for the prompt and `<side_info>`
         for the rollouts; None: the package's own.
     max_steps: steps in all.
@@ -84,7 +84,7 @@ class GEPA(PromptOptimiser):
     budget: limits the run's rollouts, tokens, cost and time.
     max_prompt_characters: the length of a prompt that is refused beyond.
     agent_version, failed_reward: see `Evaluator`; None: what the trainer knows of the agent.
-    seed: of tasks, parents and the order of validation tasks.
+    seed: seed of the choice of tasks and parents, and of the order of validation tasks.
     """
 
     resumable = True

@@ -27,7 +27,7 @@ class Race:
 
     best: rewards of the best candidate on all validation tasks.
     front: the highest reward of any candidate on each task.
-    error: of the test.
+    error: largest probability of a wrong rejection by the test.
     """
 
     best: Rewards

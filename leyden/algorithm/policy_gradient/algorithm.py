@@ -97,12 +97,12 @@ class PolicyGradient(PolicyAlgorithm):
         step (dynamic sampling, DAPO, arXiv:2503.14476, section 3.2). None: do not.
     kl_in_reward: coefficient of a penalty, subtracted from each reward: an estimate of
         KL(policy / reference), summed over the rollout's sampled tokens.
-    kl_in_reward_estimator: that estimate: "k1", "k2" or "k3"
+    kl_in_reward_estimator: estimator of the KL divergence in the reward: "k1", "k2" or "k3"
         (`leyden.maths.losses.kl`); None: "k1".
     reference: the frozen policy that a KL term compares with. None: a second backend like
         `backend`, if there is such a term.
     critic: estimates values, for an estimator that needs them. None: the value head of `backend`.
-    critic_optim: of the critic's optimizer; None: `optim`.
+    critic_optim: parameters of the critic's optimizer; None: `optim`.
 
     Options of every algorithm that trains a policy: see `PolicyAlgorithm`.
     """

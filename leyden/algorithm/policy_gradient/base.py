@@ -49,12 +49,12 @@ class PolicyAlgorithm(IterativeAlgorithm):
     backend: the policy: a backend, or a dict with its type ("embedded", "isolated", "vllm", or an
         import path) and its options, such as {"type": "vllm", "model": FOLDER}.
     n_steps: steps in all.
-    optim: of the optimizer; None: `OptimParams()`.
+    optim: parameters of the optimizer; None: `OptimParams()`.
     warmup_steps: steps over which the learning rate rises from a fraction to its full value.
     schedule: how the learning rate goes on: "constant", "linear" or "cosine", down to
         `final_fraction` of itself in the last step.
     temperature, max_tokens: suggested to the agent in its LLM's sampling_parameters.
-    timeout_seconds, max_attempts: of each rollout.
+    timeout_seconds, max_attempts: limits of each rollout.
     failed_reward: what a failed rollout counts in the reported reward and in its group's baseline;
         None leaves it out of both.
     success_reward: a rollout with at least this reward counts as a success.
@@ -63,7 +63,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
     agent_match: a regular expression; only calls of agents whose names it matches are trained
         (`TracerTraceToTriplet` finds a call's agent). Other agents' messages are context, and need
         no tokens. None: all calls.
-    seed: of everything that is drawn.
+    seed: seed of all random choices.
     """
 
     uses_gateway = True
@@ -266,7 +266,7 @@ class PolicyAlgorithm(IterativeAlgorithm):
         """Return the request of the rollout at a place of a step.
 
         generation: above 0, the rollout is another one at the same place.
-        changes: of the request's fields.
+        changes: fields of the request that differ, by name.
         """
         place_in_run = [mode, iteration, place, *([generation] if generation else [])]
         request = EnqueueRolloutRequest(

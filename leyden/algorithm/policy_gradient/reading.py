@@ -56,7 +56,8 @@ class RolloutReader:
     """Reads the results of rollouts.
 
     adapter: makes triplets of spans.
-    temperature: of the policy that is trained. Calls at another one are refused; None: none are.
+    temperature: sampling temperature of the trained policy. Calls at another one are refused. None
+        accepts every temperature.
     failed_reward: what a failed rollout counts in its group; None leaves it out.
     agent_match: only calls of agents whose names it matches are trained on; None: all.
     """

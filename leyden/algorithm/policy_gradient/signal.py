@@ -113,7 +113,7 @@ class SignalWatch:
     def look(self, step: int, *, rewards: Sequence[float], flat: bool, n_groups: int, answers: Answers) -> list[str]:
         """Return the warnings that are due after step `step` (from 1).
 
-        rewards: of the step's rollouts. flat: in each group, all rewards are equal.
+        rewards: rewards of the step's rollouts. flat: whether in each group all rewards are equal.
         """
         if rewards:
             self._rewards.append(sum(rewards) / len(rewards))

@@ -91,7 +91,7 @@ class GroupStream:
         return taken
 
     async def drop(self, numbers: Collection[int]) -> None:
-        """Give groups up, and cancel those of their rollouts that have not finished."""
+        """Drop groups, and cancel their unfinished rollouts."""
         dropped = [self.groups.pop(number) for number in numbers]
         if dropped:
             await self.collector.cancel([each for group in dropped for each in group.rollout_ids])

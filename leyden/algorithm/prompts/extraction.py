@@ -38,7 +38,7 @@ one's text in common."""
 _LEAST_SHARE = 0.1
 """A template is found in at least this share of the rollouts, so that chance remarks are none."""
 _MOST_FIELDS = 500
-"""Values of one task that are looked for; the others are computed values."""
+"""Most values of one task that are searched for. Further values count as computed."""
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 

@@ -60,9 +60,10 @@ def record_of(
 ) -> CandidateRecord:
     """Return the record of a measured candidate.
 
-    version: its resources. rewards: on validation tasks, at least one.
-    kept: whether the search still uses it. accepted: whether it is the best one now.
-    comparison: of the accepted one with the best one before it.
+    version: the resources that hold the candidate. rewards: its rewards on validation
+        tasks, at least one.
+    kept: whether the search still uses the candidate. accepted: whether it is the best one now.
+    comparison: an accepted candidate's comparison with the best one before it.
     """
     return CandidateRecord(
         round=candidate.round,

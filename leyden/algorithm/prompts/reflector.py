@@ -77,7 +77,7 @@ class Reflector:
     recorded: opens an attempt of the algorithm's own, in which the gateway records a call.
     collector: has the budget that each call has a share of.
     journal: has the answers that earlier processes of this run got.
-    temperature: of all calls.
+    temperature: sampling temperature of all calls.
     """
 
     def __init__(

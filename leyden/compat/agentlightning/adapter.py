@@ -21,7 +21,7 @@ class OtelTraceAdapter(native.Adapter[Sequence[ReadableSpan], T], Generic[T]):
 
 
 class TraceToTripletBase(native.TraceAdapter[list[Any]]):
-    """The base of adapters that make triplets."""
+    """Base class of adapters that return triplets."""
 
 
 class TracerTraceToTriplet(TraceToTripletBase):

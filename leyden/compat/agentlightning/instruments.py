@@ -1,4 +1,4 @@
-"""Small things: switches that tracers make needless, ids, and a look at this machine."""
+"""Switches of instrumentations, which have no effect here, ids, and facts about this machine."""
 
 from __future__ import annotations
 

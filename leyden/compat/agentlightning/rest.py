@@ -141,7 +141,7 @@ class EitherApp:
     """Serves Leyden's clients by one application, and all others by another one."""
 
     def __init__(self, store: LightningStore, **options: Any) -> None:
-        """options: of `StoreApp`."""
+        """Serve the store. options: options of `StoreApp`."""
         self._native, self._old = StoreApp(NativeView(store), **options), OldStoreApp(store, **options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -251,6 +251,9 @@ def _single(rows: list[int], lengths: list[int], like: Tensor) -> _Single:
 def _prompts(
     chosen: list[int], rows: Sequence[int], lengths: list[int], cached: Sequence[int], like: Tensor
 ) -> _Prompts:
+    """Return the chosen prompts as a padded batch. Each row has `lengths` tokens, of which the
+    first `cached` have their keys and values in the store already.
+    """
     new = [lengths[b] - cached[b] for b in chosen]
     width, length = max(new), max(lengths[b] for b in chosen)
     places = [at * width + column for at, n in enumerate(new) for column in range(n)]

@@ -147,7 +147,7 @@ def _whole_blocks(sources: Sequence[list[int]], device: torch.device) -> tuple[l
 def _part_blocks(rows: Sequence[tuple[list[int], int]]) -> list[list[tuple[list[int], int]]]:
     """Return blocks of rows that are alike in length and in how many tokens are their own.
 
-    rows: the tree's tokens of each row, and how many of them it shares.
+    rows: for each row, its tokens in the tree and the number of shared ones among them.
     """
     blocks: dict[tuple[int, int], list[tuple[list[int], int]]] = {}
     for source, n_shared in rows:

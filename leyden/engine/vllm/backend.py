@@ -109,12 +109,12 @@ class VLLMBackend(PolicyBackend):
     ) -> None:
         """
         model: a folder or a hub name, for learner and server.
-        url: of a server that runs already, such as "http://127.0.0.1:8000". None starts one, which
+        url: address of a running server, such as "http://127.0.0.1:8000". None starts one, which
             ends with this process.
         model_name: the name under which the server serves the policy.
         isolate: run the learner in a child process, so that training does not hold up the agents.
         lora: train adapters, and push these alone. The server is started with the model itself.
-        dtype: of the weights, in learner and server; None is float32.
+        dtype: type of the weights in learner and server; None is float32.
         max_length: the longest sequence; None is the model's context, at most 4,096.
         untie: give a model with tied embeddings an output head of its own at the server, which
             costs the memory of the embeddings. vLLM 0.32 on a CPU does not reload a tied head; the
@@ -124,17 +124,18 @@ class VLLMBackend(PolicyBackend):
         exchange_dir: a directory that learner and server both read under this path; None makes a
             temporary one. A directory in memory ("/dev/shm/policy") saves writing to a disk.
         max_requests: requests of `sample` that are at the server at once.
-        api_key: that the server demands; a server that is started demands it.
+        api_key: the key that the server demands, also a server that is started.
         python: the interpreter that has vLLM; None is this one.
-        host, port: of a server that is started; port 0 takes a free one. The server's routes change
-            its weights, so it listens on loopback unless there is an api_key.
+        host, port: address of a server that is started; port 0 takes a free one. The server's
+            routes change its weights, so it listens on loopback unless there is an api_key.
         kv_cache_gib: memory for keys and values of a server on the CPU; None leaves vLLM's
             default. A GPU ignores it.
         gpu_memory_utilization: share of the GPU's memory for the server; None leaves vLLM's
             default, which leaves no room for a learner on the same GPU.
         start_timeout_seconds: how long the server may take to come up.
-        extra_arguments: of vLLM's command line, such as ("--tensor-parallel-size", "2").
-        environment: further variables of the server.
+        extra_arguments: further arguments of vLLM's command line, such as
+            ("--tensor-parallel-size", "2").
+        environment: further environment variables of the server.
         learner: options of `EmbeddedBackend`: tokenizer, device, max_tokens_per_microbatch,
             value_head, gradient_checkpointing, offload, seed, threads.
         """

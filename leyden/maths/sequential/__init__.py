@@ -1,4 +1,4 @@
-"""Sequential tests by betting: evidence that may be looked at after every observation.
+"""Sequential tests by betting: evidence that may be read after every observation.
 
 `difference` compares the means of two arms of randomised traffic, `ranks` makes unbounded values
 comparable, `share` checks the randomisation, `change` finds a drop of a mean against a reference,
@@ -7,7 +7,7 @@ frozen states, without NumPy.
 
 An *e-process* is a non-negative process whose expectation is at most 1 at every stopping time, if
 the null hypothesis holds. So it exceeds 1 / error with a probability of at most `error`, however
-often it is looked at (Ville's inequality, 1939). This package knows no release, store or request: a
+often it is read (Ville's inequality, 1939). This package knows no release, store or request: a
 caller orders the observations and knows the randomisation.
 
 To add a test: a module with a frozen state and a function that returns the next one. Its tests

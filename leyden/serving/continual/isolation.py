@@ -48,7 +48,7 @@ it is not resident."""
 _HARD_SECONDS: Final = 10
 """How much CPU time a process that ignores its limit gets before the kernel kills it."""
 _COST_SECONDS: Final = 0.5
-"""How often the cost is looked at."""
+"""Interval at which the cost is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Limits:
     memory_bytes: memory that the process may reserve (`RLIMIT_DATA`); processes that
         it starts likewise.
     seconds: wall-clock time, also over restarts. It becomes the deadline of the cycle's row.
-    cost: of all model calls of a cycle that a gateway records (`Trainer(llm_proxy=...)`),
-        in the unit of `UpstreamModel.price_per_million`. Calls under way when it is reached
-        are not taken back.
+    cost: limit of the cost of a cycle's model calls that a gateway records
+        (`Trainer(llm_proxy=...)`), in the unit of `UpstreamModel.price_per_million`. Calls under
+        way when it is reached are not taken back.
     """
 
     nice: int = 10

@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 _WHO: Final = "continual"
 _PAGE: Final = 1000
 _KEPT: Final = 10_000
-"""Rewards among which the beginning of a drop is looked for."""
+"""Latest rewards that are kept, to find the beginning of a drop among them."""
 _DATA: Final = "data.json"
 _RELEASE: Final = "-release"
 _NO_RANKS: Final = RankHistory()
@@ -135,7 +135,7 @@ class ContinualLearning:
         `llm_proxy={"model_list": [...]}`, which also records what the calls cost.
     candidate: makes the candidate of a run's summary, for algorithms that train weights.
     name: names the rows, for several learners on one store. They take turns.
-    every_seconds: how often the store is looked at.
+    every_seconds: interval at which the store is read.
     pause_seconds: the least time between two cycles.
     """
 
@@ -366,7 +366,7 @@ class ContinualLearning:
         return await self._give_to_canary(release, report.reason, {"shadow": report.numbers})
 
     async def _watch(self, release: Release) -> CycleStatus:
-        """Look at the canary once."""
+        """Judge the canary once."""
         try:
             release, verdict = await step(self._store, release.release_id, self._canary)
         except LabelMoved as error:  # a person has intervened, and is right
@@ -550,8 +550,8 @@ class _Rewards:
         self._latest.append((feedback.rollout_id, feedback.received_time or 0.0, number))
 
     async def changed_at(self, store: LightningStore) -> float:
-        """Return when the first request after a drop of the reward reached the
-        store, most likely.
+        """Return the most likely time at which the first request after a drop of the reward
+        reached the store.
         """
         rollout_id, received, _ = self._latest[drop_at([reward for _, _, reward in self._latest])]
         try:

@@ -65,8 +65,8 @@ class Metric:
     scale: how values become numbers in [0, 1].
     promotion: what a promotion has to prove. `better`: the mean has improved. `not_worse`: it has
         not worsened by `tolerance` or more. None: nothing; the metric can only roll back.
-    tolerance: for `not_worse`, in (0, 1) of the scale: a part of the range, of all requests
-        that may exceed the limit, or of the ranks.
+    tolerance: how much worse `not_worse` allows the canary to be, in (0, 1): a part of the range,
+        of the requests that may exceed the limit, or of the ranks.
     weight: part of the rollback error that this metric receives, relative to the other metrics. A
         metric with twice the weight of another one needs half as much evidence.
     """
