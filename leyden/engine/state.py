@@ -42,11 +42,12 @@ class StateFiles:
 
     tensors: dict[str, dict[str, Tensor]]
     texts: dict[str, str]
-    """The last one says that the state is whole."""
+    """The text of each file. The last one is written when all others are, and marks the state as
+    complete."""
 
     @property
     def n_bytes(self) -> int:
-        """Size of the tensors."""
+        """Return the size of all tensors, in bytes."""
         return sum(tensor.nbytes for tensors in self.tensors.values() for tensor in tensors.values())
 
     def copied(self) -> StateFiles:

@@ -1,5 +1,5 @@
-"""`AgentLightningClient`: a worker's side of Agent Lightning 0.1's protocol; `DevTaskLoader`: the
-same from a list, without a server.
+"""Clients of Agent Lightning 0.1's protocol: `AgentLightningClient` asks a server for tasks, and
+`DevTaskLoader` takes them from a list, without a server.
 
 As in the original, a request that fails is logged and its method returns None, so that a worker
 outlives a restart of the server.

@@ -59,16 +59,16 @@ class Outbox:
         return len(self._spool)
 
     def put(self, record: OutboxRecord) -> None:
-        """Keep a record.
+        """Append a record to the spool, from which it is sent to the store.
 
-        Raise StoreError if too many wait already, ConfigError if it is not JSON.
+        Raise StoreError if the spool is full, ConfigError if the record cannot be encoded as JSON.
         """
         with self._lock:
             was_empty = not len(self._spool)
             if not self._spool.append([record]):
                 raise StoreError(
                     f"{self._store.url} is away and {len(self._spool):,} records wait already, as many as spool_bytes allows; "
-                    "give the session a larger spool_bytes, and look at the store"
+                    "give the session a larger spool_bytes, and check the store"
                 )
             self._empty.clear()
         if was_empty and self._loop is not None:

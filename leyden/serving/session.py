@@ -266,7 +266,8 @@ class OnlineSession:
         """Record the end of a rollout. A second end changes nothing.
 
         served: what `begin` returned, or its `claim`.
-        reason: why it failed. Raise ConfigError for a claim that was not signed with this key.
+        reason: why the rollout failed.
+        Raise ConfigError for a claim that was not signed with this key.
         """
         claim = read_claim(self._key, served if isinstance(served, str) else served.claim)
         if claim is None:
@@ -303,19 +304,20 @@ class OnlineSession:
         correction: Any = None,
         feedback_id: str | None = None,
     ) -> Feedback:
-        """Record one opinion about a rollout; it is on the disk when this returns, if the
-        session has a folder.
+        """Record one piece of feedback about a rollout.
+
+        If the session has a folder, the feedback is on the disk when this returns.
 
         rollout: what `begin` returned, its claim or the rollout's id, at any later time.
         reward, label, correction: exactly one of them.
-        feedback_id: chosen by the caller, so that a repeated call is counted once.
-        Raise ConfigError for a value that is none, StoreError if too many records wait already.
+        feedback_id: an id that the caller chooses, so that a repeated call is counted once.
+        Raise ConfigError for an invalid value, StoreError if the spool is full.
         """
         given: dict[FeedbackKind, Any] = {"reward": reward, "label": label, "correction": correction}
-        said: list[tuple[FeedbackKind, Any]] = [(kind, value) for kind, value in given.items() if value is not None]
-        if len(said) != 1:
-            raise ConfigError(f"give exactly one of reward=, label= and correction=, got {len(said)}")
-        kind, value = said[0]
+        values: list[tuple[FeedbackKind, Any]] = [(kind, value) for kind, value in given.items() if value is not None]
+        if len(values) != 1:
+            raise ConfigError(f"give exactly one of reward=, label= and correction=, got {len(values)}")
+        kind, value = values[0]
         fields: dict[str, Any] = {"rollout_id": rollout if isinstance(rollout, str) else rollout.rollout_id}
         text = rollout if isinstance(rollout, str) else rollout.claim
         if (claim := read_claim(self._key, text)) is not None:

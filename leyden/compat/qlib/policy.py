@@ -127,7 +127,7 @@ class TianshouBuffer:
         self.begin_collect()
 
     def begin_collect(self) -> None:
-        """Begin an empty buffer."""
+        """Replace the buffer by an empty one."""
         self.buffer: Any = self._data.VectorReplayBuffer(self._size, self.num_envs)
 
     def add_actions(self, obs: Any, actions: Any, extras: Mapping[str, Any], ids: Any) -> None:

@@ -145,7 +145,7 @@ def _whole_blocks(sources: Sequence[list[int]], device: torch.device) -> tuple[l
 
 
 def _part_blocks(rows: Sequence[tuple[list[int], int]]) -> list[list[tuple[list[int], int]]]:
-    """Return blocks of rows that are alike in length and in how many tokens are their own.
+    """Group rows of similar length and with a similar number of tokens that are not shared.
 
     rows: for each row, its tokens in the tree and the number of shared ones among them.
     """

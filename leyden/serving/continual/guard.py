@@ -93,7 +93,7 @@ class MetricState:
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """Evidence on all metrics, in the order of the settings."""
+    """Evidence on all metrics, in the order of `GuardSettings.metrics`."""
 
     metrics: tuple[MetricState, ...]
     canary_requests: int = 0

@@ -105,7 +105,7 @@ class CycleStatus:
     kill switch is on."""
     release_id: str | None
     said: str
-    """One sentence for people."""
+    """The status in one sentence, for people."""
 
 
 class ContinualLearning:
