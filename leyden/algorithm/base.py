@@ -315,9 +315,7 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def pin(self) -> str:
-        """The name under which this run pins the rollouts that it will still read;
-        `collector` does so.
-        """
+        """Return the name under which `collector` pins the rollouts that this run will still read."""
         return f"run {self.get_run().run_id}"
 
     def _not_set(self, what: str) -> ConfigError:

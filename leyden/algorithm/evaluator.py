@@ -214,9 +214,10 @@ class Evaluator:
     async def _collect(
         self, requests: Sequence[EnqueueRolloutRequest], ends_at: float | None, keep_until: int | None
     ) -> AsyncGenerator[tuple[int, CollectedRollout | None]]:
-        """Yield each request's place and result; None if it has none after the deadline.
+        """Yield each request's place and its result, or None if the deadline has passed before.
 
-        Raise BudgetExceeded after them if one has none when the budget's time is over.
+        If the budget's time is over instead, yield the finished results and raise
+        BudgetExceeded for the others.
         """
 
         def check_deadline() -> None:

@@ -65,7 +65,7 @@ class Evolution(Protocol):
 
 
 def load_package() -> Any:
-    """Import and return the package. Raise MissingExtra without it."""
+    """Import and return the package `gepa`. Raise MissingExtra if it is not installed."""
     return import_optional("gepa", extra="gepa", needed_by="GEPA")
 
 
@@ -81,7 +81,10 @@ def optimise(
     component_selection: str,
     **options: Any,
 ) -> None:
-    """Run `gepa.optimize` until `is_over`, in this thread. options: of `gepa.optimize`."""
+    """Run `gepa.optimize` in this thread until `evolution.is_over`.
+
+    options: further arguments of `gepa.optimize`.
+    """
     package = load_package()
     sampling = import_optional("gepa.strategies.proposal_sampling", extra="gepa", needed_by="GEPA")
     strategy = None if proposals_per_step == 1 else sampling.IndependentSampling(proposals_per_step)

@@ -85,11 +85,12 @@ class ToolParser(ABC):
 
 
 class Reader:
-    """A response read while it arrives: `feed` returns what has become certain.
+    """Parses a response while it arrives: `feed` returns content and calls that later
+    text cannot change.
 
     Content is the text around the calls, without the white space that separates it from them. Text
-    that looks like a call and is none is content. How the response is cut into pieces does not
-    change what is read.
+    that looks like a call and is none is content. The result does not depend on how the response is
+    cut into pieces.
     """
 
     def __init__(self, parser: ToolParser, schemas: Schemas) -> None:

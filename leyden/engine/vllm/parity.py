@@ -43,9 +43,7 @@ async def learner_scores(learner: Learner, probes: Sequence[Sequence[int]]) -> l
 
 
 def largest_difference(found: Sequence[Sequence[float]], wanted: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference of two lists of scores; infinity for one
-    that is not a number.
-    """
+    """Return the largest absolute difference of two lists of scores; infinity if a score is NaN."""
     differences = [abs(a - b) for each in zip(found, wanted, strict=True) for a, b in zip(*each, strict=True)]
     return max((each if each == each else float("inf") for each in differences), default=0.0)
 
