@@ -314,7 +314,7 @@ async def _write_feedback(store: LightningStore, table: _Table) -> None:
 
 
 async def _write_releases(store: LightningStore, tables: dict[str, _Table]) -> None:
-    """Write labels, releases and the audit log. The log is read last, so it explains all that the others have."""
+    """Write labels, releases and the audit log, which is read last, so that it explains the others."""
 
     async def ask_releases(limit: int, offset: int) -> PaginatedResult[Release]:
         return await store.query_releases(sort_order="asc", limit=limit, offset=offset)

@@ -1,7 +1,8 @@
 """`import_parquet`: what an export knows of releases, in a new store.
 
-It reads resources with all versions, labels, releases, the audit log and feedback. Rollouts, attempts, spans, runs and
-metrics stay in the files, where DuckDB and its kin read them. Of live rollouts the store keeps what late feedback needs.
+It reads resources with all versions, labels, releases, the audit log and feedback. Rollouts,
+attempts, spans, runs and metrics stay in the files, where DuckDB and its kin read them. Of live
+rollouts the store keeps what late feedback needs.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class Imported:
 
 
 async def import_parquet(store: LightningStore, directory: str | Path) -> Imported:
-    """Add the resources, labels, releases, audit log and feedback of an export to `store`, in one transaction.
+    """Add the resources, labels, releases, audit log and feedback of an export, in one transaction.
 
     Times and the order stay; sequence ids are given anew, from 1.
     store: a file, a database or memory, without resources, feedback and releases.
-    Raise ConfigError for a store that is served elsewhere or has some already, for files that are missing or do not fit,
-    and if pyarrow is not installed. Nothing is added then.
+    Raise ConfigError for a store that is served elsewhere or has some already, for files that are
+    missing or do not fit, and if pyarrow is not installed. Nothing is added then.
     """
     if not isinstance(store, SqlLightningStore):
         raise ConfigError(

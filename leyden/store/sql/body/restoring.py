@@ -21,7 +21,8 @@ class Restored:
     audit: Sequence[AuditRecord]
     feedback: Sequence[Feedback]
     served: Sequence[tuple[str, str, int, str | None]]
-    """Of each live rollout its id and the resources id, version and arm that it ran with, for feedback that comes late."""
+    """Of each live rollout its id and the resources id, version and arm that it ran with, for late
+    feedback."""
 
 
 def restore(tx: Transaction, restored: Restored) -> None:
