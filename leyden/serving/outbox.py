@@ -26,7 +26,7 @@ OutboxRecord = Feedback | LiveRollout
 
 _RECORDS: TypeAdapter[OutboxRecord] = TypeAdapter(OutboxRecord)
 _BATCH = 256
-_LINGER_SECONDS = 0.01
+_LINGER_SECONDS = 0.05
 """How long the first record of a batch waits for others."""
 _AGAIN_SECONDS = 1.0
 """The pause between two tries to reach a store that is away."""
