@@ -35,16 +35,16 @@ from leyden.store import open_store
 LIVE_KEY = "live-key"
 BEHAVIOUR = "0/0/16"
 """Of the model's server: no latency; see `peers/gateway_upstream.py`."""
-PAIRS = 5
-CALLS = 200
+PAIRS = 9
+CALLS = 50
 """In a slice with model calls."""
-REQUESTS = 300
+REQUESTS = 100
 """In a slice without."""
 PAUSE_MS = 2
 """Between two requests, so that records are delivered beside requests."""
 SIZES = (1_000, 100_000)
 START_SECONDS = 60.0
-HEADLINES = ("serving: added to a 0 ms call by the session, p50",)
+HEADLINES = ()
 
 
 def main(peer: Peer | None) -> list[Row]:

@@ -39,7 +39,7 @@ class Application:
         self._stack = AsyncExitStack()
         self._store = None
         self._session = None
-        self._rollouts_before = 0
+        self._before = {}
 
     async def open(self, *, store, folder, gateway, live_key):
         from leyden.serving import Assignment, OnlineSession
@@ -63,7 +63,7 @@ class Application:
             assignment=Assignment(canary_percent=20),
         )
         self._store = opened
-        self._rollouts_before = (await opened.statistics())["total_rollouts"]
+        self._before = await self._counts()
         self._session = await self._stack.enter_async_context(session)
         return {}
 
@@ -90,7 +90,7 @@ class Application:
         return {"ms": taken}
 
     async def settle(self):
-        session, store = self._session, self._store
+        session = self._session
         deadline = time.monotonic() + 120
         while session.status().waiting:
             if time.monotonic() > deadline:
@@ -99,12 +99,12 @@ class Application:
         status = session.status()
         if status.lost or status.refused:
             raise SystemExit(f"records were lost: {status}")
-        return {
-            "rollouts": (await store.statistics())["total_rollouts"] - self._rollouts_before,
-            "feedback": max(
-                (one.sequence_id for one in await store.query_feedback(sort_order="desc", limit=1)), default=0
-            ),
-        }
+        return {name: count - self._before[name] for name, count in (await self._counts()).items()}
+
+    async def _counts(self):
+        last = await self._store.query_feedback(sort_order="desc", limit=1)
+        rollouts = (await self._store.statistics())["total_rollouts"]
+        return {"rollouts": rollouts, "feedback": last[0].sequence_id if last else 0}
 
     async def fill(self, *, rollouts):
         from leyden.types import Feedback, LiveRollout
