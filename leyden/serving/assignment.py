@@ -7,6 +7,7 @@ a user stays in one arm, in every process that has the key, and no user can choo
 from __future__ import annotations
 
 import hmac
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -49,6 +50,9 @@ class CanaryShare:
     """The part of the users who get it, in (0, 1)."""
     salt: str
     """Users change places with it."""
+    until: float | None = None
+    """The release's deadline, in Unix seconds. From then on all users get the version in production, also while nobody
+    is there to end the release."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ class Assignment:
         labels: Mapping[str, VersionKey],
         *,
         shares: Mapping[VersionKey, CanaryShare] | None = None,
+        now: float | None = None,
         task_type: str | None = None,
         quality: float | None = None,
     ) -> Assigned:
@@ -107,6 +112,7 @@ class Assignment:
         labels: where each label is now.
         shares: percentages of users for the versions of a release. At least `min_control_percent`
             stay with the control.
+        now: in Unix seconds; None: the present time.
         Raise ConfigError if no rule fits, or if the label of the rule that fits is on no version.
         """
         rule = next((rule for rule in self.rules if rule.fits(task_type, quality)), None)
@@ -115,7 +121,7 @@ class Assignment:
                 f"no rule fits task_type={task_type!r}, quality={quality!r}; end the rules with Rule(), which fits every request"
             )
         canary = labels.get(rule.canary)
-        if canary is not None and self._has_canary(key, user, (shares or {}).get(canary)):
+        if canary is not None and self._has_canary(key, user, (shares or {}).get(canary), now):
             return Assigned(rule.canary, rule.canary, canary, rule.policy)
         if rule.label not in labels:
             raise ConfigError(
@@ -124,9 +130,11 @@ class Assignment:
             )
         return Assigned(CONTROL, rule.label, labels[rule.label], rule.policy)
 
-    def _has_canary(self, key: str, user: str, given: CanaryShare | None) -> bool:
+    def _has_canary(self, key: str, user: str, given: CanaryShare | None, now: float | None) -> bool:
         if given is None:
             return place_of(key, user, self.salt) < self.canary_percent
+        if given.until is not None and (time.time() if now is None else now) >= given.until:
+            return False
         return place_of(key, user, given.salt) < min(100 * given.share, 100 - self.min_control_percent)
 
 

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from leyden.errors import StoreError
 from leyden.serving.assignment import CanaryShare
 from leyden.store.base import LightningStore
-from leyden.types import NamedResources, VersionKey
+from leyden.types import NamedResources, Release, VersionKey
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class ReleasedVersions:
         by `start_canary`.
         """
         releases = await self._store.query_releases(state_in=[_CANARY_STATE])
-        given = {each.canary_version: _share_in(each.details) for each in releases if each.canary_version in versions}
+        given = {each.canary_version: _share_of(each) for each in releases if each.canary_version in versions}
         return {version: share for version, share in given.items() if share is not None}
 
 
@@ -164,8 +164,8 @@ def _version(key: Any) -> VersionKey:
     return str(key[0]), int(key[1])
 
 
-def _share_in(details: Mapping[str, Any]) -> CanaryShare | None:
-    share, salt = details.get("share"), details.get("salt", "")
+def _share_of(release: Release) -> CanaryShare | None:
+    share, salt = release.details.get("share"), release.details.get("salt", "")
     if not isinstance(share, int | float) or not isinstance(salt, str):
         return None
-    return CanaryShare(float(share), salt)
+    return CanaryShare(float(share), salt, release.deadline)

@@ -235,11 +235,11 @@ class OnlineSession:
         away and `fallback` is not set.
         """
         outbox = self._running()
-        released = self._released.now
+        released, now = self._released.now, time.time()
         chosen = self._assignment.assign(
-            self._key, user, released.labels, shares=released.shares, task_type=task_type, quality=quality
+            self._key, user, released.labels, shares=released.shares, now=now, task_type=task_type, quality=quality
         )
-        claim = LiveClaim(ids.rollout_id(), ids.attempt_id(), *chosen.version, chosen.arm, time.time())
+        claim = LiveClaim(ids.rollout_id(), ids.attempt_id(), *chosen.version, chosen.arm, now)
         signed = sign_claim(self._key, claim)
         given, recorded = self._addresses.resources(released.resources[chosen.version], chosen.version, signed)
         served = Served(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leyden.errors import ConfigError
-from leyden.serving.assignment import CONTROL, Assignment, Rule, place_of
+from leyden.serving.assignment import CONTROL, Assignment, CanaryShare, Rule, place_of
 from leyden.types import VersionKey
 
 LABELS: dict[str, VersionKey] = {"production": ("rs", 1), "canary": ("rs", 2)}
@@ -29,6 +29,17 @@ def test_a_user_keeps_the_arm_and_a_larger_share_takes_nobody_out_of_the_canary(
     assert {user for user, arm in zip(USERS, small, strict=True) if arm == "canary"} < {
         user for user, arm in zip(USERS, large, strict=True) if arm == "canary"
     }
+
+
+def test_a_release_gives_its_canary_to_nobody_from_its_deadline_on() -> None:
+    shares = {LABELS["canary"]: CanaryShare(0.5, "r1", until=1000.0)}
+
+    def n_canary(now: float) -> int:
+        found = [Assignment(canary_percent=50).assign("key", user, LABELS, shares=shares, now=now) for user in USERS]
+        return sum(each.version == LABELS["canary"] for each in found)
+
+    assert n_canary(999.9) > 0.4 * len(USERS)
+    assert n_canary(1000.0) == 0
 
 
 def test_another_key_or_salt_is_another_assignment() -> None:

@@ -16,6 +16,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -203,7 +204,7 @@ class ContinualLearning:
         if self._lock is None:
             async with self:
                 return await self.run()
-        last, away = None, False
+        last, words, away = None, None, False
         while True:
             try:
                 status = await self.step()
@@ -218,8 +219,10 @@ class ContinualLearning:
             else:
                 away = False
                 if status != last:
+                    told, words = words, (status.release_id, status.state, re.sub(r"\d", "", status.said))
+                    level = logging.DEBUG if words == told else logging.INFO  # nothing but a count has changed
                     last = status
-                    logger.info("%s %s: %s", status.release_id or self._name, status.state, status.said)
+                    logger.log(level, "%s %s: %s", status.release_id or self._name, status.state, status.said)
                     continue
             await asyncio.sleep(self._every)
 

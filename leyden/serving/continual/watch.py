@@ -195,8 +195,10 @@ async def _requests(store: LightningStore, release: Release, since: float, befor
     """Return the live requests of both versions in the order in which they reached the store.
 
     A session that is cut off from the store may not know of the canary. So the requests that it
-    marks, and requests that were served before `since` and reported later, are left out.
+    marks, and requests that were served before `since` and reported later, are left out. So are
+    those from the release's deadline on, because sessions give the canary to nobody then.
     """
+    ends = math.inf if release.deadline is None else release.deadline
     of_release: list[Rollout] = []
     for arm, version in ((CANARY, release.canary_version), (CONTROL, release.from_version)):
         if version is not None:
@@ -207,6 +209,7 @@ async def _requests(store: LightningStore, release: Release, since: float, befor
                 rollout
                 for rollout in found
                 if rollout.start_time < before
+                and rollout.metadata.get("served_at", rollout.start_time) < ends
                 and min(rollout.start_time, rollout.metadata.get("served_at", math.inf)) >= since
                 and not rollout.metadata.get("labels_are_old")
             ]

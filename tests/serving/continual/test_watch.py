@@ -120,6 +120,20 @@ async def test_a_canary_without_traffic_is_rolled_back_at_its_deadline(store: Li
     assert (await store.query_audit(release_id="r1"))[0].why == "no verdict after 0 requests: no decision yet on reward"
 
 
+async def test_requests_from_the_deadline_on_do_not_count(store: LightningStore) -> None:
+    """Sessions give them all to the control, which would look like a wrong share to a controller that was away."""
+    release = await canary_of(store, replace(SETTINGS, deadline_seconds=2.0))
+    await serve(store, {"control": 0.5, "canary": 0.5}, 40, silent=True)
+    assert release.deadline is not None
+    await asyncio.sleep(max(0.0, release.deadline - time.time()))
+    for count in range(60):
+        user = {"user": f"late {count}"}
+        await store.start_rollout({"task": count}, mode="live", resources_id="old", arm="control", metadata=user)
+    verdict = await judge(store, release, SETTINGS, now=time.time() + 61)
+    assert verdict.canary_requests + verdict.control_requests == 40
+    assert not verdict.share_alarm
+
+
 async def test_requests_without_feedback_are_awaited_and_then_left_out(store: LightningStore) -> None:
     release = await canary_of(store)
     await serve(store, {"control": 0.9, "canary": 0.1}, 20, silent=True)
