@@ -27,6 +27,7 @@ GROUP_FOLDERS = (
     "writers",
     "rl_peers",
     "legacy_peers",
+    "compat_peers",
     "maths_peers",
     "verl",
     "rl_data",

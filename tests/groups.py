@@ -74,6 +74,7 @@ GROUPS = [
     Group("rl_data", "rl-data", 4, covers=("leyden/rl/",)),
     Group("rl_peers", "rl-peers", 6, covers=("leyden/rl/",)),
     Group("legacy_peers", "legacy-peers", 8, covers=("leyden/host/", "leyden/legacy/", "leyden/trainer/")),
+    Group("compat_peers", "compat-peers", 10, covers=("leyden/compat/", "leyden/store/app.py")),
     Group("maths_peers", "maths-peers", 8, covers=("leyden/maths/",)),
     Group("verl", "verl", 25, covers=("leyden/algorithm/verl/", "leyden/maths/")),
     Group("litellm", "litellm", 5, covers=("leyden/dialects/", "leyden/gateway/", "leyden/host/")),
