@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+import leyden
 from leyden.algorithm.verl import VERL, make_config
 from leyden.algorithm.verl.config import check_config, check_model, check_resources
 from leyden.algorithm.verl.daemon import DaemonOptions
 from leyden.errors import ConfigError
 
 pytestmark = pytest.mark.verl
+
+
+def test_the_keys_of_the_guide_from_verl_are_verls_own() -> None:
+    page = (Path(__file__).parents[2] / "docs/migrating/verl.md").read_text()
+    named: dict[str, Any] = {"ly": leyden}
+    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[2], named)
+    config = named["algorithm"].config
+    assert config.actor_rollout_ref.rollout.n == 8 and config.data.max_response_length == 256
 
 
 def test_leydens_defaults_lie_over_those_of_verl_and_the_users_over_both() -> None:
