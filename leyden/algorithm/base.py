@@ -224,17 +224,17 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
         return self._initial_resources
 
     def set_concurrency(self, concurrency: int) -> None:
-        """Say how many rollouts the runners work on at once, all of them together."""
+        """Set the number of rollouts that all runners together work on at once."""
         self._concurrency, self._collector = concurrency, None
 
     def get_concurrency(self) -> int | None:
-        """Return how many rollouts the runners work on at once; None if unknown or without a
-        Trainer.
+        """Return the number of rollouts that all runners work on at once; None if unknown or
+        without a Trainer.
         """
         return self._concurrency
 
     def set_agent_version(self, version: str | None) -> None:
-        """Say which agent runs the rollouts, in a text that changes with its
+        """Set the version of the agent that runs the rollouts: a text that changes with its
         code; None: unknown.
         """
         self._agent_version, self._evaluator = version, None
@@ -315,7 +315,9 @@ class Algorithm(NamedOptions, KeepsArguments, ABC):
 
     @property
     def pin(self) -> str:
-        """Return the name under which `collector` pins the rollouts that this run will still read."""
+        """Return the name under which `collector` pins the rollouts that this
+        run will still read.
+        """
         return f"run {self.get_run().run_id}"
 
     def _not_set(self, what: str) -> ConfigError:

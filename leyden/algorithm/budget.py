@@ -156,8 +156,8 @@ class Budget:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Return what is left of each limit, and `budget_left`, the smallest share
-        that is left of any.
+        """Return the rest of each limit, and `budget_left`, the smallest share of a
+        limit that is left.
         """
         limits = {
             "rollouts": (self.left, self.rollouts),
@@ -175,7 +175,7 @@ class Budget:
 
     @property
     def spent(self) -> dict[str, float]:
-        """Return what is used so far, for `restore`."""
+        """Return the amounts that are used so far, for `restore`."""
         here = 0.0 if self._started_at is None else time.monotonic() - self._started_at
         seconds = self.earlier_seconds + here
         return {"rollouts": self.used, "tokens": self.used_tokens, "cost": self.used_cost, "seconds": seconds}
@@ -317,7 +317,7 @@ class _Measure:
 
     @property
     def left(self) -> int:
-        """Return what is neither used nor reserved."""
+        """Return the amount that is neither used nor reserved."""
         return max(0, self.total - self.used - self.reserved * self.limit)
 
 

@@ -157,7 +157,7 @@ class Evaluation(Algorithm):
         self.uses_gateway = backend is not None or bool(self._models)
 
     def planned_resources(self) -> NamedResources:
-        """The resources given, and each model."""
+        """Return the given resources, and a placeholder for each model to evaluate."""
         planned = {name: ProxyLLM(endpoint="http://gateway/v1", model=model) for name, (model, _) in self._llms.items()}
         return {**self._resources, **planned}
 

@@ -285,7 +285,9 @@ class Evaluator:
     # ---- what a score depends on -----------------------------------------------------------------
 
     def _identity(self) -> str:
-        """Return what stands for the agent in ids."""
+        """Return the agent's part of a rollout's id: its version, or the run if the
+        version is unknown.
+        """
         if self.agent_version is not None:
             return self.agent_version
         if not self._has_warned:
@@ -296,8 +298,8 @@ class Evaluator:
         return f"an agent of {self._scope()}"
 
     def _scope(self) -> str:
-        """Return what stands for this run in ids: its id, or a name of this evaluator's own
-        outside of any run.
+        """Return the run's part of a rollout's id: the run's id, or outside of a run a name that
+        this evaluator alone has.
         """
         return current_run_id.get() or self._own_name
 

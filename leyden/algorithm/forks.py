@@ -110,8 +110,8 @@ def fork_returns(
 
 
 def _left_out(result: CollectedRollout, n_calls: int) -> str | None:
-    """Return what a fork left out, in one line, if it ended before it had repeated its recorded
-    calls; None if it had not.
+    """Return one line about the recorded calls that a fork did not repeat before it ended, or None
+    if it repeated all of them.
     """
     calls = replayed_calls(result.spans)
     repeated = [call.call_index for call in calls if call.state == "replayed"]

@@ -1,5 +1,5 @@
-"""Sequences as a gradient takes them: checked, cut to what is trained, and batched by
-what memory holds.
+"""Prepare sequences for a gradient: check them, cut them after the last trained token, and
+batch them by memory.
 
 It knows token ids, weights and columns; no model and no loss.
 
@@ -45,7 +45,7 @@ def check_sequences(
         for name, values in {"weights": sequence.weights, **sequence.columns}.items():
             if len(values) != n:
                 raise ConfigError(
-                    f"sequence {index} has {n} token_ids and {len(values)} {name}; they must have one length"
+                    f"sequence {index} has {n} token_ids and {len(values)} {name}; they must have the same length"
                 )
         if n and not 0 <= min(sequence.token_ids) <= max(sequence.token_ids) < n_vocabulary:
             bad = next(token for token in sequence.token_ids if not 0 <= token < n_vocabulary)

@@ -269,14 +269,14 @@ class TorchLearner:
         self.offload()
 
     def publish(self) -> None:
-        """Copy the masters into parameters of a narrower type."""
+        """Copy the float32 master weights into parameters of a narrower type."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 if self.masters[name] is not parameter:
                     parameter.copy_(self.masters[name])
 
     def clear_gradient(self) -> None:
-        """Forget the gradient."""
+        """Clear the gradient."""
         for name, parameter in self.parameters.items():
             parameter.grad = None
             self.masters[name].grad = None

@@ -1,4 +1,4 @@
-"""The parts of a started `EmbeddedBackend`, and what needs several of them at once.
+"""The parts of a started `EmbeddedBackend`, and the operations that need several of them at once.
 
 A step and a restored state change weights that the decoder reads, so both happen between two decode
 steps.

@@ -191,11 +191,11 @@ class DevTaskLoader(AgentLightningClient):
         return self.get_resources_by_id(resource_id)
 
     def get_latest_resources(self) -> ResourcesUpdate | None:
-        """Return the resources."""
+        """Return the loader's resources, the same for every task."""
         return self._resources_update
 
     async def get_latest_resources_async(self) -> ResourcesUpdate | None:
-        """Return the resources."""
+        """Return the loader's resources, the same for every task."""
         return self._resources_update
 
     def post_rollout(self, rollout: RolloutLegacy) -> dict[str, Any] | None:

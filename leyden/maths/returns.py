@@ -117,7 +117,7 @@ class RunningMoments:
         return math.sqrt(self.variance + 1e-8)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return mean, variance and count as plain numbers."""
         return {"mean": self.mean, "variance": self.variance, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

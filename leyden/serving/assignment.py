@@ -139,8 +139,8 @@ class Assignment:
 
 
 def user_hash(key: str, user: str) -> str:
-    """Return what a record has instead of the user's key: equal for equal users, and
-    unreadable without `key`.
+    """Return the pseudonym of a user for records: equal for equal users, and irreversible without
+    `key`.
     """
     return hmac.digest(key.encode(), f"leyden user\x1e{user}".encode(), "sha256").hex()[:32]
 

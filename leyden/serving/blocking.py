@@ -43,12 +43,14 @@ class QueuedRollout(AttemptedRollout):
 
     @property
     def id(self) -> str:
-        """`rollout_id`."""
+        """Return the rollout's id, `rollout_id`."""
         return self.rollout_id
 
     @property
     def group(self) -> str | None:
-        """`arm`: the side of the experiment that it was enqueued for, such as `control`."""
+        """Return `arm`: the side of the experiment that the rollout belongs to,
+        such as `control`.
+        """
         return self.arm
 
 
@@ -135,13 +137,13 @@ class BlockingStore:
         return found
 
     def get_latest_resources(self) -> NamedResources | None:
-        """Return the resources written last, as an agent takes them; None if there are none."""
+        """Return the latest resources by name, as an agent takes them; None if there are none."""
         return _named(self._call("get_latest_resources"))
 
     def get_resources_by_id(self, resources_id: str, *, version: int | None = None) -> NamedResources:
-        """Return one version, as an agent takes it, by default the newest.
+        """Return one version of resources by name, by default the newest.
 
-        Raise UnknownResources.
+        Raise UnknownResources for an id or a version that is not in the store.
         """
         return self._call("get_resources_by_id", resources_id, version=version).resources
 

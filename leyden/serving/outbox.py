@@ -55,7 +55,7 @@ class Outbox:
         """Records that the store refused, such as feedback about unknown rollouts."""
 
     def __len__(self) -> int:
-        """Return how many records wait."""
+        """Return the number of records that are not in the store yet."""
         return len(self._spool)
 
     def put(self, record: OutboxRecord) -> None:

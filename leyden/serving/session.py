@@ -332,7 +332,7 @@ class OnlineSession:
         return feedback
 
     def status(self) -> SessionStatus:
-        """Return how the session is doing."""
+        """Return the session's status."""
         outbox = self._outbox
         return SessionStatus(
             labels=dict(self._released.now.labels),

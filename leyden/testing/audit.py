@@ -18,7 +18,7 @@ _OPEN = ("preparing", "running")
 
 
 async def audit_store(store: LightningStore) -> list[str]:
-    """Return what is wrong with the store, one line for each fault; an empty list if nothing is.
+    """Return the faults of a store's records, one line each; an empty list if there are none.
 
     No process may write to the store meanwhile, because rows that are read first are compared with
     rows that are read last.

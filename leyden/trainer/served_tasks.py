@@ -31,7 +31,7 @@ class ServedTasks(FastAlgorithm):
         self._in_flight, self._max_tasks = in_flight, max_tasks
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> int:
-        """Return how many tasks were run."""
+        """Run tasks of the server until there are no more, and return their number."""
         slots, numbers = asyncio.Semaphore(self._in_flight), dict[str, int]()
         done = 0
         async with asyncio.TaskGroup() as group:

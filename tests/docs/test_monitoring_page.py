@@ -20,7 +20,11 @@ def test_the_rules_are_those_in_the_code():
         [
             f"`{rule.name}`",
             " per ".join(f"`{metric}`" for metric in rule.metrics)
-            + (f" {rule.comparison} {rule.threshold:g}" if isinstance(rule, AlertRule) else " is far above its earlier values"),
+            + (
+                f" {rule.comparison} {rule.threshold:g}"
+                if isinstance(rule, AlertRule)
+                else " is far above its earlier values"
+            ),
             f"{rule.window_seconds:g} s",
             str(rule.minimum_count),
             rule.severity,

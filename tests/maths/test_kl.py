@@ -57,7 +57,7 @@ def test_the_penalty_of_a_rollout_is_the_sum_over_its_tokens(pairs: list[tuple[f
 
 
 def test_a_penalty_needs_a_reference_for_each_token() -> None:
-    with pytest.raises(ConfigError, match="2 logprobs and 1 reference_logprobs; they must have one length"):
+    with pytest.raises(ConfigError, match="2 logprobs and 1 reference_logprobs; they must have the same length"):
         reward_penalty([0.0, 0.0], [0.0], coefficient=1.0)
     with pytest.raises(ConfigError, match="kl_estimator is 'k9'"):
         reward_penalty([], [], coefficient=1.0, estimator="k9")

@@ -27,13 +27,13 @@ class Costs:
 
     @property
     def branch(self) -> int:
-        """Return what a branch costs at most."""
+        """Return the most rollouts that a branch costs."""
         return DRAWS * self.gradient + self.sample
 
     @property
     def reserve(self) -> int:
-        """Return what is kept for the first prompt of a beam on the whole validation set,
-        and for the test set.
+        """Return the rollouts that are reserved for the first prompt of a beam on the whole
+        validation set, and for the test set.
         """
         return self.val - self.sample + 2 * self.test
 

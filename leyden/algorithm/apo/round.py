@@ -48,8 +48,9 @@ class Round:
 
 
 def reflection_warnings(round_: int, counts: ReflectionCounts, n_new: int) -> list[str]:
-    """Return what to warn of after the reflection calls of a round. n_new: new prompts
-    that could be used.
+    """Return the warnings after the reflection calls of a round.
+
+    n_new: number of new prompts that can be used.
     """
     if counts.errors:
         shown = "; ".join(f"{count} x {error}" for error, count in counts.errors.most_common(3))

@@ -107,5 +107,5 @@ class PromptWriter:
 
 
 def _kept_at(place: Place | None, purpose: str, parent: Candidate) -> str:
-    """Return where a journal keeps the answer; empty if it does not."""
+    """Return the key under which the journal keeps an answer; empty if it is not kept."""
     return "" if place is None else f"{place}/{purpose}/{parent.key}"

@@ -273,7 +273,9 @@ class GEPA(PromptOptimiser):
         return found
 
     async def race(self, proposals: Sequence[Proposal]) -> list[bool]:
-        """Return which proposals may be measured on the whole validation set, after their race."""
+        """Race the proposals, and return for each whether it may be measured on the
+        whole validation set.
+        """
         return await gather_all([self._survives(proposal) for proposal in proposals])
 
     async def add(self, texts: Texts, rewards: Mapping[int, float], parents: Sequence[int]) -> None:

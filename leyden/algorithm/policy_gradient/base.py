@@ -358,7 +358,7 @@ def make_reference(backend: PolicyBackend) -> PolicyBackend:
 
 
 def _no_backend(algorithm: str, given: object) -> str:
-    """Return what to write in place of what was given as the backend."""
+    """Return the error message for an object that is no backend, with what to write instead."""
     kind = type(given).__name__
     if isinstance(given, str | Path):
         return f"backend is {str(given)!r}; a model needs a backend that runs it: {algorithm}(IsolatedBackend({str(given)!r}))"

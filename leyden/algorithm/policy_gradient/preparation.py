@@ -90,8 +90,8 @@ def _log_ratio(sequence: TrainingSequence, place: int) -> float:
 
 
 def _differences(sequences: Sequence[TrainingSequence]) -> Metrics:
-    """Return how far the learner's log-probabilities are from the sampler's before
-    the first gradient.
+    """Return metrics of the difference between the learner's and the sampler's log-probabilities
+    before the first gradient.
     """
     found = [
         abs(s.columns["learner_logprobs"][place] - s.columns["logprobs"][place])

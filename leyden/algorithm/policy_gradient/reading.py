@@ -68,8 +68,8 @@ class RolloutReader:
     agent_match: re.Pattern[str] | None = None
 
     def read(self, result: CollectedRollout, counts: RolloutCounts) -> RolloutData | None:
-        """Return what a rollout counts in its group, and add it to the counts; None if
-        it leaves its group.
+        """Return the reward and trajectories of a rollout, and add the rollout to `counts`. Return
+        None if the rollout does not count in its group.
 
         A rollout with a call that cannot be trained on keeps its reward, and has no trajectory:
         what the policy did in that call would get no gradient.

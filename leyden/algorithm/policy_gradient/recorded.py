@@ -125,14 +125,16 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
 
     @abstractmethod
     def choose(self, rollouts: Iterable[RecordedReward]) -> Sequence[Item]:
-        """Return what is learned from, in an order that depends on the rollouts alone."""
+        """Return the training items (rollouts or pairs), in an order that depends
+        on `rollouts` alone.
+        """
 
     @abstractmethod
     async def learn(self, items: Sequence[Item], store: LightningStore, iteration: int) -> Metrics:
         """Make one optimizer step on some items."""
 
     async def setup(self, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None) -> None:
-        """Start the policy, and choose what is learned from."""
+        """Start the policy, and choose the training items."""
         await super().setup(train_dataset, val_dataset)
         async with self._open_source() as store:
             rollouts = await self._recorded(store)
@@ -185,7 +187,7 @@ class RecordedAlgorithm(PolicyAlgorithm, Generic[Item]):
         return found
 
     async def _read(self, rollout_ids: Iterable[str], store: LightningStore) -> dict[str, StepRollout]:
-        """Return those of the rollouts that can be trained on, by id."""
+        """Return the trainable rollouts among those with these ids, by id."""
         counts, reader = RolloutCounts(), replace(self._reader(), temperature=None)
         spans_of = await store.query_spans_of(sorted(set(rollout_ids)))
         read = {rollout_id: reader.trajectories(spans, counts) for rollout_id, spans in spans_of.items()}
@@ -360,7 +362,5 @@ class DPO(RecordedAlgorithm[Pair]):
 
 
 def _task_digest(rollout: Rollout) -> str:
-    """Return what rollouts of one task have in common, for rollouts that were not
-    enqueued as a group.
-    """
+    """Return the task as text, by which rollouts that were not enqueued as a group are grouped."""
     return json.dumps(rollout.input, sort_keys=True, default=str)

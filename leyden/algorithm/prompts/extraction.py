@@ -98,7 +98,7 @@ class ExtractedPrompt:
 
 
 def conversation_of(task: Any, calls: Sequence[ModelCallView]) -> Conversation:
-    """Return what a rollout has sent in its model calls.
+    """Return the input of a rollout with the messages of its model calls.
 
     A text that later calls repeat counts once.
     """
@@ -401,7 +401,7 @@ def _values_in(template: Sequence[Token], member: _Masked) -> list[str]:
 
 
 def _source(slot: Token, texts: Sequence[str], members: Sequence[_Masked]) -> _Field | _Gap | None:
-    """Return what a placeholder stands for: a field or a computed value; None if it is
+    """Return the value that a placeholder stands for: a field or a computed value; None if it is
     always the same text.
     """
     if len(set(texts)) == 1:

@@ -150,7 +150,10 @@ class Reflector:
     async def _call_in_time(
         self, purpose: str, model: str | None, messages: list[Message], place: str
     ) -> tuple[str, int]:
-        """Do as `_call`. Raise BudgetExceeded when the budget's time is over, before the call or during it."""
+        """Do as `_call`.
+
+        Raise BudgetExceeded when the budget's time is over, before the call or during it.
+        """
         budget = self._collector.budget
         try:
             if budget.seconds_left != 0:

@@ -32,7 +32,7 @@ _SECONDS = re.compile(r"  \d+\.\d\d s(?=  |\Z)")
 
 
 def rollouts_as_text(scores: Sequence[Score]) -> str:
-    """Return what an agent did on each task, and the reward, for the reflection model to read."""
+    """Return the agent's calls and the reward on each task as text for the reflection model."""
     return "\n".join(_rollout_as_text(number, score) for number, score in enumerate(scores, 1))
 
 

@@ -76,7 +76,7 @@ def _place(kind: type[Any], name: str) -> str:
 
 
 def _reader(hint: Any) -> dict[str, Any]:
-    """Return how an option of this type is read."""
+    """Return the arguments with which argparse reads an option of this type."""
     kinds = [kind for kind in get_args(hint) if kind is not types.NoneType]
     optional = get_origin(hint) in (Union, types.UnionType) and len(kinds) < len(get_args(hint))
     core = kinds[0] if optional and len(kinds) == 1 else hint

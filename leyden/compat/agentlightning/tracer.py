@@ -54,7 +54,7 @@ class RecordingContext:
         self._span.set(attributes)
 
     def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
-        """Say how the step went."""
+        """Set the status of the step."""
         self._span.status = SpanStatus(status_code=status_code, description=description)
 
     def finalize(self, end_time: float | None = None) -> None:
@@ -62,7 +62,7 @@ class RecordingContext:
         self.end_time = time.time() if end_time is None else end_time
 
     def get_recorded_span(self) -> SpanCoreFields:
-        """Return what is recorded. Raise ValueError while the step is under way."""
+        """Return the recorded span. Raise ValueError while the step is under way."""
         if self.end_time is None:
             raise ValueError(f"the step {self.name!r} has not ended yet")
         return SpanCoreFields(

@@ -55,7 +55,7 @@ class _Callable:
 
 
 class AllOne(_Callable, native.AllOne):
-    """Always the same action."""
+    """A policy that always returns the same action."""
 
 
 class NonLearnablePolicy(_Callable, native.NonLearnablePolicy):

@@ -157,7 +157,9 @@ def remax(rollouts: Sequence[RolloutRewards], constants: ReMaxAdvantages) -> Est
 
 
 def _by_group(rollouts: Sequence[RolloutRewards], compare: Callable[[list[float]], list[float]]) -> list[float]:
-    """Return what `compare` makes of the rewards of each group, in the order of the rollouts."""
+    """Apply `compare` to the rewards of each group, and return its results in the
+    order of the rollouts.
+    """
     advantages_R = [0.0] * len(rollouts)
     for places in members(rollouts).values():
         found = compare([rollouts[place].reward for place in places])

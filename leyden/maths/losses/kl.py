@@ -45,17 +45,18 @@ KL_ESTIMATORS: Mapping[str, Callable[[Any], Any]] = {"k1": k1, "k2": k2, "k3": k
 def reward_penalty(
     logprobs_T: Sequence[float], reference_logprobs_T: Sequence[float], *, coefficient: float, estimator: str = "k1"
 ) -> float:
-    """Return what a KL penalty in the reward subtracts from the reward of one rollout.
+    """Return the KL penalty that is subtracted from the reward of one rollout.
 
-    coefficient * sum over T of the estimate, where T are the tokens that the policy drew in the
-    rollout (PPO for language models, arXiv:1909.08593, eq. 2, with k1).
-    logprobs_T: under the policy that drew the tokens.
+    It is coefficient * sum over T of the estimate, where T are the tokens that the policy drew in
+    the rollout (PPO for language models, arXiv:1909.08593, eq. 2, with k1).
+
+    logprobs_T: log-probabilities under the policy that drew the tokens.
     Raise ConfigError for an unknown estimator, and for lists of unequal length.
     """
     check_choice("kl_estimator", estimator, KL_ESTIMATORS)
     if len(logprobs_T) != len(reference_logprobs_T):
         raise ConfigError(
-            f"{len(logprobs_T)} logprobs and {len(reference_logprobs_T)} reference_logprobs; they must have one length"
+            f"{len(logprobs_T)} logprobs and {len(reference_logprobs_T)} reference_logprobs; they must have the same length"
         )
     estimate = KL_ESTIMATORS[estimator]
     differences = (float(a) - float(b) for a, b in zip(logprobs_T, reference_logprobs_T, strict=True))

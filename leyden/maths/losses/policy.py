@@ -68,7 +68,7 @@ def proximal_logprobs(batch: TokenBatch, constants: PolicyLoss) -> Tensor:
 
 
 def importance_weights(learner_N: Tensor, sampler_N: Tensor, *, cap: float) -> Tensor:
-    """Return min(exp(learner logp - sampler logp), cap), without a gradient (truncated
+    """Return min(exp(learner logp - sampler logp), cap), shape (N,), without a gradient (truncated
     importance sampling).
 
     Source: Ionides 2008, "Truncated importance sampling"; for a sampler with other kernels

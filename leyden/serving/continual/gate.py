@@ -121,7 +121,9 @@ def check(settings: GateSettings, measured: Measurement) -> GateReport:
 def _gain(
     settings: GateSettings, least: float, before: Rewards, after: Rewards
 ) -> tuple[str | None, str, dict[str, float]]:
-    """Return what is wrong with the difference of the rewards, how it reads, and its numbers."""
+    """Return the fault of the difference of the rewards or None, the difference as
+    text, and its numbers.
+    """
     if not before.keys() & after.keys():
         return "no task has a reward for both versions; let the agent return one, or give min_gain=None", "", {}
     difference = compare(before, after)
@@ -148,8 +150,8 @@ def _failures(outcomes: Sequence[TaskOutcome]) -> float:
 
 
 def _ratio(old: Sequence[TaskOutcome], new: Sequence[TaskOutcome], amount: Amount) -> float | None:
-    """Return how often as large the mean is over tasks that did not fail; None if it is
-    unknown for a version.
+    """Return the ratio of the new mean to the old one over tasks that did not fail, or None if
+    a mean is unknown.
     """
     before, after = (
         [value for outcome in each if not outcome.failed and (value := getattr(outcome, amount)) is not None]

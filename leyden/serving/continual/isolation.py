@@ -90,9 +90,9 @@ class Job(Protocol):
         ...
 
     async def cost(self) -> float:
-        """Return what its calls have cost so far, also in earlier processes.
+        """Return the cost of the job's model calls so far, also of earlier processes.
 
-        Called while it runs.
+        It is called while the job runs.
         """
         ...
 
@@ -149,7 +149,7 @@ async def run_isolated(
 
 
 def spent(folder: Path) -> float:
-    """Return what the finished jobs of a folder have cost."""
+    """Return the cost of a folder's finished jobs."""
     return sum(json.loads(path.read_text())["cost"] for path in folder.glob(f"[!.]*{_RESULT}"))
 
 

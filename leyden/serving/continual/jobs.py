@@ -57,7 +57,7 @@ class _TrainerJob:
     _cost: float = field(default=0.0, init=False)
 
     async def cost(self) -> float:
-        """Return what the model calls of the run have cost, by the last look that was possible."""
+        """Return the cost of the run's model calls, as it was when the store last answered."""
         store = None if self._trainer is None else self._trainer.store
         if store is not None:
             with contextlib.suppress(StoreError):

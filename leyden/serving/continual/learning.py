@@ -477,7 +477,7 @@ class ContinualLearning:
         return (resources_id, update.version), ""
 
     async def _data_of(self, cycle: Release) -> LearningData:
-        """Return what a cycle learns from, as it was when the cycle began."""
+        """Return the training data of a cycle, as it was when the cycle began."""
         path = self._folder_of(cycle) / _DATA
         if path.exists():
             return LearningData.model_validate_json(path.read_text())

@@ -106,7 +106,7 @@ class LearningData(BaseModel):
 async def read_data(
     store: LightningStore, settings: DataSettings, *, since: float, before: float, cycle_id: str
 ) -> LearningData:
-    """Return what a cycle learns from: finished live requests that have a reward.
+    """Return the training data of a cycle: finished live requests that have a reward.
 
     since: requests that reached the store before are older ones. before: later ones are left out,
         so that a cycle that is continued reads what it has read before.

@@ -94,7 +94,7 @@ def next_state(state: State, event: Event) -> State:
 
 
 def effects(entered: State, *, candidate: Version, production: Version | None) -> Effects:
-    """Return what entering a state changes.
+    """Return the changes that go with entering a state.
 
     production: version in production when the release began; None if there was none.
     Each label is moved by compare-and-set, so a label that another process has moved stops the

@@ -230,7 +230,7 @@ async def _feedback_on(
 
 
 def _counted(feedback: Sequence[Feedback], last: float) -> Sequence[Feedback]:
-    """Return what counts of the feedback that arrived until `last`: the last of
+    """Return the feedback that counts, of all that arrived until the time `last`: the latest of
     each source and kind.
     """
     in_time = [each for each in feedback if each.received_time is None or each.received_time <= last]

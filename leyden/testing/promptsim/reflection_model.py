@@ -73,7 +73,7 @@ class ReflectionModel:
         return sorted(shown, key=lambda rule: (-flat.count(_flat(rule.symptom).lower()), places[rule.name]))
 
     def critique(self, text: str) -> str:
-        """Return what went wrong, in the words of the symptoms."""
+        """Return a critique that quotes the symptoms."""
         lines = [f"- {rule.symptom}" for rule in self.symptoms(text)]
         return "\n".join(["These complaints are the most frequent:", *lines]) if lines else "The runs show no cause."
 

@@ -56,7 +56,9 @@ def ticket(number: int, kind: Kind) -> str:
 
 
 def question(text: str, component: str, answers: Sequence[str] = ()) -> str:
-    """Return what an agent asks for one step of its work. answers: of the steps before it."""
+    """Return the request of an agent for one step of its work. answers: answers of
+    the earlier steps.
+    """
     return "\n".join([text, f"Step: {component}", *answers])
 
 
