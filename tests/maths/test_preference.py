@@ -61,7 +61,7 @@ def test_an_extreme_margin_neither_overflows_nor_loses_its_weight() -> None:
 def test_a_pair_has_four_numbers() -> None:
     with pytest.raises(ConfigError, match=r"the four lists have \[1, 2, 1, 1\] log-probabilities"):
         dpo_weights([0.0], [0.0, 0.0], [0.0], [0.0], beta=0.1)
-    with pytest.raises(ConfigError, match="one length above 0"):
+    with pytest.raises(ConfigError, match="the same length, at least 1"):
         dpo_weights([], [], [], [], beta=0.1)
     with pytest.raises(ConfigError, match="beta is 0"):
         dpo_weights([0.0], [0.0], [0.0], [0.0], beta=0)
