@@ -51,7 +51,10 @@ class Constraint:
 
 
 class Grammars:
-    """The grammars of one tokenizer. `constraints` may be called from several threads."""
+    """Compiles and caches grammars for one tokenizer.
+
+    `constraints` may be called from several threads.
+    """
 
     def __init__(self, tokenizer: Any, *, n_vocabulary: int, eos_ids: frozenset[int]) -> None:
         # A tokenizer may have tokens that the model has no weights for; those are never sampled.

@@ -3,7 +3,7 @@
 Lives here: `AgentLightningServer` (four routes over a store), `AgentLightningClient` and
 `DevTaskLoader` (its clients), `LegacyAgentRunner` (a worker that runs an agent on a client's
 tasks), and the messages (`Task`, `TaskIfAny`, `RolloutLegacy`, `GenericResponse`). The protocol has
-tasks, resources and reports; `tasks.py` says what they are in a store. Each use gives a
+tasks, resources and reports; `tasks.py` maps them to a store. Each use gives a
 DeprecationWarning that names what to write in new code.
 
 It knows stores, agents and runners, and no algorithm and no trainer: `TrainerLegacy` is in

@@ -51,8 +51,8 @@ class CanaryShare:
     salt: str
     """Users change places with it."""
     until: float | None = None
-    """The release's deadline, in Unix seconds. From then on all users get the version in production, also while nobody
-    is there to end the release."""
+    """The release's deadline, in Unix seconds. From then on all users get the version in
+    production, also while nobody is there to end the release."""
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,8 @@ class BlockingStore:
     ) -> Generator[QueuedRollout, None, None]:
         """Claim rollouts one after the other, until the queue has had none for `timeout_seconds`.
 
-        A rollout succeeds when the loop asks for the next one, unless its attempt was ended
-        by `update_attempt`. One whose pass of the loop is left, by `break` or an error,
+        A rollout succeeds when the loop asks for the next one, unless `update_attempt` has
+        ended its attempt. If the loop is left by `break` or an error, the current rollout
         returns to the queue.
         """
         while (claimed := self._call("dequeue_rollout", worker_id, timeout_seconds=timeout_seconds)) is not None:

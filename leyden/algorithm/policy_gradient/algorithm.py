@@ -289,7 +289,7 @@ class PolicyGradient(PolicyAlgorithm):
 
     @property
     def _trains_critic(self) -> bool:
-        """Return whether the critic is a model of its own."""
+        """Return whether the critic is a separate model, which has its own optimizer."""
         return self.critic is not None and self.critic is not self.backend
 
     def _other_backends(self) -> list[PolicyBackend]:

@@ -165,7 +165,7 @@ class ConsoleWriter(LogWriter):
         self.clear()
 
     def clear(self) -> None:
-        """Forget the counters and the means."""
+        """Reset the counters and the means."""
         super().clear()
         self.metric_counts: dict[str, int] = {}
         self.metric_sums: dict[str, float] = {}

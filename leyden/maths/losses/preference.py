@@ -83,7 +83,9 @@ def dpo_weights(
     lists = (chosen_P, rejected_P, reference_chosen_P, reference_rejected_P)
     lengths = [len(each) for each in lists]
     if not lengths[0] or len(set(lengths)) > 1:
-        raise ConfigError(f"the four lists have {lengths} log-probabilities; they must have the same length, at least 1")
+        raise ConfigError(
+            f"the four lists have {lengths} log-probabilities; they must have the same length, at least 1"
+        )
     margins_P = [beta * ((a - c) - (b - d)) for a, b, c, d in zip(*lists, strict=True)]
     losses_P = [-(1 - label_smoothing) * _log_sigmoid(m) - label_smoothing * _log_sigmoid(-m) for m in margins_P]
     weights_P = [
