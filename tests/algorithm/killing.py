@@ -29,10 +29,13 @@ class Asked:
 
     reply: Callable[[dict[str, Any]], Any]
     tasks: int = 0
+    moments: list[float] = field(default_factory=list[float])
+    """When each request came."""
     reflections: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
     """Time and text of each request for a critique or a prompt."""
 
     def __call__(self, body: dict[str, Any]) -> Any:
+        self.moments.append(time.monotonic())
         conversation = "\n".join(str(message["content"]) for message in body["messages"])
         if "<prompt>" in conversation or "new instruction" in conversation:
             self.reflections.append((time.monotonic(), conversation))
@@ -57,7 +60,9 @@ class Search:
     kills: list[float] = field(default_factory=list[float])
     """When it was killed."""
     worked_seconds: float = 0.0
-    """How long the killed processes worked, from their first request on."""
+    """How long the killed processes worked, from their first request to their last one."""
+    last_seconds: float = 0.0
+    """How long the process worked that was not killed."""
 
     async def start(self) -> asyncio.subprocess.Process:
         """Start the program, or continue it."""
@@ -74,21 +79,21 @@ class Search:
 
     async def finish(self) -> str:
         """Run it to its end, and return the template that it prints."""
+        before = len(self.asked.moments)
         process = await self.start()
         printed, errors = await asyncio.wait_for(process.communicate(), 120)
         assert process.returncode == 0, errors.decode()
+        own = self.asked.moments[before:]
+        self.last_seconds = own[-1] - own[0]
         return json.loads(printed)["template"]
 
     async def kill_at(self, *, requests: int | None = None, seconds: float | None = None) -> None:
         """Start it, and kill it when the upstream was asked so often in all, or after some seconds."""
         before, began = self.asked.total, time.monotonic()
-        first: float | None = None
         process = await self.start()
         ended = asyncio.ensure_future(process.communicate())
         async with asyncio.timeout(120):
             while not ended.done():
-                if first is None and self.asked.total > before:
-                    first = time.monotonic()
                 if requests is not None and self.asked.total > max(before, requests - 1):
                     break
                 if seconds is not None and time.monotonic() - began >= seconds:
@@ -98,7 +103,8 @@ class Search:
             raise AssertionError(f"it ended before the kill, with {process.returncode}: {(await ended)[1].decode()}")
         os.killpg(process.pid, signal.SIGKILL)
         self.kills.append(time.monotonic())
-        self.worked_seconds += 0.0 if first is None else self.kills[-1] - first
+        own = self.asked.moments[before:]
+        self.worked_seconds += own[-1] - own[0] if own else 0.0
         await ended
 
     # ---- what it left --------------------------------------------------------------------------------------------------
@@ -118,9 +124,17 @@ class Search:
         return [json.loads(line)["place"] for line in lines]
 
     def metrics(self, *, budget: bool = True) -> list[dict[str, Any]]:
-        """Return the rows of its metrics, without times. budget: with what was left of it."""
+        """Return the rows of its metrics, without times. budget: with what was left of it.
+
+        `rollouts` counts scores: once or twice if two branches write the same prompt, whichever is measured first.
+        """
+        left_out = ("seconds", "rollouts") if budget else ("seconds", "rollouts", "budget")
         return [
-            {name: value for name, value in row.items() if "seconds" not in name and (budget or "budget" not in name)}
+            {
+                name: value
+                for name, value in row.items()
+                if (name == "budget_rollouts_left" and budget) or not any(each in name for each in left_out)
+            }
             for row in self._rows()
         ]
 

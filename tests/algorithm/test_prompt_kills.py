@@ -17,8 +17,8 @@ from tests.algorithm.killing import Asked, Search, kill_at_random
 pytest.importorskip("openai")
 pytest.importorskip("gepa")
 
-_IN_FLIGHT_SECONDS = 1.5
-"""A request that was made so long before a kill may have been under way: its answer was lost."""
+_IN_FLIGHT_SECONDS = (-0.5, 1.5)
+"""A request that arrived so long before a kill was under way, and its answer was lost. One that was sent may arrive after it."""
 _MANY: Any = [pytest.mark.long, pytest.mark.timeout(900)]
 _FEW: Any = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -54,7 +54,7 @@ async def test_a_search_that_is_killed_at_random_points_ends_as_if_it_had_not_be
     assert len(killed.rollouts()) == len(whole.rollouts()) <= budget
     _no_rollout_is_run_twice(killed)
     _no_answer_is_asked_for_twice(killed, whole)
-    assert killed.used_seconds() >= killed.worked_seconds - 0.5 * len(killed.kills), "the time before a kill is lost"
+    assert killed.used_seconds() >= 0.9 * killed.worked_seconds + killed.last_seconds, "the time before a kill is lost"
 
 
 def _no_rollout_is_run_twice(search: Search) -> None:
@@ -79,8 +79,10 @@ def _no_answer_is_asked_for_twice(search: Search, whole: Search) -> None:
     asked: dict[str, list[float]] = {}
     for moment, question in search.asked.reflections:
         asked.setdefault(question, []).append(moment)
+    earliest, latest = _IN_FLIGHT_SECONDS
     usual = Counter(question for _, question in whole.asked.reflections)
     for question, moments in asked.items():
         again = len(moments) - usual[question]
-        lost = sum(any(0 <= kill - moment <= _IN_FLIGHT_SECONDS for kill in search.kills) for moment in moments)
-        assert again <= lost, f"asked {len(moments)} times, {usual[question]} were needed: {question[:200]}"
+        lost = sum(any(earliest <= kill - moment <= latest for kill in search.kills) for moment in moments)
+        before = [[round(kill - moment, 2) for kill in search.kills] for moment in moments]
+        assert again <= lost, f"{before} s before a kill, {usual[question]} needed: {question[:200]}"
