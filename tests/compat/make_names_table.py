@@ -30,8 +30,8 @@ def table() -> str:
                 rows.setdefault(target.instead, {})[f"`{name}`"] = None
     total = len({name for names in inventory["modules"].values() for name in names})
     head = (
-        f"{total - len(seen)} of the {total} public names of Agent Lightning {', '.join(inventory['releases'])} work under the "
-        "alias. The others raise an error with the sentence beside them.\n\n| Names | What to write |\n|---|---|\n"
+        f"{total - len(seen)} of the {total} public names of Agent Lightning {', '.join(inventory['releases'])} work under the\nalias. "
+        "The others raise an error with the sentence beside them.\n\n| Names | What to write |\n|---|---|\n"
     )
     lines = [f"| {', '.join(sorted(names))} | {sentence} |\n" for sentence, names in rows.items()]
     return f"{head}{''.join(sorted(lines))}"
