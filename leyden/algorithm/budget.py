@@ -181,8 +181,8 @@ class Budget:
         return {"rollouts": self.used, "tokens": self.used_tokens, "cost": self.used_cost, "seconds": seconds}
 
     def restore(self, spent: dict[str, float]) -> None:
-        """Count at least what an earlier process had spent, also if the store has
-        forgotten some of it.
+        """Count at least the amounts that an earlier process had spent, even if the store has
+        deleted some of its rollouts.
         """
         self.used = max(self.used, int(spent["rollouts"]))
         self.used_tokens = max(self.used_tokens, int(spent.get("tokens", 0)))

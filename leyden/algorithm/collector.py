@@ -373,10 +373,12 @@ class RolloutCollector:
         """Cancel rollouts that this collector has enqueued and that have not
         finished; return how many.
 
-        Collections under way yield them, with the status `cancelled`; what no collection waits for
-        is unpinned. Rollouts of other runs, which this collector only waits for, go on.
+        A collection under way yields its cancelled rollouts, with the status `cancelled`. Rollouts
+        that no collection waits for are unpinned. Rollouts of other runs, which this collector only
+        waits for, continue.
 
-        rollout_ids: None for all of them; others than this collector's are left alone.
+        rollout_ids: the rollouts to cancel; None for all of this collector. Ids of other
+            collectors' rollouts are ignored.
         """
         async with self._exclusively():
             chosen = {*self._unread, *self._in_doubt} - self._foreign

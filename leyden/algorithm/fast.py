@@ -88,7 +88,7 @@ def _warn_of_failures(finished: int, total: int, counts: dict[str, _Counts]) -> 
 
 
 class FastAlgorithm(Algorithm):
-    """An algorithm that is quick enough for `Trainer.dev`."""
+    """Base class of algorithms that are quick enough for `Trainer.dev`."""
 
 
 class Baseline(FastAlgorithm):

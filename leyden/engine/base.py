@@ -243,8 +243,8 @@ class Learner(ABC):
 
     @abstractmethod
     async def load_state(self, path: Path) -> None:
-        """Restore what `save_state` wrote, to the bit, and publish it. Raise CheckpointError for a
-        missing or foreign state.
+        """Restore the state that `save_state` wrote, to the bit, and publish its weights. Raise
+        CheckpointError if it is missing or belongs to another model or backend.
         """
 
     @abstractmethod

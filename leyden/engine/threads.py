@@ -1,4 +1,4 @@
-"""How many threads torch gets, by the model's size and the machine's cores."""
+"""The number of torch's threads, chosen by the model's size and the machine's cores."""
 
 from __future__ import annotations
 

@@ -113,8 +113,8 @@ async def resources_for(client: AgentLightningClient, task: Task) -> ResourcesUp
 def finished_report(
     task: Task, rollout: Rollout, spans: Sequence[Span], adapter: TraceAdapter[list[Triplet]]
 ) -> RolloutLegacy:
-    """Return the report on a finished rollout. One that failed has the task and the reason, and no
-    reward.
+    """Return the report on a finished rollout. The report of a failed one has the task and the
+    reason, and no reward.
     """
     if rollout.status == "succeeded":
         return report_of(task.rollout_id, spans, adapter)

@@ -15,7 +15,9 @@ from torch import Tensor
 
 
 class ModelForward(Protocol):
-    """Logits of one model, read from its own parameters (never a copy)."""
+    """Computes hidden states and logits of one model from the model's own
+    parameters, never a copy.
+    """
 
     name: str
     max_length: int

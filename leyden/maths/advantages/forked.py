@@ -69,9 +69,9 @@ def vineppo(rollouts: Sequence[RolloutRewards], constants: VinePPOAdvantages) ->
 
     A_c = V_{c+1} - V_c, where V_c is the mean return of the forks that keep all calls before c, V_0
     the mean reward of the group's other rollouts, and V_C the rollout's own reward, which is exact.
-    Rewards on the way are part of each return, and nothing is discounted. A place without a fork's
-    return has no value, and the calls on both sides share the difference of the next values that
-    there are. So a rollout of one call has RLOO's advantage.
+    Rewards on the way are part of each return, and nothing is discounted. Without forks at a call
+    its value is unknown, and each call between two known values gets their whole difference. So a
+    rollout of one call has RLOO's advantage.
     """
     first_values = _mean_of_others(rollouts)
     rows = [_differences(rollout, first) for rollout, first in zip(rollouts, first_values, strict=True)]

@@ -127,7 +127,7 @@ class MetricReport:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision, and what it rests on."""
+    """The decision, and the evidence for it."""
 
     decision: Decision
     reason: str

@@ -105,10 +105,10 @@ def is_drop(drift: Drift, state: TriggerState) -> bool:
 
 
 def drop_at(rewards: Sequence[float]) -> int:
-    """Return the place of the first reward after a drop of the mean, if there was one.
+    """Return the index of the first reward after a drop of the mean, or 0 if there was no drop.
 
-    It is the split into two parts with the least squares, among those whose second mean is
-    lower; 0 if none is.
+    The rewards are split into two parts with different means. The index is the split with the
+    smallest sum of squared errors, among the splits whose second mean is lower.
     """
     total, before, place, most = sum(rewards), 0.0, 0, 0.0
     for count in range(1, len(rewards)):
