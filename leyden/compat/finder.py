@@ -1,5 +1,4 @@
-"""Serve modules of another package from tables: foreign module, names, and what
-stands for each name.
+"""Serve modules of another package from tables, which have a replacement for each name of a module.
 
 A table maps the full name of a foreign module to a `ForeignModule`. The tables themselves are
 listed in `TABLES`, and are loaded with the first import from their package. An object is loaded

@@ -283,8 +283,8 @@ class OnlineSession:
 
     @contextmanager
     def serve(self, input: Any, *, user: str, **options: Any) -> Generator[Served]:
-        """`begin`, and `end` behind the block: `failed` if it raises, with the
-        error as the reason.
+        """Call `begin` before the block and `end` after it. If the block raises, the rollout has
+        failed, with the error as its reason.
         """
         served = self.begin(input, user=user, **options)
         try:

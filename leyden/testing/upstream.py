@@ -99,7 +99,7 @@ class FakeUpstream:
         return LLM(endpoint=self.endpoint, model=self.model, api_key="upstream-key")
 
     def misbehave(self, *misbehaviours: Misbehaviour) -> None:
-        """Let the next answers go wrong, one each."""
+        """Apply these faults to the next answers, one fault to each answer."""
         self._next.extend(misbehaviours)
 
     def truth(self, response_id: str) -> ServedCall:

@@ -22,7 +22,7 @@ def _same(module: str, names: str) -> Names:
 
 
 def _answered(instead: str, names: str) -> Names:
-    """Return a table of names that have one answer."""
+    """Return a table of names that have the same answer."""
     return dict.fromkeys(names.split(), Answer(instead))
 
 

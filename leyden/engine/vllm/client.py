@@ -157,7 +157,7 @@ class VLLMClient:
         await self.post("/reset_prefix_cache", {})
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Serve the adapter in a folder under a name, in place of the one that had it."""
+        """Serve the adapter in a folder under a name. An adapter that has the name is replaced."""
         await self._text(
             "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder, "load_inplace": True}
         )
