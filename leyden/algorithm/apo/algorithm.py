@@ -57,25 +57,27 @@ class APO(PromptOptimiser, IterativeAlgorithm):
         the gateway, which records these calls with tokens and cost.
     gradient_model: the model that criticises. None: `gpt-5-mini` with a client, otherwise the one
         model that the gateway serves.
-    apply_edit_model: the model that rewrites. None: `gpt-4.1-mini`, or likewise.
+    apply_edit_model: the model that rewrites. None: `gpt-4.1-mini` with a client, otherwise the one
+        model that the gateway serves.
     diversity_temperature: sampling temperature of the reflection models.
     gradient_batch_size: training tasks on which a branch runs its parent; twice as
         many if it solves all.
     val_batch_size: validation tasks on which all candidates are compared, the same in each round.
     beam_width: prompts that survive a round.
     branch_factor: new prompts of each prompt in the beam.
-    beam_rounds: rounds in all.
+    beam_rounds: number of rounds.
     rollout_batch_timeout: seconds after which the unfinished rollouts of a batch count as failed.
     run_initial_validation: measure the first prompts on the whole validation set, before round 1.
     gradient_prompt_files, apply_edit_prompt_files: files with requests to the reflection models in
         place of Leyden's own; each branch uses one of them.
-    resource_name: the prompt to improve; None: all, those more often whose edits have helped.
+    resource_name: the prompt to improve; None: all prompts, and more often the ones whose
+        edits have helped.
     agent_model: the gateway's model that agents are given as `main_llm` if no initial resource is a
         model; None: the one that the gateway serves.
     test_dataset: tasks on which the first and the best prompts are compared when
         all rounds are done.
     budget: limits the run's rollouts, tokens, cost and time.
-    max_prompt_characters: the length of a prompt that is refused beyond.
+    max_prompt_characters: the most characters of a prompt; a longer one is refused.
     agent_version, failed_reward: see `Evaluator`; None: what the trainer knows of the agent.
     seed: seed of the choice of tasks, parents and requests.
     """

@@ -30,7 +30,7 @@ class PromptWriter:
 
     gradient_model, apply_edit_model: the models that criticise and rewrite; None: the only one.
     critique_files, edit_files: files with requests; None: Leyden's own.
-    max_characters: the length of a prompt that is refused beyond.
+    max_characters: the most characters of a prompt; a longer one is refused.
     """
 
     def __init__(

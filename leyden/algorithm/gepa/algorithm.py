@@ -59,9 +59,9 @@ class GEPA(PromptOptimiser):
     reflection_model: the model that rewrites. None: `gpt-5-mini` with a client, otherwise the one
         model that the gateway serves.
     reflection_temperature: sampling temperature of the reflection model.
-    reflection_prompt_file: the request to it, with `<curr_param>` for the prompt and `<side_info>`
-        for the rollouts; None: the package's own.
-    max_steps: steps in all.
+    reflection_prompt_file: the request to the reflection model, with `<curr_param>` for the prompt
+        and `<side_info>` for the rollouts; None: the request of the package `gepa`.
+    max_steps: number of steps.
     proposals_per_step: new candidates of a step, written and measured at the same time.
     minibatch_size: training tasks on which a candidate and its parent are compared.
     candidate_selection: how the parent is chosen: "pareto", "current_best", "epsilon_greedy" or
@@ -82,7 +82,7 @@ class GEPA(PromptOptimiser):
         model; None: the one that the gateway serves.
     test_dataset: tasks on which the first and the best prompts are compared at the end.
     budget: limits the run's rollouts, tokens, cost and time.
-    max_prompt_characters: the length of a prompt that is refused beyond.
+    max_prompt_characters: the most characters of a prompt; a longer one is refused.
     agent_version, failed_reward: see `Evaluator`; None: what the trainer knows of the agent.
     seed: seed of the choice of tasks and parents, and of the order of validation tasks.
     """

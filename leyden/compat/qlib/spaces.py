@@ -52,7 +52,7 @@ def fill_invalid(obj: Any) -> Any:
 def is_invalid(obj: Any) -> bool:
     """Return whether every number of `obj` is the invalid one of `fill_invalid`.
 
-    True for what holds no numbers at all, as in Qlib.
+    An object without any number counts as invalid, as in Qlib.
     """
     if isinstance(obj, dict):
         return all(is_invalid(part) for part in cast("dict[Any, Any]", obj).values())
